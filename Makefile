@@ -1,0 +1,33 @@
+# Every target sets up what it needs in .venv; PYTHON chooses the interpreter
+# (3.11 or later).  Hosts with an NVIDIA GPU get JAX for CUDA.
+PYTHON ?= python3
+BIN := .venv/bin
+REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
+
+.PHONY: train test lint bench clean
+
+train: .venv/run
+	$(BIN)/python main.py --config=configs/vgg16_elastic.py
+
+test: .venv/dev
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: .venv/run
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
+
+.venv/run: $(REQUIREMENTS) requirements-cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	touch $@
+
+.venv/dev: .venv/run requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@

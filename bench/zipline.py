@@ -1,0 +1,195 @@
+"""What the search for a barrier costs, by method, workers and points.
+
+  python -m bench.zipline
+  python -m bench.zipline --max_n=1000
+
+The first takes about 40 s on two cores, the second about 15 s.
+Published figures: Zhao et al., "Elastic Bulk Synchronous Parallel Model for
+Distributed Deep Learning", ICDM 2019, Table II, and its figure of variants.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sync import zipline
+
+_WORKERS = (10, 30, 100, 300, 1000, 3000, 10000)
+_POINTS = (15, 150)
+_BUDGET_S = 5.0
+# By how much a method's cost grows at least when n grows by one: the power.
+_POWER = {
+  'sort': 1,
+  'zipline': 2,
+  'opt': 2,
+  'opt_bs': 1,
+  'grid_scan': 1,
+  'full_grid_scan': 2,
+}
+_PAPER_US = {
+  ('zipline', 15): {10: 1.49e2, 100: 6.37e3, 1000: 2.53e5},
+  ('zipline', 150): {10: 1.32e3, 100: 4.99e4, 1000: 2.38e6},
+  ('opt', 15): {100: 1.7e3, 1000: 9.3e4},
+  ('opt', 150): {100: 1.9e4, 1000: 7.7e5},
+  ('opt_bs', 15): {100: 1.9e3, 1000: 7.6e4},
+  ('opt_bs', 150): {100: 2.3e4, 1000: 5.6e5},
+  ('grid_scan', 15): {10: 1.68e2, 100: 1.11e3, 1000: 7.45e3},
+  ('grid_scan', 150): {10: 5.50e3, 100: 4.38e4, 1000: 2.57e5},
+  ('full_grid_scan', 15): {10: 1.54e3, 100: 8.13e4, 1000: 4.04e6},
+  ('full_grid_scan', 150): {10: 4.67e4, 100: 2.15e6, 1000: 2.07e8},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Measures and prints every table.
+
+  Args:
+    argv: Arguments of the command line, without the command's name; those of
+      the process when None.
+  """
+  parser = argparse.ArgumentParser(
+    prog='bench.zipline', description=__doc__.split('\n')[0]
+  )
+  parser.add_argument(
+    '--max_n', type=int, default=max(_WORKERS), help='most workers to measure'
+  )
+  max_n = parser.parse_args(argv).max_n
+  print_sorts()
+  for points in _POINTS:
+    print_methods(points, [n for n in _WORKERS if n <= max_n])
+  print(
+    f'\n-: skipped, as predicted to take over {_BUDGET_S:g} s, or not '
+    'published.\nopt and opt_bs of the paper are read off a figure.  slope: '
+    'fitted power of n,\nover n >= 100.  Times are the fastest of several '
+    'runs.  brute_force is left\nout: its R^n choices are too many for any n '
+    'here.'
+  )
+
+
+def published_times(
+  rng: np.random.Generator, n: int, columns: int, pushes: int = 10
+) -> np.ndarray:
+  """Predicted end times as in the paper's experiments on cost.
+
+  Every worker has one interval, a whole number of milliseconds from 1000 to
+  1500, and starts at a whole one below n.  It pushes `pushes` times and then
+  on until it has reached the last time of any other; its predictions are that
+  last push and the ones expected after it.
+
+  Args:
+    rng: Draws the intervals and the starts.
+    n: Number of workers.
+    columns: Number R of predictions per worker.
+    pushes: Pushes before the search.
+
+  Returns:
+    Float64 [n, R], milliseconds.
+  """
+  interval = rng.integers(1000, 1501, (n, 1)).astype(np.float64)
+  start = rng.integers(0, n, (n, 1))
+  last = start + interval * (pushes - 1)
+  last += interval * np.ceil((last.max() - last) / interval)
+  return last + interval * np.arange(columns)
+
+
+def random_times(rng: np.random.Generator, n: int, columns: int) -> np.ndarray:
+  """Float64 [n, R], seconds, with uniform gaps from 0 to 1."""
+  # Subtracted from one, as a gap must not be zero.
+  return np.cumsum(1.0 - rng.uniform(size=(n, columns)), axis=1)
+
+
+def print_sorts(n: int = 1000, columns: int = 150, runs: int = 31) -> None:
+  """Prints the cost of a search beside one stable sort of the same points."""
+  print(
+    f'Search by sort, with its checks, beside np.sort(kind="stable") of all '
+    f'points:\nn = {n}, R = {columns}, medians of {runs} interleaved runs.\n'
+  )
+  print(f'{"times":<12}{"np.sort ms":>12}{"search ms":>12}{"ratio":>8}')
+  for name, generate in (
+    ('published', published_times),
+    ('random gaps', random_times),
+  ):
+    times = generate(np.random.default_rng(0), n, columns)
+    sort = functools.partial(np.sort, times.ravel(), kind='stable')
+    search = functools.partial(zipline.search, times)
+    seconds = [(_seconds(sort), _seconds(search)) for _ in range(runs)]
+    sort_s, search_s = np.median(seconds, axis=0)
+    print(f'{name:<12}{1e3 * sort_s:12.2f}{1e3 * search_s:12.2f}', end='')
+    print(f'{search_s / sort_s:8.2f}')
+
+
+def print_methods(columns: int, workers: Sequence[int]) -> None:
+  """Prints the microseconds of every method, and the published ones."""
+  cost = {method: _costs(method, columns, workers) for method in _POWER}
+  ratio = {
+    method: {n: us / cost['sort'][n] for n, us in row.items()}
+    for method, row in cost.items()
+  }
+  paper = {method: _PAPER_US.get((method, columns), {}) for method in _POWER}
+  _print_block(f'R = {columns}: microseconds', cost, workers)
+  _print_block(f'R = {columns}: times the cost of sort', ratio, workers)
+  published = [n for n in workers if n in (10, 100, 1000)]
+  _print_block(
+    f'R = {columns}: microseconds in the paper, C++', paper, published
+  )
+
+
+def _costs(
+  method: str, columns: int, workers: Sequence[int]
+) -> dict[int, float]:
+  """Microseconds by number of workers, up to where the budget ends."""
+  costs = {}
+  for n in workers:
+    if costs:
+      before, us = list(costs.items())[-1]
+      if 1e-6 * us * (n / before) ** _POWER[method] > _BUDGET_S:
+        break
+    times = published_times(np.random.default_rng(n), n, columns)
+    search = functools.partial(zipline.search, times, method=method)
+    costs[n] = 1e6 * _least_seconds(search)
+  return costs
+
+
+def _least_seconds(call: Callable[[], object]) -> float:
+  """The fastest of up to 21 runs, fewer where they take over 0.7 s in all.
+
+  The fastest, as whatever else the machine does can only slow a run down.
+  """
+  seconds = [_seconds(call)]
+  while len(seconds) < 21 and sum(seconds) < 0.7:
+    seconds.append(_seconds(call))
+  return min(seconds)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+  start = time.perf_counter()
+  call()
+  return time.perf_counter() - start
+
+
+def _print_block(
+  title: str,
+  rows: dict[str, dict[int, float]],
+  workers: Sequence[int],
+) -> None:
+  print(f'\n{title}\n')
+  print(''.join(f'{name:>10}' for name in ('n', *workers, 'slope')))
+  for method, row in rows.items():
+    cells = [format(row[n], '.3g') if n in row else '-' for n in workers]
+    print(f'{method:<15}' + ''.join(f'{c:>10}' for c in (*cells, _slope(row))))
+
+
+def _slope(row: dict[int, float]) -> str:
+  """The fitted power of n, or a dash for fewer than two numbers of workers."""
+  fitted = {n: value for n, value in row.items() if n >= 100}
+  if len(fitted) < 2:
+    return '-'
+  slope, _ = np.polyfit(np.log([*fitted]), np.log([*fitted.values()]), 1)
+  return f'{slope:.2f}'
+
+
+if __name__ == '__main__':
+  main()

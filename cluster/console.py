@@ -1,0 +1,90 @@
+"""What a run shows: a progress bar on a terminal, log lines elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import rich.console
+import rich.progress
+import rich.table
+from absl import logging
+
+
+class Console:
+  """Shows a run as it goes; use as a context."""
+
+  def __init__(self, *, target: int, terminal: bool | None = None):
+    """Shows nothing yet.
+
+    Args:
+      target: Examples after which the run ends.
+      terminal: Whether to draw a bar; None asks the standard output.
+    """
+    self._console = rich.console.Console()
+    self._drawn = self._console.is_terminal if terminal is None else terminal
+    self._accuracy = '-'
+    self._bar = rich.progress.Progress(
+      rich.progress.BarColumn(),
+      rich.progress.TaskProgressColumn(),
+      rich.progress.TextColumn('{task.description}'),
+      rich.progress.TimeRemainingColumn(),
+      console=self._console,
+    )
+    self._task = self._bar.add_task('', total=target)
+
+  def __enter__(self) -> 'Console':
+    if self._drawn:
+      self._bar.start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    if self._drawn:
+      self._bar.stop()
+
+  def show(self, row: Mapping[str, Any]) -> None:
+    """Shows a row of metrics.jsonl; log lines leave barriers out."""
+    if row['accuracy'] is not None:
+      self._accuracy = f'{row["accuracy"]:.2%}'
+    if self._drawn:
+      self._bar.update(
+        self._task, completed=row['examples'], description=self._text(row)
+      )
+    elif row['kind'] != 'barrier':
+      loss = '' if row['loss'] is None else f'  loss {row["loss"]:.4f}'
+      logging.info('epoch %6.2f  %s%s', row['epoch'], self._text(row), loss)
+
+  def table(self, scheme: str, summary: Mapping[str, Any]) -> None:
+    """Prints the table that ends a run."""
+    table = rich.table.Table(
+      show_header=False, title='Times are virtual seconds', min_width=40
+    )
+    table.add_column()
+    table.add_column(justify='right')
+    rows = {
+      'scheme': scheme,
+      'accuracy': _number(summary['final_accuracy'], '.2%'),
+      **{
+        f'time to {float(accuracy):.0%}': _number(reached, '.2f')
+        for accuracy, reached in summary['time_to'].items()
+      },
+      'time in all': _number(summary['virtual_s'], '.2f'),
+      'iterations': str(summary['iterations']),
+      'updates': str(summary['updates']),
+      'waiting share': _number(summary['waiting_share'], '.1%'),
+      'mean staleness': _number(summary['staleness_mean'], '.2f'),
+      'largest staleness': _number(summary['staleness_max'], 'd'),
+      'goodput': _number(summary['goodput'], '.1%'),
+    }
+    for row in rows.items():
+      table.add_row(*row)
+    self._console.print(table)
+
+  def _text(self, row: Mapping[str, Any]) -> str:
+    return (
+      f'accuracy {self._accuracy}  virtual {row["time"]:.1f} s  '
+      f'{row["wall_examples_per_s"]:.0f} examples/s  '
+      f'waiting {_number(row["waiting_share"], ".1%")}'
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+  return '-' if value is None else format(value, form)

@@ -1,0 +1,188 @@
+"""Gradients of batches of any size, from a fixed set of compiled shapes.
+
+A batch is computed as a sum over micro-batches whose sizes are powers of two,
+compiled before the run starts.  At most 1/8 of the computed examples are
+padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.task import Task
+
+
+def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
+  """Returns the micro-batches that a batch is computed in.
+
+  The fewest that keep padding within 1/8 of the computed examples; among these
+  the least padding.
+
+  Args:
+    examples: Batch size, >= 1.
+    largest: Largest micro-batch, a power of two.
+
+  Returns:
+    Pairs (computed, real), largest first; only the last may be padded.
+
+  Example:
+    >>> micro_batches(33, largest=64), micro_batches(63, largest=64)
+    ([(32, 32), (1, 1)], [(64, 63)])
+  """
+  totals = range(examples, examples * 8 // 7 + 1)
+  total = min(totals, key=lambda t: t // largest + (t % largest).bit_count())
+  sizes = [largest] * (total // largest)
+  rest = total % largest
+  sizes += [1 << b for b in reversed(range(rest.bit_length())) if rest >> b & 1]
+  real = [*sizes[:-1], sizes[-1] - (total - examples)]
+  return list(zip(sizes, real, strict=True))
+
+
+class Gradient:
+  """The gradient of a task's loss, summed over the examples of a batch.
+
+  Attributes:
+    task: What is learned.
+  """
+
+  def __init__(self, task: Task, *, micro_batch: int, seed: int):
+    """Compiles nothing yet.
+
+    Args:
+      task: What is learned.
+      micro_batch: Largest micro-batch, a power of two.
+      seed: Of the random keys: each iteration of each worker has its own.
+
+    Raises:
+      ValueError: If `micro_batch` is not a power of two.
+    """
+    if micro_batch < 1 or micro_batch & (micro_batch - 1):
+      raise ValueError(
+        f'micro_batch: expected a power of two, got {micro_batch}.'
+      )
+    self.task = task
+    self._micro_batch = micro_batch
+    self._real = self._computed = 0
+    root = jax.random.key(seed)
+
+    def part(params, inputs, targets, real, stamp):
+      key = root
+      for number in range(3):
+        key = jax.random.fold_in(key, stamp[number])
+      mask = jnp.arange(len(targets)) < real
+
+      def total(params):
+        loss = task.loss(params, inputs, targets, key)
+        return jnp.sum(jnp.where(mask, loss, 0.0))
+
+      loss, gradient = jax.value_and_grad(total)(params)
+      return gradient, loss
+
+    self._part = jax.jit(part)
+    self._add = jax.jit(
+      lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
+    )
+
+  def __call__(
+    self,
+    params: Any,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    *,
+    worker: int,
+    iteration: int,
+  ) -> tuple[Any, jax.Array]:
+    """Returns the gradient and the loss, both summed over the examples.
+
+    Args:
+      params: Pytree of arrays.
+      inputs: [examples, ...].
+      targets: [examples].
+      worker: Whose iteration this is, for its random key.
+      iteration: Which one.
+    """
+    summed = None
+    for part, (start, computed, real) in enumerate(
+      _spans(len(targets), self._micro_batch)
+    ):
+      self._real += real
+      self._computed += computed
+      stamp = np.array([worker, iteration, part], np.uint32)
+      one = self._part(
+        params,
+        _padded(inputs[start : start + real], computed),
+        _padded(targets[start : start + real], computed),
+        np.int32(real),
+        stamp,
+      )
+      summed = one if summed is None else self._add(summed, one)
+    return summed
+
+  @property
+  def padding_share(self) -> float | None:
+    """Share of the examples computed so far that was padding."""
+    return 1 - self._real / self._computed if self._computed else None
+
+  def warm_up(
+    self, params: Any, inputs: np.ndarray, targets: np.ndarray, examples: int
+  ) -> None:
+    """Compiles all that batches of `examples` need, from any such examples."""
+    indices = np.zeros(examples, np.int64)
+    gradient, _ = self(
+      params, inputs[indices], targets[indices], worker=0, iteration=0
+    )
+    jax.block_until_ready(gradient)
+    self._real = self._computed = 0
+
+
+class Evaluation:
+  """The share of a split that a task's parameters get right."""
+
+  def __init__(
+    self, task: Task, inputs: np.ndarray, targets: np.ndarray, *, batch: int
+  ):
+    """Keeps the split.
+
+    Args:
+      task: What is learned.
+      inputs: [N, ...].
+      targets: [N].
+      batch: Examples computed at once; the last ones are padded and masked.
+    """
+    self._inputs, self._targets, self._batch = inputs, targets, batch
+
+    def right(params, inputs, targets, real):
+      mask = jnp.arange(len(targets)) < real
+      return jnp.sum(task.correct(params, inputs, targets) & mask)
+
+    self._right = jax.jit(right)
+
+  def __call__(self, params: Any) -> float:
+    """Returns the accuracy, 0 to 1."""
+    right = [
+      self._right(
+        params,
+        _padded(self._inputs[start : start + self._batch], self._batch),
+        _padded(self._targets[start : start + self._batch], self._batch),
+        np.int32(min(self._batch, len(self._targets) - start)),
+      )
+      for start in range(0, len(self._targets), self._batch)
+    ]
+    return sum(int(count) for count in right) / len(self._targets)
+
+
+def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
+  start = 0
+  for computed, real in micro_batches(examples, largest=largest):
+    yield start, computed, real
+    start += real
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+  if len(array) == length:
+    return array
+  shape = (length - len(array), *array.shape[1:])
+  return np.concatenate([array, np.zeros(shape, array.dtype)])

@@ -1,0 +1,181 @@
+"""Follows a run for both runtimes: accounts, evaluations, files, display, end.
+
+A runtime reports what happens; the journal evaluates and logs when enough
+examples have been processed, stops the run on a loss that is not finite, and
+says when the run has finished.
+"""
+
+import math
+import time as wall
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from cluster.console import Console
+from cluster.files import RunFiles
+from cluster.ledger import Ledger
+from cluster.server import Server
+from sync import record
+from sync.scheme import Push, Verdict
+
+
+class Plan(NamedTuple):
+  """How long a run is and how often it is looked at.
+
+  Attributes:
+    target: Examples after which the run ends.
+    epoch: Examples of one epoch.
+    eval_every: Examples between evaluations.
+    log_every: Iterations between log rows.
+    accuracies: Accuracies whose first time is reported.
+  """
+
+  target: int
+  epoch: int
+  eval_every: int
+  log_every: int
+  accuracies: tuple[float, ...]
+
+
+class Journal:
+  """Follows one run.
+
+  Attributes:
+    ledger: The accounts.
+    finished: Whether the target is reached.
+    evaluate: Parameters -> accuracy, 0 to 1.
+  """
+
+  def __init__(
+    self,
+    *,
+    plan: Plan,
+    server: Server,
+    evaluate: Callable[[Any], float],
+    files: RunFiles,
+    console: Console,
+  ):
+    """Follows nothing yet.
+
+    Args:
+      plan: How long the run is and how often it is looked at.
+      server: Holds the parameters.
+      evaluate: Parameters -> accuracy, 0 to 1.
+      files: Where everything is written.
+      console: Where it is shown.
+    """
+    self.ledger = Ledger()
+    self.finished = False
+    self._plan = plan
+    self._server = server
+    self.evaluate = evaluate
+    self._files = files
+    self._console = console
+    self._next_eval = plan.eval_every
+    self._next_log = plan.log_every
+    self._losses: list[tuple[Push, int, jax.Array]] = []
+    self._time_to: dict[str, float | None] = {
+      str(accuracy): None for accuracy in plan.accuracies
+    }
+    self._accuracy: float | None = None
+    self._start = wall.perf_counter()
+
+  def warm_up(self) -> None:
+    """Compiles the evaluation; the run's wall time starts after it."""
+    self.evaluate(self._server.params)
+    self._start = wall.perf_counter()
+
+  def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
+    """Records what the scheme was told and said."""
+    self._files.event(record.row(told, dict(event), verdict))
+
+  def span(self, worker: int, phase: str, start: float, end: float) -> None:
+    """Records that a worker spent the seconds from start to end in a phase."""
+    self.ledger.spent(phase, end - start)
+    if end > start:
+      self._files.span(worker, phase, start, end)
+
+  def pushed(
+    self, into: int, push: Push, *, iteration: int, pulled: int, loss: jax.Array
+  ) -> None:
+    """Records a push of version `pulled` and its summed loss, not yet known."""
+    self.ledger.pushed(into, push, pulled)
+    self._losses.append((push, iteration, loss))
+
+  def committed(self, update: int) -> None:
+    """Records that an update was applied."""
+    self.ledger.committed(update)
+
+  def reached(self, time: float, *, barrier: bool) -> None:
+    """Looks at the run after a verdict was carried out, at `time` seconds.
+
+    Raises:
+      FloatingPointError: If a loss is not finite; names worker and iteration.
+    """
+    ledger = self.ledger
+    self.finished = ledger.examples >= self._plan.target
+    if barrier:
+      self._row('barrier', time)
+    if ledger.iterations >= self._next_log:
+      self._next_log += self._plan.log_every
+      self._row('log', time, loss=self._mean_loss())
+    if ledger.examples >= self._next_eval or self.finished:
+      while self._next_eval <= ledger.examples:
+        self._next_eval += self._plan.eval_every
+      self._evaluated(time)
+
+  def summary(self, time: float, **more: Any) -> dict[str, Any]:
+    """Returns what summary.json holds at `time` seconds."""
+    return {
+      'final_accuracy': self._accuracy,
+      'time_to': self._time_to,
+      'virtual_s': time,
+      'wall_s': wall.perf_counter() - self._start,
+      **self.ledger.summary(),
+      **more,
+    }
+
+  def _evaluated(self, time: float) -> None:
+    loss = self._mean_loss()
+    self._accuracy = self.evaluate(self._server.params)
+    for accuracy, reached in self._time_to.items():
+      if reached is None and self._accuracy >= float(accuracy):
+        self._time_to[accuracy] = time
+    self._row('evaluation', time, loss=loss, accuracy=self._accuracy)
+
+  def _row(self, kind: str, time: float, **measured: float | None) -> None:
+    ledger = self.ledger
+    wall_s = wall.perf_counter() - self._start
+    row = {
+      'kind': kind,
+      'time': time,
+      'examples': ledger.examples,
+      'epoch': ledger.examples / self._plan.epoch,
+      'iterations': ledger.iterations,
+      'updates': ledger.updates,
+      'loss': None,
+      'accuracy': None,
+      'learning_rate': self._server.learning_rate,
+      'waiting_share': ledger.waiting_share,
+      'staleness_mean': ledger.staleness_mean,
+      **measured,
+      'wall_s': wall_s,
+      'wall_examples_per_s': ledger.examples / wall_s,
+    }
+    self._files.metric(row)
+    self._console.show(row)
+
+  def _mean_loss(self) -> float | None:
+    """Returns the mean loss per example since the last call."""
+    losses = jax.device_get([loss for *_, loss in self._losses])
+    for (push, iteration, _), loss in zip(self._losses, losses, strict=True):
+      if not math.isfinite(loss):
+        raise FloatingPointError(
+          f'The loss of worker {push.worker}, iteration {iteration}, is '
+          f'{float(loss)}: expected a finite number.  A smaller '
+          'config.optimizer.learning_rate may help.'
+        )
+    examples = sum(push.examples for push, *_ in self._losses)
+    self._losses.clear()
+    return sum(map(float, losses)) / examples if examples else None

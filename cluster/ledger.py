@@ -1,0 +1,101 @@
+"""Accounts of a run: where the workers' time went, how stale updates were."""
+
+import collections
+import dataclasses
+from typing import Any
+
+from sync.scheme import Push
+
+PHASES = ('pull', 'compute', 'push', 'wait')
+
+
+@dataclasses.dataclass
+class Ledger:
+  """Sums over a run so far; plain data.
+
+  Attributes:
+    seconds: Worker seconds in each phase; waiting is 'wait', transferring
+      'pull' and 'push'.
+    iterations: Pushes that arrived whole.
+    updates: Updates applied.
+    examples: Examples in them.
+    bytes: Bytes delivered, both ways.
+    applied_s: Seconds of computing gradients that were applied.
+    staleness: Applied pushes by staleness, versions.
+    pending: By update not yet applied: (staleness base, compute_s, examples) of
+      its pushes.
+  """
+
+  seconds: dict[str, float] = dataclasses.field(
+    default_factory=lambda: dict.fromkeys(PHASES, 0.0)
+  )
+  iterations: int = 0
+  updates: int = 0
+  examples: int = 0
+  bytes: int = 0
+  applied_s: float = 0.0
+  staleness: collections.Counter[int] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  pending: dict[int, list[tuple[int, float, int]]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def spent(self, phase: str, seconds: float) -> None:
+    """A worker has spent `seconds` in a phase."""
+    self.seconds[phase] += seconds
+
+  def pushed(self, into: int, push: Push, pulled: int) -> None:
+    """A push computed from version `pulled` was summed into an update."""
+    self.iterations += 1
+    entry = pulled, push.compute_s, push.examples
+    self.pending.setdefault(into, []).append(entry)
+
+  def committed(self, update: int) -> None:
+    """An update was applied."""
+    for pulled, compute_s, examples in self.pending.pop(update):
+      self.staleness[self.updates - pulled] += 1
+      self.applied_s += compute_s
+      self.examples += examples
+    self.updates += 1
+
+  @property
+  def waiting_share(self) -> float | None:
+    """Share of the living workers' time spent waiting; None at the start."""
+    return _share(self.seconds['wait'], sum(self.seconds.values()))
+
+  @property
+  def goodput(self) -> float | None:
+    """Share of the living workers' time in gradients that were applied."""
+    return _share(self.applied_s, sum(self.seconds.values()))
+
+  @property
+  def staleness_mean(self) -> float | None:
+    """Mean staleness of the applied pushes, versions."""
+    total = sum(stale * count for stale, count in self.staleness.items())
+    return _share(total, self.staleness.total())
+
+  @property
+  def staleness_max(self) -> int | None:
+    """Largest staleness of an applied push, versions."""
+    return max(self.staleness, default=None)
+
+  def summary(self) -> dict[str, Any]:
+    """Returns the accounts' part of summary.json."""
+    return {
+      'iterations': self.iterations,
+      'updates': self.updates,
+      'examples': self.examples,
+      'examples_pending': sum(e for p in self.pending.values() for *_, e in p),
+      'waiting_share': self.waiting_share,
+      'staleness_mean': self.staleness_mean,
+      'staleness_max': self.staleness_max,
+      'staleness': {str(s): n for s, n in sorted(self.staleness.items())},
+      'goodput': self.goodput,
+      'bytes': self.bytes,
+      'worker_seconds': dict(self.seconds),
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+  return part / whole if whole else None

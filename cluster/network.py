@@ -1,0 +1,400 @@
+"""Hosts whose flows share links: a fluid model of a network.
+
+Flows divide links max-min fairly (Bertsekas and Gallager, Data Networks, 1992,
+section 6.5.2).  Those that one link holds back all run at its level.  A counter
+of the service that each has had, the virtual time of fair queueing (Parekh and
+Gallager, 1993), orders them by their ends, and no change of level moves them.
+"""
+
+import bisect
+import dataclasses
+import heapq
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+
+class Network:
+  """Hosts 0 to H - 1, each with an up link, a down link and a latency.
+
+  A flow crosses the up link of its source and the down link of its destination
+  and arrives the latencies of both hosts after it has drained; latency holds
+  no link.  A flow inside one host crosses nothing and arrives at once.
+
+  Times are in seconds and never go back: one before the last, or after
+  `next_time()`, is a ValueError.  The starts and cancels of one instant cost
+  one sharing of the links, in one of two ways that give the same rates:
+
+  - While every flow has a link to itself, links are pools of flows with caps:
+    O(log k) per start or drain of k flows, and per flow moved past its cap.
+  - Otherwise all links are filled, lowest level first, in O(P log A) for A
+    saturated links of which P pairs share flows, however many flows.
+
+  The state is plain data; equal calls give equal times to the last bit.
+
+  Args:
+    up_Bps: Float [H], bytes per second that each host can send; may be inf.
+    down_Bps: Float [H], bytes per second that each host can receive.
+    latency_s: Float [H], seconds that each host adds, one way.
+
+  Raises:
+    ValueError: If a bandwidth is not positive, a latency not finite or below 0,
+      or the three are not vectors of one positive length.
+  """
+
+  def __init__(
+    self,
+    *,
+    up_Bps: Sequence[float],
+    down_Bps: Sequence[float],
+    latency_s: Sequence[float],
+  ) -> None:
+    hosts = len(up_Bps)
+    up = _vector('up_Bps', up_Bps, hosts, finite=False)
+    down = _vector('down_Bps', down_Bps, hosts, finite=False)
+    self._latency_s = _vector('latency_s', latency_s, hosts, finite=True)
+    self._links = [_Link(c) for c in up + down]  # Host h's: h up, H + h down.
+    self._now, self._started = 0.0, 0  # Seconds; flows up to now.
+    self._flows: dict[int, _Flow] = {}  # Those that have not drained.
+    self._arrivals: list[tuple[float, int]] = []  # (time, flow), ordered.
+    self._drains: list[tuple[float, int]] = []  # (time, link), ordered.
+    self._dirty: dict[int, None] = {}  # Links whose flows or groups changed.
+    self._pooled = True  # Whether each flow is in the pool where it belongs.
+    self._order: list[tuple[float, int]] = []  # (share, link); empty if pooled.
+
+  def start(self, time: float, src: int, dst: int, size_bytes: float) -> int:
+    """Starts a flow and returns its id, which is larger than all before.
+
+    Args:
+      time: Seconds.
+      src: Host that sends.
+      dst: Host that receives.
+      size_bytes: Bytes to send; may be 0.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    hosts = len(self._latency_s)
+    if not (0 <= src < hosts and 0 <= dst < hosts):
+      raise ValueError(f'src, dst: expected hosts < {hosts}, got {src}, {dst}.')
+    if not 0 <= size_bytes < math.inf:
+      raise ValueError(f'size_bytes: expected finite, >= 0, got {size_bytes}.')
+    self._move(time)
+    flow, self._started = self._started, self._started + 1
+    links = (src, hosts + dst) if src != dst and size_bytes else ()
+    ends = [end for end in links if self._links[end].capacity < math.inf]
+    latency = self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
+    if ends:
+      pairs = list(zip(ends, ends[::-1], strict=True))
+      self._flows[flow] = _Flow(pairs, latency, float(size_bytes))
+      self._join(flow)
+    else:
+      bisect.insort(self._arrivals, (self._now + latency, flow))
+    return flow
+
+  def cancel(self, time: float, flow: int) -> None:
+    """Takes back a flow that `advance` has not returned.
+
+    Args:
+      time: Seconds.
+      flow: Id of the flow; it may have drained.
+
+    Raises:
+      ValueError: If no such flow is in flight.
+    """
+    self._move(time)
+    landing = [item for item in self._arrivals if item[1] == flow]
+    if flow in self._flows:
+      self._part(flow)
+    elif landing:
+      self._arrivals.remove(landing[0])
+    else:
+      raise ValueError(f'flow: expected one that is in flight, got {flow}.')
+
+  def next_time(self) -> float:
+    """Returns when a flow next drains or arrives; inf with none in flight."""
+    if self._dirty:
+      self._share()
+    due = self._drains[0][0] if self._drains else math.inf
+    return min(due, self._arrivals[0][0]) if self._arrivals else due
+
+  def advance(self, time: float) -> list[int]:
+    """Moves to `time` and returns the flows that have arrived, by id."""
+    if self._dirty:
+      self._share()
+    self._move(time)
+    count = bisect.bisect(self._arrivals, (self._now, self._started))
+    arrived = sorted(flow for _, flow in self._arrivals[:count])
+    del self._arrivals[:count]
+    return arrived
+
+  def _move(self, time: float) -> None:
+    if time != self._now:
+      last = self.next_time()
+      if not self._now < time <= last or time == math.inf:
+        raise ValueError(f'time: expected {self._now} to {last}, got {time}.')
+      self._now = float(time)
+    while self._drains and self._drains[0][0] <= self._now:
+      link = self._links[self._drains.pop(0)[1]]
+      # Set, not added up: nothing may be left of what was to drain by now.
+      link.due, link.served, link.stamp = math.inf, link.queue[0][0], self._now
+      while link.queue and link.drain_time() <= self._now:
+        flow = link.queue[0][1]
+        arrival = self._now + self._flows[flow].latency
+        bisect.insort(self._arrivals, (arrival, flow))
+        self._part(flow)
+
+  def _join(self, flow: int) -> None:
+    moved = [flow]
+    for end, other in self._flows[flow].ends:
+      link = self._links[end]
+      link.flows.setdefault(other, {})[flow] = None
+      link.count += 1
+      self._dirty[end] = None
+      if link.count == 2:
+        # The flow that had this link to itself may be pooled at its other one.
+        moved += [each for flows in link.flows.values() for each in flows]
+    self._pooled = self._pooled and not any(map(self._is_tangled, moved))
+    if self._pooled:
+      for each in moved:
+        self._settle(each)
+    else:
+      self._place(flow, self._flows[flow].ends[0][0])
+
+  def _part(self, flow: int) -> None:
+    self._place(flow, -1)
+    if self._pooled:
+      self._unpool(flow)
+    for end, other in self._flows.pop(flow).ends:
+      link = self._links[end]
+      del link.flows[other][flow]
+      if not link.flows[other]:
+        del link.flows[other]
+      link.count -= 1
+      self._dirty[end] = None
+
+  def _is_tangled(self, flow: int) -> bool:
+    counts = [self._links[end].count for end, _ in self._flows[flow].ends]
+    return len(counts) == 2 and min(counts) > 1
+
+  def _share(self) -> None:
+    pooled = self._pooled or not any(map(self._is_tangled, self._flows))
+    levels = self._pool() if pooled else self._fill()
+    for index in self._dirty | levels:
+      self._tune(index, levels.get(index, math.inf))
+    self._dirty.clear()
+
+  def _pool(self) -> dict[int, float]:
+    """Returns new levels when each flow has at most one shared link."""
+    if not self._pooled:
+      self._pooled = True
+      self._order.clear()
+      for link in self._links:
+        link.caps, link.split, link.taken, link.share = [], 0, 0.0, 0.0
+      for flow, state in self._flows.items():
+        state.home = -1
+        self._settle(flow)
+    for home in tuple(self._dirty):
+      self._balance(home)
+    return {index: self._links[index].pool_level() for index in self._dirty}
+
+  def _settle(self, flow: int) -> None:
+    """Pools a flow at its shared link, capped by the one it has to itself."""
+    state = self._flows[flow]
+    home, other = state.ends[0]
+    if self._links[other].count > 1:
+      home, other = other, home
+    if state.home == home:
+      return
+    self._unpool(flow)
+    link = self._links[home]
+    state.home, state.cap = home, self._links[other].capacity
+    if state.cap < link.capacity:
+      place = bisect.bisect_left(link.caps, (state.cap, flow))
+      link.caps.insert(place, (state.cap, flow))
+      if place < link.split:
+        link.split += 1
+        link.taken += state.cap
+        home = other
+    self._place(flow, home)
+    self._dirty[state.home] = None
+
+  def _unpool(self, flow: int) -> None:
+    state = self._flows[flow]
+    link = self._links[state.home]
+    if state.home >= 0 and state.cap < link.capacity:
+      place = _remove(link.caps, (state.cap, flow))
+      if place < link.split:
+        link.release(state.cap)
+
+  def _balance(self, home: int) -> None:
+    """Splits a pool into the flows at their caps and those at its level."""
+    # Each move raises the level, so one pass in each direction is enough.
+    link = self._links[home]
+    while link.split and link.caps[link.split - 1][0] > link.pool_level():
+      cap, flow = link.caps[link.split - 1]
+      link.release(cap)
+      self._place(flow, home)
+    while link.split < len(link.caps):
+      cap, flow = link.caps[link.split]
+      if cap >= link.pool_level():
+        break
+      link.split += 1
+      link.taken += cap
+      self._place(flow, dict(self._flows[flow].ends)[home])
+
+  def _fill(self) -> dict[int, float]:
+    """Returns all levels, lowest first, by progressive filling.
+
+    No level is below its link's equal share, and it only rises as links with
+    lower ones take flows of it: links are opened by share, most of them never.
+    """
+    self._reorder()
+    # A flow changes hands only between links that have a group or had one.
+    holders = self._dirty | {index: None for _, index in self._drains}
+    waiting = self._order.copy()  # It is ordered, and so a heap.
+    levels: dict[int, float] = {}
+    held: dict[int, list] = {}  # Open links: flows held elsewhere, their rate.
+    free = len(self._flows)
+    while free:
+      bound, index = heapq.heappop(waiting)
+      link = self._links[index]
+      if index not in held:
+        held[index] = [0, 0.0]
+        for other in _common(link.flows, levels):
+          held[index][0] += len(link.flows[other])
+          held[index][1] += len(link.flows[other]) * levels[other]
+      count, rate = held[index]
+      if count == link.count:
+        continue
+      level = (link.capacity - rate) / (link.count - count)
+      if level > bound:
+        heapq.heappush(waiting, (level, index))
+        continue
+      levels[index] = level
+      free -= link.count - count
+      for other in _common(link.flows, held):
+        held[other][0] += len(link.flows[other])
+        held[other][1] += len(link.flows[other]) * level
+      holders.pop(index, None)
+      for other in _common(link.flows, holders):
+        for flow in link.flows[other]:
+          self._place(flow, index)
+    return levels
+
+  def _reorder(self) -> None:
+    if not self._order:
+      used = [x for x, link in enumerate(self._links) if link.count]
+      self._dirty.update(dict.fromkeys(used))
+    for index in self._dirty:
+      link = self._links[index]
+      if link.share:
+        _remove(self._order, (link.share, index))
+      link.share = link.capacity / link.count if link.count else 0.0
+      if link.share:
+        bisect.insort(self._order, (link.share, index))
+
+  def _place(self, flow: int, owner: int) -> None:
+    """Moves a flow to the group of the link that holds it back, or out (-1)."""
+    state = self._flows[flow]
+    if state.owner == owner:
+      return
+    if state.owner >= 0:
+      link = self._links[state.owner]
+      link.serve(self._now)
+      _remove(link.queue, (state.mark, flow))
+      state.left = max(0.0, state.mark - link.served)
+      self._dirty[state.owner] = None
+    state.owner = owner
+    if owner >= 0:
+      link = self._links[owner]
+      link.serve(self._now)
+      state.mark = link.served + state.left
+      bisect.insort(link.queue, (state.mark, flow))
+      self._dirty[owner] = None
+
+  def _tune(self, index: int, level: float) -> None:
+    """Sets the level of a link and predicts the next drain of its group."""
+    link = self._links[index]
+    if level == link.level and not (link.queue and index in self._dirty):
+      return
+    if link.due < math.inf:
+      _remove(self._drains, (link.due, index))
+    link.serve(self._now)
+    link.level = level
+    link.due = max(self._now, link.drain_time()) if link.queue else math.inf
+    if link.due < math.inf:
+      bisect.insort(self._drains, (link.due, index))
+
+
+@dataclasses.dataclass(slots=True)
+class _Flow:
+  ends: list[tuple[int, int]]  # Each finite link and the other one, or itself.
+  latency: float
+  left: float  # Bytes left when it last was in no group.
+  owner: int = -1  # Link whose group it is in; -1 for none.
+  mark: float = 0.0  # Bytes that group will have served when it has drained.
+  home: int = -1  # Link whose pool it is in; -1 for none.
+  cap: float = math.inf  # Capacity of its other link.
+
+
+@dataclasses.dataclass(slots=True)
+class _Link:
+  """A link, the group of flows that it holds back, and its pool."""
+
+  capacity: float
+  count: int = 0  # Flows that cross it, and below the same by other link.
+  flows: dict[int, dict[int, None]] = dataclasses.field(default_factory=dict)
+  level: float = math.inf  # Rate of each flow of the group.
+  served: float = 0.0  # Bytes that each could have had by `stamp`.
+  stamp: float = 0.0
+  due: float = math.inf  # When the first one drains.
+  queue: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+  caps: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+  split: int = 0  # So many of `caps` are below the level of the pool.
+  taken: float = 0.0  # Their sum.
+  share: float = 0.0  # Key in the order for filling; 0 when not in it.
+
+  def serve(self, now: float) -> None:
+    if not self.queue:
+      # From zero again, so that equal histories at different links stay equal.
+      self.served = 0.0
+    elif now > self.stamp:
+      self.served += self.level * (now - self.stamp)
+    self.stamp = now
+
+  def drain_time(self) -> float:
+    return self.stamp + (self.queue[0][0] - self.served) / self.level
+
+  def pool_level(self) -> float:
+    if self.queue:
+      return (self.capacity - self.taken) / len(self.queue)
+    return math.inf if self.taken <= self.capacity else 0.0
+
+  def release(self, cap: float) -> None:
+    self.split -= 1
+    # Exactly zero when none is left: rounding must not build up for ever.
+    self.taken = self.taken - cap if self.split else 0.0
+
+
+def _common(one: Collection[int], other: Collection[int]) -> list[int]:
+  few, many = (one, other) if len(one) < len(other) else (other, one)
+  return [key for key in few if key in many]
+
+
+def _remove(ordered: list[tuple[float, int]], item: tuple[float, int]) -> int:
+  place = bisect.bisect_left(ordered, item)
+  del ordered[place]
+  return place
+
+
+def _vector(
+  name: str, values: Sequence[float], hosts: int, *, finite: bool
+) -> list[float]:
+  array = np.asarray(values, dtype=np.float64)
+  valid = (array >= 0) & (array < np.inf) if finite else array > 0
+  if array.shape != (hosts,) or not hosts or not valid.all():
+    wanted = f'{hosts or 1} numbers {"in [0, inf)" if finite else "> 0"}'
+    raise ValueError(f'{name}: expected {wanted}, got {values}.')
+  return array.tolist()

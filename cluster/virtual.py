@@ -1,0 +1,331 @@
+"""The virtual runtime: a cluster as discrete events in one process.
+
+Time is simulated, the gradients are real.  A released worker pulls the version
+of that moment, computes for as long as its speed says, and pushes; the bytes
+share links as `cluster.network` says.  Its gradient is computed when the push
+arrives, from the very version that was pulled: until then an iteration in
+flight is only a version, a slice of the data and some times.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cluster.gradient import Gradient
+from cluster.journal import Journal
+from cluster.network import Network
+from cluster.server import Server
+from cluster.speed import Speed
+from data.dataset import Split
+from data.stream import Ranges, Stream
+from sync import record
+from sync.scheme import Push, Scheme, Verdict
+
+# Simultaneous events happen in this order, and then by worker.
+_COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
+
+
+class Scripted(NamedTuple):
+  """A worker's death or return.
+
+  Attributes:
+    time: Seconds.
+    event: 'leave' or 'join'.
+    worker: Which one.
+  """
+
+  time: float
+  event: str
+  worker: int
+
+
+@dataclasses.dataclass
+class _Worker:
+  """A worker's iteration in flight."""
+
+  life: int = 0  # Events of an earlier life are dropped.
+  iteration: int = -1
+  phase: str | None = None  # One of ledger.PHASES; None before start and gone.
+  since: float = 0.0
+  flows: set[int] = dataclasses.field(default_factory=set)
+  version: int = 0
+  params: Any = None
+  ranges: Ranges = ()
+  compute_s: float = 0.0
+
+
+class VirtualCluster:
+  """Workers and servers under a virtual clock.
+
+  Attributes:
+    time: Seconds since the start.
+    num_workers: Number of workers.
+    server: Holds the parameters.
+    gradient: Computes the pushes.
+    train: The training examples.
+  """
+
+  def __init__(
+    self,
+    *,
+    scheme: Scheme,
+    server: Server,
+    gradient: Gradient,
+    train: Split,
+    stream: Stream,
+    speed: Speed,
+    network: Network,
+    num_workers: int,
+    num_servers: int,
+    worker_batch: int,
+    script: Sequence[Sequence[Any]],
+    journal: Journal,
+  ):
+    """Sets the cluster up at time 0.
+
+    Args:
+      scheme: Says when a worker may go on.
+      server: Holds the parameters, in equal shards on all servers.
+      gradient: Computes pushes.
+      train: The training examples.
+      stream: Which examples an iteration uses.
+      speed: How long workers compute.
+      network: Its hosts are the workers and then the servers.
+      num_workers: Number of workers.
+      num_servers: Number of servers.
+      worker_batch: Examples of an iteration.
+      script: Deaths and returns of workers, as Scripted has them.
+      journal: Follows the run and says when it has finished.
+
+    Raises:
+      ValueError: If the script names no such worker, a time before 0, or lets a
+        worker die or return twice in a row.
+    """
+    self.time = 0.0
+    self.num_workers = num_workers
+    self.server = server
+    self.gradient = gradient
+    self.train = train
+    self._scheme = scheme
+    self._stream = stream
+    self._speed = speed
+    self._network = network
+    self._batch = worker_batch
+    self._journal = journal
+    self._workers = [_Worker() for _ in range(num_workers)]
+    self._shards = _shards(server.size_bytes, num_servers)
+    self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
+    self._pushes = 0
+    self._wake = 0  # Which wake is pending: later ones replace earlier ones.
+    # (time, kind, worker or wake, life of the worker).
+    kinds = {'leave': _LEAVE, 'join': _JOIN}
+    self._events = [
+      (s.time, kinds[s.event], s.worker, -1)
+      for s in _script(script, num_workers)
+    ]
+    heapq.heapify(self._events)
+
+  def warm_up(self) -> None:
+    """Compiles everything that `run` will need."""
+    self.gradient.warm_up(self.server.params, *self.train, self._batch)
+    self.server.warm_up()
+
+  def run(self) -> None:
+    """Runs until the journal has finished.
+
+    Raises:
+      RuntimeError: If nothing can happen any more.
+      FloatingPointError: If a loss is not finite.
+    """
+    self._tell('start', time=self.time)
+    while not self._journal.finished:
+      while self._events and self._is_stale(*self._events[0][1:]):
+        heapq.heappop(self._events)
+      arrival = self._network.next_time()
+      event = self._events[0][0] if self._events else math.inf
+      if arrival == event == math.inf:
+        raise RuntimeError(self._stuck())
+      self.time = min(arrival, event)
+      if arrival <= event:
+        for flow in self._network.advance(arrival):
+          self._arrived(flow)
+      else:
+        self._happened(*heapq.heappop(self._events)[1:])
+    for index in range(len(self._workers)):
+      self._enter(index, None)
+
+  @property
+  def issued(self) -> int:
+    """How many positions of the stream were ever issued."""
+    return self._stream.cursor
+
+  @property
+  def outstanding(self) -> list[tuple[int, int]]:
+    """Positions of the stream that were issued and not pushed, as ranges."""
+    return [
+      (int(start), int(stop)) for start, stop in self._stream.outstanding()
+    ]
+
+  def _is_stale(self, kind: int, number: int, life: int) -> bool:
+    if kind == _WAKE:
+      return number != self._wake
+    return kind in (_COMPUTED, _PUSH) and life != self._workers[number].life
+
+  def _happened(self, kind: int, number: int, _: int) -> None:
+    if kind == _COMPUTED:
+      self._transfer(number, 'push')
+    elif kind == _PUSH:
+      self._push(number)
+    elif kind == _WAKE:
+      self._tell('wake', time=self.time)
+    elif kind == _LEAVE:
+      self._leave(number)
+    else:
+      self._enter(number, 'wait')
+      self._tell('join', worker=number, time=self.time)
+
+  def _tell(self, told: str, **event: Any) -> None:
+    """Tells the scheme of an event that carries no gradient and obeys it."""
+    verdict = record.tell(self._scheme, told, **event)
+    self._journal.told(told, event, verdict)
+    self._obey(verdict)
+
+  def _push(self, index: int) -> None:
+    """Computes the gradient of a push that has arrived; obeys the verdict."""
+    worker = self._workers[index]
+    indices = self._stream.indices(worker.ranges)
+    gradient, loss = self.gradient(
+      worker.params,
+      self.train.inputs[indices],
+      self.train.targets[indices],
+      worker=index,
+      iteration=worker.iteration,
+    )
+    worker.params = None
+    push = Push(
+      id=self._pushes,
+      worker=index,
+      time=self.time,
+      compute_s=worker.compute_s,
+      examples=len(indices),
+    )
+    self._pushes += 1
+    self._stream.done(index)
+    self._enter(index, 'wait')
+    verdict = self._scheme.push(push)
+    self._journal.told('push', push._asdict(), verdict)
+    self.server.add(verdict.into, gradient, push.examples)
+    self._journal.pushed(
+      verdict.into,
+      push,
+      iteration=worker.iteration,
+      pulled=worker.version,
+      loss=loss,
+    )
+    self._obey(verdict)
+
+  def _obey(self, verdict: Verdict) -> None:
+    for update in verdict.commit:
+      self.server.commit(update)
+      self._journal.committed(update)
+    for worker in verdict.release:
+      self._start_iteration(worker)
+    self._journal.reached(self.time, barrier=verdict.barrier)
+    self._wake += 1
+    if verdict.wake_at is not None:
+      event = (max(verdict.wake_at, self.time), _WAKE, self._wake, -1)
+      heapq.heappush(self._events, event)
+
+  def _start_iteration(self, index: int) -> None:
+    worker = self._workers[index]
+    worker.iteration += 1
+    worker.version = self.server.version
+    worker.params = self.server.params
+    worker.ranges = self._stream.take(index, self._batch)
+    self._transfer(index, 'pull')
+
+  def _transfer(self, index: int, phase: str) -> None:
+    """Starts a flow from or to every server."""
+    self._enter(index, phase)
+    for server, size in enumerate(self._shards, start=len(self._workers)):
+      ends = (server, index) if phase == 'pull' else (index, server)
+      flow = self._network.start(self.time, *ends, size)
+      self._workers[index].flows.add(flow)
+      self._flows[flow] = index, size
+
+  def _arrived(self, flow: int) -> None:
+    index, size = self._flows.pop(flow)
+    worker = self._workers[index]
+    worker.flows.remove(flow)
+    self._journal.ledger.bytes += size
+    if worker.flows:
+      return
+    if worker.phase == 'push':
+      self._schedule(self.time, _PUSH, index)
+      return
+    self._enter(index, 'compute')
+    worker.compute_s = self._speed.seconds(index, worker.iteration, self._batch)
+    self._schedule(self.time + worker.compute_s, _COMPUTED, index)
+
+  def _leave(self, index: int) -> None:
+    worker = self._workers[index]
+    for flow in worker.flows:
+      self._network.cancel(self.time, flow)
+      del self._flows[flow]
+    worker.flows.clear()
+    worker.life += 1
+    worker.params = None
+    self._enter(index, None)
+    self._stream.leave(index)
+    self._tell('leave', worker=index, time=self.time)
+
+  def _enter(self, index: int, phase: str | None) -> None:
+    """Ends a worker's phase and starts another."""
+    worker = self._workers[index]
+    if worker.phase is not None:
+      self._journal.span(index, worker.phase, worker.since, self.time)
+    worker.phase = phase
+    worker.since = self.time
+
+  def _schedule(self, time: float, kind: int, index: int) -> None:
+    life = self._workers[index].life
+    heapq.heappush(self._events, (time, kind, index, life))
+
+  def _stuck(self) -> str:
+    phases = [worker.phase or 'gone' for worker in self._workers]
+    return (
+      f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
+      'run whose workers all leave needs a join in config.cluster.script.'
+    )
+
+
+def _shards(size_bytes: int, num_servers: int) -> list[int]:
+  """Splits the bytes as evenly as possible."""
+  each, rest = divmod(size_bytes, num_servers)
+  return [each + (server < rest) for server in range(num_servers)]
+
+
+def _script(
+  entries: Sequence[Sequence[Any]], num_workers: int
+) -> list[Scripted]:
+  gone: set[int] = set()
+  script = []
+  for entry in entries:
+    if len(entry) != len(Scripted._fields):
+      raise ValueError(f'script: expected {Scripted._fields}, got {entry}.')
+    script.append(Scripted(*entry))
+  for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
+    legal = 'join' if entry.worker in gone else 'leave'
+    if (
+      entry.event != legal
+      or not 0 <= entry.worker < num_workers
+      or not 0 <= entry.time < math.inf
+    ):
+      raise ValueError(
+        'script: expected (seconds >= 0, event, worker below '
+        f'{num_workers}), the event {legal!r} here, got {tuple(entry)}.'
+      )
+    (gone.remove if legal == 'join' else gone.add)(entry.worker)
+  return script

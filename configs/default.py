@@ -1,0 +1,126 @@
+"""Every field of a run, at its default: VGG16 at 1/8 width on digits, with BSP.
+
+Each section with a `name` chooses one of its sub-sections; only that one is
+used, and a field that is changed in another one is an error.
+"""
+
+import ml_collections
+from ml_collections import ConfigDict
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the defaults, locked: a misspelt field is an error."""
+  config = ConfigDict()
+  config.seed = 0  # Of parameters, data order, dropout and jitter.
+  config.epochs = 40.0  # Length of the run, fractions allowed.
+  config.eval_every = 1.0  # Epochs between evaluations on the test split.
+  config.log_every = 100  # Iterations between log rows.
+  config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
+
+  # When may a worker go on?
+  config.sync = ConfigDict()
+  config.sync.name = 'bsp'
+  config.sync.bsp = ConfigDict()
+  config.sync.asp = ConfigDict()
+  config.sync.ssp = ConfigDict()
+  config.sync.ssp.bound = 3  # Largest lead, iterations.
+  config.sync.dssp = ConfigDict()
+  config.sync.dssp.low = 3  # Lead up to which every worker goes on.
+  config.sync.dssp.high = 15  # Largest lead, iterations.
+  config.sync.elastic = ConfigDict()
+  config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
+  config.sync.elastic.monitor_pushes = 2  # Per worker, before a search.
+  config.sync.r2sp = ConfigDict()
+  config.sync.r2sp.relaxation = 0.8  # Gap as a share of T / N (r).
+  config.sync.r2sp.smoothing = 0.1  # Weight of the newest time in T.
+
+  # How much does each worker compute?
+  config.batching = ConfigDict()
+  config.batching.name = 'fixed'
+  config.batching.worker_batch = 16  # Examples of an iteration (X0).
+  config.batching.micro_batch = 128  # Largest compiled shape, power of two.
+  config.batching.fixed = ConfigDict()
+
+  # What travels?
+  config.wire = ConfigDict()
+  config.wire.name = 'dense'
+  config.wire.dense = ConfigDict()
+
+  # Where does it travel?
+  config.route = ConfigDict()
+  config.route.name = 'server'
+  config.route.server = ConfigDict()
+  config.route.server.servers = 1  # The parameters are split over them.
+
+  config.cluster = ConfigDict()
+  config.cluster.runtime = 'virtual'
+  config.cluster.workers = 4
+  # Deaths and returns: ((seconds, 'leave' or 'join', worker), ...).
+  config.cluster.script = ()
+  # An iteration takes (fixed + per_example * batch) * slowdown * factor.
+  config.cluster.speed = ConfigDict()
+  config.cluster.speed.name = 'lognormal'  # Where the factor comes from.
+  config.cluster.speed.fixed_s = 0.02
+  config.cluster.speed.per_example_s = 0.0025
+  config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
+  config.cluster.speed.constant = ConfigDict()
+  config.cluster.speed.lognormal = ConfigDict()
+  config.cluster.speed.lognormal.sigma = 0.1
+  config.cluster.speed.regime = ConfigDict()
+  config.cluster.speed.regime.factors = (1.0, 3.0)
+  config.cluster.speed.regime.stay = 0.98  # Probability per iteration.
+  config.cluster.speed.trace = ConfigDict()
+  config.cluster.speed.trace.path = ''  # A CSV file with a header.
+  config.cluster.speed.trace.worker_column = 'worker'
+  config.cluster.speed.trace.order_column = 'time'
+  config.cluster.speed.trace.value_column = 'batch_time_norm'
+  # Bytes per second and seconds, one way; one for all, or one each.
+  config.cluster.network = ConfigDict()
+  config.cluster.network.worker_up_Bps = (125e6,)
+  config.cluster.network.worker_down_Bps = (125e6,)
+  config.cluster.network.worker_latency_s = (1e-4,)
+  config.cluster.network.server_up_Bps = (125e6,)
+  config.cluster.network.server_down_Bps = (125e6,)
+  config.cluster.network.server_latency_s = (1e-4,)
+
+  config.model = ConfigDict()
+  config.model.name = 'vgg'
+  config.model.vgg = ConfigDict()
+  config.model.vgg.depth = 16  # 11, 16 or 19.
+  config.model.vgg.width = 0.125  # Multiplier of all widths.
+  config.model.vgg.dropout = 0.0  # Of the hidden dense layers.
+  config.model.mlp = ConfigDict()
+  config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
+
+  config.data = ConfigDict()
+  config.data.name = 'digits'
+  config.data.dir = ''  # Of data files; '' takes $SYNCOPATE_DATA.
+  config.data.ahead = 2  # Iterations that a worker holds examples ahead.
+  config.data.digits = ConfigDict()
+  config.data.cifar10 = ConfigDict()
+  # The official archive, or an .npz of encoded images.
+  config.data.cifar10.file = 'cifar-10-python.tar.gz'
+  config.data.synthetic = ConfigDict()
+  config.data.synthetic.num_train = 1024
+  config.data.synthetic.num_test = 256
+  config.data.synthetic.pixels = 32
+  config.data.synthetic.channels = 3
+  config.data.synthetic.num_classes = 10
+
+  config.optimizer = ConfigDict()
+  config.optimizer.name = 'sgd'
+  config.optimizer.learning_rate = 0.015
+  # Epochs, by examples of the whole cluster, at which the rate drops.
+  config.optimizer.drop_epochs = ()
+  config.optimizer.drop_factor = 0.1
+  config.optimizer.reduction = 'sum'  # Or 'mean': over n workers.
+  config.optimizer.sgd = ConfigDict()
+  config.optimizer.sgd.momentum = 0.0
+  config.optimizer.sgd.nesterov = False
+  config.optimizer.sgd.weight_decay = 0.0
+  config.optimizer.adamw = ConfigDict()
+  config.optimizer.adamw.b1 = 0.9
+  config.optimizer.adamw.b2 = 0.999
+  config.optimizer.adamw.eps = 1e-8
+  config.optimizer.adamw.weight_decay = 1e-4
+  return config.lock()

@@ -1,0 +1,73 @@
+"""The rules that every config obeys, whichever file and flags it came from."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+
+def check_fields(config: ConfigDict, default: ConfigDict) -> None:
+  """Checks that a config has the fields of the default, of the same types.
+
+  Args:
+    config: To be checked.
+    default: What `configs.default` gives.
+
+  Raises:
+    ValueError: If a field is unknown, missing or of another type.
+  """
+  _check_fields(config, default, 'config')
+
+
+def chosen(
+  config: ConfigDict, default: ConfigDict, section: str
+) -> tuple[str, dict[str, Any]]:
+  """Returns what a section chooses: the name, and its sub-section's fields.
+
+  Args:
+    config: A checked config.
+    default: What `configs.default` gives.
+    section: Such as 'sync' or 'cluster.speed'.
+
+  Raises:
+    ValueError: If there is no sub-section of that name, or if a field of
+      another sub-section differs from its default: it would be ignored.
+  """
+  mine, theirs = config, default
+  for part in section.split('.'):
+    mine, theirs = mine[part], theirs[part]
+  options = [key for key in theirs if isinstance(theirs[key], ConfigDict)]
+  if mine.name not in options:
+    raise ValueError(
+      f'config.{section}.name: expected one of {options}, got {mine.name!r}.'
+    )
+  for option in options:
+    for field, value in theirs[option].items():
+      if option != mine.name and mine[option][field] != value:
+        raise ValueError(
+          f'config.{section}.{option}.{field}: expected the default {value!r}, '
+          f'because config.{section}.name is {mine.name!r} and would ignore '
+          f'it, got {mine[option][field]!r}.'
+        )
+  return mine.name, mine[mine.name].to_dict()
+
+
+def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
+  for field in sorted(set(config) ^ set(default)):
+    problem = 'unknown' if field in config else 'missing'
+    raise ValueError(
+      f'{path}.{field}: {problem}; expected the fields {sorted(default)}.'
+    )
+  for field, value in default.items():
+    got = config[field]
+    if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
+      _check_fields(got, value, f'{path}.{field}')
+    elif not _same_type(got, value):
+      raise ValueError(
+        f'{path}.{field}: expected {type(value).__name__}, got {got!r}.'
+      )
+
+
+def _same_type(got: Any, default: Any) -> bool:
+  if isinstance(default, float) and type(got) is int:
+    return True
+  return type(got) is type(default)

@@ -1,0 +1,16 @@
+"""VGG16 with DSSP: a bound that moves within a range.
+
+python main.py --config=configs/vgg16_dssp.py           (digits)
+python main.py --config=configs/vgg16_dssp.py:cifar10   (needs its archive)
+"""
+
+import ml_collections
+
+from configs import vgg16_bsp
+
+
+def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
+  """Returns the experiment on one of the data sets digits and cifar10."""
+  config = vgg16_bsp.get_config(variant)
+  config.sync.name = 'dssp'
+  return config

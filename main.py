@@ -1,0 +1,42 @@
+"""Runs one experiment: python main.py --config=configs/vgg16_elastic.py."""
+
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+import train
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config',
+  None,
+  'Experiment, FILE.py or FILE.py:VARIANT; --config.SECTION.FIELD=VALUE '
+  'changes a field.',
+)
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Folder for the outputs; by default a new one under runs/.'
+)
+flags.mark_flag_as_required('config')
+
+
+def main(argv: list[str]) -> None:
+  """Builds the run that the flags describe, and runs it."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  try:
+    run = train.build(_CONFIG.value, workdir=_WORKDIR.value)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  run()
+
+
+def _parse(argv: list[str]) -> list[str]:
+  try:
+    return app.parse_flags_with_usage(argv)
+  except AttributeError as error:
+    given = [arg for arg in argv if arg.startswith('--config.')]
+    sys.exit(f'Refused: unknown field in {given}: {error}')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)

@@ -1,0 +1,27 @@
+"""How kernels start."""
+
+import math
+from typing import Any
+
+import jax
+
+_TRUNCATED_STD = 0.87962566103423978  # Of a normal variable within -2 and 2.
+
+
+def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  """Returns a random kernel of variance 2/fan-in, normal within two sigma.
+
+  He et al., 'Delving Deep into Rectifiers' (2015): with half of this variance,
+  the default of Flax, each layer with ReLU halves the variance of its input,
+  and VGG of 16 layers hardly learns.  The numbers are those of
+  `jax.nn.initializers.he_normal`, but drawn as one row: XLA takes seconds to
+  compile the drawing of a small kernel with four axes.
+
+  Args:
+    key: Typed key.
+    shape: Of the kernel; the last axis counts outputs, the others inputs.
+    dtype: Of the kernel.
+  """
+  row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
+  sigma = math.sqrt(2 / math.prod(shape[:-1])) / _TRUNCATED_STD
+  return row.reshape(shape) * sigma

@@ -1,0 +1,79 @@
+"""A multilayer perceptron on flattened inputs.
+
+The smallest model that learns: for tests, and for runs whose subject is the
+synchronisation rather than the network.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+from models.initializers import he_normal
+
+
+def make(
+  *,
+  input_shape: tuple[int, int, int],
+  num_classes: int,
+  seed: int,
+  hidden: Sequence[int],
+) -> nnx.Module:
+  """Returns a perceptron whose only state is its parameters.
+
+  Args:
+    input_shape: Height, width and channels.
+    num_classes: Number of logits.
+    seed: Of the initial parameters.
+    hidden: Width of each hidden layer; none is logistic regression.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+  """
+  _check(input_shape, num_classes, hidden)
+  return MLP(
+    widths=(math.prod(input_shape), *hidden, num_classes),
+    rngs=nnx.Rngs(seed),
+  )
+
+
+class MLP(nnx.Module):
+  """Dense layers with ReLU between them."""
+
+  def __init__(self, *, widths: Sequence[int], rngs: nnx.Rngs):
+    """Draws the parameters; `widths` goes from the inputs to the logits."""
+    self.layers = nnx.List(
+      nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
+      for features, out in itertools.pairwise(widths)
+    )
+
+  def __call__(
+    self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
+  ) -> jax.Array:
+    """Returns logits, float32 [B, num_classes].
+
+    Args:
+      inputs: Float32 [B, H, W, C], standardised.
+      rngs: Unused: nothing here is random.
+    """
+    del rngs
+    x = inputs.reshape(len(inputs), -1)
+    *hidden, logits = self.layers
+    for layer in hidden:
+      x = nnx.relu(layer(x))
+    return logits(x)
+
+
+def _check(input_shape, num_classes, hidden) -> None:
+  if len(input_shape) != 3 or min(input_shape) < 1:
+    raise ValueError(
+      f'input_shape: expected height, width, channels, got {input_shape}.'
+    )
+  if num_classes < 1:
+    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
+  if any(width < 1 for width in hidden):
+    raise ValueError(
+      f'hidden: expected widths of at least 1, got {tuple(hidden)}.'
+    )

@@ -1,0 +1,171 @@
+"""VGG networks of 11, 16 or 19 weight layers, at any width.
+
+Configurations A, D and E of Simonyan and Zisserman, 'Very Deep Convolutional
+Networks for Large-Scale Image Recognition' (ICLR 2015): 3x3 convolutions and
+max pooling, no batch normalisation, so a model is its parameters alone.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.initializers import he_normal
+
+_CONVS_PER_BLOCK = {
+  11: (1, 1, 2, 2, 2),
+  16: (2, 2, 3, 3, 3),
+  19: (2, 2, 4, 4, 4),
+}
+_CHANNELS = (64, 128, 256, 512, 512)
+_HIDDEN = {224: 4096, 32: 512}  # Width of the two hidden dense layers.
+_SMALL = 4  # Pixels up to which a convolution is one matrix product.
+
+
+def make(
+  *,
+  input_shape: tuple[int, int, int],
+  num_classes: int,
+  seed: int,
+  depth: int,
+  width: float,
+  dropout: float,
+) -> nnx.Module:
+  """Returns a VGG whose only state is its parameters.
+
+  Args:
+    input_shape: Height, width and channels.  224 x 224 pixels get the
+      published head, dense layers of 4096, 4096 and `num_classes`.  32 x 32
+      pixels, which five poolings reduce to one, get 512, 512 and
+      `num_classes`, as is common for CIFAR.
+    num_classes: Number of logits.
+    seed: Of the initial parameters.
+    depth: Weight layers: 11, 16 or 19.
+    width: Multiplies all channels and hidden widths; each is at least 1.
+    dropout: Probability that training drops an output of a hidden dense layer;
+      the published one is 0.5.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+  """
+  _check(input_shape, num_classes, depth, width, dropout)
+  return VGG(
+    channels=tuple(
+      (_scaled(channels, width),) * convs
+      for channels, convs in zip(
+        _CHANNELS, _CONVS_PER_BLOCK[depth], strict=True
+      )
+    ),
+    hidden=_scaled(_HIDDEN[input_shape[0]], width),
+    input_shape=input_shape,
+    num_classes=num_classes,
+    dropout=dropout,
+    rngs=nnx.Rngs(seed),
+  )
+
+
+class VGG(nnx.Module):
+  """Blocks of convolutions, each halving the image, and three dense layers."""
+
+  def __init__(
+    self,
+    *,
+    channels: tuple[tuple[int, ...], ...],
+    hidden: int,
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    dropout: float,
+    rngs: nnx.Rngs,
+  ):
+    """Draws the parameters; `channels` lists the convolutions of each block."""
+    height, width, features = input_shape
+    self.blocks = nnx.List()
+    for block in channels:
+      convs = nnx.List()
+      for out in block:
+        convs.append(_conv(features, out, rngs))
+        features = out
+      self.blocks.append(convs)
+    shrink = 2 ** len(channels)
+    features *= (height // shrink) * (width // shrink)
+    self.hidden = nnx.List(
+      [_dense(features, hidden, rngs), _dense(hidden, hidden, rngs)]
+    )
+    self.dropout = nnx.Dropout(dropout)
+    self.logits = _dense(hidden, num_classes, rngs)
+
+  def __call__(
+    self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
+  ) -> jax.Array:
+    """Returns logits, float32 [B, num_classes].
+
+    Args:
+      inputs: Float32 [B, H, W, C], standardised.
+      rngs: Stream `dropout` draws what is dropped; None evaluates.
+    """
+    x = inputs
+    for convs in self.blocks:
+      for conv in convs:
+        x = nnx.relu(_convolve(conv, x))
+      x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+    x = x.reshape(len(x), -1)
+    for dense in self.hidden:
+      x = nnx.relu(dense(x))
+      x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
+    return self.logits(x)
+
+
+def _convolve(conv: nnx.Conv, x: jax.Array) -> jax.Array:
+  """Returns `conv(x)`, rounded differently on images of few pixels.
+
+  XLA's kernel gradient is slow on CPUs when the image is hardly larger than
+  the kernel.  Gathering all 3x3 patches for one matrix product takes a third
+  off a training step of VGG16 at 32 x 32 pixels and 1/8 width, and three
+  quarters at full width.
+  """
+  _, height, width, _ = x.shape
+  if height > _SMALL:
+    return conv(x)
+  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  patches = jnp.concatenate(
+    [
+      padded[:, i : i + height, j : j + width]
+      for i, j in itertools.product(range(3), repeat=2)
+    ],
+    axis=-1,
+  )
+  kernel = conv.kernel[...]
+  flat_kernel = kernel.reshape(-1, kernel.shape[-1])
+  bias = conv.bias[...].reshape(1, 1, 1, -1)
+  return jnp.tensordot(patches, flat_kernel, axes=1) + bias
+
+
+def _conv(features: int, out: int, rngs: nnx.Rngs) -> nnx.Conv:
+  return nnx.Conv(features, out, (3, 3), kernel_init=he_normal, rngs=rngs)
+
+
+def _dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
+  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
+
+
+def _scaled(size: int, width: float) -> int:
+  return max(1, round(size * width))
+
+
+def _check(input_shape, num_classes, depth, width, dropout) -> None:
+  if depth not in _CONVS_PER_BLOCK:
+    raise ValueError(f'depth: expected 11, 16 or 19, got {depth}.')
+  pixels = input_shape[:2]
+  if pixels not in [(p, p) for p in _HIDDEN]:
+    raise ValueError(
+      f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'
+    )
+  if num_classes < 1:
+    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
+  if not width > 0:
+    raise ValueError(f'width: expected more than 0, got {width}.')
+  if not 0 <= dropout < 1:
+    raise ValueError(
+      f'dropout: expected 0 or more and less than 1, got {dropout}.'
+    )

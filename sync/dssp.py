@@ -1,0 +1,151 @@
+"""Dynamic SSP: the bound moves within a range, by predicted push times.
+
+A worker whose lead passes `low` asks, if it is the fastest, for extra
+iterations: as many as bring one of its predicted pushes closest to a predicted
+push of the slowest worker.  Zhao et al., 'Dynamic stale synchronous parallel
+distributed training for deep learning', ICDCS 2019.
+
+Two readings had to be decided.  As printed, the permission that a worker gets
+together with a grant of r is not counted, so it makes r + 1 extra iterations;
+and a worker that has used its grant up may ask again, which bounds nothing.
+Here the permission is the first of the r, and a grant never reaches beyond
+`high`, so that the lead of a running worker is at most `high`.
+"""
+
+import dataclasses
+import heapq
+import math
+
+import numpy as np
+
+from sync import scheme
+from sync.scheme import Push, Verdict
+
+
+@dataclasses.dataclass
+class Dssp:
+  """State of DSSP.
+
+  Attributes:
+    low: Lead up to which every worker may go on, iterations.
+    high: Largest lead of a running worker, iterations.
+    members: Who lives.
+    clocks: Finished iterations.
+    fastest: Largest number of finished iterations of a living worker.
+    credit: Int [num_workers], iterations granted and not yet made.
+    last_push: Float [num_workers], seconds; NaN before the first.
+    interval_s: Float [num_workers], between a worker's last two pushes, waiting
+      included, as published; NaN before the second.
+    waiting: Heap of (finished iterations, worker).
+    updates: Updates so far; the next one's id.
+  """
+
+  low: int
+  high: int
+  members: scheme.Members
+  clocks: scheme.Clocks
+  fastest: int
+  credit: list[int]
+  last_push: list[float]
+  interval_s: list[float]
+  waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+  updates: int = 0
+
+  def start(self, time: float) -> Verdict:
+    """Releases every worker."""
+    return Verdict(release=self.members.release_all())
+
+  def push(self, push: Push) -> Verdict:
+    """Applies the push and releases whom the range or a grant lets go on."""
+    worker = push.worker
+    self.members.stop(worker)
+    self.interval_s[worker] = push.time - self.last_push[worker]
+    self.last_push[worker] = push.time
+    lead = self.clocks.tick(worker)
+    self.fastest = max(self.fastest, self.clocks.finished[worker])
+    update = self.updates
+    self.updates += 1
+    goes_on = [worker] if self._may_go_on(worker, lead) else []
+    if not goes_on:
+      heapq.heappush(self.waiting, (self.clocks.finished[worker], worker))
+    return Verdict(
+      into=update, commit=(update,), release=self._release(goes_on)
+    )
+
+  def wake(self, time: float) -> Verdict:
+    """Nothing to do."""
+    return Verdict()
+
+  def leave(self, worker: int, time: float) -> Verdict:
+    """Stops counting the worker, which may have been the slowest.  O(n)."""
+    self.members.leave(worker)
+    self.clocks.leave(worker)
+    self.credit[worker] = 0
+    self.last_push[worker] = self.interval_s[worker] = math.nan
+    self.waiting = [entry for entry in self.waiting if entry[1] != worker]
+    heapq.heapify(self.waiting)
+    living = [self.clocks.finished[w] for _, w in self.clocks.heap]
+    self.fastest = max(living, default=0)
+    return Verdict(release=self._release([]))
+
+  def join(self, worker: int, time: float) -> Verdict:
+    """Lets the worker start with the smallest living clock."""
+    self.members.join(worker)
+    self.clocks.join(worker)
+    self.fastest = max(self.fastest, self.clocks.finished[worker])
+    return Verdict(release=self.members.release((worker,)))
+
+  def _may_go_on(self, worker: int, lead: int) -> bool:
+    if self.credit[worker] > 0:
+      self.credit[worker] -= 1
+      return True
+    if lead <= self.low:
+      return True
+    if self.clocks.finished[worker] < self.fastest:
+      return False
+    grant = self._grant(worker, self.high - lead + 1)
+    self.credit[worker] = max(grant - 1, 0)
+    return grant > 0
+
+  def _grant(self, worker: int, most: int) -> int:
+    """Returns how many extra iterations to make; ties: the fewest."""
+    slowest = self.clocks.slowest()[1]
+    own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
+    if most <= 0 or math.isnan(own_s) or math.isnan(slow_s):
+      return 0
+    steps = np.arange(most + 1)
+    own = self.last_push[worker] + steps * own_s
+    slow = self.last_push[slowest] + (steps + 1) * slow_s
+    gap_s = np.abs(own[:, None] - slow[None, :]).min(axis=1)
+    return int(np.argmin(gap_s))
+
+  def _release(self, workers: list[int]) -> tuple[int, ...]:
+    if self.waiting:
+      highest = self.clocks.slowest()[0] + self.low
+      workers = workers + scheme.pop_within(self.waiting, highest)
+    return self.members.release(workers)
+
+
+def make(*, num_workers: int, low: int, high: int) -> Dssp:
+  """Returns DSSP.
+
+  Args:
+    num_workers: Number of workers.
+    low: Lead up to which every worker may go on, iterations, >= 0.
+    high: Largest lead of a running worker, iterations, >= low.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  scheme.check_integer('low', low, at_least=0)
+  scheme.check_integer('high', high, at_least=low)
+  return Dssp(
+    low=low,
+    high=high,
+    members=scheme.members(num_workers),
+    clocks=scheme.clocks(num_workers),
+    fastest=0,
+    credit=[0] * num_workers,
+    last_push=[math.nan] * num_workers,
+    interval_s=[math.nan] * num_workers,
+  )

@@ -1,0 +1,122 @@
+"""R2SP: workers go on one after another, in a fixed order and evenly spaced.
+
+A worker that has pushed is held until it is its turn and until the gap since
+the last grant is over: relaxation * T / N for N living workers and an iteration
+time T.  So transfers neither collide nor all go one way.  T is an exponential
+average over all workers' iterations from grant to push, without the time held.
+Chen et al., 'Round-robin synchronization: mitigating communication bottlenecks
+in parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
+"""
+
+import dataclasses
+
+from sync import scheme
+from sync.scheme import Push, Verdict
+
+
+@dataclasses.dataclass
+class R2sp:
+  """State of R2SP.
+
+  Attributes:
+    relaxation: Gap as a share of T / N (r of the paper).
+    smoothing: Weight of the newest iteration time in T.
+    members: Who lives.
+    order: The living workers in the order of their turns.
+    turn: Whose turn it is, an index into `order`.
+    granted_at: Float [num_workers], each worker's last grant, seconds.
+    iteration_s: T, seconds; None before the first push.
+    next_grant: Earliest time of the next grant, seconds.
+    updates: Updates so far; the next one's id.
+  """
+
+  relaxation: float
+  smoothing: float
+  members: scheme.Members
+  order: list[int]
+  granted_at: list[float]
+  turn: int = 0
+  iteration_s: float | None = None
+  next_grant: float = 0.0
+  updates: int = 0
+
+  def start(self, time: float) -> Verdict:
+    """Releases every worker: T is unknown, turns begin with the pushes."""
+    self.granted_at = [time] * len(self.granted_at)
+    self.next_grant = time
+    return Verdict(release=self.members.release_all())
+
+  def push(self, push: Push) -> Verdict:
+    """Applies the push; its worker is held until its turn."""
+    self.members.stop(push.worker)
+    took_s = push.time - self.granted_at[push.worker]
+    if self.iteration_s is None:
+      self.iteration_s = took_s
+    self.iteration_s += self.smoothing * (took_s - self.iteration_s)
+    update = self.updates
+    self.updates += 1
+    return self._grant(Verdict(into=update, commit=(update,)), push.time)
+
+  def wake(self, time: float) -> Verdict:
+    """Lets the next worker go on if its time has come."""
+    return self._grant(Verdict(), time)
+
+  def leave(self, worker: int, time: float) -> Verdict:
+    """Skips the worker's turns from now on.  O(num_workers)."""
+    self.members.leave(worker)
+    place = self.order.index(worker)
+    del self.order[place]
+    self.turn -= place < self.turn
+    self.turn %= max(len(self.order), 1)
+    return self._grant(Verdict(), time)
+
+  def join(self, worker: int, time: float) -> Verdict:
+    """Appends the worker to the order; it is held until its turn."""
+    self.members.join(worker)
+    self.order.append(worker)
+    return self._grant(Verdict(), time)
+
+  def _grant(self, verdict: Verdict, time: float) -> Verdict:
+    granted = []
+    while self._next_waits() and time >= self.next_grant:
+      worker = self.order[self.turn]
+      granted += self.members.release((worker,))
+      self.granted_at[worker] = time
+      self.turn = (self.turn + 1) % len(self.order)
+      self.next_grant = time + self._gap_s()
+    return verdict._replace(
+      release=tuple(sorted(granted)),
+      wake_at=self.next_grant if self._next_waits() else None,
+    )
+
+  def _next_waits(self) -> bool:
+    if not self.order:
+      return False
+    return self.members.state[self.order[self.turn]] == scheme.WAITING
+
+  def _gap_s(self) -> float:
+    return self.relaxation * (self.iteration_s or 0.0) / len(self.order)
+
+
+def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
+  """Returns R2SP.
+
+  Args:
+    num_workers: Number of workers.
+    relaxation: Gap as a share of T / N, 0..1.
+    smoothing: Weight of the newest iteration time in T, above 0, at most 1.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  scheme.check_fraction('relaxation', relaxation)
+  scheme.check_fraction('smoothing', smoothing)
+  if not smoothing:
+    raise ValueError('smoothing: expected more than 0, or T never changes.')
+  return R2sp(
+    relaxation=relaxation,
+    smoothing=smoothing,
+    members=scheme.members(num_workers),
+    order=list(range(num_workers)),
+    granted_at=[0.0] * num_workers,
+  )

@@ -1,0 +1,91 @@
+"""Stale-synchronous parallel: a worker's lead is bounded.
+
+A worker may go on while it has finished at most `bound` iterations more than
+the slowest living worker.  Bound 0 gives the displacement of BSP, an infinite
+bound is ASP.  Ho et al., 'More effective distributed ML via a stale synchronous
+parallel parameter server', NIPS 2013.
+"""
+
+import dataclasses
+import heapq
+import math
+
+from sync import scheme
+from sync.scheme import Push, Verdict
+
+
+@dataclasses.dataclass
+class Ssp:
+  """State of SSP.
+
+  Attributes:
+    bound: Largest lead of a running worker, iterations; may be infinite.
+    members: Who lives.
+    clocks: Finished iterations.
+    waiting: Heap of (finished iterations, worker).
+    updates: Updates so far; the next one's id.
+  """
+
+  bound: float
+  members: scheme.Members
+  clocks: scheme.Clocks
+  waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+  updates: int = 0
+
+  def start(self, time: float) -> Verdict:
+    """Releases every worker."""
+    return Verdict(release=self.members.release_all())
+
+  def push(self, push: Push) -> Verdict:
+    """Applies the push and releases whom it brings within the bound."""
+    self.members.stop(push.worker)
+    self.clocks.tick(push.worker)
+    heapq.heappush(
+      self.waiting, (self.clocks.finished[push.worker], push.worker)
+    )
+    update = self.updates
+    self.updates += 1
+    return Verdict(into=update, commit=(update,), release=self._release())
+
+  def wake(self, time: float) -> Verdict:
+    """Nothing to do."""
+    return Verdict()
+
+  def leave(self, worker: int, time: float) -> Verdict:
+    """Stops counting the worker, which may have been the slowest.  O(n)."""
+    self.members.leave(worker)
+    self.clocks.leave(worker)
+    self.waiting = [entry for entry in self.waiting if entry[1] != worker]
+    heapq.heapify(self.waiting)
+    return Verdict(release=self._release())
+
+  def join(self, worker: int, time: float) -> Verdict:
+    """Lets the worker start with the smallest living clock."""
+    self.members.join(worker)
+    self.clocks.join(worker)
+    return Verdict(release=self.members.release((worker,)))
+
+  def _release(self) -> tuple[int, ...]:
+    if not self.waiting:
+      return ()
+    highest = self.clocks.slowest()[0] + self.bound
+    return self.members.release(scheme.pop_within(self.waiting, highest))
+
+
+def make(*, num_workers: int, bound: float) -> Ssp:
+  """Returns SSP.
+
+  Args:
+    num_workers: Number of workers.
+    bound: Largest lead of a running worker: an integer >= 0, or infinity.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  if bound != math.inf:
+    scheme.check_integer('bound', bound, at_least=0)
+  return Ssp(
+    bound=bound,
+    members=scheme.members(num_workers),
+    clocks=scheme.clocks(num_workers),
+  )

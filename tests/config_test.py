@@ -1,0 +1,231 @@
+"""Tests for configs/, train.build's checks, and main.py as a user runs it."""
+
+import importlib
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+import train
+from configs import default, sections
+from tests import small
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+
+
+class FileTest(parameterized.TestCase):
+  @parameterized.product(name=_SCHEMES, variant=['digits', 'cifar10'])
+  def test_there_is_one_for_each_scheme(self, name, variant):
+    module = importlib.import_module(f'configs.vgg16_{name}')
+    config = module.get_config(variant)
+
+    sections.check_fields(config, default.get_config())
+    self.assertEqual(config.sync.name, name)
+    self.assertEqual(config.data.name, variant)
+    self.assertEqual(module.get_config(), module.get_config('digits'))
+
+  @parameterized.product(name=_SCHEMES, other=_SCHEMES)
+  def test_each_takes_any_scheme(self, name, other):
+    module = importlib.import_module(f'configs.vgg16_{name}')
+    config = module.get_config()
+    config.sync.name = other
+    chosen, own = sections.chosen(config, default.get_config(), 'sync')
+    self.assertEqual(chosen, other)
+    self.assertEqual(own, default.get_config().sync[other].to_dict())
+
+
+class CheckTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({'sync__name': 'elastc'}, r"config.sync.name: .* got 'elastc'"),
+    (
+      {'sync__name': 'asp', 'sync__ssp__bound': 5},
+      r'config.sync.ssp.bound: expected the default 3, because '
+      r"config.sync.name is 'asp' and would ignore it, got 5",
+    ),
+    ({'sync__name': 'ssp', 'sync__ssp__bound': -1}, r'config.sync.ssp.bound'),
+    (
+      {'sync__name': 'elastic', 'sync__elastic__monitor_pushes': 1},
+      r'config.sync.elastic.monitor_pushes: expected an integer of at least 2',
+    ),
+    ({'batching__name': 'lb_bsp'}, r"config.batching.name: .*'fixed'.*lb_bsp"),
+    ({'wire__name': 'half'}, r"config.wire.name: .*'dense'.* got 'half'"),
+    ({'route__name': 'ring'}, r"config.route.name: .*'server'.* got 'ring'"),
+    ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
+    ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
+    ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),
+    ({'epochs': math.nan}, r'config.epochs: expected more than 0, got nan'),
+    ({'time_to': (0.9, 90.0)}, r'config.time_to: expected .* got 90.0'),
+    ({'batching__worker_batch': 500}, r'config.batching.worker_batch: .* 192'),
+    ({'batching__micro_batch': 48}, r'config.batching.micro_batch: .* got 48'),
+    (
+      {'cluster__speed__slowdown': (1.0, 2.0)},
+      r'config.cluster.speed.slowdown: expected one value or 3',
+    ),
+    (
+      {
+        'cluster__speed__name': 'lognormal',
+        'cluster__speed__lognormal__sigma': -1.0,
+      },
+      r'config.cluster.speed.lognormal.sigma.* got -1.0',
+    ),
+    (
+      {'cluster__network__worker_up_Bps': (0.0,)},
+      r'config.cluster.network.*up_Bps.*0.0',
+    ),
+    (
+      {'cluster__script': ((1.0, 'die', 0),)},
+      r"config.cluster.script: .* got \(1.0, 'die', 0\)",
+    ),
+    (
+      {'cluster__script': ((1.0, 'leave', 3),)},
+      r"config.cluster.script: .* got \(1.0, 'leave', 3\)",
+    ),
+    (
+      {'cluster__script': ((1.0, 'join', 0),)},
+      r"config.cluster.script: .* 'leave' here, got \(1.0, 'join', 0\)",
+    ),
+    (
+      {'cluster__script': ((1.0, 'leave'),)},
+      r"config.cluster.script: expected .* got \(1.0, 'leave'\)",
+    ),
+    (
+      {'optimizer__learning_rate': -0.1},
+      r'config.optimizer.learning_rate: expected .* got -0.1',
+    ),
+    (
+      {'optimizer__sgd__momentum': 1.5},
+      r'config.optimizer.sgd.momentum: expected .* got 1.5',
+    ),
+    (
+      {'optimizer__reduction': 'max'},
+      r"config.optimizer.reduction: expected 'sum' or 'mean', got 'max'",
+    ),
+    (
+      {'optimizer__drop_epochs': (2.0, 1.0)},
+      r'config.optimizer.drop_epochs: expected increasing',
+    ),
+    ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
+    (
+      {'model__name': 'vgg'},
+      r'config.model.mlp.hidden: expected the default',
+    ),
+  )
+  def test_bad_values_are_named_before_anything_runs(self, changed, message):
+    config = small.config(**changed)
+    workdir = tempfile.mkdtemp() + '/run'
+    with self.assertRaisesRegex(ValueError, message):
+      train.build(config, workdir=workdir)
+    self.assertFalse(os.path.exists(workdir))
+
+  def test_unknown_fields_are_named(self):
+    config = default.get_config()
+    with self.assertRaisesRegex(AttributeError, 'bond'):
+      config.sync.ssp.bond = 5
+    with config.unlocked():
+      config.sync.ssp.bond = 5
+    with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bond: unknown'):
+      train.build(config)
+
+  def test_missing_fields_are_named(self):
+    config = default.get_config()
+    with config.unlocked():
+      del config.sync.ssp.bound
+    with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bound: missing'):
+      train.build(config)
+
+  def test_wrong_types_are_named(self):
+    config = default.get_config()
+    with self.assertRaisesRegex(TypeError, 'bound'):
+      config.sync.ssp.bound = 'three'
+    with config.ignore_type():
+      config.sync.ssp.bound = 'three'
+    with self.assertRaisesRegex(
+      ValueError, "config.sync.ssp.bound: expected int, got 'three'"
+    ):
+      train.build(config)
+
+  @parameterized.parameters('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
+  def test_several_tasks_are_no_virtual_run(self, variable):
+    with (
+      mock.patch.dict(os.environ, {variable: '4'}),
+      self.assertRaisesRegex(ValueError, f'config.cluster.runtime.*{variable}'),
+    ):
+      train.build(small.config())
+
+  def test_a_folder_with_a_run_is_not_written_again(self):
+    run = small.build(small.config(epochs=0.2))
+    run()
+    with self.assertRaisesRegex(ValueError, 'workdir: .* holds one'):
+      train.build(small.config(), workdir=str(run.files.workdir))
+
+
+class MainTest(parameterized.TestCase):
+  """main.py in a process of its own."""
+
+  def _main(self, *flags):
+    return subprocess.run(
+      [sys.executable, 'main.py', *flags],
+      cwd=_ROOT,
+      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+      capture_output=True,
+      text=True,
+      timeout=100,
+      check=False,
+    )
+
+  def test_flags_change_any_field_of_any_file(self):
+    workdir = tempfile.mkdtemp() + '/run'
+    done = self._main(
+      '--config=configs/vgg16_elastic.py',
+      f'--workdir={workdir}',
+      '--config.sync.name=ssp',
+      '--config.sync.ssp.bound=1',
+      '--config.model.name=mlp',
+      '--config.epochs=3',
+      '--config.cluster.workers=2',
+      '--config.cluster.speed.slowdown=(1.0, 2.0)',
+      "--config.cluster.script=((1.0, 'leave', 1), (1.5, 'join', 1))",
+    )
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    files = pathlib.Path(workdir)
+    summary = json.loads((files / 'summary.json').read_text())
+    self.assertGreater(summary['final_accuracy'], 0.6)
+    self.assertEqual(summary['compilations'], 0)
+    self.assertGreaterEqual(summary['examples'], 3 * 1437)
+    for key in ('virtual_s', 'wall_s', 'iterations', 'updates', 'bytes'):
+      self.assertGreater(summary[key], 0)
+    self.assertEqual(sorted(summary['time_to']), ['0.9', '0.95'])
+    manifest = json.loads((files / 'manifest.json').read_text())
+    self.assertEqual(manifest['config']['sync']['ssp']['bound'], 1)
+    self.assertIn('ssp', done.stdout)  # The table.
+    self.assertIn('accuracy', done.stderr)  # The log.
+    self.assertNotIn('Traceback', done.stderr)
+
+  @parameterized.parameters(
+    ('--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"),
+    ('--config.sync.ssp.bound=many', 'config.sync.ssp.bound'),
+    ('--config.sync.ssp.bound=2', 'config.sync.ssp.bound: expected the def'),
+    ('--config.data.name=mnist', 'config.data.name: expected one of'),
+    ('--config.data.name=cifar10', 'config.data.dir'),
+  )
+  def test_bad_flags_end_with_a_message_and_no_files(self, flag, message):
+    workdir = tempfile.mkdtemp() + '/run'
+    done = self._main(
+      '--config=configs/vgg16_bsp.py', f'--workdir={workdir}', flag
+    )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn(message, done.stdout + done.stderr)
+    self.assertNotIn('Traceback', done.stderr)
+    self.assertFalse(os.path.exists(workdir))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,363 @@
+"""Tests for the schemes of sync/."""
+
+import importlib
+import json
+import math
+
+import hypothesis
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+
+from sync import asp, bsp, dssp, elastic, r2sp, record, scheme, ssp
+from tests.driver import Driver
+
+_ARGUMENTS = {
+  'bsp': {},
+  'asp': {},
+  'ssp': {'bound': 2},
+  'dssp': {'low': 1, 'high': 4},
+  'elastic': {'lookahead': 6, 'monitor_pushes': 2},
+  'r2sp': {'relaxation': 0.8, 'smoothing': 0.5},
+}
+
+
+def _make(name, num_workers, **changed):
+  module = importlib.import_module('sync.' + name)
+  return module.make(num_workers=num_workers, **_ARGUMENTS[name] | changed)
+
+
+def _constant(*seconds):
+  return lambda worker, iteration: seconds[worker]
+
+
+def _random(seed):
+  """Seconds per iteration: unequal workers, jitter, and many ties."""
+  rng = np.random.default_rng(seed)
+  speed = rng.integers(1, 5, 64)
+  table = rng.integers(1, 4, (64, 997)) * speed[:, None] / 4
+  return lambda worker, iteration: float(table[worker, iteration % 997])
+
+
+class TimelineTest(parameterized.TestCase):
+  """Three workers, worked out by hand."""
+
+  def _releases(self, scheme_, seconds, pushes):
+    driver = Driver(scheme_, 3)
+    driver.run(_constant(*seconds), pushes=pushes)
+    return driver
+
+  def test_bsp_goes_on_with_the_slowest(self):
+    driver = self._releases(bsp.make(num_workers=3), (1, 2, 4), 6)
+    self.assertEqual(
+      driver.releases, [(0, (0, 1, 2)), (4, (0, 1, 2)), (8, (0, 1, 2))]
+    )
+    self.assertEqual(
+      [s.verdict.commit for s in driver.steps],
+      [(), (), (), (0,), (), (), (1,)],
+    )
+
+  def test_asp_never_waits(self):
+    driver = self._releases(asp.make(num_workers=3), (1, 2, 4), 7)
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (1, (0,)),
+        (2, (0,)),
+        (2, (1,)),
+        (3, (0,)),
+        (4, (0,)),
+        (4, (1,)),
+        (4, (2,)),
+      ],
+    )
+
+  def test_ssp_waits_beyond_its_bound(self):
+    driver = self._releases(ssp.make(num_workers=3, bound=1), (1, 2, 4), 8)
+    self.assertEqual(
+      driver.releases[1:],
+      [(1, (0,)), (2, (1,)), (4, (0, 1, 2)), (8, (0, 1, 2))],
+    )
+
+  def test_dssp_grants_what_the_predictions_say(self):
+    # At 9 both fast workers predict 9, 13, 17, 21 (their last interval was
+    # spent waiting) against 12, 16, 20, 24: one extra iteration.  At 10 they
+    # predict 10, 11, 12 against 12: two more, which is `high`.
+    driver = self._releases(
+      dssp.make(num_workers=3, low=1, high=4), (1, 1, 4), 20
+    )
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (1, (0,)),
+        (1, (1,)),
+        (4, (0, 1, 2)),
+        (8, (0, 1, 2)),
+        (9, (0,)),
+        (9, (1,)),
+        (10, (0,)),
+        (10, (1,)),
+        (11, (0,)),
+        (11, (1,)),
+        (12, (2,)),
+        (16, (2,)),
+        (20, (2,)),
+        (24, (0, 1, 2)),
+      ],
+    )
+
+  def test_elastic_stops_where_zipline_says(self):
+    # Monitored until 6; then 7 8 9, 8 10 12 and 9 12 15 are predicted: the
+    # first window of one second is 8..9.
+    driver = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2), (1, 2, 3), 16
+    )
+    self.assertEqual(
+      driver.releases[-4:], [(6, (2,)), (7, (0,)), (8, (0,)), (9, (0, 1, 2))]
+    )
+    last = driver.steps[-1].verdict
+    self.assertTrue(last.barrier)
+    stopped = [
+      s.event['worker']
+      for s in driver.steps
+      if s.verdict.into == last.into is not None
+    ]
+    self.assertEqual(stopped, [1, 0, 2])
+
+  def test_elastic_with_a_longer_lookahead_need_not_wait(self):
+    driver = self._releases(
+      elastic.make(num_workers=3, lookahead=6, monitor_pushes=2), (1, 2, 3), 22
+    )
+    self.assertEqual(driver.releases[-1], (12, (0, 1, 2)))
+    self.assertEqual(
+      [s.event['time'] for s in driver.steps if s.verdict.barrier], [12]
+    )
+
+  def test_r2sp_goes_on_in_turns(self):
+    # T is 3 and the gap 1: pushes at 3, 3, 3 are granted at 3, 4, 5.
+    driver = self._releases(
+      r2sp.make(num_workers=3, relaxation=1.0, smoothing=1.0), (3, 3, 3), 9
+    )
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (3, (0,)),
+        (4, (1,)),
+        (5, (2,)),
+        (6, (0,)),
+        (7, (1,)),
+        (8, (2,)),
+        (9, (0,)),
+        (10, (1,)),
+        (11, (2,)),
+      ],
+    )
+
+  def test_r2sp_waits_for_whose_turn_it_is(self):
+    driver = self._releases(
+      r2sp.make(num_workers=3, relaxation=0.0, smoothing=1.0), (5, 1, 2), 6
+    )
+    self.assertEqual(
+      driver.releases, [(0, (0, 1, 2)), (5, (0, 1, 2)), (10, (0, 1, 2))]
+    )
+
+
+class ScheduleTest(parameterized.TestCase):
+  """Random finish orders, deaths and returns; the driver checks verdicts."""
+
+  @parameterized.parameters(*_ARGUMENTS)
+  @hypothesis.settings(max_examples=150, deadline=None)
+  @hypothesis.given(
+    num_workers=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+    faults=st.lists(
+      st.tuples(
+        st.integers(0, 40).map(lambda t: t / 2),
+        st.sampled_from(['leave', 'join']),
+        st.integers(0, 5),
+      ),
+      max_size=10,
+    ),
+  )
+  def test_bounds_hold_and_every_push_is_applied_once(
+    self, name, num_workers, seed, faults
+  ):
+    faults = [fault for fault in faults if fault[2] < num_workers]
+    driver = Driver(_make(name, num_workers), num_workers)
+
+    driver.run(
+      _random(seed), pushes=120, faults=faults, check=getattr(self, '_' + name)
+    )
+
+    pending = sum(times == 0 for times in driver.applied.values())
+    self.assertLessEqual(max(driver.applied.values(), default=0), 1)
+    if name in ('asp', 'ssp', 'dssp', 'r2sp'):
+      self.assertEqual(pending, 0)
+    else:
+      waiting = len(driver.applied) - _pushes_before_barrier(driver)
+      self.assertLessEqual(pending, waiting)
+    self._check_replay(name, num_workers, driver)
+
+  def _check_replay(self, name, num_workers, driver):
+    rows = json.loads(json.dumps([record.row(*step) for step in driver.steps]))
+    fresh = _make(name, num_workers)
+    for recorded, replayed in record.replay(fresh, rows):
+      self.assertEqual(recorded, replayed)
+
+  def _bsp(self, driver, step):
+    if step.verdict.release and step.told != 'start':
+      self.assertTrue(step.verdict.barrier)
+      self.assertEqual(set(step.verdict.release), driver.living)
+
+  def _asp(self, driver, step):
+    self.assertEqual(driver.running, driver.living)
+
+  def _ssp(self, driver, step):
+    self.assertLessEqual(_lead(driver, step), 2)
+
+  def _dssp(self, driver, step):
+    self.assertLessEqual(_lead(driver, step), 4)
+
+  def _elastic(self, driver, step):
+    if step.verdict.barrier:
+      self.assertEqual(set(step.verdict.release), driver.living)
+    left = driver.scheme.left
+    if not driver.scheme.monitored:
+      for worker in driver.running:
+        self.assertBetween(left[worker], 1, 6)
+
+  def _r2sp(self, driver, step):
+    if step.told in ('push', 'wake') and len(step.verdict.release) == 1:
+      order = driver.scheme.order
+      before = order[driver.scheme.turn - 1]
+      self.assertEqual(step.verdict.release, (before,))
+
+
+def _lead(driver, step):
+  """Largest lead of a running worker, by clocks kept outside the scheme."""
+  if not hasattr(driver, 'clock'):
+    driver.clock = list(driver.finished)
+  worker = step.event.get('worker')
+  if step.told == 'push':
+    driver.clock[worker] += 1
+  others = driver.living - {worker}
+  if step.told == 'join' and others:
+    driver.clock[worker] = min(driver.clock[w] for w in others)
+  slowest = min((driver.clock[w] for w in driver.living), default=0)
+  return max((driver.clock[w] - slowest for w in driver.running), default=0)
+
+
+def _pushes_before_barrier(driver):
+  """Pushes told up to the last barrier."""
+  pushes = before = 0
+  for step in driver.steps:
+    pushes += step.told == 'push'
+    if step.verdict.barrier:
+      before = pushes
+  return before
+
+
+class EquivalenceTest(parameterized.TestCase):
+  def _steps(self, scheme_, seed):
+    faults = [(3.0, 'leave', 1), (6.0, 'join', 1), (6.0, 'leave', 2)]
+    driver = Driver(scheme_, 4)
+    driver.run(_random(seed), pushes=300, faults=faults)
+    return driver.steps
+
+  @parameterized.parameters(range(10))
+  def test_ssp_without_a_bound_is_asp(self, seed):
+    self.assertEqual(
+      self._steps(ssp.make(num_workers=4, bound=math.inf), seed),
+      self._steps(asp.make(num_workers=4), seed),
+    )
+
+  @parameterized.product(seed=list(range(10)), bound=[0, 1, 3])
+  def test_dssp_with_an_empty_range_is_ssp(self, seed, bound):
+    self.assertEqual(
+      self._steps(dssp.make(num_workers=4, low=bound, high=bound), seed),
+      self._steps(ssp.make(num_workers=4, bound=bound), seed),
+    )
+
+  @parameterized.parameters(range(10))
+  def test_ssp_of_bound_0_releases_as_bsp_does(self, seed):
+    drivers = [
+      Driver(scheme_, 4)
+      for scheme_ in (bsp.make(num_workers=4), ssp.make(num_workers=4, bound=0))
+    ]
+    for driver in drivers:
+      driver.run(_random(seed), pushes=200)
+    self.assertEqual(drivers[0].releases, drivers[1].releases)
+
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_one_worker_never_waits(self, name):
+    driver = Driver(_make(name, 1), 1)
+
+    driver.run(_constant(2.0), pushes=20)
+
+    changed = [s.verdict for s in driver.steps if s.told == 'push']
+    self.assertLen(changed, 20)
+    self.assertTrue(all(len(v.commit) == 1 for v in changed))
+    # R2SP keeps even a worker that is alone to its own pace, never below it.
+    self.assertEqual(driver.releases, [(2.0 * i, (0,)) for i in range(21)])
+
+
+class RejectionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('bsp', {'num_workers': 0}, 'num_workers: expected an integer'),
+    ('asp', {'num_workers': 1.5}, 'num_workers: expected an integer'),
+    ('ssp', {'bound': -1}, 'bound: expected an integer of at least 0, got -1'),
+    ('ssp', {'bound': 1.5}, 'bound: expected an integer'),
+    ('ssp', {'bound': True}, 'bound: expected an integer'),
+    ('dssp', {'low': 5}, 'high: expected an integer of at least 5, got 4'),
+    ('dssp', {'high': math.inf}, 'high: expected an integer'),
+    ('elastic', {'lookahead': 0}, 'lookahead: expected an integer'),
+    ('elastic', {'monitor_pushes': 1}, 'monitor_pushes: expected .* least 2'),
+    ('r2sp', {'relaxation': 1.5}, 'relaxation: expected a number in 0..1'),
+    ('r2sp', {'relaxation': math.nan}, 'relaxation: expected a number in 0..1'),
+    ('r2sp', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
+  )
+  def test_bad_arguments_are_named(self, name, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _make(name, changed.pop('num_workers', 3), **changed)
+
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_impossible_events_are_refused(self, name):
+    made = _make(name, 2)
+    made.start(0.0)
+    made.leave(1, 1.0)
+    with self.assertRaisesRegex(ValueError, 'Expected a living worker'):
+      made.leave(1, 2.0)
+    with self.assertRaisesRegex(ValueError, 'to be running, it is gone'):
+      made.push(scheme.Push(0, 1, 2.0, 1.0, 1))
+    with self.assertRaisesRegex(ValueError, 'to be gone, it is running'):
+      made.join(0, 2.0)
+    with self.assertRaisesRegex(ValueError, 'a worker in 0..1, got 2'):
+      made.join(2, 2.0)
+
+  def test_unknown_events_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "got 'stop'"):
+      record.tell(bsp.make(num_workers=1), 'stop', time=0.0)
+
+
+class WakeTest(parameterized.TestCase):
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_spurious_wakes_change_nothing_for_the_others(self, name):
+    made, woken = _make(name, 3), _make(name, 3)
+    made.start(0.0), woken.start(0.0)
+    for time in (0.5, 0.6):
+      self.assertEqual(woken.wake(time).release, ())
+    for worker in range(3):
+      push = scheme.Push(worker, worker, 1.0, 1.0, 1)
+      self.assertEqual(made.push(push), woken.push(push))
+
+  def test_a_late_wake_grants_the_turn(self):
+    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=1.0)
+    made.start(0.0)
+    made.push(scheme.Push(0, 0, 4.0, 4.0, 1))
+    self.assertEqual(made.push(scheme.Push(1, 1, 4.0, 4.0, 1)).wake_at, 6.0)
+    self.assertEqual(made.wake(5.0).wake_at, 6.0)
+    self.assertEqual(made.wake(9.0).release, (1,))
+
+
+if __name__ == '__main__':
+  absltest.main()

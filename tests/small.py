@@ -1,0 +1,62 @@
+"""Small runs for tests: an MLP on synthetic data, through config and train."""
+
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import train
+from configs import default
+
+
+def config(**changed: Any) -> ConfigDict:
+  """Returns a config of seconds; fields by dotted name, '.' written '__'.
+
+  Speeds are constant and unequal, links are unlimited, and learning is plain
+  SGD, so that runs can be compared with closed forms.
+  """
+  made = default.get_config()
+  unlimited = {
+    f'cluster.network.{host}_{link}_Bps': (float('inf'),)
+    for host in ('worker', 'server')
+    for link in ('up', 'down')
+  }
+  fields = {
+    'epochs': 2.0,
+    'cluster.workers': 3,
+    'cluster.speed.name': 'constant',
+    'cluster.speed.slowdown': (1.0, 1.3, 3.1),
+    'cluster.network.worker_latency_s': (0.0,),
+    'cluster.network.server_latency_s': (0.0,),
+    **unlimited,
+    'batching.worker_batch': 8,
+    'data.name': 'synthetic',
+    'data.synthetic.num_train': 192,
+    'data.synthetic.num_test': 64,
+    'data.synthetic.pixels': 4,
+    'data.synthetic.channels': 1,
+    'model.name': 'mlp',
+    'model.mlp.hidden': (16,),
+    'optimizer.learning_rate': 0.01,
+    **{name.replace('__', '.'): value for name, value in changed.items()},
+  }
+  for name, value in fields.items():
+    *path, last = name.split('.')
+    node = made
+    for part in path:
+      node = node[part]
+    node[last] = value
+  return made
+
+
+def build(config_: ConfigDict) -> train.Run:
+  """Returns a run in a new temporary folder."""
+  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run')
+
+
+def rows(run: train.Run, name: str) -> list[dict[str, Any]]:
+  """Returns the rows of a .jsonl file of a run."""
+  lines = (pathlib.Path(run.files.workdir) / name).read_text().splitlines()
+  return [json.loads(line) for line in lines]

@@ -1,0 +1,357 @@
+"""Tests for the virtual runtime, through config and train."""
+
+import collections
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from data.stream import Stream
+from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
+from tests import small
+
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+
+
+def _trained(**changed):
+  run = small.build(small.config(**changed))
+  summary = run()
+  return run, summary
+
+
+def _leaves(params):
+  return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def _gradient(run, params, indices):
+  """The mean gradient over some training examples, by plain JAX."""
+  inputs, targets = (part[indices] for part in run.cluster.train)
+
+  def loss(params):
+    each = run.cluster.gradient.task.loss(
+      params, inputs, targets, jax.random.key(0)
+    )
+    return jnp.mean(each)
+
+  return jax.grad(loss)(params)
+
+
+def _step(params, gradient, rate):
+  return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+
+
+def _starting_params(**changed):
+  return small.build(small.config(**changed)).cluster.server.params
+
+
+class NetworkTimeTest(parameterized.TestCase):
+  """Closed forms of an iteration's time, with one server of B bytes/s."""
+
+  @parameterized.parameters(1, 4, 8)
+  def test_bsp_takes_compute_plus_every_transfer_twice(self, workers):
+    run, _ = _trained(
+      **self._shared_link(workers, 0.1), sync__name='bsp', epochs=1.0
+    )
+
+    barriers = list(small.rows(run, 'metrics.jsonl'))
+    times = [0.0] + [r['time'] for r in barriers if r['kind'] == 'barrier']
+    size = run.cluster.server.size_bytes
+    expected = 0.1 + 2 * workers * size / 1e6
+    np.testing.assert_allclose(np.diff(times), expected, rtol=1e-9)
+
+  @parameterized.product(workers=[4, 8], compute_s=[0.01, 0.05, 0.2])
+  def test_r2sp_comes_near_its_bound(self, workers, compute_s):
+    run, _ = _trained(
+      **self._shared_link(workers, compute_s), sync__name='r2sp', epochs=20.0
+    )
+
+    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    times = [row['time'] for row in pushes if row['worker'] == 0]
+    settled = times[len(times) // 2 :]
+    mean_s = (settled[-1] - settled[0]) / (len(settled) - 1)
+    transfer_s = run.cluster.server.size_bytes / 1e6
+    bound_s = max(compute_s + 2 * transfer_s, workers * transfer_s)
+    self.assertBetween(mean_s, bound_s * (1 - 1e-9), bound_s * 1.15)
+
+  def _shared_link(self, workers, compute_s):
+    return {
+      'cluster__workers': workers,
+      'cluster__speed__slowdown': (1.0,),
+      'cluster__speed__fixed_s': compute_s,
+      'cluster__speed__per_example_s': 0.0,
+      'cluster__network__server_up_Bps': (1e6,),
+      'cluster__network__server_down_Bps': (1e6,),
+      'cluster__network__worker_up_Bps': (1e6,),
+      'cluster__network__worker_down_Bps': (1e6,),
+    }
+
+
+class GradientVersionTest(parameterized.TestCase):
+  """The parameters of a run, recomputed from its record by plain JAX."""
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_every_gradient_is_of_the_version_that_was_pulled(self, name):
+    changed = {'sync__name': name, 'cluster__speed__name': 'lognormal'}
+    run, summary = _trained(**changed)
+    self.assertEqual(summary['ended'], 'finished')
+
+    params = self._replayed(run, _starting_params(**changed))
+
+    np.testing.assert_allclose(
+      _leaves(run.cluster.server.params), _leaves(params), rtol=1e-5, atol=1e-6
+    )
+
+  def _replayed(self, run, params):
+    stream = Stream(num_examples=192, seed=0, ahead=2)
+    pulled, taken = {}, {}
+    sums = collections.defaultdict(list)
+    for row in small.rows(run, 'events.jsonl'):
+      said = row['said']
+      if row['told'] == 'push':
+        worker = row['worker']
+        stream.done(worker)
+        indices = stream.indices(taken[worker])
+        gradient = _gradient(run, pulled[worker], indices)
+        sums[said['into']].append(gradient)
+      for update in said.get('commit', ()):
+        for gradient in sums.pop(update):
+          params = _step(params, gradient, 0.01)
+      for worker in said.get('release', ()):
+        pulled[worker] = params
+        taken[worker] = stream.take(worker, 8)
+    return params
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_one_worker_is_sequential_sgd(self, name):
+    one = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
+    run, _ = _trained(sync__name=name, **one)
+
+    params = _starting_params(**one)
+    stream = Stream(num_examples=192, seed=0, ahead=2)
+    for _ in range(2 * 192 // 8):
+      gradient = _gradient(run, params, stream.indices(stream.take(0, 8)))
+      stream.done(0)
+      params = _step(params, gradient, 0.01)
+    np.testing.assert_allclose(
+      _leaves(run.cluster.server.params), _leaves(params), rtol=1e-5, atol=1e-6
+    )
+
+
+class EquivalenceTest(parameterized.TestCase):
+  def _params(self, **changed):
+    return _leaves(_trained(**changed)[0].cluster.server.params)
+
+  def test_ssp_of_bound_0_is_bsp_with_sums(self):
+    np.testing.assert_allclose(
+      self._params(sync__name='ssp', sync__ssp__bound=0),
+      self._params(sync__name='bsp'),
+      rtol=1e-5,
+      atol=1e-6,
+    )
+
+  def test_dssp_with_an_empty_range_is_ssp(self):
+    ranged = {'sync__dssp__low': 2, 'sync__dssp__high': 2}
+    np.testing.assert_array_equal(
+      self._params(sync__name='dssp', **ranged),
+      self._params(sync__name='ssp', sync__ssp__bound=2),
+    )
+
+  def test_ssp_with_a_bound_never_reached_is_asp(self):
+    np.testing.assert_array_equal(
+      self._params(sync__name='ssp', sync__ssp__bound=10**6),
+      self._params(sync__name='asp'),
+    )
+
+  def test_mean_reduction_divides_the_step_by_n(self):
+    np.testing.assert_allclose(
+      self._params(optimizer__reduction='mean', optimizer__learning_rate=0.03),
+      self._params(optimizer__learning_rate=0.01),
+      rtol=1e-5,
+      atol=1e-6,
+    )
+
+
+class RepetitionTest(parameterized.TestCase):
+  @parameterized.parameters(*_SCHEMES)
+  def test_two_runs_of_one_seed_differ_in_wall_times_only(self, name):
+    changed = {
+      'sync__name': name,
+      'cluster__speed__name': 'lognormal',
+      'cluster__script': ((0.5, 'leave', 1), (1.1, 'join', 1)),
+      'optimizer__sgd__momentum': 0.9,
+    }
+    (first, one), (second, two) = _trained(**changed), _trained(**changed)
+
+    for name in ('events.jsonl', 'trace.json', 'manifest.json'):
+      texts = [
+        (run.files.workdir / name).read_bytes() for run in (first, second)
+      ]
+      self.assertEqual(*texts)
+    metrics = [small.rows(run, 'metrics.jsonl') for run in (first, second)]
+    self.assertEqual(*[[_timeless(row) for row in rows] for rows in metrics])
+    self.assertEqual(_timeless(one), _timeless(two))
+    np.testing.assert_array_equal(
+      _leaves(first.cluster.server.params),
+      _leaves(second.cluster.server.params),
+    )
+
+  @parameterized.parameters(
+    (bsp, {}),
+    (asp, {}),
+    (ssp, {'bound': 3}),
+    (dssp, {'low': 3, 'high': 15}),
+    (elastic, {'lookahead': 15, 'monitor_pushes': 2}),
+    (r2sp, {'relaxation': 0.8, 'smoothing': 0.1}),
+  )
+  def test_the_recorded_events_give_the_recorded_verdicts(self, module, own):
+    run, _ = _trained(
+      sync__name=module.__name__.split('.')[1],
+      cluster__speed__name='lognormal',
+      cluster__script=((0.5, 'leave', 1), (1.1, 'join', 1)),
+    )
+
+    scheme = module.make(num_workers=3, **own)
+    rows = small.rows(run, 'events.jsonl')
+    for recorded, replayed in record.replay(scheme, rows):
+      self.assertEqual(recorded, replayed)
+    self.assertGreater(len(rows), 48)
+
+
+def _timeless(row):
+  return {k: v for k, v in row.items() if not k.startswith('wall_')}
+
+
+class AccountTest(parameterized.TestCase):
+  def test_bsp_waits_for_the_slowest(self):
+    run, summary = _trained(
+      epochs=1.0, cluster__speed__slowdown=(1.0, 2.0, 4.0)
+    )
+
+    # An iteration of (1, 2, 4) times 0.02 + 8 * 0.0025 = 0.04 s; 8 of them.
+    self.assertAlmostEqual(summary['virtual_s'], 8 * 0.16)
+    self.assertAlmostEqual(summary['waiting_share'], (3 + 2 + 0) / 12)
+    self.assertAlmostEqual(summary['goodput'], (1 + 2 + 4) / 12)
+    self.assertEqual((summary['iterations'], summary['updates']), (24, 8))
+    self.assertEqual(summary['staleness'], {'0': 24})
+    self.assertEqual(summary['bytes'], 2 * 24 * run.cluster.server.size_bytes)
+    self.assertEqual(summary['padding_share'], 0)
+
+  def test_asp_never_waits_and_its_staleness_is_counted(self):
+    _, summary = _trained(
+      sync__name='asp',
+      epochs=0.5,
+      cluster__speed__fixed_s=0.25,
+      cluster__speed__per_example_s=0.0,
+      cluster__speed__slowdown=(1.0, 2.0, 4.0),
+    )
+
+    # Pushes at 1; 2, 2; 3; 4, 4, 4; 5; 6, 6; 7 and 8 quarters of a second
+    # are stale by 0; 0, 2; 1; 0, 2, 6; 2; 0, 3; 1 and 0 versions.
+    self.assertEqual(summary['waiting_share'], 0)
+    self.assertEqual(summary['iterations'], 12)
+    self.assertEqual(
+      summary['staleness'], {'0': 5, '1': 2, '2': 3, '3': 1, '6': 1}
+    )
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_all_time_is_spent_in_some_phase(self, name):
+    _, summary = _trained(
+      sync__name=name,
+      cluster__network__server_up_Bps=(1e6,),
+      cluster__network__worker_latency_s=(0.01, 0.0, 0.02),
+      route__server__servers=2,
+    )
+    self.assertAlmostEqual(
+      sum(summary['worker_seconds'].values()), 3 * summary['virtual_s']
+    )
+    self.assertEqual(summary['compilations'], 0)
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_every_example_is_used_once_or_listed(self, name):
+    run, summary = _trained(
+      sync__name=name,
+      cluster__script=((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2)),
+    )
+
+    outstanding = sum(stop - start for start, stop in summary['outstanding'])
+    used = summary['examples'] + summary['examples_pending']
+    issued = run.cluster.issued
+    self.assertEqual(used + outstanding, issued)
+    self.assertGreaterEqual(summary['examples'], 2 * 192)
+
+  def test_the_timeline_is_one_chrome_trace(self):
+    run, summary = _trained(epochs=1.0)
+
+    trace = json.loads((run.files.workdir / 'trace.json').read_text())
+    names = [e['args']['name'] for e in trace if e['ph'] == 'M']
+    self.assertEqual(names, ['worker 0', 'worker 1', 'worker 2'])
+    spans = [e for e in trace if e['ph'] == 'X']
+    total_s = sum(event['dur'] for event in spans) / 1e6
+    self.assertAlmostEqual(total_s, 3 * summary['virtual_s'])
+
+  def test_schedules_count_examples_of_the_whole_cluster(self):
+    run, _ = _trained(
+      epochs=2.0, optimizer__drop_epochs=(0.5, 1.0), sync__name='asp'
+    )
+    for row in small.rows(run, 'metrics.jsonl'):
+      drops = (row['epoch'] >= 0.5) + (row['epoch'] >= 1.0)
+      self.assertAlmostEqual(row['learning_rate'], 0.01 * 0.1**drops)
+
+  def test_time_to_an_accuracy_is_its_first_evaluation(self):
+    run, summary = _trained(
+      epochs=4.0,
+      eval_every=0.25,
+      time_to=(0.3, 1.0),
+      optimizer__learning_rate=0.1,
+    )
+
+    evaluations = [
+      row
+      for row in small.rows(run, 'metrics.jsonl')
+      if row['kind'] == 'evaluation'
+    ]
+    reached = [row['time'] for row in evaluations if row['accuracy'] >= 0.3]
+    self.assertEqual(summary['time_to'], {'0.3': reached[0], '1.0': None})
+    self.assertEqual(summary['final_accuracy'], evaluations[-1]['accuracy'])
+
+
+class DeathTest(parameterized.TestCase):
+  @parameterized.parameters(*_SCHEMES)
+  def test_a_run_survives_deaths_and_returns(self, name):
+    _, summary = _trained(
+      sync__name=name,
+      cluster__script=(
+        (0.1, 'leave', 0),
+        (0.3, 'leave', 1),
+        (0.3, 'leave', 2),
+        (0.8, 'join', 2),
+        (0.9, 'join', 0),
+      ),
+      cluster__network__server_up_Bps=(1e6,),
+    )
+    self.assertEqual(summary['ended'], 'finished')
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_a_run_without_workers_ends_with_an_error(self, name):
+    script = tuple((0.1, 'leave', worker) for worker in range(3))
+    run = small.build(small.config(sync__name=name, cluster__script=script))
+    with self.assertRaisesRegex(RuntimeError, 'Nothing can happen after 0.1 s'):
+      run()
+    summary = json.loads((run.files.workdir / 'summary.json').read_text())
+    self.assertIn('Nothing can happen', summary['ended'])
+
+  def test_a_loss_that_is_not_finite_names_worker_and_iteration(self):
+    config = small.config(optimizer__learning_rate=1e30)
+    run = small.build(config)
+    with self.assertRaisesRegex(
+      FloatingPointError, 'loss of worker 0, iteration [12], is'
+    ):
+      run()
+    summary = json.loads((run.files.workdir / 'summary.json').read_text())
+    self.assertIn('expected a finite number', summary['ended'])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,258 @@
+"""Builds a run from a config: the only place that reads one.
+
+`build` checks the whole config and makes the scheme, the data, the model, the
+optimiser and the cluster; calling what it returns trains.
+"""
+
+import contextlib
+import datetime
+import functools
+import importlib
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cluster import optimizer as optimizers
+from cluster import speed as speeds
+from cluster.console import Console
+from cluster.files import RunFiles, manifest
+from cluster.gradient import Evaluation, Gradient
+from cluster.journal import Journal, Plan
+from cluster.network import Network
+from cluster.run import Run
+from cluster.server import Server
+from cluster.virtual import VirtualCluster
+from configs import default, sections
+from data.dataset import Dataset
+from data.stream import Stream
+from models import task as tasks
+
+_EVALUATED = 512  # Test examples computed at once, at most.
+_REPEATABLE = '--xla_gpu_deterministic_ops=true'
+# Set where several tasks are started: by srun, Open MPI, and other mpiruns.
+_TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
+
+Choose = Callable[[str], tuple[str, dict[str, Any]]]
+
+
+def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
+  """Returns the run that a config describes.
+
+  Args:
+    config: As made by a file of configs/; every field is checked first.
+    workdir: Folder for the outputs; None makes a new one under runs/.
+
+  Raises:
+    ValueError: If anything about the config is wrong; names the field, what
+      was expected and what came.
+  """
+  _prepare_jax()
+  defaults = default.get_config()
+  sections.check_fields(config, defaults)
+  choose = functools.partial(sections.chosen, config, defaults)
+  _check(config)
+  for section in ('batching', 'wire'):
+    choose(section)  # They have one choice each, which takes no arguments.
+  num_workers, seed = config.cluster.workers, config.seed
+  worker_batch = config.batching.worker_batch
+  _, route = choose('route')
+  scheme = _make('sync', choose, num_workers=num_workers)
+  network = _network(config, **route)
+  speed = _speed(config, choose)
+  files = RunFiles(_workdir(workdir))
+  dataset = _dataset(config, choose)
+  plan = _plan(config, len(dataset.train.targets))
+  with _named('config.data'):
+    stream = Stream(num_examples=plan.epoch, seed=seed, ahead=config.data.ahead)
+  task = _task(config, choose, dataset)
+  server = _server(config, choose, task.params, plan.epoch)
+  with _named('config.batching'):
+    gradient = Gradient(
+      task, micro_batch=config.batching.micro_batch, seed=seed
+    )
+  batch = min(_EVALUATED, len(dataset.test.targets))
+  evaluate = Evaluation(task, *dataset.test, batch=batch)
+  console = Console(target=plan.target)
+  journal = Journal(
+    plan=plan, server=server, evaluate=evaluate, files=files, console=console
+  )
+  with _named('config.cluster'):
+    cluster = VirtualCluster(
+      scheme=scheme,
+      server=server,
+      gradient=gradient,
+      train=dataset.train,
+      stream=stream,
+      speed=speed,
+      network=network,
+      num_workers=num_workers,
+      num_servers=route['servers'],
+      worker_batch=worker_batch,
+      script=config.cluster.script,
+      journal=journal,
+    )
+  return Run(
+    name=config.sync.name,
+    manifest=manifest(config.to_dict()),
+    cluster=cluster,
+    journal=journal,
+    files=files,
+    console=console,
+  )
+
+
+def _check(config: ConfigDict) -> None:
+  """Checks what no maker checks."""
+  if config.cluster.runtime != 'virtual':
+    raise ValueError(
+      "config.cluster.runtime: expected 'virtual', got "
+      f'{config.cluster.runtime!r}.'
+    )
+  for variable in _TASKS:
+    if int(os.environ.get(variable, 1)) > 1:
+      raise ValueError(
+        "config.cluster.runtime: 'virtual' runs in one process, but "
+        f'{variable} says that {os.environ[variable]} were started.'
+      )
+  positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
+  positive += ('batching.worker_batch', 'route.server.servers')
+  for field in positive:
+    value = functools.reduce(
+      lambda node, key: node[key], field.split('.'), config
+    )
+    if not 0 < value < float('inf'):
+      raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  for accuracy in config.time_to:
+    if not 0 < accuracy <= 1:
+      raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
+
+
+def _make(section: str, choose: Choose, **shared: Any) -> Any:
+  """Calls `make` of the module that a section names."""
+  name, own = choose(section)
+  package = {'sync': 'sync', 'data': 'data', 'model': 'models'}[section]
+  module = importlib.import_module(f'{package}.{name}')
+  with _named(f'config.{section}.{name}'):
+    return module.make(**shared, **own)
+
+
+def _dataset(config: ConfigDict, choose: Choose) -> Dataset:
+  directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
+  return _make('data', choose, directory=directory)
+
+
+def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
+  model = _make(
+    'model',
+    choose,
+    input_shape=dataset.input_shape,
+    num_classes=dataset.num_classes,
+    seed=config.seed,
+  )
+  return tasks.classification(model, dataset.prepare)
+
+
+def _server(
+  config: ConfigDict, choose: Choose, params: Any, epoch: int
+) -> Server:
+  name, own = choose('optimizer')
+  with _named(f'config.optimizer.{name}'):
+    tx = getattr(optimizers, name)(**own)
+  with _named('config.optimizer'):
+    return Server(
+      params=params,
+      tx=tx,
+      learning_rate=optimizers.schedule(
+        learning_rate=config.optimizer.learning_rate,
+        drop_epochs=config.optimizer.drop_epochs,
+        drop_factor=config.optimizer.drop_factor,
+        num_examples=epoch,
+      ),
+      reduction=config.optimizer.reduction,
+      num_workers=config.cluster.workers,
+      worker_batch=config.batching.worker_batch,
+    )
+
+
+def _plan(config: ConfigDict, epoch: int) -> Plan:
+  if config.batching.worker_batch > epoch:
+    raise ValueError(
+      f'config.batching.worker_batch: expected at most the {epoch} training '
+      f'examples, got {config.batching.worker_batch}.'
+    )
+  return Plan(
+    target=round(config.epochs * epoch),
+    epoch=epoch,
+    eval_every=max(round(config.eval_every * epoch), 1),
+    log_every=config.log_every,
+    accuracies=config.time_to,
+  )
+
+
+def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
+  name, own = choose('cluster.speed')
+  workers, section = config.cluster.workers, config.cluster.speed
+  with _named(f'config.cluster.speed.{name}'):
+    model = getattr(speeds, name)(num_workers=workers, seed=config.seed, **own)
+  with _named('config.cluster.speed'):
+    return speeds.Speed(
+      fixed_s=section.fixed_s,
+      per_example_s=section.per_example_s,
+      slowdown=_each('slowdown', section.slowdown, workers),
+      model=model,
+    )
+
+
+def _network(config: ConfigDict, *, servers: int) -> Network:
+  section = config.cluster.network
+  kinds = {'worker': config.cluster.workers, 'server': servers}
+  with _named('config.cluster.network'):
+    values = {
+      link: sum(
+        (
+          _each(f'{k}_{link}', section[f'{k}_{link}'], n)
+          for k, n in kinds.items()
+        ),
+        (),
+      )
+      for link in ('up_Bps', 'down_Bps', 'latency_s')
+    }
+    return Network(**values)
+
+
+def _each(
+  field: str, values: tuple[float, ...], count: int
+) -> tuple[float, ...]:
+  """Returns one value for each of `count` hosts."""
+  if len(values) not in (1, count):
+    raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
+  return tuple(values) * (count // len(values))
+
+
+def _workdir(workdir: str | None) -> pathlib.Path:
+  if workdir is not None:
+    return pathlib.Path(workdir)
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  return pathlib.Path('runs') / f'{now}-{os.getpid()}'
+
+
+def _prepare_jax() -> None:
+  """Asks for repeatable GPU kernels, unless XLA has started, and for quiet."""
+  flags = os.environ.get('XLA_FLAGS', '')
+  if _REPEATABLE.split('=')[0] not in flags:
+    os.environ['XLA_FLAGS'] = f'{flags} {_REPEATABLE}'.strip()
+  # JAX logs each kind of accelerator that is not there.
+  logging.getLogger('jax').setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+  """Puts the path of a field in front of what is said about it."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'{path}.{error}') from error
