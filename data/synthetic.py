@@ -1,7 +1,7 @@
 """Gaussian classes: inputs of any size that need no file.
 
 For tests and for timing: a class is one random prototype, an example is its
-prototype under noise as strong as itself, so models of every kind learn it.
+prototype under noise as strong as itself.
 """
 
 import numpy as np

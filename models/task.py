@@ -37,7 +37,9 @@ def classification(
     model: Called as model(inputs, rngs=...); its only state is parameters.
     prepare: Stored inputs -> the model's inputs; part of the compiled step.
   """
-  graph, params = nnx.split(model)
+  graph, state = nnx.split(model)
+  # A dict of arrays: JAX takes Variables apart in Python at every call.
+  params = nnx.to_pure_dict(state)
 
   def loss(params, inputs, targets, key):
     rngs = nnx.Rngs(dropout=key)
