@@ -126,6 +126,8 @@ def _check(config: ConfigDict) -> None:
     )
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  if not 0 <= config.seed < 2**32:
+    raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:
     if not 0 < accuracy <= 1:
       raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
@@ -184,8 +186,14 @@ def _plan(config: ConfigDict, epoch: int) -> Plan:
       f'config.batching.worker_batch: expected at most the {epoch} training '
       f'examples, got {config.batching.worker_batch}.'
     )
+  target = round(config.epochs * epoch)
+  if not target:
+    raise ValueError(
+      f'config.epochs: expected at least one example of {epoch}, got '
+      f'{config.epochs}.'
+    )
   return Plan(
-    target=round(config.epochs * epoch),
+    target=target,
     epoch=epoch,
     eval_every=max(round(config.eval_every * epoch), 1),
     log_every=config.log_every,

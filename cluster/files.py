@@ -33,6 +33,8 @@ class RunFiles:
     Raises:
       ValueError: If `workdir` already holds a run.
     """
+    if workdir.exists() and not workdir.is_dir():
+      raise ValueError(f'workdir: expected a folder, {workdir} is a file.')
     if (workdir / 'manifest.json').exists():
       raise ValueError(
         f'workdir: expected a folder without a run, {workdir} holds one.'

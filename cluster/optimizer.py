@@ -67,6 +67,8 @@ def sgd(
   """Returns stochastic gradient descent; decay is added to the gradient."""
   _check_range('momentum', momentum)
   _check_decay(weight_decay)
+  if nesterov and not momentum:
+    raise ValueError('nesterov: expected False without momentum, got True.')
   return optax.chain(
     optax.add_decayed_weights(weight_decay)
     if weight_decay

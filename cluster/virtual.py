@@ -310,22 +310,34 @@ def _shards(size_bytes: int, num_servers: int) -> list[int]:
 def _script(
   entries: Sequence[Sequence[Any]], num_workers: int
 ) -> list[Scripted]:
-  gone: set[int] = set()
-  script = []
+  """Returns the entries once they have been checked."""
   for entry in entries:
-    if len(entry) != len(Scripted._fields):
-      raise ValueError(f'script: expected {Scripted._fields}, got {entry}.')
-    script.append(Scripted(*entry))
-  for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
-    legal = 'join' if entry.worker in gone else 'leave'
-    if (
-      entry.event != legal
-      or not 0 <= entry.worker < num_workers
-      or not 0 <= entry.time < math.inf
-    ):
+    if not _is_scripted(entry, num_workers):
       raise ValueError(
-        'script: expected (seconds >= 0, event, worker below '
-        f'{num_workers}), the event {legal!r} here, got {tuple(entry)}.'
+        "script: expected (seconds >= 0, 'leave' or 'join', worker below "
+        f'{num_workers}), got {entry!r}.'
       )
-    (gone.remove if legal == 'join' else gone.add)(entry.worker)
+  script = [Scripted(*entry) for entry in entries]
+  gone: set[int] = set()
+  for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
+    if (entry.event == 'join') != (entry.worker in gone):
+      state = 'gone' if entry.worker in gone else 'alive'
+      raise ValueError(
+        f'script: worker {entry.worker} is {state} at {entry.time} s, '
+        f'got {tuple(entry)}.'
+      )
+    (gone.remove if entry.event == 'join' else gone.add)(entry.worker)
   return script
+
+
+def _is_scripted(entry: Any, num_workers: int) -> bool:
+  if not isinstance(entry, tuple) or len(entry) != len(Scripted._fields):
+    return False
+  time, event, worker = entry
+  return (
+    type(time) in (int, float)
+    and 0 <= time < math.inf
+    and event in ('leave', 'join')
+    and type(worker) is int
+    and 0 <= worker < num_workers
+  )

@@ -4,6 +4,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+_NAMES = {
+  bool: 'True or False',
+  int: 'an integer',
+  float: 'a number',
+  str: 'text',
+  tuple: 'a tuple of numbers',
+  ConfigDict: 'a section',
+}
+
 
 def check_fields(config: ConfigDict, default: ConfigDict) -> None:
   """Checks that a config has the fields of the default, of the same types.
@@ -63,11 +72,13 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
       _check_fields(got, value, f'{path}.{field}')
     elif not _same_type(got, value):
       raise ValueError(
-        f'{path}.{field}: expected {type(value).__name__}, got {got!r}.'
+        f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
       )
 
 
 def _same_type(got: Any, default: Any) -> bool:
   if isinstance(default, float) and type(got) is int:
     return True
+  if isinstance(default, tuple) and isinstance(got, tuple):
+    return all(type(item) in (int, float, tuple) for item in got)
   return type(got) is type(default)

@@ -5,19 +5,18 @@ From Krizhevsky, 'Learning Multiple Layers of Features from Tiny Images'
 """
 
 import concurrent.futures
-import hashlib
 import io
 import pathlib
-import pickle
-import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from PIL import Image
 
 from data.dataset import Dataset, Split
+from data.files import locate_file, read_archive
 
 ARCHIVE_MD5 = 'c58f30108f718f92721af3b95e74349a'
+_MEMBERS = (*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch')
 _NUM_CLASSES = 10
 _SHAPE = (32, 32, 3)
 _MEAN = (0.4914, 0.4822, 0.4465)  # Of the official training images.
@@ -49,54 +48,20 @@ def make(
     raise ValueError(
       f'file: expected one ending in .tar.gz or .npz, got {file!r}.'
     )
-  train, test = readers[suffix](_locate(directory, file))
+  train, test = readers[suffix](locate_file(directory, file))
   return Dataset(
     train=train, test=test, num_classes=_NUM_CLASSES, mean=_MEAN, std=_STD
   )
 
 
-def _locate(directory: str | None, file: str) -> pathlib.Path:
-  if not directory:
-    raise ValueError(
-      f'file: expected {file!r} in the folder that config.data.dir or the '
-      'environment variable SYNCOPATE_DATA names, but neither names one.'
-    )
-  path = pathlib.Path(directory) / file
-  if not path.is_file():
-    raise ValueError(
-      f'file: expected {file!r} in the folder that config.data.dir or the '
-      f'environment variable SYNCOPATE_DATA names, got {directory!r}, which '
-      'lacks it.'
-    )
-  return path
-
-
 def _read_archive(path: pathlib.Path) -> tuple[Split, Split]:
-  with path.open('rb') as file:
-    digest = hashlib.file_digest(file, 'md5').hexdigest()
-    if digest != ARCHIVE_MD5:
-      raise ValueError(
-        f'file: expected the official archive, of md5 {ARCHIVE_MD5}, got '
-        f'{path} of md5 {digest}.'
-      )
-    file.seek(0)
-    with tarfile.open(fileobj=file, mode='r:gz') as archive:
-      batches = dict(_batches(archive))
-  train = [batches[f'data_batch_{i}'] for i in range(1, 6)]
+  *train, test = read_archive(
+    path, md5=ARCHIVE_MD5, members=_MEMBERS, labels=b'labels'
+  )
   return (
     Split(*(np.concatenate(arrays) for arrays in zip(*train, strict=True))),
-    batches['test_batch'],
+    test,
   )
-
-
-def _batches(archive: tarfile.TarFile) -> Iterator[tuple[str, Split]]:
-  for member in archive:
-    name = pathlib.PurePosixPath(member.name).name
-    if name.startswith('data_batch_') or name == 'test_batch':
-      batch = pickle.load(archive.extractfile(member), encoding='bytes')
-      planes = batch[b'data'].reshape(-1, 3, 32, 32)
-      inputs = np.ascontiguousarray(np.moveaxis(planes, 1, -1))
-      yield name, Split(inputs, np.asarray(batch[b'labels'], np.int32))
 
 
 def _read_npz(path: pathlib.Path) -> tuple[Split, Split]:

@@ -1,4 +1,4 @@
-"""What every data set is: two splits in memory and how to standardise them."""
+"""What every data set is: two splits and how to standardise their inputs."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,11 @@ class Split(NamedTuple):
   """Examples, in the order in which the data set stores them.
 
   Attributes:
-    inputs: Uint8 or float32 [N, H, W, C].
-    targets: Int32 [N], classes from 0.
+    inputs: Uint8 or float32 [N, H, W, C], or int32 [N, T], tokens from 0.
+      Inputs that are too large for memory are an object with an array's
+      `shape`, `dtype` and length which, indexed by a slice or by integers,
+      returns the array of these rows.
+    targets: Int32 [N], classes from 0; of tokens [N, T], what follows each.
   """
 
   inputs: np.ndarray
@@ -25,8 +28,9 @@ class Dataset(NamedTuple):
   Attributes:
     train: Examples to learn from.
     test: Examples to measure accuracy on.
-    num_classes: Number of classes.
+    num_classes: Number of classes, or of different tokens.
     mean: Per channel, of training inputs; of uint8 ones after scaling to 0..1.
+      Empty for tokens.
     std: Per channel, likewise.
   """
 
@@ -37,22 +41,27 @@ class Dataset(NamedTuple):
   std: tuple[float, ...]
 
   @property
-  def input_shape(self) -> tuple[int, int, int]:
-    """Height, width and channels of one example."""
+  def input_shape(self) -> tuple[int, ...]:
+    """Height, width and channels of one example, or its number of tokens."""
     return self.train.inputs.shape[1:]
 
   def prepare(self, inputs: jax.Array | np.ndarray) -> jax.Array:
-    """Returns standardised inputs, float32 [B, H, W, C].
+    """Returns standardised inputs, float32 [B, H, W, C], or the same tokens.
 
     Pure, and meant to run inside the jitted step: images then travel to the
     device as bytes, a quarter of their size as floats.
 
     Args:
-      inputs: Uint8 or float32 [B, H, W, C], rows of a split.
+      inputs: Uint8 or float32 [B, H, W, C], or int32 [B, T] if `mean` is empty;
+        rows of a split.
 
     Raises:
       ValueError: If `inputs` is of another type.
     """
+    if not self.mean:
+      if inputs.dtype != np.int32:
+        raise ValueError(f'inputs: expected int32 tokens, got {inputs.dtype}.')
+      return jnp.asarray(inputs)
     if inputs.dtype not in (np.uint8, np.float32):
       raise ValueError(
         f'inputs: expected uint8 or float32, got {inputs.dtype}.'

@@ -89,7 +89,7 @@ class CheckTest(parameterized.TestCase):
     ),
     (
       {'cluster__script': ((1.0, 'join', 0),)},
-      r"config.cluster.script: .* 'leave' here, got \(1.0, 'join', 0\)",
+      r"config.cluster.script: worker 0 is alive at 1.0 s, got \(1.0, 'join'",
     ),
     (
       {'cluster__script': ((1.0, 'leave'),)},
@@ -111,7 +111,21 @@ class CheckTest(parameterized.TestCase):
       {'optimizer__drop_epochs': (2.0, 1.0)},
       r'config.optimizer.drop_epochs: expected increasing',
     ),
+    (
+      {'cluster__script': (('soon', 'leave', 1),)},
+      r"config.cluster.script: expected .* got \('soon', 'leave', 1\)",
+    ),
     ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
+    ({'seed': -1}, r'config.seed: expected .* got -1'),
+    ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
+    (
+      {'cluster__speed__slowdown': ('fast',)},
+      r'config.cluster.speed.slowdown: expected a tuple of numbers, got',
+    ),
+    (
+      {'optimizer__sgd__nesterov': True},
+      r'config.optimizer.sgd.nesterov: expected False without momentum',
+    ),
     (
       {'model__name': 'vgg'},
       r'config.model.mlp.hidden: expected the default',
@@ -147,7 +161,7 @@ class CheckTest(parameterized.TestCase):
     with config.ignore_type():
       config.sync.ssp.bound = 'three'
     with self.assertRaisesRegex(
-      ValueError, "config.sync.ssp.bound: expected int, got 'three'"
+      ValueError, "config.sync.ssp.bound: expected an integer, got 'three'"
     ):
       train.build(config)
 

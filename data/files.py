@@ -1,0 +1,92 @@
+"""What data sets share about files: where they lie, and CIFAR's archives."""
+
+import hashlib
+import pathlib
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from data.dataset import Split
+
+
+def locate_file(directory: str | None, file: str) -> pathlib.Path:
+  """Returns the path of `file` in `directory`.
+
+  Raises:
+    ValueError: If it is not there; names the field `file`.
+  """
+  return _located('file', directory, file, pathlib.Path.is_file)
+
+
+def locate_folder(directory: str | None, folder: str) -> pathlib.Path:
+  """Returns the path of `folder` in `directory`.
+
+  Raises:
+    ValueError: If it is not there; names the field `folder`.
+  """
+  return _located('folder', directory, folder, pathlib.Path.is_dir)
+
+
+def read_archive(
+  path: pathlib.Path, *, md5: str, members: tuple[str, ...], labels: bytes
+) -> list[Split]:
+  """Returns pickled members of an official CIFAR archive.
+
+  Nothing is unpickled unless the archive's md5 is right, because unpickling
+  runs what a file says; and nothing is unpacked to disk.
+
+  Args:
+    path: A .tar.gz file.
+    md5: Of the official archive, hexadecimal.
+    members: Names of files in it, without folders.
+    labels: Key of the classes; the images' key is b'data'.
+
+  Returns:
+    For each member its images, uint8 [N, 32, 32, 3], and their classes.
+
+  Raises:
+    ValueError: If the md5 is another; names the field `file`.
+  """
+  with path.open('rb') as file:
+    digest = hashlib.file_digest(file, 'md5').hexdigest()
+    if digest != md5:
+      raise ValueError(
+        f'file: expected the official archive, of md5 {md5}, got {path} of '
+        f'md5 {digest}.'
+      )
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode='r:gz') as archive:
+      splits = dict(_unpickled(archive, members, labels))
+  return [splits[name] for name in members]
+
+
+def _unpickled(
+  archive: tarfile.TarFile, members: tuple[str, ...], labels: bytes
+) -> Iterator[tuple[str, Split]]:
+  for member in archive:
+    name = pathlib.PurePosixPath(member.name).name
+    if name in members:
+      batch = pickle.load(archive.extractfile(member), encoding='bytes')
+      planes = batch[b'data'].reshape(-1, 3, 32, 32)
+      inputs = np.ascontiguousarray(np.moveaxis(planes, 1, -1))
+      yield name, Split(inputs, np.asarray(batch[labels], np.int32))
+
+
+def _located(
+  field: str,
+  directory: str | None,
+  name: str,
+  is_there: Callable[[pathlib.Path], bool],
+) -> pathlib.Path:
+  expected = (
+    f'{field}: expected {name!r} in the folder that config.data.dir or the '
+    'environment variable SYNCOPATE_DATA names'
+  )
+  if not directory:
+    raise ValueError(f'{expected}, but neither names one.')
+  path = pathlib.Path(directory) / name
+  if not is_there(path):
+    raise ValueError(f'{expected}, got {directory!r}, which lacks it.')
+  return path

@@ -1,0 +1,513 @@
+"""Tests for cifar100, fashion_mnist, imagenet, text and augment of data/."""
+
+import gzip
+import hashlib
+import io
+import pathlib
+import pickle
+import struct
+import tarfile
+import tempfile
+from unittest import mock
+
+import grain
+import hypothesis
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+from PIL import Image
+
+from cluster.gradient import Evaluation, Gradient
+from data import augment, cifar100, fashion_mnist, imagenet, text
+from data.dataset import Dataset
+from models import mlp, task
+
+_FASHION = pathlib.Path('/usr/share/datasets/fashion-mnist')  # Debian's.
+
+
+def _folder() -> pathlib.Path:
+  return pathlib.Path(tempfile.mkdtemp())
+
+
+class Cifar100Test(absltest.TestCase):
+  def _write(self, members) -> str:
+    directory = _folder()
+    with tarfile.open(directory / 'tiny.tar.gz', 'w:gz') as archive:
+      for name, content in members.items():
+        member = tarfile.TarInfo(f'cifar-100-python/{name}')
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return str(directory)
+
+  def _make(self, directory) -> Dataset:
+    archive = pathlib.Path(directory, 'tiny.tar.gz').read_bytes()
+    md5 = hashlib.md5(archive).hexdigest()
+    with mock.patch.object(cifar100, 'ARCHIVE_MD5', md5):
+      return cifar100.make(directory=directory, file='tiny.tar.gz')
+
+  def test_targets_are_the_fine_classes(self):
+    rng = np.random.default_rng(0)
+    batches = {
+      name: {
+        b'data': rng.integers(0, 256, (size, 3072), np.uint8),
+        b'fine_labels': rng.integers(0, 100, size).tolist(),
+        b'coarse_labels': rng.integers(0, 20, size).tolist(),
+      }
+      for name, size in (('test', 2), ('train', 5))
+    }
+    members = {name: pickle.dumps(batch) for name, batch in batches.items()}
+
+    dataset = self._make(self._write({'meta': b'not read'} | members))
+
+    self.assertEqual(dataset.num_classes, 100)
+    self.assertEqual(dataset.input_shape, (32, 32, 3))
+    for name, batch in batches.items():
+      split = getattr(dataset, name)
+      self.assertEqual(split.targets.tolist(), batch[b'fine_labels'])
+      self.assertEqual(
+        (split.inputs.dtype, split.targets.dtype), (np.uint8, np.int32)
+      )
+      rows = np.stack([split.inputs[..., c] for c in range(3)], axis=1)
+      np.testing.assert_array_equal(rows.reshape(len(rows), -1), batch[b'data'])
+
+  def test_another_archive_is_rejected_unread(self):
+    directory = self._write({'train': b'no pickle'})
+    with self.assertRaises(pickle.UnpicklingError):
+      self._make(directory)
+    with self.assertRaisesRegex(
+      ValueError, 'file: .* md5 eb9058c3a382ffc7106e4002c42a8d85, got .* of md5'
+    ):
+      cifar100.make(directory=directory, file='tiny.tar.gz')
+
+
+class FashionMnistTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.images = rng.integers(0, 256, (7, 28, 28), np.uint8)
+    self.labels = np.array([3, 0, 9, 9, 1, 2, 5], np.uint8)
+    self.files = {
+      'train-images-idx3-ubyte': _idx(self.images),
+      'train-labels-idx1-ubyte': _idx(self.labels),
+      't10k-images-idx3-ubyte': _idx(self.images[:2]),
+      't10k-labels-idx1-ubyte': _idx(self.labels[:2]),
+    }
+
+  def _make(self, pack=lambda content: content, suffix='') -> Dataset:
+    directory = _folder()
+    (directory / 'tiny').mkdir()
+    for name, content in self.files.items():
+      (directory / 'tiny' / f'{name}{suffix}').write_bytes(pack(content))
+    return fashion_mnist.make(directory=str(directory), folder='tiny')
+
+  @parameterized.parameters(
+    (lambda content: content, ''), (gzip.compress, '.gz')
+  )
+  def test_images_get_margins_of_zeros(self, pack, suffix):
+    dataset = self._make(pack, suffix)
+    inputs = dataset.train.inputs
+    self.assertEqual((inputs.shape, inputs.dtype), ((7, 32, 32, 1), np.uint8))
+    np.testing.assert_array_equal(inputs[:, 2:30, 2:30, 0], self.images)
+    self.assertEqual(inputs.sum(dtype=int), self.images.sum(dtype=int))
+    self.assertEqual(dataset.train.targets.tolist(), self.labels.tolist())
+    self.assertEqual(dataset.test.targets.dtype, np.int32)
+    np.testing.assert_array_equal(dataset.test.inputs, inputs[:2])
+
+  @parameterized.named_parameters(
+    ('missing', lambda f, n: f.pop(n[3]), 'lacks both'),
+    ('magic', lambda f, n: f.update({n[0]: f[n[1]] * 9}), '2051 in .*got 2049'),
+    ('no_header', lambda f, n: f.update({n[1]: b'\0\0\x08'}), 'header of 8.*3'),
+    (
+      'cut',
+      lambda f, n: f.update({n[0]: f[n[0]][:-1]}),
+      r'5488 bytes, got 5487',
+    ),
+    (
+      'long',
+      lambda f, n: f.update({n[1]: f[n[1]] + b'\0'}),
+      '7 items .* got 8',
+    ),
+    ('fewer', lambda f, n: f.update({n[3]: f[n[1]]}), 'got 2 and 7 in t10k'),
+    ('empty', lambda f, n: f.update(_empty(n)), 'at least one, got 0 and 0'),
+    ('eleventh', lambda f, n: f.update({n[3]: _idx(_TEN)}), '0 to 9.*got 10'),
+    ('size', lambda f, n: f.update({n[2]: _idx(_WIDE)}), r'got \(28, 29\)'),
+  )
+  def test_wrong_files_are_rejected(self, change, message):
+    change(self.files, list(self.files))
+    with self.assertRaisesRegex(ValueError, f'folder: .*{message}'):
+      self._make()
+
+  @parameterized.parameters(
+    lambda content: content,
+    lambda content: gzip.compress(content)[:-20],
+    lambda content: gzip.compress(content)[:10] + b'\xff' * 50,
+  )
+  def test_broken_gzip_is_rejected(self, pack):
+    with self.assertRaisesRegex(ValueError, 'gzipped file, got .*ubyte.gz'):
+      self._make(pack, '.gz')
+
+  @parameterized.parameters(None, tempfile.gettempdir())
+  def test_message_names_the_setting(self, directory):
+    with self.assertRaisesRegex(
+      ValueError, "folder: expected 'no' .* config.data.dir .* SYNCOPATE_DATA"
+    ):
+      fashion_mnist.make(directory=directory, folder='no')
+
+  @absltest.skipUnless(_FASHION.is_dir(), f'No folder {_FASHION}.')
+  def test_the_real_images_are_standard_when_prepared(self):
+    dataset = fashion_mnist.make(
+      directory=str(_FASHION.parent), folder=_FASHION.name
+    )
+    counts = [np.bincount(split.targets).tolist() for split in dataset[:2]]
+    self.assertEqual(counts, [[6000] * 10, [1000] * 10])
+    share = np.bincount(dataset.train.inputs.ravel(), minlength=256)
+    share = share / dataset.train.inputs.size
+    levels = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1)
+    levels = np.asarray(dataset.prepare(levels), np.float64).ravel()
+    self.assertAlmostEqual(share @ levels, 0, delta=1e-3)
+    self.assertAlmostEqual(share @ levels**2, 1, delta=1e-3)
+
+
+_TEN = np.array([1, 10], np.uint8)
+_WIDE = np.zeros((2, 28, 29), np.uint8)
+
+
+def _idx(array: np.ndarray) -> bytes:
+  header = struct.pack('>HBB', 0, 8, array.ndim)
+  return header + struct.pack(f'>{array.ndim}I', *array.shape) + array.tobytes()
+
+
+def _empty(names) -> dict[str, bytes]:
+  shapes = ((0, 28, 28), (0,))
+  return {
+    name: _idx(np.zeros(shape, np.uint8))
+    for name, shape in zip(names[2:], shapes, strict=True)
+  }
+
+
+class ImagenetTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.directory = _folder()
+    rng = np.random.default_rng(0)
+    # Written in another order than that of the names.
+    for split, images in (('train', 3), ('val', 2)):
+      for name in ('n03', 'n01', 'n02'):
+        for i in reversed(range(images)):
+          pixels = rng.integers(0, 256, (8, 10, 3), np.uint8)
+          image = Image.fromarray(pixels).resize((80, 64))
+          self._save(image, f'{split}/{name}/{name}_{i}.JPEG')
+
+  def _save(self, image, name, kind='JPEG') -> pathlib.Path:
+    path = self.directory / 'photos' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, kind)
+    return path
+
+  def _make(self, pixels=28) -> Dataset:
+    return imagenet.make(
+      directory=str(self.directory), folder='photos', pixels=pixels
+    )
+
+  def test_examples_are_sorted_by_class(self):
+    (self.directory / 'photos' / 'train' / 'notes.txt').write_text('No class.')
+    (self.directory / 'photos' / 'val' / 'n02' / 'notes.txt').write_text('-')
+    dataset = self._make()
+    self.assertEqual(dataset.num_classes, 3)
+    self.assertEqual(dataset.input_shape, (28, 28, 3))
+    self.assertEqual(
+      dataset.train.targets.tolist(), [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    )
+    self.assertEqual(dataset.test.targets.tolist(), [0, 0, 1, 1, 2, 2])
+    self.assertEqual(dataset.train.targets.dtype, np.int32)
+    self.assertLen(dataset.test.inputs, 6)
+    for row, name in enumerate(('n01/n01_0', 'n01/n01_1', 'n02/n02_0')):
+      path = self.directory / 'photos' / 'val' / f'{name}.JPEG'
+      np.testing.assert_array_equal(dataset.test.inputs[row], _shown(path))
+
+  def test_neither_classes_nor_images_keep_the_order_of_the_disk(self):
+    rng = np.random.default_rng(2)
+    for name in map(int, rng.permutation(8)):
+      for i in map(int, rng.permutation(8)):
+        grey = Image.new('L', (9, 9), 32 * name + 4 * i)
+        for split in ('train', 'val'):
+          self._save(grey, f'{split}/a{name}/{i}.JPG')
+    dataset = self._make(pixels=1)
+    shown = dataset.test.inputs[dataset.test.targets < 8].ravel()
+    expected = np.repeat(np.arange(0, 256, 4), 3)
+    self.assertLess(np.abs(shown - expected.astype(int)).max(), 2)
+
+  @parameterized.parameters((80, 64), (64, 96), (64, 64), (240, 192))
+  def test_shows_the_centre_of_the_resized_image(self, width, height):
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 9, 3), np.uint8)
+    image = Image.fromarray(pixels).resize((width, height))
+    path = self._save(image, 'val/n01/n01_0.JPEG')
+    np.testing.assert_array_equal(self._make().test.inputs[0], _shown(path))
+
+  @parameterized.parameters(
+    ('L', 'JPEG', 99), ('CMYK', 'JPEG', (9, 99, 200, 0)), ('P', 'PNG', 3)
+  )
+  def test_every_image_is_red_green_and_blue(self, mode, kind, colour):
+    image = Image.new(mode, (40, 30), colour)
+    self._save(image, 'val/n01/n01_0.JPEG', kind)
+    shown = self._make().test.inputs[0]
+    expected = np.asarray(image.convert('RGB'))[0, 0]
+    self.assertEqual((shown.shape, shown.dtype), ((28, 28, 3), np.uint8))
+    self.assertLess(np.abs(shown - expected.astype(int)).max(), 3)
+
+  @parameterized.parameters(
+    (np.array([7, 0, 7, 3]),),
+    (np.array([-1]),),
+    (np.array([], np.int64),),
+    (np.array([[1, 2], [3, 4]]),),
+    (np.arange(9) % 2 == 0,),
+    (slice(2, 5),),
+    (slice(6, 40),),
+    (slice(None, None, -2),),
+    (4,),
+  )
+  def test_rows_are_those_of_the_array(self, rows):
+    inputs = self._make().train.inputs
+    whole = np.stack([inputs[i] for i in range(len(inputs))])
+    self.assertEqual((inputs.shape, inputs.dtype), (whole.shape, whole.dtype))
+    np.testing.assert_array_equal(inputs[rows], whole[rows])
+
+  @parameterized.parameters((9,), (-10,), (np.array([0, 9]),))
+  def test_there_are_no_other_rows(self, rows):
+    with self.assertRaises(IndexError):
+      _ = self._make().train.inputs[rows]
+
+  def test_is_a_source_of_grain(self):
+    images = self._make().train.inputs
+    self.assertIsInstance(images, grain.sources.RandomAccessDataSource)
+    batch = grain.MapDataset.source(images).seed(0).shuffle().batch(4)[0]
+    self.assertEqual(batch.shape, (4, 28, 28, 3))
+
+  def test_trains_and_evaluates_as_the_array_does(self):
+    dataset = self._make()
+    model = mlp.make(
+      input_shape=dataset.input_shape, num_classes=3, seed=0, hidden=(4,)
+    )
+    learned = task.classification(model, dataset.prepare)
+    lazy = dataset.test.inputs
+    found = []
+    for inputs in (lazy, lazy[:]):
+      evaluate = Evaluation(learned, inputs, dataset.test.targets, batch=4)
+      gradient = Gradient(learned, micro_batch=2, seed=0)
+      rows = np.array([5, 1, 2])
+      summed, loss = gradient(
+        learned.params,
+        inputs[rows],
+        dataset.test.targets[rows],
+        worker=0,
+        iteration=0,
+      )
+      found.append((evaluate(learned.params), float(loss), summed))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+  @parameterized.named_parameters(
+    ('cut', lambda whole: whole[: len(whole) // 2]),
+    ('text', lambda whole: b'Not found.'),
+    ('nothing', lambda whole: b''),
+    ('broken_png', lambda whole: _broken_png()),
+  )
+  def test_a_corrupt_image_is_named_when_it_is_used(self, change):
+    path = self.directory / 'photos' / 'train' / 'n02' / 'n02_1.JPEG'
+    path.write_bytes(change(path.read_bytes()))
+    inputs = self._make().train.inputs
+    self.assertEqual(inputs[:4].shape, (4, 28, 28, 3))
+    with self.assertRaisesRegex(ValueError, 'folder: .*n02/n02_1.JPEG'):
+      _ = inputs[3:6]
+
+  @parameterized.named_parameters(
+    ('in_val', ('val',), '3 in train and 1 .*: n04'),
+    ('in_both', ('train', 'val'), 'JPEG images in .*n04, got none'),
+  )
+  def test_empty_folders_are_rejected(self, splits, message):
+    for split in splits:
+      (self.directory / 'photos' / split / 'n04').mkdir()
+    with self.assertRaisesRegex(ValueError, f'folder: .*{message}'):
+      self._make()
+
+  def test_a_flat_folder_is_rejected(self):
+    for split in ('train', 'val'):
+      (self.directory / 'flat' / split).mkdir(parents=True)
+    with self.assertRaisesRegex(ValueError, 'got 0 in train .*: none'):
+      imagenet.make(directory=str(self.directory), folder='flat', pixels=28)
+
+  @parameterized.parameters(
+    ({'pixels': 0}, 'pixels: .* got 0'),
+    ({'folder': 'no'}, "folder: expected 'no/train' .* SYNCOPATE_DATA"),
+    ({'directory': None}, "'photos/train' .* neither names one"),
+  )
+  def test_wrong_arguments_are_rejected(self, changed, message):
+    arguments = {'folder': 'photos', 'pixels': 28}
+    arguments |= {'directory': str(self.directory)} | changed
+    with self.assertRaisesRegex(ValueError, message):
+      imagenet.make(**arguments)
+
+
+def _shown(path: pathlib.Path) -> np.ndarray:
+  """Resizes to a shorter side of 32, then crops the central 28 pixels."""
+  with Image.open(path) as image:
+    scale = 32 / min(image.size)
+    size = [round(length * scale) for length in image.size]
+    resized = np.asarray(image.resize(size, Image.Resampling.BILINEAR))
+  top, left = ((length - 28) // 2 for length in resized.shape[:2])
+  return resized[top : top + 28, left : left + 28]
+
+
+def _broken_png() -> bytes:
+  file = io.BytesIO()
+  Image.new('RGB', (40, 30)).save(file, 'PNG')
+  whole = file.getvalue()
+  return whole[:40] + b'\xff' * 4 + whole[44:]
+
+
+class TextTest(parameterized.TestCase):
+  def _make(self, content, **changed) -> Dataset:
+    directory = _folder()
+    if isinstance(content, str):
+      content = content.encode()
+    (directory / 'tiny.txt').write_bytes(content)
+    arguments = {'file': 'tiny.txt', 'length': 4, 'test_share': 0.25}
+    return text.make(directory=str(directory), **(arguments | changed))
+
+  def test_windows_give_the_text_back(self):
+    content = 'Sur le pont d’Avignon,\r\non y danse 🎶, on y danse. Zut!\n'
+    dataset = self._make(content)
+    vocabulary = ''.join(sorted(set(content)))
+    self.assertEqual(dataset.num_classes, len(vocabulary))
+    self.assertEqual(dataset.input_shape, (4,))
+    found = ''
+    for split in dataset[:2]:
+      self.assertEqual(split.inputs.dtype, np.int32)
+      self.assertEqual(split.targets.dtype, np.int32)
+      np.testing.assert_array_equal(split.inputs[:, 1:], split.targets[:, :-1])
+      windows = np.concatenate([split.inputs[:, :1], split.targets], axis=1)
+      found += ''.join(vocabulary[token] for token in windows.ravel())
+    self.assertEqual(found, content[: len(content) // 5 * 5])
+
+  @parameterized.parameters(
+    (0.25, 10, 2), (0.01, 10, 1), (0.99, 10, 9), (0.5, 2, 1), (0.1, 100, 10)
+  )
+  def test_the_last_windows_are_for_testing(self, share, windows, tests):
+    content = ''.join(chr(ord('A') + i) for i in range(windows)) * 5
+    content = ''.join(sorted(content)) + 'A'
+    dataset = self._make(content, test_share=share)
+    inputs = np.concatenate([dataset.train.inputs, dataset.test.inputs])
+    self.assertLen(dataset.test.targets, tests)
+    self.assertEqual(inputs[:, 0].tolist(), list(range(windows)))
+
+  @hypothesis.settings(deadline=None)
+  @hypothesis.given(st.text(st.characters(codec='utf-8')))
+  def test_any_text_survives_encoding(self, content):
+    tokens, vocabulary = text.encode(content)
+    self.assertEqual(vocabulary, ''.join(sorted(set(content))))
+    self.assertEqual(''.join(vocabulary[t] for t in tokens), content)
+    self.assertEqual(tokens.dtype, np.int32)
+
+  def test_prepare_leaves_tokens_alone(self):
+    dataset = self._make('to be or not to be')
+    inputs = dataset.train.inputs
+    for prepared in (dataset.prepare(inputs), jax.jit(dataset.prepare)(inputs)):
+      self.assertIsInstance(prepared, jax.Array)
+      self.assertEqual(prepared.dtype, np.int32)
+      np.testing.assert_array_equal(prepared, inputs)
+    with self.assertRaisesRegex(ValueError, 'int32 tokens, got float32'):
+      dataset.prepare(inputs.astype(np.float32))
+
+  @parameterized.parameters(
+    ('to be or not', {'length': 0}, 'length: .* got 0'),
+    ('to be or not', {'test_share': 0.0}, 'test_share: .* got 0.0'),
+    ('to be or not', {'test_share': 1.0}, 'test_share: .* got 1.0'),
+    ('to be or', {}, 'file: .* 10 characters, two windows, got 8'),
+    ('', {}, 'file: .* got 0'),
+    (b'to be \xff', {}, 'file: .*UTF-8, got .*tiny.txt: .*position 6'),
+    ('to be or not', {'file': 'no.txt'}, "file: expected 'no.txt'"),
+  )
+  def test_rejects(self, content, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self._make(content, **changed)
+
+
+class AugmentTest(parameterized.TestCase):
+  def _images(self, dtype=np.uint8, batch=64) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(1, 256, (batch, 8, 10, 3)).astype(dtype)
+
+  @parameterized.product(
+    dtype=[np.uint8, np.float32, np.int32],
+    padding=[0, 1, 4, 12],
+    flip=[True, False],
+  )
+  def test_each_image_is_one_of_all_crops(self, dtype, padding, flip):
+    images = self._images(dtype, batch=16)
+    with (
+      jax.numpy_rank_promotion('raise'),
+      jax.numpy_dtype_promotion('strict'),
+    ):
+      found = augment.flip_and_crop(
+        images, jax.random.key(3), padding=padding, flip=flip
+      )
+    self.assertEqual((found.shape, found.dtype), (images.shape, images.dtype))
+    for choice in _choices(images, np.asarray(found), padding, flip):
+      self.assertIsNotNone(choice)
+
+  def test_all_choices_are_equally_likely(self):
+    images = self._images(batch=2000)
+    found = augment.flip_and_crop(images, jax.random.key(0), padding=2)
+    choices = np.array(_choices(images, np.asarray(found), 2, True))
+    counts = np.zeros((2, 5, 5))
+    np.add.at(counts, tuple(choices.T), 1)
+    # Pearson's statistic of 49 degrees of freedom: 86 has probability 0.1 %.
+    self.assertLess(np.square(counts - 40).sum() / 40, 86)
+
+  def test_the_key_decides(self):
+    images = self._images()
+    change = jax.jit(augment.flip_and_crop)
+    one, again = (change(images, jax.random.key(5)) for _ in range(2))
+    np.testing.assert_array_equal(one, again)
+    np.testing.assert_array_equal(
+      one, augment.flip_and_crop(images, jax.random.key(5))
+    )
+    other = change(images, jax.random.key(6))
+    same = (np.asarray(one) == np.asarray(other)).all(axis=(1, 2, 3))
+    self.assertLess(same.mean(), 0.1)
+    self.assertEqual(change._cache_size(), 1)
+
+  def test_nothing_to_do_changes_nothing(self):
+    images = self._images()
+    found = augment.flip_and_crop(
+      images, jax.random.key(0), padding=0, flip=False
+    )
+    self.assertIsInstance(found, jax.Array)
+    np.testing.assert_array_equal(found, images)
+
+  @parameterized.parameters(
+    (np.zeros((8, 8, 3)), 4, r'inputs: .* got \(8, 8, 3\)'),
+    (np.zeros((1, 8, 8, 3)), -1, 'padding: .* got -1'),
+  )
+  def test_rejects(self, inputs, padding, message):
+    with self.assertRaisesRegex(ValueError, message):
+      augment.flip_and_crop(inputs, jax.random.key(0), padding=padding)
+
+
+def _choices(images, found, padding, flip) -> list[tuple | None]:
+  """Returns which (flip, top, left) each image shows, by trying them all."""
+  _, height, width, _ = images.shape
+  margin = (padding, padding)
+  choices = [None] * len(images)
+  for mirrored in (False, True)[: 1 + flip]:
+    original = images[:, :, ::-1] if mirrored else images
+    padded = np.pad(original, ((0, 0), margin, margin, (0, 0)))
+    for top, left in np.ndindex(2 * padding + 1, 2 * padding + 1):
+      crops = padded[:, top : top + height, left : left + width]
+      for i in np.flatnonzero((crops == found).all(axis=(1, 2, 3))):
+        choices[i] = (int(mirrored), top, left)
+  return choices
+
+
+if __name__ == '__main__':
+  absltest.main()
