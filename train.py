@@ -49,6 +49,7 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
       was expected and what came.
+    OSError: If the folder cannot be made.
   """
   _prepare_jax()
   defaults = default.get_config()
@@ -95,9 +96,9 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
       script=config.cluster.script,
       journal=journal,
     )
+  files.claim(manifest(config.to_dict()))
   return Run(
     name=config.sync.name,
-    manifest=manifest(config.to_dict()),
     cluster=cluster,
     journal=journal,
     files=files,
@@ -113,7 +114,7 @@ def _check(config: ConfigDict) -> None:
       f'{config.cluster.runtime!r}.'
     )
   for variable in _TASKS:
-    if int(os.environ.get(variable, 1)) > 1:
+    if os.environ.get(variable, '1') not in ('', '0', '1'):
       raise ValueError(
         "config.cluster.runtime: 'virtual' runs in one process, but "
         f'{variable} says that {os.environ[variable]} were started.'
@@ -186,6 +187,13 @@ def _plan(config: ConfigDict, epoch: int) -> Plan:
       f'config.batching.worker_batch: expected at most the {epoch} training '
       f'examples, got {config.batching.worker_batch}.'
     )
+  held = config.cluster.workers * config.batching.worker_batch
+  if held * (config.data.ahead + 1) > epoch:
+    raise ValueError(
+      'config.data.ahead: expected workers to hold at most one epoch of '
+      f'{epoch} examples, got {config.data.ahead} iterations ahead of '
+      f'{held} examples.'
+    )
   target = round(config.epochs * epoch)
   if not target:
     raise ValueError(
@@ -217,19 +225,18 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
 
 def _network(config: ConfigDict, *, servers: int) -> Network:
   section = config.cluster.network
-  kinds = {'worker': config.cluster.workers, 'server': servers}
+  links: dict[str, tuple[float, ...]] = {}
+  for link in ('up_Bps', 'down_Bps', 'latency_s'):
+    links[link] = ()
+    for host, count in ('worker', config.cluster.workers), ('server', servers):
+      path = f'config.cluster.network.{host}_{link}'
+      values = section[f'{host}_{link}']
+      least = 'at least 0' if link == 'latency_s' else 'more than 0'
+      if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
+        raise ValueError(f'{path}: expected {least}, got {values!r}.')
+      links[link] += _each(path, values, count)
   with _named('config.cluster.network'):
-    values = {
-      link: sum(
-        (
-          _each(f'{k}_{link}', section[f'{k}_{link}'], n)
-          for k, n in kinds.items()
-        ),
-        (),
-      )
-      for link in ('up_Bps', 'down_Bps', 'latency_s')
-    }
-    return Network(**values)
+    return Network(**links)
 
 
 def _each(
@@ -242,9 +249,11 @@ def _each(
 
 
 def _workdir(workdir: str | None) -> pathlib.Path:
+  if workdir == '':
+    raise ValueError("workdir: expected the path of a folder, got ''.")
   if workdir is not None:
     return pathlib.Path(workdir)
-  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
   return pathlib.Path('runs') / f'{now}-{os.getpid()}'
 
 

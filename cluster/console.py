@@ -12,15 +12,14 @@ from absl import logging
 class Console:
   """Shows a run as it goes; use as a context."""
 
-  def __init__(self, *, target: int, terminal: bool | None = None):
+  def __init__(self, *, target: int):
     """Shows nothing yet.
 
     Args:
       target: Examples after which the run ends.
-      terminal: Whether to draw a bar; None asks the standard output.
     """
     self._console = rich.console.Console()
-    self._drawn = self._console.is_terminal if terminal is None else terminal
+    self._drawn = self._console.is_terminal
     self._accuracy = '-'
     self._bar = rich.progress.Progress(
       rich.progress.BarColumn(),
@@ -63,7 +62,7 @@ class Console:
       'scheme': scheme,
       'accuracy': _number(summary['final_accuracy'], '.2%'),
       **{
-        f'time to {float(accuracy):.0%}': _number(reached, '.2f')
+        f'time to {100 * float(accuracy):g}%': _number(reached, '.2f')
         for accuracy, reached in summary['time_to'].items()
       },
       'time in all': _number(summary['virtual_s'], '.2f'),

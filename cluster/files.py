@@ -33,18 +33,25 @@ class RunFiles:
     Raises:
       ValueError: If `workdir` already holds a run.
     """
-    if workdir.exists() and not workdir.is_dir():
-      raise ValueError(f'workdir: expected a folder, {workdir} is a file.')
     if (workdir / 'manifest.json').exists():
       raise ValueError(
         f'workdir: expected a folder without a run, {workdir} holds one.'
       )
     self.workdir = workdir
 
-  def begin(self, manifest: Mapping[str, Any], *, num_workers: int) -> None:
-    """Creates the folder, its manifest and the files open during the run."""
+  def claim(self, manifest: Mapping[str, Any]) -> None:
+    """Creates the folder and its manifest.
+
+    Raises:
+      OSError: If the folder cannot be made, or holds a run by now.
+    """
     self.workdir.mkdir(parents=True, exist_ok=True)
-    _write(self.workdir / 'manifest.json', manifest)
+    # Exclusively: of two runs that were given one folder, one fails here.
+    with (self.workdir / 'manifest.json').open('x') as file:
+      file.write(_pretty(manifest))
+
+  def begin(self, *, num_workers: int) -> None:
+    """Opens the files that are written during the run."""
     self._metrics = (self.workdir / 'metrics.jsonl').open('w')
     self._events = (self.workdir / 'events.jsonl').open('w')
     self._trace = (self.workdir / 'trace.json').open('w')
@@ -73,7 +80,7 @@ class RunFiles:
 
   def close(self, summary: Mapping[str, Any]) -> None:
     """Writes summary.json and closes everything."""
-    _write(self.workdir / 'summary.json', summary)
+    (self.workdir / 'summary.json').write_text(_pretty(summary))
     self._trace.write('\n]\n')
     for file in (self._metrics, self._events, self._trace, self._board):
       file.close()
@@ -121,8 +128,8 @@ def _jsonable(value: Any) -> Any:
   return value
 
 
-def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  path.write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
+def _pretty(content: Mapping[str, Any]) -> str:
+  return json.dumps(content, indent=2, allow_nan=False) + '\n'
 
 
 def _dumps(row: Mapping[str, Any]) -> str:

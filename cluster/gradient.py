@@ -82,9 +82,7 @@ class Gradient:
       return gradient, loss
 
     self._part = jax.jit(part)
-    self._add = jax.jit(
-      lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
-    )
+    self._add = jax.jit(add_trees, donate_argnums=0)
 
   def __call__(
     self,
@@ -172,6 +170,11 @@ class Evaluation:
       for start in range(0, len(self._targets), self._batch)
     ]
     return sum(int(count) for count in right) / len(self._targets)
+
+
+def add_trees(one: Any, other: Any) -> Any:
+  """Returns the sum of two pytrees of one structure."""
+  return jax.tree.map(jnp.add, one, other)
 
 
 def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:

@@ -75,6 +75,8 @@ class Journal:
     self._next_eval = plan.eval_every
     self._next_log = plan.log_every
     self._losses: list[tuple[Push, int, jax.Array]] = []
+    # Loss and examples since the last row of each kind.
+    self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._time_to: dict[str, float | None] = {
       str(accuracy): None for accuracy in plan.accuracies
     }
@@ -119,7 +121,7 @@ class Journal:
       self._row('barrier', time)
     if ledger.iterations >= self._next_log:
       self._next_log += self._plan.log_every
-      self._row('log', time, loss=self._mean_loss())
+      self._row('log', time, loss=self._mean_loss('log'))
     if ledger.examples >= self._next_eval or self.finished:
       while self._next_eval <= ledger.examples:
         self._next_eval += self._plan.eval_every
@@ -137,7 +139,11 @@ class Journal:
     }
 
   def _evaluated(self, time: float) -> None:
-    loss = self._mean_loss()
+    loss = self._mean_loss('evaluation')
+    if not self._server.is_finite():
+      raise FloatingPointError(
+        f'A parameter of version {self._server.version} is not finite.'
+      )
     self._accuracy = self.evaluate(self._server.params)
     for accuracy, reached in self._time_to.items():
       if reached is None and self._accuracy >= float(accuracy):
@@ -166,8 +172,8 @@ class Journal:
     self._files.metric(row)
     self._console.show(row)
 
-  def _mean_loss(self) -> float | None:
-    """Returns the mean loss per example since the last call."""
+  def _mean_loss(self, kind: str) -> float | None:
+    """Returns the mean loss per example since the last row of a kind."""
     losses = jax.device_get([loss for *_, loss in self._losses])
     for (push, iteration, _), loss in zip(self._losses, losses, strict=True):
       if not math.isfinite(loss):
@@ -176,6 +182,13 @@ class Journal:
           f'{float(loss)}: expected a finite number.  A smaller '
           'config.optimizer.learning_rate may help.'
         )
-    examples = sum(push.examples for push, *_ in self._losses)
+    new = (
+      sum(map(float, losses)),
+      sum(push.examples for push, *_ in self._losses),
+    )
     self._losses.clear()
-    return sum(map(float, losses)) / examples if examples else None
+    for each, (loss, examples) in self._since.items():
+      self._since[each] = loss + new[0], examples + new[1]
+    loss, examples = self._since[kind]
+    self._since[kind] = 0.0, 0
+    return loss / examples if examples else None

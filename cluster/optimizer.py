@@ -50,7 +50,9 @@ def schedule(
   _check_positive('learning_rate', learning_rate)
   _check_positive('drop_factor', drop_factor)
   epochs = tuple(drop_epochs)
-  if list(epochs) != sorted(set(epochs)) or any(e <= 0 for e in epochs):
+  if list(epochs) != sorted(set(epochs)) or not all(
+    0 < e < float('inf') for e in epochs
+  ):
     raise ValueError(
       f'drop_epochs: expected increasing positive numbers, got {epochs}.'
     )

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cluster.gradient import add_trees
+
 
 class Server:
   """Holds one version of the parameters and makes the next.
@@ -65,10 +67,13 @@ class Server:
       updates = jax.tree.map(lambda u: u * scale, updates)
       return optax.apply_updates(params, updates), state
 
+    def is_finite(params):
+      leaves = jax.tree.leaves(params)
+      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+    self._is_finite = jax.jit(is_finite)
     self._apply = jax.jit(apply, donate_argnums=1)
-    self._add = jax.jit(
-      lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
-    )
+    self._add = jax.jit(add_trees, donate_argnums=0)
 
   def warm_up(self) -> None:
     """Compiles the sum and the update, and changes nothing."""
@@ -77,13 +82,15 @@ class Server:
     one = np.float32(1)
     gradient = self._add(zero, jax.tree.map(jnp.copy, zero))
     jax.block_until_ready(self._apply(self.params, state, gradient, one, one))
+    self.is_finite()
 
   def add(self, update: int, gradient: Any, examples: int) -> None:
     """Sums a push into an update.
 
     Args:
       update: Id of the update.
-      gradient: Pytree like the parameters, summed over the examples.
+      gradient: Pytree like the parameters, summed over the examples.  It is
+        the server's from now on: its memory is used again.
       examples: How many.
     """
     if update in self._sums:
@@ -105,6 +112,10 @@ class Server:
     )
     self.version += 1
     self.examples += examples
+
+  def is_finite(self) -> bool:
+    """Returns whether all parameters are finite."""
+    return bool(self._is_finite(self.params))
 
   @property
   def learning_rate(self) -> float:

@@ -53,6 +53,7 @@ class _Worker:
   version: int = 0
   params: Any = None
   ranges: Ranges = ()
+  examples: int = 0
   compute_s: float = 0.0
 
 
@@ -153,6 +154,9 @@ class VirtualCluster:
           self._arrived(flow)
       else:
         self._happened(*heapq.heappop(self._events)[1:])
+
+  def close(self) -> None:
+    """Ends what every worker is in the middle of, for the accounts."""
     for index in range(len(self._workers)):
       self._enter(index, None)
 
@@ -160,6 +164,16 @@ class VirtualCluster:
   def issued(self) -> int:
     """How many positions of the stream were ever issued."""
     return self._stream.cursor
+
+  @property
+  def script_unreached(self) -> list[tuple[float, str, int]]:
+    """Entries of the script that the run ended before."""
+    names = {_LEAVE: 'leave', _JOIN: 'join'}
+    return [
+      (time, names[kind], worker)
+      for time, kind, worker, _ in sorted(self._events)
+      if kind in names
+    ]
 
   @property
   def outstanding(self) -> list[tuple[int, int]]:
@@ -209,7 +223,7 @@ class VirtualCluster:
       worker=index,
       time=self.time,
       compute_s=worker.compute_s,
-      examples=len(indices),
+      examples=worker.examples,
     )
     self._pushes += 1
     self._stream.done(index)
@@ -227,16 +241,17 @@ class VirtualCluster:
     self._obey(verdict)
 
   def _obey(self, verdict: Verdict) -> None:
-    for update in verdict.commit:
-      self.server.commit(update)
-      self._journal.committed(update)
-    for worker in verdict.release:
-      self._start_iteration(worker)
-    self._journal.reached(self.time, barrier=verdict.barrier)
     self._wake += 1
     if verdict.wake_at is not None:
       event = (max(verdict.wake_at, self.time), _WAKE, self._wake, -1)
       heapq.heappush(self._events, event)
+    for update in verdict.commit:
+      self.server.commit(update)
+      self._journal.committed(update)
+    self._journal.reached(self.time, barrier=verdict.barrier)
+    if not self._journal.finished:
+      for worker in verdict.release:
+        self._start_iteration(worker)
 
   def _start_iteration(self, index: int) -> None:
     worker = self._workers[index]
@@ -244,6 +259,7 @@ class VirtualCluster:
     worker.version = self.server.version
     worker.params = self.server.params
     worker.ranges = self._stream.take(index, self._batch)
+    worker.examples = self._batch
     self._transfer(index, 'pull')
 
   def _transfer(self, index: int, phase: str) -> None:
@@ -266,7 +282,9 @@ class VirtualCluster:
       self._schedule(self.time, _PUSH, index)
       return
     self._enter(index, 'compute')
-    worker.compute_s = self._speed.seconds(index, worker.iteration, self._batch)
+    worker.compute_s = self._speed.seconds(
+      index, worker.iteration, worker.examples
+    )
     self._schedule(self.time + worker.compute_s, _COMPUTED, index)
 
   def _leave(self, index: int) -> None:
@@ -311,6 +329,8 @@ def _script(
   entries: Sequence[Sequence[Any]], num_workers: int
 ) -> list[Scripted]:
   """Returns the entries once they have been checked."""
+  if not isinstance(entries, tuple):
+    raise ValueError(f'script: expected a tuple of tuples, got {entries!r}.')
   for entry in entries:
     if not _is_scripted(entry, num_workers):
       raise ValueError(

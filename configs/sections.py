@@ -70,7 +70,7 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     got = config[field]
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
-    elif not _same_type(got, value):
+    elif not _same_type(got, value) and field != 'script':
       raise ValueError(
         f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
       )
@@ -80,5 +80,5 @@ def _same_type(got: Any, default: Any) -> bool:
   if isinstance(default, float) and type(got) is int:
     return True
   if isinstance(default, tuple) and isinstance(got, tuple):
-    return all(type(item) in (int, float, tuple) for item in got)
+    return all(type(item) in (int, float) for item in got)
   return type(got) is type(default)

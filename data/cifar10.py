@@ -7,6 +7,7 @@ From Krizhevsky, 'Learning Multiple Layers of Features from Tiny Images'
 import concurrent.futures
 import io
 import pathlib
+import zipfile
 from collections.abc import Mapping
 
 import numpy as np
@@ -65,8 +66,11 @@ def _read_archive(path: pathlib.Path) -> tuple[Split, Split]:
 
 
 def _read_npz(path: pathlib.Path) -> tuple[Split, Split]:
-  with np.load(path) as arrays:
-    return _decode(arrays, 'train'), _decode(arrays, 'test')
+  try:
+    with np.load(path) as arrays:
+      return _decode(arrays, 'train'), _decode(arrays, 'test')
+  except (EOFError, OSError, zipfile.BadZipFile) as error:
+    raise ValueError(f'file: expected an .npz file, {path}: {error}') from error
 
 
 def _decode(arrays: Mapping[str, np.ndarray], split: str) -> Split:

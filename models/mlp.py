@@ -73,7 +73,7 @@ def _check(input_shape, num_classes, hidden) -> None:
     )
   if num_classes < 1:
     raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if any(width < 1 for width in hidden):
+  if any(type(width) is not int or width < 1 for width in hidden):
     raise ValueError(
-      f'hidden: expected widths of at least 1, got {tuple(hidden)}.'
+      f'hidden: expected integers of at least 1, got {tuple(hidden)}.'
     )

@@ -161,7 +161,7 @@ def _check(input_shape, num_classes, depth, width, dropout) -> None:
     )
   if num_classes < 1:
     raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not width > 0:
+  if not 0 < width < float('inf'):
     raise ValueError(f'width: expected more than 0, got {width}.')
   if not 0 <= dropout < 1:
     raise ValueError(

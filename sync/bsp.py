@@ -54,8 +54,9 @@ class Bsp:
     commit = (self.update,) if self.pushes else ()
     self.update += 1
     self.pushes = 0
+    release = self.members.release_all()
     return verdict._replace(
-      commit=commit, release=self.members.release_all(), barrier=True
+      commit=commit, release=release, barrier=bool(release)
     )
 
 

@@ -32,7 +32,7 @@ class Dssp:
     members: Who lives.
     clocks: Finished iterations.
     fastest: Largest number of finished iterations of a living worker.
-    credit: Int [num_workers], iterations granted and not yet made.
+    credit: Int [num_workers], iterations granted and not yet started.
     last_push: Float [num_workers], seconds; NaN before the first.
     interval_s: Float [num_workers], between a worker's last two pushes, waiting
       included, as published; NaN before the second.
@@ -113,11 +113,12 @@ class Dssp:
     own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
     if most <= 0 or math.isnan(own_s) or math.isnan(slow_s):
       return 0
-    steps = np.arange(most + 1)
-    own = self.last_push[worker] + steps * own_s
-    slow = self.last_push[slowest] + (steps + 1) * slow_s
-    gap_s = np.abs(own[:, None] - slow[None, :]).min(axis=1)
-    return int(np.argmin(gap_s))
+    own = self.last_push[worker] + np.arange(most + 1) * own_s
+    # The predicted push of the slowest that is nearest to each of these.
+    last = self.last_push[slowest]
+    steps = np.rint((own - last) / slow_s) if slow_s else np.ones(most + 1)
+    slow = last + np.clip(steps, 1, most + 1) * slow_s
+    return int(np.argmin(np.abs(own - slow)))
 
   def _release(self, workers: list[int]) -> tuple[int, ...]:
     if self.waiting:

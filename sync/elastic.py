@@ -128,7 +128,9 @@ class Elastic:
     self.barrier = None
     self.monitored = len(release)
     self.pushes = [0] * len(self.pushes)
-    return verdict._replace(commit=commit, release=release, barrier=True)
+    return verdict._replace(
+      commit=commit, release=release, barrier=bool(release)
+    )
 
   def _new_update(self) -> int:
     self.updates += 1

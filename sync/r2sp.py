@@ -26,7 +26,7 @@ class R2sp:
     turn: Whose turn it is, an index into `order`.
     granted_at: Float [num_workers], each worker's last grant, seconds.
     iteration_s: T, seconds; None before the first push.
-    next_grant: Earliest time of the next grant, seconds.
+    last_grant: Time of the last one, seconds; None before the first.
     updates: Updates so far; the next one's id.
   """
 
@@ -37,13 +37,12 @@ class R2sp:
   granted_at: list[float]
   turn: int = 0
   iteration_s: float | None = None
-  next_grant: float = 0.0
+  last_grant: float | None = None
   updates: int = 0
 
   def start(self, time: float) -> Verdict:
     """Releases every worker: T is unknown, turns begin with the pushes."""
     self.granted_at = [time] * len(self.granted_at)
-    self.next_grant = time
     return Verdict(release=self.members.release_all())
 
   def push(self, push: Push) -> Verdict:
@@ -78,15 +77,14 @@ class R2sp:
 
   def _grant(self, verdict: Verdict, time: float) -> Verdict:
     granted = []
-    while self._next_waits() and time >= self.next_grant:
+    while self._next_waits() and time >= self._next_grant(time):
       worker = self.order[self.turn]
       granted += self.members.release((worker,))
-      self.granted_at[worker] = time
+      self.granted_at[worker] = self.last_grant = time
       self.turn = (self.turn + 1) % len(self.order)
-      self.next_grant = time + self._gap_s()
     return verdict._replace(
       release=tuple(sorted(granted)),
-      wake_at=self.next_grant if self._next_waits() else None,
+      wake_at=self._next_grant(time) if self._next_waits() else None,
     )
 
   def _next_waits(self) -> bool:
@@ -94,8 +92,12 @@ class R2sp:
       return False
     return self.members.state[self.order[self.turn]] == scheme.WAITING
 
-  def _gap_s(self) -> float:
-    return self.relaxation * (self.iteration_s or 0.0) / len(self.order)
+  def _next_grant(self, time: float) -> float:
+    """Earliest time of the next grant, by T and N as they are now."""
+    if self.last_grant is None or self.iteration_s is None:
+      return time
+    gap_s = self.relaxation * self.iteration_s / len(self.order)
+    return self.last_grant + gap_s
 
 
 def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:

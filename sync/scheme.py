@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
     commit: Updates applied now, in order; each makes the version one higher.
     release: Workers that may pull and go on, ascending.  They pull the version
       after the commits.
-    barrier: Whether a superstep ends here.
+    barrier: Whether a superstep ends here; never if nobody is alive.
     wake_at: When to call `wake`, seconds.  Replaces a pending wake; None
       cancels it.
   """
@@ -57,9 +57,10 @@ class Verdict(NamedTuple):
 class Scheme(Protocol):
   """When may a worker go on?
 
-  Simultaneous events are told in the order leave, join, push, wake, and then by
-  worker.  Late and spurious wakes are legal.  A push of a worker that was not
-  released, a second leave or a join of a living worker is a ValueError.
+  `start` is told first, with all workers alive.  Simultaneous events are told
+  in the order leave, join, push, wake, and then by worker.  Late and spurious
+  wakes are legal.  A push of a worker that was not released, a second leave or
+  a join of a living worker is a ValueError.
   """
 
   def start(self, time: float) -> Verdict:

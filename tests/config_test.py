@@ -77,7 +77,7 @@ class CheckTest(parameterized.TestCase):
     ),
     (
       {'cluster__network__worker_up_Bps': (0.0,)},
-      r'config.cluster.network.*up_Bps.*0.0',
+      r'config.cluster.network.worker_up_Bps: expected more than 0, got',
     ),
     (
       {'cluster__script': ((1.0, 'die', 0),)},
@@ -116,6 +116,14 @@ class CheckTest(parameterized.TestCase):
       r"config.cluster.script: expected .* got \('soon', 'leave', 1\)",
     ),
     ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
+    (
+      {'data__ahead': 10},
+      r'config.data.ahead: expected .* 192 examples, got 10',
+    ),
+    ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
+    ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),
+    ({'cluster__script': (1.0, 'leave', 1)}, r'config.cluster.script: '),
+    ({'optimizer__drop_epochs': (math.inf,)}, r'config.optimizer.drop_ep'),
     ({'seed': -1}, r'config.seed: expected .* got -1'),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
     (
@@ -178,6 +186,16 @@ class CheckTest(parameterized.TestCase):
     run()
     with self.assertRaisesRegex(ValueError, 'workdir: .* holds one'):
       train.build(small.config(), workdir=str(run.files.workdir))
+    with self.assertRaisesRegex(RuntimeError, 'runs once'):
+      run()
+
+  def test_a_folder_that_cannot_be_made_is_named(self):
+    with tempfile.NamedTemporaryFile() as file:
+      for workdir in (file.name, file.name + '/run'):
+        with self.assertRaisesRegex(OSError, file.name):
+          train.build(small.config(), workdir=workdir)
+    with self.assertRaisesRegex(ValueError, 'workdir: expected the path'):
+      train.build(small.config(), workdir='')
 
 
 class MainTest(parameterized.TestCase):
