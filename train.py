@@ -33,8 +33,6 @@ from models import task as tasks
 
 _EVALUATED = 512  # Test examples computed at once, at most.
 _REPEATABLE = '--xla_gpu_deterministic_ops=true'
-# Set where several tasks are started: by srun, Open MPI, and other mpiruns.
-_TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
@@ -54,8 +52,8 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
   _prepare_jax()
   defaults = default.get_config()
   sections.check_fields(config, defaults)
+  sections.check_values(config)
   choose = functools.partial(sections.chosen, config, defaults)
-  _check(config)
   for section in ('batching', 'wire'):
     choose(section)  # They have one choice each, which takes no arguments.
   num_workers, seed = config.cluster.workers, config.seed
@@ -104,34 +102,6 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
     files=files,
     console=console,
   )
-
-
-def _check(config: ConfigDict) -> None:
-  """Checks what no maker checks."""
-  if config.cluster.runtime != 'virtual':
-    raise ValueError(
-      "config.cluster.runtime: expected 'virtual', got "
-      f'{config.cluster.runtime!r}.'
-    )
-  for variable in _TASKS:
-    if os.environ.get(variable, '1') not in ('', '0', '1'):
-      raise ValueError(
-        "config.cluster.runtime: 'virtual' runs in one process, but "
-        f'{variable} says that {os.environ[variable]} were started.'
-      )
-  positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
-  positive += ('batching.worker_batch', 'route.server.servers')
-  for field in positive:
-    value = functools.reduce(
-      lambda node, key: node[key], field.split('.'), config
-    )
-    if not 0 < value < float('inf'):
-      raise ValueError(f'config.{field}: expected more than 0, got {value}.')
-  if not 0 <= config.seed < 2**32:
-    raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
-  for accuracy in config.time_to:
-    if not 0 < accuracy <= 1:
-      raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
 
 
 def _make(section: str, choose: Choose, **shared: Any) -> Any:

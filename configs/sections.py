@@ -1,9 +1,13 @@
 """The rules that every config obeys, whichever file and flags it came from."""
 
+import functools
+import os
 from typing import Any
 
 from ml_collections import ConfigDict
 
+# Set where several tasks are started: by srun, Open MPI, and other mpiruns.
+_TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 _NAMES = {
   bool: 'True or False',
   int: 'an integer',
@@ -25,6 +29,42 @@ def check_fields(config: ConfigDict, default: ConfigDict) -> None:
     ValueError: If a field is unknown, missing or of another type.
   """
   _check_fields(config, default, 'config')
+
+
+def check_values(config: ConfigDict) -> None:
+  """Checks the values that nothing made from the config checks.
+
+  Args:
+    config: With all fields.
+
+  Raises:
+    ValueError: If a value is out of its range, or if several tasks were started
+      for a run that is one process.
+  """
+  if config.cluster.runtime != 'virtual':
+    raise ValueError(
+      "config.cluster.runtime: expected 'virtual', got "
+      f'{config.cluster.runtime!r}.'
+    )
+  for variable in _TASKS:
+    if os.environ.get(variable, '1') not in ('', '0', '1'):
+      raise ValueError(
+        "config.cluster.runtime: 'virtual' runs in one process, but "
+        f'{variable} says that {os.environ[variable]} were started.'
+      )
+  positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
+  positive += ('batching.worker_batch', 'route.server.servers')
+  for field in positive:
+    value = functools.reduce(
+      lambda node, key: node[key], field.split('.'), config
+    )
+    if not 0 < value < float('inf'):
+      raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  if not 0 <= config.seed < 2**32:
+    raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
+  for accuracy in config.time_to:
+    if not 0 < accuracy <= 1:
+      raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
 
 
 def chosen(

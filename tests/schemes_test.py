@@ -162,6 +162,119 @@ class TimelineTest(parameterized.TestCase):
     )
 
 
+class DepartureTimelineTest(parameterized.TestCase):
+  """Three workers of which some leave and join, worked out by hand."""
+
+  def _releases(self, scheme_, seconds, pushes, faults):
+    driver = Driver(scheme_, 3)
+    driver.run(_constant(*seconds), pushes=pushes, faults=faults)
+    return driver.releases
+
+  def test_r2sp_skips_turns_and_changes_the_gap(self):
+    # T is 3.  Three workers: a gap of 1.  Two from 4.5 on: 1.5, so the grant
+    # due at 5 comes at 5.5.  From 7.5 on worker 1 is last of three again.
+    releases = self._releases(
+      r2sp.make(num_workers=3, relaxation=1.0, smoothing=1.0),
+      (3, 3, 3),
+      7,
+      [(4.5, 'leave', 1), (7.5, 'join', 1)],
+    )
+    self.assertEqual(
+      releases[1:],
+      [
+        (3, (0,)),
+        (4, (1,)),
+        (5.5, (2,)),
+        (7, (0,)),
+        (8.5, (2,)),
+        (9.5, (1,)),
+        (10.5, (0,)),
+        (11.5, (2,)),
+      ],
+    )
+
+  def test_r2sp_averages_iterations_without_the_time_held(self):
+    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=0.5)
+    made.start(0.0)
+    said = [
+      made.push(scheme.Push(0, 0, 4.0, 1.0, 1)),  # T = 4.
+      made.push(scheme.Push(1, 1, 6.0, 1.0, 1)),  # T = 5: due at 4 + 2.5.
+      made.wake(6.5),
+      made.push(scheme.Push(2, 0, 8.0, 1.0, 1)),  # T = 4.5: 6.5 + 2.25.
+      made.wake(8.75),
+      made.push(scheme.Push(3, 0, 10.75, 1.0, 1)),  # Took 2: T = 3.25.
+      made.push(scheme.Push(4, 1, 11.0, 1.0, 1)),  # Took 4.5: T = 3.875.
+    ]
+    self.assertEqual(
+      [verdict.release for verdict in said],
+      [(0,), (), (1,), (), (0,), (), (1,)],
+    )
+    self.assertEqual(
+      [verdict.wake_at for verdict in said],
+      [None, 6.5, None, 8.75, None, None, 11 + 3.875 / 2],
+    )
+
+  def test_dssp_forgets_who_left(self):
+    # As above up to 10, when both fast workers may make two more iterations.
+    # Worker 0 returns without that credit, with the clock of worker 2, and is
+    # not the fastest: at 13.75 it waits.  When worker 1 (7 iterations) has
+    # left it is, and at 17 one more iteration brings it from 20.25 to 20.
+    releases = self._releases(
+      dssp.make(num_workers=3, low=1, high=4),
+      (1, 1, 4),
+      20,
+      [(10.5, 'leave', 0), (10.75, 'join', 0), (14.0, 'leave', 1)],
+    )
+    self.assertEqual(
+      releases[-9:],
+      [
+        (10, (0,)),
+        (10, (1,)),
+        (10.75, (0,)),
+        (11, (1,)),
+        (11.75, (0,)),
+        (12, (2,)),
+        (12.75, (0,)),
+        (16, (0, 2)),
+        (17, (0,)),
+      ],
+    )
+
+  def test_elastic_searches_without_a_worker_that_leaves_while_monitored(self):
+    # At 5 worker 2 owes a push and leaves: 5 6 7 and 6 8 10 meet at 6.
+    releases = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
+      (1, 2, 3),
+      10,
+      [(5.0, 'leave', 2)],
+    )
+    self.assertEqual(
+      releases[-4:], [(4, (0,)), (4, (1,)), (5, (0,)), (6, (0, 1))]
+    )
+
+  def test_elastic_lets_a_worker_that_joins_wait_for_the_barrier(self):
+    releases = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
+      (1, 2, 3),
+      15,
+      [(7.0, 'leave', 2), (7.5, 'join', 2)],
+    )
+    self.assertEqual(
+      releases[-4:], [(6, (2,)), (7, (0,)), (8, (0,)), (9, (0, 1, 2))]
+    )
+
+  @parameterized.parameters('bsp', 'elastic')
+  def test_there_is_no_barrier_of_nobody(self, name):
+    driver = Driver(_make(name, 2), 2)
+    driver.run(
+      _constant(1, 1),
+      pushes=9,
+      faults=[(0.5, 'leave', 0), (0.5, 'leave', 1), (2.0, 'join', 1)],
+    )
+    barriers = [s.event['time'] for s in driver.steps if s.verdict.barrier]
+    self.assertEqual(barriers[0], 2.0)
+
+
 class ScheduleTest(parameterized.TestCase):
   """Random finish orders, deaths and returns; the driver checks verdicts."""
 
@@ -227,10 +340,25 @@ class ScheduleTest(parameterized.TestCase):
         self.assertBetween(left[worker], 1, 6)
 
   def _r2sp(self, driver, step):
-    if step.told in ('push', 'wake') and len(step.verdict.release) == 1:
-      order = driver.scheme.order
-      before = order[driver.scheme.turn - 1]
-      self.assertEqual(step.verdict.release, (before,))
+    if step.told == 'start':
+      driver.turns = sorted(driver.living), 0  # The order, and who is next.
+      return
+    order, turn = driver.turns
+    worker = step.event.get('worker')
+    if step.told == 'leave':
+      place = order.index(worker)
+      following = order[(place + 1) % len(order)]
+      turn = following if turn == worker else turn
+      order.remove(worker)
+    elif step.told == 'join':
+      order.append(worker)
+      turn = turn if len(order) > 1 else worker
+    granted = set(step.verdict.release)
+    while turn in granted:
+      granted.remove(turn)
+      turn = order[(order.index(turn) + 1) % len(order)]
+    self.assertEmpty(granted)
+    driver.turns = order, turn
 
 
 def _lead(driver, step):

@@ -317,6 +317,34 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(summary['final_accuracy'], evaluations[-1]['accuracy'])
 
 
+class SimultaneousTest(parameterized.TestCase):
+  @parameterized.parameters(*_SCHEMES)
+  def test_they_are_told_by_kind_and_then_by_worker(self, name):
+    run, _ = _trained(
+      sync__name=name,
+      cluster__speed__fixed_s=0.25,
+      cluster__speed__per_example_s=0.0,
+      cluster__speed__slowdown=(1.0, 1.0, 2.0),
+      cluster__script=(
+        (0.5, 'leave', 1),
+        (1.0, 'join', 1),
+        (1.0, 'leave', 2),
+        (1.5, 'join', 2),
+        (1.5, 'leave', 0),
+        (2.0, 'join', 0),
+      ),
+    )
+    kinds = ('start', 'leave', 'join', 'push', 'wake')
+    keys = [
+      (row['time'], kinds.index(row['told']), row.get('worker', -1))
+      for row in small.rows(run, 'events.jsonl')
+    ]
+    self.assertEqual(keys, sorted(keys))
+    times = [time for time, kind, _ in keys if kind in (1, 2)]
+    self.assertEqual(times, [0.5, 1.0, 1.0, 1.5, 1.5, 2.0])
+    self.assertIn((0.5, kinds.index('push'), 2), keys)
+
+
 class DeathTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_a_run_survives_deaths_and_returns(self, name):
@@ -332,6 +360,28 @@ class DeathTest(parameterized.TestCase):
       cluster__network__server_up_Bps=(1e6,),
     )
     self.assertEqual(summary['ended'], 'finished')
+
+  def test_a_worker_that_dies_while_it_pushes_frees_the_link(self):
+    changed = {
+      'cluster__workers': 2,
+      'cluster__speed__slowdown': (1.0,),
+      'cluster__speed__fixed_s': 0.1,
+      'cluster__speed__per_example_s': 0.0,
+      'cluster__network__server_down_Bps': (1e6,),
+    }
+    size = small.build(small.config(**changed)).cluster.server.size_bytes
+    half = 0.1 + size / 1e6  # Both have pushed half of their bytes.
+    run, summary = _trained(
+      **changed, cluster__script=((half, 'leave', 1), (9.0, 'join', 1))
+    )
+
+    first = next(
+      row
+      for row in small.rows(run, 'metrics.jsonl')
+      if row['kind'] == 'barrier'
+    )
+    self.assertAlmostEqual(first['time'], half + size / 2 / 1e6)
+    self.assertEqual(summary['script_unreached'], [(9.0, 'join', 1)])
 
   @parameterized.parameters(*_SCHEMES)
   def test_a_run_without_workers_ends_with_an_error(self, name):
