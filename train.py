@@ -126,7 +126,8 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
     num_classes=dataset.num_classes,
     seed=config.seed,
   )
-  return tasks.classification(model, dataset.prepare)
+  with _named(f'config.model.{config.model.name}'):
+    return tasks.classification(model, dataset.prepare)
 
 
 def _server(

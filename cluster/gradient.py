@@ -154,7 +154,8 @@ class Evaluation:
 
     def right(params, inputs, targets, real):
       mask = jnp.arange(len(targets)) < real
-      return jnp.sum(task.correct(params, inputs, targets) & mask)
+      correct = task.correct(params, inputs, targets)
+      return jnp.sum(jnp.where(mask, correct, 0.0))
 
     self._right = jax.jit(right)
 
@@ -169,7 +170,7 @@ class Evaluation:
       )
       for start in range(0, len(self._targets), self._batch)
     ]
-    return sum(int(count) for count in right) / len(self._targets)
+    return sum(float(count) for count in right) / len(self._targets)
 
 
 def add_trees(one: Any, other: Any) -> Any:

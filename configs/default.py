@@ -89,6 +89,23 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.vgg.depth = 16  # 11, 16 or 19.
   config.model.vgg.width = 0.125  # Multiplier of all widths.
   config.model.vgg.dropout = 0.0  # Of the hidden dense layers.
+  config.model.alexnet = ConfigDict()
+  config.model.alexnet.width = 1.0
+  config.model.alexnet.norm = 'none'  # Or 'group'.
+  config.model.alexnet.dropout = 0.5
+  config.model.resnet = ConfigDict()
+  config.model.resnet.depth = 20  # 20, 32, 110 (CIFAR), or 50 (bottleneck).
+  config.model.resnet.width = 1.0
+  config.model.resnet.norm = 'group'  # Or 'none'.
+  config.model.inception_v3 = ConfigDict()
+  config.model.inception_v3.width = 1.0
+  config.model.inception_v3.norm = 'group'  # Or 'none'.
+  config.model.inception_v3.dropout = 0.2
+  config.model.transformer = ConfigDict()
+  config.model.transformer.layers = 2
+  config.model.transformer.width = 128
+  config.model.transformer.heads = 4
+  config.model.transformer.dropout = 0.1
   config.model.mlp = ConfigDict()
   config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
 
@@ -100,6 +117,17 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'
+  config.data.cifar100 = ConfigDict()
+  config.data.cifar100.file = 'cifar-100-python.tar.gz'
+  config.data.fashion_mnist = ConfigDict()
+  config.data.fashion_mnist.folder = 'fashion-mnist'  # Of its IDX files.
+  config.data.imagenet = ConfigDict()
+  config.data.imagenet.folder = 'imagenet'  # Of train/CLASS and val/CLASS.
+  config.data.imagenet.pixels = 224
+  config.data.text = ConfigDict()
+  config.data.text.file = ''  # UTF-8; its characters are the vocabulary.
+  config.data.text.length = 128  # Characters of an example.
+  config.data.text.test_share = 0.1  # The end of the file.
   config.data.synthetic = ConfigDict()
   config.data.synthetic.num_train = 1024
   config.data.synthetic.num_test = 256

@@ -1,7 +1,17 @@
-"""VGG16 with ElasticBSP: barriers where ZipLine predicts little waiting.
+"""VGG16 at 1/8 width with ElasticBSP: barriers where ZipLine predicts little waiting.
+
+Scheme: Zhao et al., ICDM 2019.  Model: Simonyan and Zisserman, ICLR 2015.
+Four virtual workers, the slowest three times slower, 10 % jitter.
 
 python main.py --config=configs/vgg16_elastic.py           (digits)
 python main.py --config=configs/vgg16_elastic.py:cifar10   (needs its archive)
+
+Reached on digits, seed 0: 98.3 % after 114 virtual seconds, 90 % at 25.8,
+waiting 6 %; under a minute on two cores (python -m bench.training --schemes
+elastic).
+
+On CIFAR-10 (JPEG q75), --config.data.cifar10.file=cifar10_jpeg.npz, the same
+recipe reached 54.8 % in 4 epochs; longer runs and full width were not tried.
 """
 
 import ml_collections
@@ -10,7 +20,7 @@ from configs import vgg16_bsp
 
 
 def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
-  """Returns the experiment on one of the data sets digits and cifar10."""
+  """Returns the experiment on the data set that `variant` names."""
   config = vgg16_bsp.get_config(variant)
   config.sync.name = 'elastic'
   return config
