@@ -1,6 +1,6 @@
 """VGG16 at 1/8 width with ASP: nobody waits.
 
-Scheme: the asynchronous baseline of all of these papers.  Model: Simonyan and Zisserman, ICLR 2015.
+Scheme: Dean et al., NIPS 2012.  Model: Simonyan and Zisserman, ICLR 2015.
 Four virtual workers, the slowest three times slower, 10 % jitter.
 
 python main.py --config=configs/vgg16_asp.py           (digits)

@@ -1,4 +1,4 @@
-"""VGG16 at 1/8 width with ElasticBSP: barriers where ZipLine predicts little waiting.
+"""VGG16 at 1/8 width with ElasticBSP: barriers where few wait long.
 
 Scheme: Zhao et al., ICDM 2019.  Model: Simonyan and Zisserman, ICLR 2015.
 Four virtual workers, the slowest three times slower, 10 % jitter.
