@@ -5,18 +5,17 @@ optimiser and the cluster; calling what it returns trains.
 """
 
 import contextlib
-import datetime
 import functools
 import importlib
 import logging
 import os
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from cluster import optimizer as optimizers
+from cluster import schedule as schedules
 from cluster import speed as speeds
 from cluster.console import Console
 from cluster.files import RunFiles, manifest
@@ -62,7 +61,7 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
   scheme = _make('sync', choose, num_workers=num_workers)
   network = _network(config, **route)
   speed = _speed(config, choose)
-  files = RunFiles(_workdir(workdir))
+  files = RunFiles(workdir)
   dataset = _dataset(config, choose)
   plan = _plan(config, len(dataset.train.targets))
   with _named('config.data'):
@@ -136,19 +135,32 @@ def _server(
   name, own = choose('optimizer')
   with _named(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
+  schedule = _schedule(config, choose, epoch)
   with _named('config.optimizer'):
     return Server(
       params=params,
-      tx=tx,
-      learning_rate=optimizers.schedule(
-        learning_rate=config.optimizer.learning_rate,
-        drop_epochs=config.optimizer.drop_epochs,
-        drop_factor=config.optimizer.drop_factor,
-        num_examples=epoch,
-      ),
+      tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
+      schedule=schedule,
       reduction=config.optimizer.reduction,
       num_workers=config.cluster.workers,
       worker_batch=config.batching.worker_batch,
+    )
+
+
+def _schedule(
+  config: ConfigDict, choose: Choose, epoch: int
+) -> schedules.Schedule:
+  name, own = choose('schedule')
+  with _named(f'config.schedule.{name}'):
+    shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
+  with _named('config.schedule'):
+    return schedules.schedule(
+      rate=config.optimizer.learning_rate,
+      warmup_epochs=config.schedule.warmup_epochs,
+      counts=config.schedule.counts,
+      shape=shape,
+      epoch=epoch,
+      update=config.cluster.workers * config.batching.worker_batch,
     )
 
 
@@ -217,15 +229,6 @@ def _each(
   if len(values) not in (1, count):
     raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
   return tuple(values) * (count // len(values))
-
-
-def _workdir(workdir: str | None) -> pathlib.Path:
-  if workdir == '':
-    raise ValueError("workdir: expected the path of a folder, got ''.")
-  if workdir is not None:
-    return pathlib.Path(workdir)
-  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
-  return pathlib.Path('runs') / f'{now}-{os.getpid()}'
 
 
 def _prepare_jax() -> None:

@@ -4,6 +4,7 @@ manifest.json, metrics.jsonl, events.jsonl, trace.json (Chrome trace format),
 TensorBoard events and summary.json.  What is not known is null, never NaN.
 """
 
+import datetime
 import json
 import math
 import os
@@ -24,20 +25,25 @@ _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
 class RunFiles:
   """Writes one run's files."""
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: str | None):
     """Creates nothing yet.
 
     Args:
-      workdir: Must hold no run yet.
+      workdir: Folder that holds no run yet; None names a new one under runs/.
 
     Raises:
-      ValueError: If `workdir` already holds a run.
+      ValueError: If `workdir` is empty or already holds a run.
     """
-    if (workdir / 'manifest.json').exists():
+    if workdir == '':
+      raise ValueError("workdir: expected the path of a folder, got ''.")
+    if workdir is None:
+      now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
+      workdir = f'runs/{now}-{os.getpid()}'
+    self.workdir = pathlib.Path(workdir)
+    if (self.workdir / 'manifest.json').exists():
       raise ValueError(
         f'workdir: expected a folder without a run, {workdir} holds one.'
       )
-    self.workdir = workdir
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
     """Creates the folder and its manifest.

@@ -1,66 +1,14 @@
-"""Optimisers by name, from optax, and the learning rate by examples processed.
+"""Optimisers by name, from optax.
 
-Both optimisers are built with learning rate 1 and their result is multiplied
-by the rate of the moment, which is the same thing for transformations that end
-in a scaling by the learning rate, as these do.
+They are built with learning rate 1 and their result is multiplied by the rate
+of the moment, which is the same thing for transformations that end in a
+scaling by the learning rate.  LARS does not: its momentum then holds steps
+before that scaling, as SGD's does here.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
 
 import optax
-
-
-class Schedule(NamedTuple):
-  """A learning rate that drops in steps, counted in examples.
-
-  Attributes:
-    rate: At the start.
-    drops: Increasing numbers of examples after which the rate drops.
-    factor: What each drop multiplies the rate by.
-  """
-
-  rate: float
-  drops: tuple[float, ...]
-  factor: float
-
-  def __call__(self, examples: int) -> float:
-    """Returns the learning rate after `examples` examples of the cluster."""
-    return self.rate * self.factor ** sum(d <= examples for d in self.drops)
-
-
-def schedule(
-  *,
-  learning_rate: float,
-  drop_epochs: Sequence[float],
-  drop_factor: float,
-  num_examples: int,
-) -> Schedule:
-  """Returns the schedule of a run.
-
-  Args:
-    learning_rate: At the start, above 0.
-    drop_epochs: Increasing epochs (fractions too) at which the rate drops.
-    drop_factor: What each drop multiplies the rate by, above 0.
-    num_examples: Examples of one epoch.
-
-  Raises:
-    ValueError: If an argument is out of range.
-  """
-  _check_positive('learning_rate', learning_rate)
-  _check_positive('drop_factor', drop_factor)
-  epochs = tuple(drop_epochs)
-  if list(epochs) != sorted(set(epochs)) or not all(
-    0 < e < float('inf') for e in epochs
-  ):
-    raise ValueError(
-      f'drop_epochs: expected increasing positive numbers, got {epochs}.'
-    )
-  return Schedule(
-    rate=learning_rate,
-    drops=tuple(e * num_examples for e in epochs),
-    factor=drop_factor,
-  )
 
 
 def sgd(
@@ -69,8 +17,7 @@ def sgd(
   """Returns stochastic gradient descent; decay is added to the gradient."""
   _check_range('momentum', momentum)
   _check_decay(weight_decay)
-  if nesterov and not momentum:
-    raise ValueError('nesterov: expected False without momentum, got True.')
+  _check_nesterov(nesterov, momentum)
   return optax.chain(
     optax.add_decayed_weights(weight_decay)
     if weight_decay
@@ -88,6 +35,51 @@ def adamw(
   _check_positive('eps', eps)
   _check_decay(weight_decay)
   return optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+
+
+def lars(
+  *,
+  momentum: float,
+  nesterov: bool,
+  weight_decay: float,
+  trust_coefficient: float,
+) -> optax.GradientTransformation:
+  """Returns layer-wise adaptive rate scaling (You et al., 2017)."""
+  _check_range('momentum', momentum)
+  _check_decay(weight_decay)
+  _check_positive('trust_coefficient', trust_coefficient)
+  _check_nesterov(nesterov, momentum)
+  return optax.lars(
+    1.0,
+    weight_decay=weight_decay,
+    trust_coefficient=trust_coefficient,
+    momentum=momentum,
+    nesterov=nesterov,
+  )
+
+
+def clipped(
+  tx: optax.GradientTransformation, *, clip_norm: float
+) -> optax.GradientTransformation:
+  """Returns `tx` of gradients whose global norm is at most `clip_norm`.
+
+  Args:
+    tx: From a function above.
+    clip_norm: Above 0; infinity clips nothing.
+
+  Raises:
+    ValueError: If `clip_norm` is out of range.
+  """
+  if not clip_norm > 0:
+    raise ValueError(f'clip_norm: expected more than 0, got {clip_norm}.')
+  if clip_norm == math.inf:
+    return tx
+  return optax.chain(optax.clip_by_global_norm(clip_norm), tx)
+
+
+def _check_nesterov(nesterov: bool, momentum: float) -> None:
+  if nesterov and not momentum:
+    raise ValueError('nesterov: expected False without momentum, got True.')
 
 
 def _check_positive(name: str, value: float) -> None:

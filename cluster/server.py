@@ -1,6 +1,5 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 import optax
 
 from cluster.gradient import add_trees
+from cluster.schedule import Schedule
 
 
 class Server:
@@ -31,7 +31,7 @@ class Server:
     *,
     params: Any,
     tx: optax.GradientTransformation,
-    learning_rate: Callable[[int], float],
+    schedule: Schedule,
     reduction: Literal['sum', 'mean'],
     num_workers: int,
     worker_batch: int,
@@ -41,7 +41,7 @@ class Server:
     Args:
       params: Initial parameters.
       tx: Built with learning rate 1; decay, clipping, momentum inside.
-      learning_rate: From the examples processed by the whole cluster.
+      schedule: Of the learning rate.
       reduction: 'sum' or 'mean'.
       num_workers: n, as configured.
       worker_batch: X0, as configured.
@@ -58,7 +58,7 @@ class Server:
     self.examples = 0
     self._state = jax.jit(tx.init)(params)
     self._sums: dict[int, tuple[Any, int]] = {}
-    self._learning_rate = learning_rate
+    self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
 
     def apply(params, state, gradient, examples, scale):
@@ -120,7 +120,7 @@ class Server:
   @property
   def learning_rate(self) -> float:
     """The learning rate of the next update."""
-    return self._learning_rate(self.examples)
+    return self._schedule(examples=self.examples, updates=self.version)
 
   @property
   def size_bytes(self) -> int:

@@ -4,6 +4,8 @@ Each section with a `name` chooses one of its sub-sections; only that one is
 used, and a field that is changed in another one is an error.
 """
 
+import math
+
 import ml_collections
 from ml_collections import ConfigDict
 
@@ -138,9 +140,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'
   config.optimizer.learning_rate = 0.015
-  # Epochs, by examples of the whole cluster, at which the rate drops.
-  config.optimizer.drop_epochs = ()
-  config.optimizer.drop_factor = 0.1
+  config.optimizer.clip_norm = math.inf  # Of an update's mean gradient.
   config.optimizer.reduction = 'sum'  # Or 'mean': over n workers.
   config.optimizer.sgd = ConfigDict()
   config.optimizer.sgd.momentum = 0.0
@@ -151,4 +151,21 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.adamw.b2 = 0.999
   config.optimizer.adamw.eps = 1e-8
   config.optimizer.adamw.weight_decay = 1e-4
+  config.optimizer.lars = ConfigDict()
+  config.optimizer.lars.momentum = 0.9
+  config.optimizer.lars.nesterov = False
+  config.optimizer.lars.weight_decay = 1e-4
+  config.optimizer.lars.trust_coefficient = 1e-3
+
+  # The learning rate over the run, by examples of the whole cluster.
+  config.schedule = ConfigDict()
+  config.schedule.name = 'constant'
+  config.schedule.warmup_epochs = 0.0  # Linear, before the shape.
+  config.schedule.counts = 'examples'  # Or 'updates', as often published.
+  config.schedule.constant = ConfigDict()
+  config.schedule.step = ConfigDict()
+  config.schedule.step.epochs = ()  # At which the rate drops.
+  config.schedule.step.factor = 0.1
+  config.schedule.cosine = ConfigDict()
+  config.schedule.cosine.final = 0.0  # Share of the rate at the end.
   return config.lock()

@@ -97,7 +97,7 @@ class CheckTest(parameterized.TestCase):
     ),
     (
       {'optimizer__learning_rate': -0.1},
-      r'config.optimizer.learning_rate: expected .* got -0.1',
+      r'learning_rate: expected .* got -0.1',
     ),
     (
       {'optimizer__sgd__momentum': 1.5},
@@ -108,8 +108,8 @@ class CheckTest(parameterized.TestCase):
       r"config.optimizer.reduction: expected 'sum' or 'mean', got 'max'",
     ),
     (
-      {'optimizer__drop_epochs': (2.0, 1.0)},
-      r'config.optimizer.drop_epochs: expected increasing',
+      {'schedule__name': 'step', 'schedule__step__epochs': (2.0, 1.0)},
+      r'config.schedule.step.epochs: expected increasing',
     ),
     (
       {'cluster__script': (('soon', 'leave', 1),)},
@@ -123,7 +123,10 @@ class CheckTest(parameterized.TestCase):
     ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
     ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),
     ({'cluster__script': (1.0, 'leave', 1)}, r'config.cluster.script: '),
-    ({'optimizer__drop_epochs': (math.inf,)}, r'config.optimizer.drop_ep'),
+    ({'schedule__step__epochs': (1.0,)}, r'config.schedule.step.epochs: .*ign'),
+    ({'schedule__counts': 'pushes'}, r'config.schedule.counts: .*pushes'),
+    ({'schedule__warmup_epochs': -1.0}, r'config.schedule.warmup_epochs: '),
+    ({'optimizer__clip_norm': 0.0}, r'config.optimizer.clip_norm: .* got 0'),
     ({'seed': -1}, r'config.seed: expected .* got -1'),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
     (

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from cluster import optimizer
+from cluster import optimizer, schedule
 from cluster.server import Server
 
 
@@ -16,11 +16,23 @@ def _tree(seed):
   return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
 
 
+def _schedule(**changed):
+  arguments = {
+    'rate': 1.0,
+    'warmup_epochs': 0.0,
+    'counts': 'examples',
+    'shape': schedule.constant(total_epochs=1.0),
+    'epoch': 100,
+    'update': 32,
+  }
+  return schedule.schedule(**arguments | changed)
+
+
 def _server(tx, *, reduction='sum', rate=0.1):
   return Server(
     params=_tree(0),
     tx=tx,
-    learning_rate=lambda examples: rate,
+    schedule=_schedule(rate=rate),
     reduction=reduction,
     num_workers=4,
     worker_batch=8,
@@ -28,6 +40,12 @@ def _server(tx, *, reduction='sum', rate=0.1):
 
 
 _SGD = {'momentum': 0.9, 'nesterov': True, 'weight_decay': 0.01}
+_LARS = {
+  'momentum': 0.9,
+  'nesterov': False,
+  'weight_decay': 0.01,
+  'trust_coefficient': 0.02,
+}
 _ADAMW = {'b1': 0.8, 'b2': 0.95, 'eps': 1e-6, 'weight_decay': 0.01}
 
 
@@ -41,6 +59,10 @@ class UpdateTest(parameterized.TestCase):
       ),
     ),
     (optimizer.adamw(**_ADAMW), optax.adamw(0.1, **_ADAMW)),
+    (
+      optimizer.lars(**_LARS),
+      optax.lars(0.1, **_LARS),
+    ),
   )
   def test_full_batches_are_plain_optax(self, tx, plain):
     server = _server(tx)
@@ -94,30 +116,81 @@ class UpdateTest(parameterized.TestCase):
       _server(optax.sgd(1.0), reduction='median')
 
 
-class ScheduleTest(parameterized.TestCase):
-  def test_it_drops_by_examples(self):
-    schedule = optimizer.schedule(
-      learning_rate=1.0, drop_epochs=(0.5, 2), drop_factor=0.1, num_examples=100
+class ClippingTest(parameterized.TestCase):
+  @parameterized.parameters(0.5, 100.0)
+  def test_the_norm_of_the_mean_gradient_is_bounded(self, clip_norm):
+    tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
+    server = _server(optimizer.clipped(tx, clip_norm=clip_norm))
+    gradient = _tree(1)
+    norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
+    server.add(0, jax.tree.map(lambda g: g * 8, gradient), 8)
+    server.commit(0)
+
+    scale = 0.1 * min(1.0, clip_norm / norm)
+    jax.tree.map(
+      lambda a, p, g: np.testing.assert_allclose(a, p - scale * g, rtol=1e-5),
+      server.params,
+      _tree(0),
+      gradient,
     )
-    rates = [schedule(examples) for examples in (0, 49, 50, 199, 200, 1000)]
-    np.testing.assert_allclose(rates, [1, 1, 0.1, 0.1, 0.01, 0.01])
+
+  def test_an_infinite_norm_changes_nothing(self):
+    tx = optax.sgd(1.0)
+    self.assertIs(optimizer.clipped(tx, clip_norm=float('inf')), tx)
+
+
+class ScheduleTest(parameterized.TestCase):
+  def _rates(self, made, examples):
+    return [made(examples=e, updates=0) for e in examples]
+
+  def test_steps_drop_by_examples(self):
+    shape = schedule.step(total_epochs=9.0, epochs=(0.5, 2), factor=0.1)
+    np.testing.assert_allclose(
+      self._rates(_schedule(shape=shape), (0, 49, 50, 199, 200, 1000)),
+      [1, 1, 0.1, 0.1, 0.01, 0.01],
+    )
+
+  def test_cosine_is_that_of_optax(self):
+    shape = schedule.cosine(total_epochs=3.0, final=0.2)
+    reference = optax.cosine_decay_schedule(1.0, 300, alpha=0.2)
+    examples = range(0, 400, 10)
+    np.testing.assert_allclose(
+      self._rates(_schedule(shape=shape), examples),
+      [reference(e) for e in examples],
+      rtol=1e-5,
+    )
+
+  def test_warm_up_rises_linearly_and_starts_above_0(self):
+    made = _schedule(rate=2.0, warmup_epochs=2.0)
+    np.testing.assert_allclose(
+      self._rates(made, (0, 50, 100, 200, 300)), [0.01, 0.5, 1.0, 2.0, 2.0]
+    )
+
+  def test_updates_count_as_full_ones_where_asked(self):
+    shape = schedule.step(total_epochs=9.0, epochs=(1,), factor=0.5)
+    made = _schedule(shape=shape, counts='updates', update=50)
+    rates = [made(examples=10**6, updates=updates) for updates in (1, 2)]
+    self.assertEqual(rates, [1, 0.5])
 
   @parameterized.parameters(
-    ({'learning_rate': 0.0}, 'learning_rate: expected a number above 0'),
-    ({'learning_rate': float('nan')}, 'learning_rate: expected'),
-    ({'drop_factor': -1.0}, 'drop_factor: expected a number above 0'),
-    ({'drop_epochs': (2, 1)}, 'drop_epochs: expected increasing'),
-    ({'drop_epochs': (0,)}, 'drop_epochs: expected increasing'),
+    ({'rate': 0.0}, 'learning_rate: expected a number above 0'),
+    ({'rate': float('nan')}, 'learning_rate: expected'),
+    ({'warmup_epochs': -1.0}, 'warmup_epochs: expected at least 0'),
+    ({'counts': 'pushes'}, "counts: expected 'examples' or 'updates'"),
   )
   def test_bad_schedules_are_refused(self, changed, message):
-    arguments = {
-      'learning_rate': 1.0,
-      'drop_epochs': (),
-      'drop_factor': 0.1,
-      'num_examples': 100,
-    }
     with self.assertRaisesRegex(ValueError, message):
-      optimizer.schedule(**arguments | changed)
+      _schedule(**changed)
+
+  @parameterized.parameters(
+    ('step', {'epochs': (2, 1), 'factor': 0.1}, 'epochs: expected increasing'),
+    ('step', {'epochs': (0,), 'factor': 0.1}, 'epochs: expected increasing'),
+    ('step', {'epochs': (), 'factor': -1.0}, 'factor: expected a number above'),
+    ('cosine', {'final': 2.0}, 'final: expected a number in 0..1'),
+  )
+  def test_bad_shapes_are_refused(self, name, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      getattr(schedule, name)(total_epochs=1.0, **arguments)
 
   @parameterized.parameters(
     (optimizer.sgd, _SGD | {'momentum': 1.0}, 'momentum: expected'),

@@ -293,11 +293,27 @@ class AccountTest(parameterized.TestCase):
 
   def test_schedules_count_examples_of_the_whole_cluster(self):
     run, _ = _trained(
-      epochs=2.0, optimizer__drop_epochs=(0.5, 1.0), sync__name='asp'
+      epochs=2.0,
+      schedule__name='step',
+      schedule__step__epochs=(0.5, 1.0),
+      sync__name='asp',
     )
     for row in small.rows(run, 'metrics.jsonl'):
       drops = (row['epoch'] >= 0.5) + (row['epoch'] >= 1.0)
       self.assertAlmostEqual(row['learning_rate'], 0.01 * 0.1**drops)
+
+  def test_counting_updates_makes_asynchronous_rates_drop_early(self):
+    run, _ = _trained(
+      epochs=1.0,
+      log_every=1,
+      schedule__name='step',
+      schedule__counts='updates',
+      schedule__step__epochs=(0.5,),
+      sync__name='asp',
+    )
+    rows = small.rows(run, 'metrics.jsonl')
+    early = [row['epoch'] for row in rows if row['learning_rate'] < 0.01]
+    self.assertAlmostEqual(min(early), 0.5 / 3)
 
   def test_time_to_an_accuracy_is_its_first_evaluation(self):
     run, summary = _trained(
