@@ -26,6 +26,7 @@ from cluster.run import Run
 from cluster.server import Server
 from cluster.virtual import VirtualCluster
 from configs import default, sections
+from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
 from models import task as tasks
@@ -118,6 +119,12 @@ def _dataset(config: ConfigDict, choose: Choose) -> Dataset:
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
+  with _named('config.data'):
+    augment = augmentation.make(
+      crop_padding=config.data.crop_padding,
+      flip=config.data.flip,
+      input_shape=dataset.input_shape,
+    )
   model = _make(
     'model',
     choose,
@@ -126,7 +133,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
     seed=config.seed,
   )
   with _named(f'config.model.{config.model.name}'):
-    return tasks.classification(model, dataset.prepare)
+    return tasks.classification(model, dataset.prepare, augment)
 
 
 def _server(

@@ -115,6 +115,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.name = 'digits'
   config.data.dir = ''  # Of data files; '' takes $SYNCOPATE_DATA.
   config.data.ahead = 2  # Iterations that a worker holds examples ahead.
+  # Random changes of training images; digits must not be mirrored.
+  config.data.crop_padding = 0  # Largest shift, pixels.
+  config.data.flip = False
   config.data.digits = ConfigDict()
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.

@@ -3,9 +3,38 @@
 Pure functions of a batch and a key, to run inside the jitted step.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+def make(
+  *, crop_padding: int, flip: bool, input_shape: tuple[int, ...]
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+  """Returns (inputs, key) -> inputs as a run changes them in training.
+
+  Args:
+    crop_padding: Largest shift, pixels; 0 shifts nothing.
+    flip: Whether to mirror.
+    input_shape: Of one example.
+
+  Raises:
+    ValueError: If anything but images would be changed, or `crop_padding` is
+      negative.
+  """
+  if crop_padding < 0:
+    raise ValueError(f'crop_padding: expected at least 0, got {crop_padding}.')
+  if not crop_padding and not flip:
+    return lambda inputs, key: inputs
+  if len(input_shape) != 3:
+    raise ValueError(
+      f'flip: expected no flip and no crop_padding for examples of shape '
+      f'{input_shape}: only images are augmented.'
+    )
+  return functools.partial(flip_and_crop, padding=crop_padding, flip=flip)
 
 
 def flip_and_crop(

@@ -30,7 +30,9 @@ class Task(NamedTuple):
 
 
 def classification(
-  model: nnx.Module, prepare: Callable[[jax.Array], jax.Array]
+  model: nnx.Module,
+  prepare: Callable[[jax.Array], jax.Array],
+  augment: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Task:
   """Returns the task of naming the class of each target, by cross-entropy.
 
@@ -40,6 +42,7 @@ def classification(
     model: Called as model(inputs, rngs=...), returns logits [B, classes] or
       [B, T, classes]; its only state is parameters.
     prepare: Stored inputs -> the model's inputs; part of the compiled step.
+    augment: (the model's inputs, key) -> those to train on, likewise.
 
   Raises:
     ValueError: If the model has other state, such as running statistics.
@@ -54,8 +57,10 @@ def classification(
   params = nnx.to_pure_dict(state)
 
   def loss(params, inputs, targets, key):
-    rngs = nnx.Rngs(dropout=key)
-    logits = nnx.merge(graph, params, {})(prepare(inputs), rngs=rngs)
+    augment_key, dropout_key = jax.random.split(key)
+    rngs = nnx.Rngs(dropout=dropout_key)
+    changed = augment(prepare(inputs), augment_key)
+    logits = nnx.merge(graph, params, {})(changed, rngs=rngs)
     return _mean_of_places(
       optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     )

@@ -127,6 +127,7 @@ class CheckTest(parameterized.TestCase):
     ({'schedule__counts': 'pushes'}, r'config.schedule.counts: .*pushes'),
     ({'schedule__warmup_epochs': -1.0}, r'config.schedule.warmup_epochs: '),
     ({'optimizer__clip_norm': 0.0}, r'config.optimizer.clip_norm: .* got 0'),
+    ({'data__crop_padding': -1}, r'config.data.crop_padding: .* got -1'),
     ({'seed': -1}, r'config.seed: expected .* got -1'),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
     (

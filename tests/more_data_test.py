@@ -289,7 +289,9 @@ class ImagenetTest(parameterized.TestCase):
     model = mlp.make(
       input_shape=dataset.input_shape, num_classes=3, seed=0, hidden=(4,)
     )
-    learned = task.classification(model, dataset.prepare)
+    learned = task.classification(
+      model, dataset.prepare, lambda inputs, key: inputs
+    )
     lazy = dataset.test.inputs
     found = []
     for inputs in (lazy, lazy[:]):

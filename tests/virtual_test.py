@@ -223,6 +223,22 @@ def _timeless(row):
   return {k: v for k, v in row.items() if not k.startswith('wall_')}
 
 
+class AugmentationTest(parameterized.TestCase):
+  def test_it_changes_training_and_repeats_with_the_seed(self):
+    params = [
+      _leaves(_trained(**changed)[0].cluster.server.params)
+      for changed in (
+        {},
+        {'data__crop_padding': 1},
+        {'data__crop_padding': 1},
+        {'data__flip': True},
+      )
+    ]
+    np.testing.assert_array_equal(params[1], params[2])
+    self.assertFalse(np.array_equal(params[0], params[1]))
+    self.assertFalse(np.array_equal(params[0], params[3]))
+
+
 class AccountTest(parameterized.TestCase):
   def test_bsp_waits_for_the_slowest(self):
     run, summary = _trained(
