@@ -208,7 +208,7 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
     return speeds.Speed(
       fixed_s=section.fixed_s,
       per_example_s=section.per_example_s,
-      slowdown=_each('slowdown', section.slowdown, workers),
+      slowdown=sections.each('slowdown', section.slowdown, workers),
       model=model,
     )
 
@@ -224,18 +224,9 @@ def _network(config: ConfigDict, *, servers: int) -> Network:
       least = 'at least 0' if link == 'latency_s' else 'more than 0'
       if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
         raise ValueError(f'{path}: expected {least}, got {values!r}.')
-      links[link] += _each(path, values, count)
+      links[link] += sections.each(path, values, count)
   with _named('config.cluster.network'):
     return Network(**links)
-
-
-def _each(
-  field: str, values: tuple[float, ...], count: int
-) -> tuple[float, ...]:
-  """Returns one value for each of `count` hosts."""
-  if len(values) not in (1, count):
-    raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
-  return tuple(values) * (count // len(values))
 
 
 def _prepare_jax() -> None:

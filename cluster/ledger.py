@@ -22,7 +22,7 @@ class Ledger:
     bytes: Bytes delivered, both ways.
     applied_s: Seconds of computing gradients that were applied.
     staleness: Applied pushes by staleness, versions.
-    pending: By update not yet applied: (staleness base, compute_s, examples) of
+    pending: By update not yet applied: (version pulled, compute_s, examples) of
       its pushes.
   """
 

@@ -10,6 +10,8 @@ import math
 
 import optax
 
+from cluster.checks import require
+
 
 def sgd(
   *, momentum: float, nesterov: bool, weight_decay: float
@@ -70,28 +72,24 @@ def clipped(
   Raises:
     ValueError: If `clip_norm` is out of range.
   """
-  if not clip_norm > 0:
-    raise ValueError(f'clip_norm: expected more than 0, got {clip_norm}.')
+  require(clip_norm > 0, 'clip_norm', 'more than 0', clip_norm)
   if clip_norm == math.inf:
     return tx
   return optax.chain(optax.clip_by_global_norm(clip_norm), tx)
 
 
 def _check_nesterov(nesterov: bool, momentum: float) -> None:
-  if nesterov and not momentum:
-    raise ValueError('nesterov: expected False without momentum, got True.')
+  valid = not nesterov or momentum > 0
+  require(valid, 'nesterov', 'False without momentum', nesterov)
 
 
 def _check_positive(name: str, value: float) -> None:
-  if not 0 < value < float('inf'):
-    raise ValueError(f'{name}: expected a number above 0, got {value!r}.')
+  require(0 < value < math.inf, name, 'a number above 0', value)
 
 
 def _check_range(name: str, value: float) -> None:
-  if not 0 <= value < 1:
-    raise ValueError(f'{name}: expected at least 0, below 1, got {value!r}.')
+  require(0 <= value < 1, name, 'at least 0, below 1', value)
 
 
 def _check_decay(value: float) -> None:
-  if not 0 <= value < float('inf'):
-    raise ValueError(f'weight_decay: expected at least 0, got {value!r}.')
+  require(0 <= value < math.inf, 'weight_decay', 'at least 0', value)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from cluster.checks import require
+
 Shape = Callable[[float], float]
 
 
@@ -71,8 +73,8 @@ def step(
   """
   del total_epochs
   steps = tuple(epochs)
-  _require(factor > 0, 'factor', 'a number above 0', factor)
-  _require(
+  require(factor > 0, 'factor', 'a number above 0', factor)
+  require(
     list(steps) == sorted(set(steps)) and all(0 < e < math.inf for e in steps),
     'epochs',
     'increasing positive numbers',
@@ -91,7 +93,7 @@ def cosine(*, total_epochs: float, final: float) -> Shape:
   Raises:
     ValueError: If `final` is out of range.
   """
-  _require(0 <= final <= 1, 'final', 'a number in 0..1', final)
+  require(0 <= final <= 1, 'final', 'a number in 0..1', final)
 
   def shape(epochs: float) -> float:
     done = min(epochs / total_epochs, 1.0)
@@ -122,11 +124,11 @@ def schedule(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
-  _require(
+  require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
+  require(
     0 <= warmup_epochs < math.inf, 'warmup_epochs', 'at least 0', warmup_epochs
   )
-  _require(
+  require(
     counts in ('examples', 'updates'),
     'counts',
     "'examples' or 'updates'",
@@ -134,8 +136,3 @@ def schedule(
   )
   counted = update if counts == 'updates' else None
   return Schedule(rate, warmup_epochs, shape, epoch, counted)
-
-
-def _require(valid: bool, field: str, expected: str, got: object) -> None:
-  if not valid:
-    raise ValueError(f'{field}: expected {expected}, got {got!r}.')

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
+from cluster.checks import require
+
 _BLOCK = 256  # Draws made at once, to spread the cost of a generator.
 
 
@@ -50,11 +52,11 @@ class Speed:
   def __post_init__(self) -> None:
     for name in ('fixed_s', 'per_example_s'):
       value = getattr(self, name)
-      _require(0 <= value < math.inf, name, 'finite seconds >= 0', value)
+      require(0 <= value < math.inf, name, 'finite seconds >= 0', value)
     total = self.fixed_s + self.per_example_s
-    _require(total > 0, 'fixed_s + per_example_s', 'seconds > 0', total)
+    require(total > 0, 'fixed_s + per_example_s', 'seconds > 0', total)
     workers = self.model.num_workers
-    _require(
+    require(
       len(self.slowdown) == workers and all(map(_is_factor, self.slowdown)),
       'slowdown',
       f'{workers} finite numbers > 0, one for each worker',
@@ -110,7 +112,7 @@ def lognormal(*, num_workers: int, seed: int, sigma: float) -> Model:
     ValueError: If an argument is out of its range.
   """
   _check(num_workers, seed)
-  _require(0 <= sigma < math.inf, 'sigma', 'a finite number >= 0', sigma)
+  require(0 <= sigma < math.inf, 'sigma', 'a finite number >= 0', sigma)
   return _Lognormal(num_workers, sigma, _Draws(seed, 'standard_normal'))
 
 
@@ -135,13 +137,13 @@ def regime(
     ValueError: If an argument is out of its range.
   """
   _check(num_workers, seed)
-  _require(
+  require(
     len(factors) >= 2 and all(map(_is_factor, factors)),
     'factors',
     'at least two finite numbers > 0',
     factors,
   )
-  _require(0 <= stay <= 1, 'stay', 'a probability from 0 to 1', stay)
+  require(0 <= stay <= 1, 'stay', 'a probability from 0 to 1', stay)
   values = [float(value) for value in factors]
   return _Regime(num_workers, values, stay, _Draws(seed, 'random'))
 
@@ -284,12 +286,12 @@ def _rows(path: str, **columns: str) -> list[tuple[str, float, float]]:
   except (OSError, UnicodeDecodeError, csv.Error) as error:
     raise ValueError(f'path: expected a CSV file, got {error}.') from error
   for name, column in columns.items():
-    _require(column in header, name, f'one of {header} of {path}', repr(column))
-  _require(bool(rows), 'path', f'rows below the header of {path}', 'none')
+    require(column in header, name, f'one of {header} of {path}', column)
+  require(bool(rows), 'path', f'rows below the header of {path}', 'none')
   worker, order, value = columns.values()
   for line, row in rows:
     place = f'{path}, line {line}, {worker}'
-    _require(bool(row[worker]), place, 'a worker', repr(row[worker]))
+    require(bool(row[worker]), place, 'a worker', row[worker])
   return [
     (
       row[worker],
@@ -305,9 +307,7 @@ def _number(text: str | None, name: str, above: float = -math.inf) -> float:
     number = float(text or 'nan')
   except ValueError:
     number = math.nan
-  _require(
-    above < number < math.inf, name, f'a finite number > {above}', repr(text)
-  )
+  require(above < number < math.inf, name, f'a finite number > {above}', text)
   return number
 
 
@@ -316,10 +316,5 @@ def _is_factor(value: float) -> bool:
 
 
 def _check(num_workers: int, seed: int) -> None:
-  _require(num_workers >= 1, 'num_workers', 'at least 1', num_workers)
-  _require(0 <= seed < 2**64, 'seed', '0 <= seed < 2^64', seed)
-
-
-def _require(valid: bool, name: str, expected: str, got: object) -> None:
-  if not valid:
-    raise ValueError(f'{name}: expected {expected}, got {got}.')
+  require(num_workers >= 1, 'num_workers', 'at least 1', num_workers)
+  require(0 <= seed < 2**64, 'seed', '0 <= seed < 2^64', seed)

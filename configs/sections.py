@@ -100,6 +100,24 @@ def chosen(
   return mine.name, mine[mine.name].to_dict()
 
 
+def each(
+  field: str, values: tuple[float, ...], count: int
+) -> tuple[float, ...]:
+  """Returns one value for each of `count` hosts.
+
+  Args:
+    field: Whose values these are, for the message.
+    values: One for all hosts, or one for each.
+    count: Number of hosts.
+
+  Raises:
+    ValueError: If there are neither one nor `count` values.
+  """
+  if len(values) not in (1, count):
+    raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
+  return tuple(values) * (count // len(values))
+
+
 def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
   for field in sorted(set(config) ^ set(default)):
     problem = 'unknown' if field in config else 'missing'

@@ -16,7 +16,8 @@ import jax
 from flax import nnx
 
 from models import norm as norms
-from models.initializers import he_normal
+from models import sizes
+from models.initializers import dense
 
 
 class _Layer(NamedTuple):
@@ -104,11 +105,11 @@ def make(
   net = _NETS[input_shape[0]]
   return AlexNet(
     convs=tuple(
-      layer._replace(channels=_scaled(layer.channels, width))
+      layer._replace(channels=sizes.scaled(layer.channels, width))
       for layer in net.convs
     ),
     pixels=net.pixels,
-    hidden=tuple(_scaled(size, width) for size in net.hidden),
+    hidden=tuple(sizes.scaled(size, width) for size in net.hidden),
     features=input_shape[-1],
     num_classes=num_classes,
     norm=norm,
@@ -150,10 +151,10 @@ class AlexNet(nnx.Module):
     features *= pixels**2
     self.hidden = nnx.List()
     for out in hidden:
-      self.hidden.append(_dense(features, out, rngs))
+      self.hidden.append(dense(features, out, rngs))
       features = out
     self.dropout = nnx.Dropout(dropout)
-    self.logits = _dense(features, num_classes, rngs)
+    self.logits = dense(features, num_classes, rngs)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
@@ -169,18 +170,10 @@ class AlexNet(nnx.Module):
       x = nnx.relu(conv(x, train=rngs is not None))
       x = x if pool is None else pool(x)
     x = x.reshape(len(x), -1)
-    for dense in self.hidden:
-      x = nnx.relu(dense(x))
+    for layer in self.hidden:
+      x = nnx.relu(layer(x))
       x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
     return self.logits(x)
-
-
-def _dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
-  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
-
-
-def _scaled(size: int, width: float) -> int:
-  return max(1, round(size * width))
 
 
 def _check(input_shape, num_classes, width, dropout) -> None:
@@ -188,11 +181,4 @@ def _check(input_shape, num_classes, width, dropout) -> None:
     raise ValueError(
       f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not width > 0:
-    raise ValueError(f'width: expected more than 0, got {width}.')
-  if not 0 <= dropout < 1:
-    raise ValueError(
-      f'dropout: expected 0 or more and less than 1, got {dropout}.'
-    )
+  sizes.check(num_classes=num_classes, width=width, dropout=dropout)

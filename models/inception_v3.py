@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import norm as norms
+from models import sizes
 from models.initializers import he_normal
 
 _SMALLEST = 75  # Pixels that leave one at the end.
@@ -247,11 +248,4 @@ def _check(input_shape, num_classes, width, dropout) -> None:
       f'input_shape: expected at least {_SMALLEST} x {_SMALLEST} pixels, got '
       f'{input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not width > 0:
-    raise ValueError(f'width: expected more than 0, got {width}.')
-  if not 0 <= dropout < 1:
-    raise ValueError(
-      f'dropout: expected 0 or more and less than 1, got {dropout}.'
-    )
+  sizes.check(num_classes=num_classes, width=width, dropout=dropout)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+from flax import nnx
 
 _TRUNCATED_STD = 0.87962566103423978  # Of a normal variable within -2 and 2.
 
@@ -25,3 +26,8 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
   row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
   sigma = math.sqrt(2 / math.prod(shape[:-1])) / _TRUNCATED_STD
   return row.reshape(shape) * sigma
+
+
+def dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
+  """Returns a dense layer, `features` to `out`, whose kernel starts so."""
+  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)

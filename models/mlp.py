@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
+from models import sizes
 from models.initializers import he_normal
 
 
@@ -71,8 +72,7 @@ def _check(input_shape, num_classes, hidden) -> None:
     raise ValueError(
       f'input_shape: expected height, width, channels, got {input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
+  sizes.check(num_classes=num_classes)
   if any(type(width) is not int or width < 1 for width in hidden):
     raise ValueError(
       f'hidden: expected integers of at least 1, got {tuple(hidden)}.'

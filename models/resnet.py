@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import norm as norms
+from models import sizes
 from models.initializers import he_normal
 
 # Channels and number of blocks of each stage.
@@ -61,7 +62,7 @@ def make(
   """
   _check(input_shape, num_classes, depth, width)
   return ResNet(
-    stages=tuple((_scaled(size, width), n) for size, n in _STAGES[depth]),
+    stages=tuple((sizes.scaled(size, width), n) for size, n in _STAGES[depth]),
     bottleneck=depth == _BOTTLENECK,
     input_shape=input_shape,
     num_classes=num_classes,
@@ -206,20 +207,13 @@ def _last_conv(
   )
 
 
-def _scaled(size: int, width: float) -> int:
-  return max(1, round(size * width))
-
-
 def _check(input_shape, num_classes, depth, width) -> None:
   if depth not in _STAGES:
     raise ValueError(f'depth: expected 20, 32, 50 or 110, got {depth}.')
-  sizes = (32, 224) if depth == _BOTTLENECK else (32,)
-  if tuple(input_shape[:2]) not in [(pixels, pixels) for pixels in sizes]:
-    expected = ' or '.join(f'{pixels} x {pixels}' for pixels in sizes)
+  accepted = (32, 224) if depth == _BOTTLENECK else (32,)
+  if tuple(input_shape[:2]) not in [(pixels, pixels) for pixels in accepted]:
+    expected = ' or '.join(f'{pixels} x {pixels}' for pixels in accepted)
     raise ValueError(
       f'input_shape: expected {expected} pixels, got {input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not width > 0:
-    raise ValueError(f'width: expected more than 0, got {width}.')
+  sizes.check(num_classes=num_classes, width=width)

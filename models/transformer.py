@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.initializers import he_normal
+from models import sizes
+from models.initializers import dense
 
 _EXPANSION = 4  # Hidden units of the dense branch per unit of width.
 _normal = nnx.initializers.normal(1.0)
@@ -79,7 +80,7 @@ class Transformer(nnx.Module):
     self.dropout = nnx.Dropout(dropout)
     self.layers = nnx.List(_Layer(width, heads, rngs) for _ in range(layers))
     self.norm = nnx.LayerNorm(width, rngs=rngs)
-    self.logits = _dense(width, vocabulary, rngs)
+    self.logits = dense(width, vocabulary, rngs)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
@@ -106,11 +107,11 @@ class _Layer(nnx.Module):
   def __init__(self, width: int, heads: int, rngs: nnx.Rngs):
     self.heads = heads
     self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-    self.queries_keys_values = _dense(width, 3 * width, rngs)
-    self.mix = _dense(width, width, rngs)
+    self.queries_keys_values = dense(width, 3 * width, rngs)
+    self.mix = dense(width, width, rngs)
     self.dense_norm = nnx.LayerNorm(width, rngs=rngs)
-    self.up = _dense(width, _EXPANSION * width, rngs)
-    self.down = _dense(_EXPANSION * width, width, rngs)
+    self.up = dense(width, _EXPANSION * width, rngs)
+    self.down = dense(_EXPANSION * width, width, rngs)
 
   def __call__(
     self, x: jax.Array, drop: Callable[[jax.Array], jax.Array]
@@ -128,21 +129,12 @@ class _Layer(nnx.Module):
     return self.mix(mixed.reshape(x.shape))
 
 
-def _dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
-  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
-
-
 def _check(input_shape, num_classes, dropout) -> None:
   if len(input_shape) != 1 or input_shape[0] < 1:
     raise ValueError(
       f'input_shape: expected a number of tokens, got {input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not 0 <= dropout < 1:
-    raise ValueError(
-      f'dropout: expected 0 or more and less than 1, got {dropout}.'
-    )
+  sizes.check(num_classes=num_classes, dropout=dropout)
 
 
 def _check_sizes(layers, width, heads) -> None:

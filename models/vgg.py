@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.initializers import he_normal
+from models import sizes
+from models.initializers import dense, he_normal
 
 _CONVS_PER_BLOCK = {
   11: (1, 1, 2, 2, 2),
@@ -52,12 +53,12 @@ def make(
   _check(input_shape, num_classes, depth, width, dropout)
   return VGG(
     channels=tuple(
-      (_scaled(channels, width),) * convs
+      (sizes.scaled(channels, width),) * convs
       for channels, convs in zip(
         _CHANNELS, _CONVS_PER_BLOCK[depth], strict=True
       )
     ),
-    hidden=_scaled(_HIDDEN[input_shape[0]], width),
+    hidden=sizes.scaled(_HIDDEN[input_shape[0]], width),
     input_shape=input_shape,
     num_classes=num_classes,
     dropout=dropout,
@@ -90,10 +91,10 @@ class VGG(nnx.Module):
     shrink = 2 ** len(channels)
     features *= (height // shrink) * (width // shrink)
     self.hidden = nnx.List(
-      [_dense(features, hidden, rngs), _dense(hidden, hidden, rngs)]
+      [dense(features, hidden, rngs), dense(hidden, hidden, rngs)]
     )
     self.dropout = nnx.Dropout(dropout)
-    self.logits = _dense(hidden, num_classes, rngs)
+    self.logits = dense(hidden, num_classes, rngs)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
@@ -110,8 +111,8 @@ class VGG(nnx.Module):
         x = nnx.relu(_convolve(conv, x))
       x = nnx.max_pool(x, (2, 2), strides=(2, 2))
     x = x.reshape(len(x), -1)
-    for dense in self.hidden:
-      x = nnx.relu(dense(x))
+    for layer in self.hidden:
+      x = nnx.relu(layer(x))
       x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
     return self.logits(x)
 
@@ -143,14 +144,6 @@ def _conv(features: int, out: int, rngs: nnx.Rngs) -> nnx.Conv:
   return nnx.Conv(features, out, (3, 3), kernel_init=he_normal, rngs=rngs)
 
 
-def _dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
-  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
-
-
-def _scaled(size: int, width: float) -> int:
-  return max(1, round(size * width))
-
-
 def _check(input_shape, num_classes, depth, width, dropout) -> None:
   if depth not in _CONVS_PER_BLOCK:
     raise ValueError(f'depth: expected 11, 16 or 19, got {depth}.')
@@ -159,11 +152,4 @@ def _check(input_shape, num_classes, depth, width, dropout) -> None:
     raise ValueError(
       f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'
     )
-  if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
-  if not 0 < width < float('inf'):
-    raise ValueError(f'width: expected more than 0, got {width}.')
-  if not 0 <= dropout < 1:
-    raise ValueError(
-      f'dropout: expected 0 or more and less than 1, got {dropout}.'
-    )
+  sizes.check(num_classes=num_classes, width=width, dropout=dropout)

@@ -211,7 +211,11 @@ class HeNormalTest(parameterized.TestCase):
     def zero(key, shape, dtype):
       return jnp.zeros(shape, dtype)
 
-    with mock.patch.object(sys.modules[make().__module__], 'he_normal', zero):
+    module = sys.modules[make().__module__]
+    with (
+      mock.patch.object(module, 'he_normal', zero),
+      mock.patch.object(initializers, 'he_normal', zero),
+    ):
       params = nnx.split(make())[1]
     self.assertTrue(all(not leaf.any() for leaf in jax.tree.leaves(params)))
 
