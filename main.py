@@ -27,7 +27,10 @@ def main(argv: list[str]) -> None:
     run = train.build(_CONFIG.value, workdir=_WORKDIR.value)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
-  run()
+  try:
+    run()
+  except KeyboardInterrupt:
+    sys.exit(130)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from cluster import optimizer as optimizers
 from cluster import schedule as schedules
 from cluster import speed as speeds
+from cluster.checkpoints import Checkpoints
 from cluster.console import Console
 from cluster.files import RunFiles, manifest
 from cluster.gradient import Evaluation, Gradient
@@ -42,11 +43,12 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
 
   Args:
     config: As made by a file of configs/; every field is checked first.
-    workdir: Folder for the outputs; None makes a new one under runs/.
+    workdir: Folder for the outputs; None makes a new one under runs/.  If it
+      holds a run of the same config, that run goes on from its checkpoint.
 
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
-      was expected and what came.
+      was expected and what came.  If `workdir` holds another run.
     OSError: If the folder cannot be made.
   """
   _prepare_jax()
@@ -68,10 +70,14 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
   with _named('config.data'):
     stream = Stream(num_examples=plan.epoch, seed=seed, ahead=config.data.ahead)
   task = _task(config, choose, dataset)
-  server = _server(config, choose, task.params, plan.epoch)
+  server = _server(config, choose, task, plan.epoch)
   with _named('config.batching'):
     gradient = Gradient(
-      task, micro_batch=config.batching.micro_batch, seed=seed
+      task,
+      dataset.train,
+      stream.indices,
+      micro_batch=config.batching.micro_batch,
+      seed=seed,
     )
   batch = min(_EVALUATED, len(dataset.test.targets))
   evaluate = Evaluation(task, *dataset.test, batch=batch)
@@ -84,7 +90,6 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
       scheme=scheme,
       server=server,
       gradient=gradient,
-      train=dataset.train,
       stream=stream,
       speed=speed,
       network=network,
@@ -94,14 +99,21 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
       script=config.cluster.script,
       journal=journal,
     )
+  with _named('config.checkpoint'):
+    checkpoints = Checkpoints(
+      files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+    )
   files.claim(manifest(config.to_dict()))
-  return Run(
+  run = Run(
     name=config.sync.name,
     cluster=cluster,
     journal=journal,
     files=files,
+    checkpoints=checkpoints,
     console=console,
   )
+  run.restore()
+  return run
 
 
 def _make(section: str, choose: Choose, **shared: Any) -> Any:
@@ -137,7 +149,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
 
 
 def _server(
-  config: ConfigDict, choose: Choose, params: Any, epoch: int
+  config: ConfigDict, choose: Choose, task: tasks.Task, epoch: int
 ) -> Server:
   name, own = choose('optimizer')
   with _named(f'config.optimizer.{name}'):
@@ -145,7 +157,8 @@ def _server(
   schedule = _schedule(config, choose, epoch)
   with _named('config.optimizer'):
     return Server(
-      params=params,
+      params=task.params,
+      stats=task.stats,
       tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
       schedule=schedule,
       reduction=config.optimizer.reduction,

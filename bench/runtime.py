@@ -59,8 +59,8 @@ class _BareLoop:
     run = train.build(config, workdir=tempfile.mkdtemp())
     cluster = run.cluster
     self._params, task = cluster.server.params, cluster.gradient.task
-    self._train, self._evaluate = cluster.train, run.journal.evaluate
-    self._steps = _steps(config, len(cluster.train.targets))
+    self._train, self._evaluate = cluster.gradient.train, run.journal.evaluate
+    self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch
     sgd = config.optimizer.sgd
     tx = optax.sgd(
@@ -69,7 +69,8 @@ class _BareLoop:
     self._state = tx.init(self._params)
 
     def loss(params, inputs, targets):
-      return jnp.sum(task.loss(params, inputs, targets, jax.random.key(0)))
+      key = jax.random.key(0)
+      return jnp.sum(task.loss(params, inputs, targets, key)[0])
 
     def apply(params, state, gradient, examples):
       mean = jax.tree.map(lambda g: g / examples, gradient)
@@ -94,7 +95,7 @@ class _BareLoop:
         _, gradient = self._gradient(params, inputs[indices], targets[indices])
         total = gradient if total is None else self._add(total, gradient)
       params, state = self._apply(params, state, total, examples)
-    self._evaluate(params)
+    self._evaluate(params, ())
     return time.perf_counter() - start, params
 
 

@@ -20,7 +20,6 @@ class Console:
     """
     self._console = rich.console.Console()
     self._drawn = self._console.is_terminal
-    self._accuracy = '-'
     self._bar = rich.progress.Progress(
       rich.progress.BarColumn(),
       rich.progress.TaskProgressColumn(),
@@ -39,17 +38,21 @@ class Console:
     if self._drawn:
       self._bar.stop()
 
-  def show(self, row: Mapping[str, Any]) -> None:
-    """Shows a row of metrics.jsonl; log lines leave barriers out."""
-    if row['accuracy'] is not None:
-      self._accuracy = f'{row["accuracy"]:.2%}'
+  def show(self, row: Mapping[str, Any], *, accuracy: float | None) -> None:
+    """Shows a row of metrics.jsonl, and the newest accuracy, 0 to 1.
+
+    Log lines leave barriers out.
+    """
+    text = (
+      f'accuracy {_number(accuracy, ".2%")}  virtual {row["time"]:.1f} s  '
+      f'{row["wall_examples_per_s"]:.0f} examples/s  '
+      f'waiting {_number(row["waiting_share"], ".1%")}'
+    )
     if self._drawn:
-      self._bar.update(
-        self._task, completed=row['examples'], description=self._text(row)
-      )
+      self._bar.update(self._task, completed=row['examples'], description=text)
     elif row['kind'] != 'barrier':
       loss = '' if row['loss'] is None else f'  loss {row["loss"]:.4f}'
-      logging.info('epoch %6.2f  %s%s', row['epoch'], self._text(row), loss)
+      logging.info('epoch %6.2f  %s%s', row['epoch'], text, loss)
 
   def table(self, scheme: str, summary: Mapping[str, Any]) -> None:
     """Prints the table that ends a run."""
@@ -76,13 +79,6 @@ class Console:
     for row in rows.items():
       table.add_row(*row)
     self._console.print(table)
-
-  def _text(self, row: Mapping[str, Any]) -> str:
-    return (
-      f'accuracy {self._accuracy}  virtual {row["time"]:.1f} s  '
-      f'{row["wall_examples_per_s"]:.0f} examples/s  '
-      f'waiting {_number(row["waiting_share"], ".1%")}'
-    )
 
 
 def _number(value: float | None, form: str) -> str:

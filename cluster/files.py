@@ -5,6 +5,7 @@ TensorBoard events and summary.json.  What is not known is null, never NaN.
 """
 
 import datetime
+import fcntl
 import json
 import math
 import os
@@ -12,13 +13,16 @@ import pathlib
 import platform
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 import tensorboardX
+from absl import logging
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
+_APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
 
 
@@ -29,10 +33,11 @@ class RunFiles:
     """Creates nothing yet.
 
     Args:
-      workdir: Folder that holds no run yet; None names a new one under runs/.
+      workdir: New folder, or one that holds a run to go on with; None names a
+        new one under runs/.
 
     Raises:
-      ValueError: If `workdir` is empty or already holds a run.
+      ValueError: If `workdir` is empty.
     """
     if workdir == '':
       raise ValueError("workdir: expected the path of a folder, got ''.")
@@ -40,61 +45,131 @@ class RunFiles:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
       workdir = f'runs/{now}-{os.getpid()}'
     self.workdir = pathlib.Path(workdir)
-    if (self.workdir / 'manifest.json').exists():
-      raise ValueError(
-        f'workdir: expected a folder without a run, {workdir} holds one.'
-      )
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
-    """Creates the folder and its manifest.
+    """Creates the folder and its manifest, or takes over those of this run.
+
+    The folder is this object's until it is closed.
+
+    Args:
+      manifest: From `manifest`.
 
     Raises:
-      OSError: If the folder cannot be made, or holds a run by now.
+      OSError: If the folder cannot be made.
+      ValueError: If somebody else writes to it, or if it holds a run of another
+        config; names the fields.
     """
     self.workdir.mkdir(parents=True, exist_ok=True)
-    # Exclusively: of two runs that were given one folder, one fails here.
-    with (self.workdir / 'manifest.json').open('x') as file:
-      file.write(_pretty(manifest))
+    self._lock()
+    path = self.workdir / 'manifest.json'
+    if not path.exists():
+      _write(path, manifest)
+      return
+    before = json.loads(path.read_text())
+    differing = _differences(before['config'], manifest['config'], 'config')
+    if differing:
+      raise ValueError(
+        f'workdir: {self.workdir} holds a run of another config.  '
+        + '  '.join(differing)
+      )
+    for field in ('python', 'versions', 'git_revision'):
+      if before[field] != manifest[field]:
+        logging.warning(
+          'The run began with %s %s, and goes on with %s: its results may '
+          'differ from those of an uninterrupted one.',
+          field,
+          before[field],
+          manifest[field],
+        )
 
-  def begin(self, *, num_workers: int) -> None:
-    """Opens the files that are written during the run."""
-    self._metrics = (self.workdir / 'metrics.jsonl').open('w')
-    self._events = (self.workdir / 'events.jsonl').open('w')
-    self._trace = (self.workdir / 'trace.json').open('w')
+  def finished(self) -> dict[str, Any] | None:
+    """Returns the summary if the folder holds a run that has finished."""
+    path = self.workdir / 'summary.json'
+    summary = json.loads(path.read_text()) if path.exists() else None
+    return summary if summary and summary['ended'] == 'finished' else None
+
+  def begin(
+    self, *, num_workers: int, sizes: Mapping[str, int] | None = None
+  ) -> None:
+    """Opens the files that are written during the run.
+
+    Args:
+      num_workers: Number of workers.
+      sizes: What `state` returned, to go on from there; None starts anew.
+
+    Raises:
+      ValueError: If a file has become shorter than it was.
+    """
+    sizes = sizes or {}
+    for name, size in sizes.items():
+      _check_size(self.workdir / name, size)
+    self._files = {name: (self.workdir / name).open('a') for name in _APPENDED}
+    for name, file in self._files.items():
+      file.truncate(sizes.get(name, 0))
+    (self.workdir / 'summary.json').unlink(missing_ok=True)
+    for path in self.workdir.glob('events.out.tfevents.*'):
+      path.unlink()
     self._board = tensorboardX.SummaryWriter(str(self.workdir))
-    self._separator = '[\n'
+    if sizes:
+      for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
+        self._plot(json.loads(line))
+      return
+    trace = self._files['trace.json']
     for worker in range(num_workers):
       name = {'name': f'worker {worker}'}
-      self._timeline({'name': 'thread_name', 'ph': 'M', 'args': name}, worker)
+      row = {'name': 'thread_name', 'ph': 'M', 'args': name}
+      row |= {'pid': 0, 'tid': worker}
+      trace.write((',\n' if worker else '[\n') + _dumps(row))
+
+  def state(self) -> dict[str, int]:
+    """Returns how many bytes each file has, all of them on the disk."""
+    for file in self._files.values():
+      file.flush()
+      os.fsync(file.fileno())
+    return {name: file.tell() for name, file in self._files.items()}
 
   def metric(self, row: Mapping[str, Any]) -> None:
     """Appends a row to metrics.jsonl and plots it against examples."""
-    self._metrics.write(_dumps(row) + '\n')
-    self._metrics.flush()
+    self._files['metrics.jsonl'].write(_dumps(row) + '\n')
+    self._files['metrics.jsonl'].flush()
+    self._plot(row)
+
+  def event(self, row: Mapping[str, Any]) -> None:
+    """Appends what the scheme was told and said to events.jsonl."""
+    self._files['events.jsonl'].write(_dumps(row) + '\n')
+
+  def span(self, worker: int, phase: str, start: float, end: float) -> None:
+    """Adds a phase of a worker to the timeline; seconds."""
+    # By hand: thousands of workers have millions of these.
+    self._files['trace.json'].write(
+      f',\n{{"name":"{phase}","ph":"X","ts":{start * 1e6!r},'
+      f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker}}}'
+    )
+
+  def close(self, summary: Mapping[str, Any]) -> None:
+    """Writes summary.json and closes everything."""
+    self._files['trace.json'].write('\n]\n')
+    for file in (*self._files.values(), self._board):
+      file.close()
+    _write(self.workdir / 'summary.json', summary)
+    self._unlock()
+
+  def _plot(self, row: Mapping[str, Any]) -> None:
     for field in _PLOTTED:
       if row[field] is not None:
         self._board.add_scalar(field, row[field], row['examples'])
 
-  def event(self, row: Mapping[str, Any]) -> None:
-    """Appends what the scheme was told and said to events.jsonl."""
-    self._events.write(_dumps(row) + '\n')
-
-  def span(self, worker: int, phase: str, start: float, end: float) -> None:
-    """Adds a phase of a worker to the timeline; seconds."""
-    times = {'ts': start * 1e6, 'dur': (end - start) * 1e6}
-    self._timeline({'name': phase, 'ph': 'X', **times}, worker)
-
-  def close(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json and closes everything."""
-    (self.workdir / 'summary.json').write_text(_pretty(summary))
-    self._trace.write('\n]\n')
-    for file in (self._metrics, self._events, self._trace, self._board):
-      file.close()
-
-  def _timeline(self, event: Mapping[str, Any], worker: int) -> None:
-    row = {**event, 'pid': 0, 'tid': worker}
-    self._trace.write(self._separator + _dumps(row))
-    self._separator = ',\n'
+  def _lock(self) -> None:
+    lock = os.open(self.workdir / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
+    self._unlock = weakref.finalize(self, os.close, lock)
+    try:
+      # The system lets go of it when the process ends, however it does.
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(
+        f'workdir: expected a folder of its own, but another run writes to '
+        f'{self.workdir} at this moment.'
+      ) from error
 
 
 def manifest(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +185,31 @@ def manifest(config: Mapping[str, Any]) -> dict[str, Any]:
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),
   }
+
+
+def _differences(before: Any, now: Any, path: str) -> list[str]:
+  if path == 'config.checkpoint':
+    return []  # How often a run is saved changes nothing in it.
+  if not (isinstance(before, dict) and isinstance(now, dict)):
+    return (
+      [] if before == now else [f'{path}: expected {before!r}, got {now!r}.']
+    )
+  return [
+    line
+    for field in sorted(before.keys() | now.keys())
+    for line in _differences(
+      before.get(field), now.get(field), f'{path}.{field}'
+    )
+  ]
+
+
+def _check_size(path: pathlib.Path, size: int) -> None:
+  found = path.stat().st_size if path.exists() else 0
+  if found < size:
+    raise ValueError(
+      f'workdir: expected {path} to have {size} bytes, as when the checkpoint '
+      f'was made, got {found}.'
+    )
 
 
 def _output(command: list[str]) -> str | None:
@@ -134,9 +234,11 @@ def _jsonable(value: Any) -> Any:
   return value
 
 
-def _pretty(content: Mapping[str, Any]) -> str:
-  return json.dumps(content, indent=2, allow_nan=False) + '\n'
+def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Writes a file that is never seen half."""
+  new = path.with_suffix('.new')
+  new.write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
+  new.replace(path)
 
 
-def _dumps(row: Mapping[str, Any]) -> str:
-  return json.dumps(row, allow_nan=False, separators=(',', ':'))
+_dumps = json.JSONEncoder(allow_nan=False, separators=(',', ':')).encode

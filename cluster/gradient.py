@@ -5,14 +5,28 @@ compiled before the run starts.  At most 1/8 of the computed examples are
 padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data.dataset import Split
+from data.stream import Ranges
 from models.task import Task
+
+
+class Payload(NamedTuple):
+  """What a push carries, summed over its examples.
+
+  Attributes:
+    gradient: Pytree like the parameters.
+    stats: The batch's statistics times its examples, like `Task.stats`.
+  """
+
+  gradient: Any
+  stats: Any
 
 
 def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
@@ -44,15 +58,30 @@ def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
 class Gradient:
   """The gradient of a task's loss, summed over the examples of a batch.
 
+  Batch statistics are those of each micro-batch, averaged over the examples.
+
   Attributes:
     task: What is learned.
+    train: The training examples.
+    real: Examples computed so far.
+    computed: The same, with padding.
   """
 
-  def __init__(self, task: Task, *, micro_batch: int, seed: int):
+  def __init__(
+    self,
+    task: Task,
+    train: Split,
+    indices: Callable[[Ranges], np.ndarray],
+    *,
+    micro_batch: int,
+    seed: int,
+  ):
     """Compiles nothing yet.
 
     Args:
       task: What is learned.
+      train: The training examples.
+      indices: Positions of the stream -> examples, as `Stream.indices`.
       micro_batch: Largest micro-batch, a power of two.
       seed: Of the random keys: each iteration of each worker has its own.
 
@@ -64,8 +93,10 @@ class Gradient:
         f'micro_batch: expected a power of two, got {micro_batch}.'
       )
     self.task = task
+    self.train = train
+    self.real = self.computed = 0
+    self._indices = indices
     self._micro_batch = micro_batch
-    self._real = self._computed = 0
     root = jax.random.key(seed)
 
     def part(params, inputs, targets, real, stamp):
@@ -75,11 +106,12 @@ class Gradient:
       mask = jnp.arange(len(targets)) < real
 
       def total(params):
-        loss = task.loss(params, inputs, targets, key)
-        return jnp.sum(jnp.where(mask, loss, 0.0))
+        loss, stats = task.loss(params, inputs, targets, key)
+        return jnp.sum(jnp.where(mask, loss, 0.0)), stats
 
-      loss, gradient = jax.value_and_grad(total)(params)
-      return gradient, loss
+      (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
+      stats = jax.tree.map(lambda s: s * real, stats)
+      return Payload(gradient, stats), loss
 
     self._part = jax.jit(part)
     self._add = jax.jit(add_trees, donate_argnums=0)
@@ -87,32 +119,32 @@ class Gradient:
   def __call__(
     self,
     params: Any,
-    inputs: np.ndarray,
-    targets: np.ndarray,
+    ranges: Ranges,
     *,
     worker: int,
     iteration: int,
-  ) -> tuple[Any, jax.Array]:
-    """Returns the gradient and the loss, both summed over the examples.
+  ) -> tuple[Payload, jax.Array]:
+    """Returns what is pushed, and the loss summed over the examples.
 
     Args:
       params: Pytree of arrays.
-      inputs: [examples, ...].
-      targets: [examples].
+      ranges: Positions of the examples in the stream.
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
     """
     summed = None
+    indices = self._indices(ranges)
     for part, (start, computed, real) in enumerate(
-      _spans(len(targets), self._micro_batch)
+      _spans(len(indices), self._micro_batch)
     ):
-      self._real += real
-      self._computed += computed
+      self.real += real
+      self.computed += computed
       stamp = np.array([worker, iteration, part], np.uint32)
+      rows = indices[start : start + real]
       one = self._part(
         params,
-        _padded(inputs[start : start + real], computed),
-        _padded(targets[start : start + real], computed),
+        _padded(self.train.inputs[rows], computed),
+        _padded(self.train.targets[rows], computed),
         np.int32(real),
         stamp,
       )
@@ -122,22 +154,26 @@ class Gradient:
   @property
   def padding_share(self) -> float | None:
     """Share of the examples computed so far that was padding."""
-    return 1 - self._real / self._computed if self._computed else None
+    return 1 - self.real / self.computed if self.computed else None
 
-  def warm_up(
-    self, params: Any, inputs: np.ndarray, targets: np.ndarray, examples: int
-  ) -> None:
-    """Compiles all that batches of `examples` need, from any such examples."""
-    indices = np.zeros(examples, np.int64)
-    gradient, _ = self(
-      params, inputs[indices], targets[indices], worker=0, iteration=0
-    )
-    jax.block_until_ready(gradient)
-    self._real = self._computed = 0
+  def warm_up(self, params: Any, examples: int) -> None:
+    """Compiles all that batches of `examples` need."""
+    before = self.real, self.computed
+    ranges = ((0, examples),)
+    jax.block_until_ready(self(params, ranges, worker=0, iteration=0))
+    self.real, self.computed = before
+
+  def state(self) -> Any:
+    """Returns what calls change."""
+    return self.real, self.computed
+
+  def restore(self, state: Any) -> None:
+    """Goes back to where `state` was taken."""
+    self.real, self.computed = state
 
 
 class Evaluation:
-  """The share of a split that a task's parameters get right."""
+  """The share of a split that a version of the model gets right."""
 
   def __init__(
     self, task: Task, inputs: np.ndarray, targets: np.ndarray, *, batch: int
@@ -152,18 +188,19 @@ class Evaluation:
     """
     self._inputs, self._targets, self._batch = inputs, targets, batch
 
-    def right(params, inputs, targets, real):
+    def right(params, stats, inputs, targets, real):
       mask = jnp.arange(len(targets)) < real
-      correct = task.correct(params, inputs, targets)
+      correct = task.correct(params, stats, inputs, targets)
       return jnp.sum(jnp.where(mask, correct, 0.0))
 
     self._right = jax.jit(right)
 
-  def __call__(self, params: Any) -> float:
+  def __call__(self, params: Any, stats: Any) -> float:
     """Returns the accuracy, 0 to 1."""
     right = [
       self._right(
         params,
+        stats,
         _padded(self._inputs[start : start + self._batch], self._batch),
         _padded(self._targets[start : start + self._batch], self._batch),
         np.int32(min(self._batch, len(self._targets) - start)),
@@ -188,5 +225,5 @@ def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
   if len(array) == length:
     return array
-  shape = (length - len(array), *array.shape[1:])
-  return np.concatenate([array, np.zeros(shape, array.dtype)])
+  # Rows of its own: zeros would bend the statistics of a normalised batch.
+  return array[np.arange(length) % len(array)]

@@ -19,6 +19,10 @@ from cluster.server import Server
 from sync import record
 from sync.scheme import Push, Verdict
 
+# Attributes of a journal that change while it follows a run.
+_STATE = ('ledger', 'finished', '_next_eval', '_next_log', '_losses')
+_STATE += ('_since', '_time_to', '_accuracy', '_wall_before_s')
+
 
 class Plan(NamedTuple):
   """How long a run is and how often it is looked at.
@@ -44,7 +48,8 @@ class Journal:
   Attributes:
     ledger: The accounts.
     finished: Whether the target is reached.
-    evaluate: Parameters -> accuracy, 0 to 1.
+    evaluate: (parameters, running statistics) -> accuracy, 0 to 1; None if
+      nothing is learned.
   """
 
   def __init__(
@@ -52,7 +57,7 @@ class Journal:
     *,
     plan: Plan,
     server: Server,
-    evaluate: Callable[[Any], float],
+    evaluate: Callable[[Any, Any], float] | None,
     files: RunFiles,
     console: Console,
   ):
@@ -61,7 +66,8 @@ class Journal:
     Args:
       plan: How long the run is and how often it is looked at.
       server: Holds the parameters.
-      evaluate: Parameters -> accuracy, 0 to 1.
+      evaluate: (parameters, running statistics) -> accuracy, 0 to 1; None if
+        nothing is learned.
       files: Where everything is written.
       console: Where it is shown.
     """
@@ -74,18 +80,31 @@ class Journal:
     self._console = console
     self._next_eval = plan.eval_every
     self._next_log = plan.log_every
-    self._losses: list[tuple[Push, int, jax.Array]] = []
+    self._losses: list[tuple[Push, int, Any]] = []
     # Loss and examples since the last row of each kind.
     self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._time_to: dict[str, float | None] = {
       str(accuracy): None for accuracy in plan.accuracies
     }
     self._accuracy: float | None = None
+    self._wall_before_s = 0.0  # Of the processes that ran it before.
     self._start = wall.perf_counter()
 
   def warm_up(self) -> None:
     """Compiles the evaluation; the run's wall time starts after it."""
-    self.evaluate(self._server.params)
+    self._evaluate()
+    self._start = wall.perf_counter()
+
+  def state(self) -> dict[str, Any]:
+    """Returns what following a run changes."""
+    self._fetch_losses()
+    state = {name: getattr(self, name) for name in _STATE}
+    return state | {'_wall_before_s': self._wall_s}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the journal's now."""
+    for name in _STATE:
+      setattr(self, name, state[name])
     self._start = wall.perf_counter()
 
   def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
@@ -99,11 +118,18 @@ class Journal:
       self._files.span(worker, phase, start, end)
 
   def pushed(
-    self, into: int, push: Push, *, iteration: int, pulled: int, loss: jax.Array
+    self,
+    into: int,
+    push: Push,
+    *,
+    iteration: int,
+    pulled: int,
+    loss: jax.Array | None,
   ) -> None:
     """Records a push of version `pulled` and its summed loss, not yet known."""
     self.ledger.pushed(into, push, pulled)
-    self._losses.append((push, iteration, loss))
+    if loss is not None:
+      self._losses.append((push, iteration, loss))
 
   def committed(self, update: int) -> None:
     """Records that an update was applied."""
@@ -133,7 +159,7 @@ class Journal:
       'final_accuracy': self._accuracy,
       'time_to': self._time_to,
       'virtual_s': time,
-      'wall_s': wall.perf_counter() - self._start,
+      'wall_s': self._wall_s,
       **self.ledger.summary(),
       **more,
     }
@@ -144,15 +170,16 @@ class Journal:
       raise FloatingPointError(
         f'A parameter of version {self._server.version} is not finite.'
       )
-    self._accuracy = self.evaluate(self._server.params)
-    for accuracy, reached in self._time_to.items():
-      if reached is None and self._accuracy >= float(accuracy):
-        self._time_to[accuracy] = time
+    self._accuracy = self._evaluate()
+    if self._accuracy is not None:
+      for accuracy, reached in self._time_to.items():
+        if reached is None and self._accuracy >= float(accuracy):
+          self._time_to[accuracy] = time
     self._row('evaluation', time, loss=loss, accuracy=self._accuracy)
 
   def _row(self, kind: str, time: float, **measured: float | None) -> None:
     ledger = self.ledger
-    wall_s = wall.perf_counter() - self._start
+    wall_s = self._wall_s
     row = {
       'kind': kind,
       'time': time,
@@ -170,12 +197,21 @@ class Journal:
       'wall_examples_per_s': ledger.examples / wall_s,
     }
     self._files.metric(row)
-    self._console.show(row)
+    self._console.show(row, accuracy=self._accuracy)
+
+  def _evaluate(self) -> float | None:
+    if self.evaluate is None:
+      return None
+    return self.evaluate(self._server.params, self._server.stats)
+
+  @property
+  def _wall_s(self) -> float:
+    return self._wall_before_s + wall.perf_counter() - self._start
 
   def _mean_loss(self, kind: str) -> float | None:
     """Returns the mean loss per example since the last row of a kind."""
-    losses = jax.device_get([loss for *_, loss in self._losses])
-    for (push, iteration, _), loss in zip(self._losses, losses, strict=True):
+    self._fetch_losses()
+    for push, iteration, loss in self._losses:
       if not math.isfinite(loss):
         raise FloatingPointError(
           f'The loss of worker {push.worker}, iteration {iteration}, is '
@@ -183,7 +219,7 @@ class Journal:
           'config.optimizer.learning_rate may help.'
         )
     new = (
-      sum(map(float, losses)),
+      sum(float(loss) for *_, loss in self._losses),
       sum(push.examples for push, *_ in self._losses),
     )
     self._losses.clear()
@@ -192,3 +228,10 @@ class Journal:
     loss, examples = self._since[kind]
     self._since[kind] = 0.0, 0
     return loss / examples if examples else None
+
+  def _fetch_losses(self) -> None:
+    losses = jax.device_get([loss for *_, loss in self._losses])
+    self._losses = [
+      (push, iteration, loss)
+      for (push, iteration, _), loss in zip(self._losses, losses, strict=True)
+    ]

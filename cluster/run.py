@@ -1,28 +1,38 @@
 """One run from its first compilation to its summary, whatever the runtime."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
 
 from cluster import compilations
+from cluster.checkpoints import Checkpoints
 from cluster.console import Console
 from cluster.files import RunFiles
 from cluster.journal import Journal
 from cluster.virtual import VirtualCluster
 
+# What ends a run early: SLURM sends the first before it takes a node away.
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
 
 @dataclasses.dataclass
 class Run:
-  """A run that is ready to start; call it, once, to train.
+  """A run that is ready to start or to go on; call it, once, to train.
 
   Attributes:
     name: The scheme's, for the table that ends the run.
     cluster: Runs the events.
     journal: Follows the run.
     files: Where its outputs go; the folder is claimed.
+    checkpoints: Of this run.
     console: Where it is shown.
+    sizes: Of the files at the checkpoint that it goes on from; None if it
+      starts.
     called: Whether the run was started.
   """
 
@@ -30,30 +40,58 @@ class Run:
   cluster: VirtualCluster
   journal: Journal
   files: RunFiles
+  checkpoints: Checkpoints
   console: Console
+  sizes: Mapping[str, int] | None = None
   called: bool = False
+
+  def restore(self) -> None:
+    """Goes back to the newest checkpoint, if there is any.
+
+    Raises:
+      ValueError: If there are checkpoints and none can be read.
+    """
+    state = self.checkpoints.restore()
+    if state is not None:
+      self.cluster.restore(state['cluster'])
+      self.journal.restore(state['journal'])
+      self.sizes = state['files']
 
   def __call__(self) -> Mapping[str, Any]:
     """Trains and returns what summary.json holds.
 
-    Whatever ends the run, summary.json is written and says what it was.
+    Whatever ends the run, summary.json is written and says what it was.  After
+    SIGTERM or SIGINT there is a checkpoint as well; a second one ends the run
+    at once.
 
     Raises:
       FloatingPointError: If a loss or a parameter is not finite.
       RuntimeError: If nobody is left who could go on, or on a second call.
+      SystemExit: After SIGTERM.
+      KeyboardInterrupt: After SIGINT.
     """
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    self.files.begin(num_workers=self.cluster.num_workers)
+    summary = self.files.finished()
+    if summary is None:
+      summary = self._train()
+    else:
+      logging.info('The run in %s has finished before.', self.files.workdir)
+    self.console.table(self.name, summary)
+    logging.info('Outputs are in %s', self.files.workdir)
+    return summary
+
+  def _train(self) -> Mapping[str, Any]:
+    self.files.begin(num_workers=self.cluster.num_workers, sizes=self.sizes)
     ended, warm = 'interrupted', 0
     try:
       logging.info('Compiling ...')
       self.cluster.warm_up()
       self.journal.warm_up()
       warm = compilations.count()
-      with self.console:
-        self.cluster.run()
+      with self.console, _stops() as stops:
+        self._loop(stops)
       ended = 'finished'
     except Exception as error:
       ended = f'{type(error).__name__}: {error}'
@@ -69,6 +107,56 @@ class Run:
         compilations=compilations.count() - warm,
       )
       self.files.close(summary)
-    self.console.table(self.name, summary)
-    logging.info('Outputs are in %s', self.files.workdir)
     return summary
+
+  def _loop(self, stops: list[int]) -> None:
+    journal, checkpoints = self.journal, self.checkpoints
+    if self.sizes is None:
+      self.cluster.start()
+    with contextlib.closing(checkpoints):
+      checkpoints.begin(journal.ledger.examples)
+      while not (journal.finished or stops):
+        self.cluster.step()
+        if checkpoints.due(journal.ledger.examples):
+          self._save()
+      if checkpoints.wanted:
+        self._save()
+    if stops:
+      logging.info(
+        'Stopped by %s; the same command with --workdir=%s goes on.',
+        signal.Signals(stops[0]).name,
+        self.files.workdir,
+      )
+      if stops[0] == signal.SIGINT:
+        raise KeyboardInterrupt
+      raise SystemExit(128 + stops[0])
+
+  def _save(self) -> None:
+    state = {
+      'cluster': self.cluster.state(),
+      'journal': self.journal.state(),
+      'files': self.files.state(),
+    }
+    self.checkpoints.save(state, examples=self.journal.ledger.examples)
+
+
+@contextlib.contextmanager
+def _stops() -> Iterator[list[int]]:
+  """Yields a list that gets the signal which asks the process to stop."""
+  stops: list[int] = []
+  if threading.current_thread() is not threading.main_thread():
+    yield stops  # Only the main thread may handle signals.
+    return
+
+  def stop(number: int, frame: object) -> None:
+    del frame
+    stops.append(number)
+    for each, handler in before.items():
+      signal.signal(each, handler)  # The next one acts as it always did.
+
+  before = {number: signal.signal(number, stop) for number in _STOPS}
+  try:
+    yield stops
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)

@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cluster.gradient import add_trees
+from cluster.gradient import Payload, add_trees
 from cluster.schedule import Schedule
+
+_KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
+# Attributes of a server that change while it runs.
+_STATE = ('params', 'stats', 'version', 'examples', '_state', '_sums')
 
 
 class Server:
@@ -17,11 +21,13 @@ class Server:
   An update applies `tx` to the mean gradient of the examples summed into it;
   the result is multiplied by the learning rate and by their number over X0
   (reduction 'sum': the same displacement per example under every scheme) or
-  over n X0 ('mean').
+  over n X0 ('mean').  Running statistics move towards the mean of those that
+  were pushed, at a rate that depends on the number of examples likewise.
 
   Attributes:
     params: Pytree of arrays.  Never changed in place: who pulled a version
       keeps it.
+    stats: Running statistics, a pytree of arrays.
     version: Updates applied.
     examples: Examples in them.
   """
@@ -30,6 +36,7 @@ class Server:
     self,
     *,
     params: Any,
+    stats: Any,
     tx: optax.GradientTransformation,
     schedule: Schedule,
     reduction: Literal['sum', 'mean'],
@@ -40,6 +47,7 @@ class Server:
 
     Args:
       params: Initial parameters.
+      stats: Initial running statistics; () if there are none.
       tx: Built with learning rate 1; decay, clipping, momentum inside.
       schedule: Of the learning rate.
       reduction: 'sum' or 'mean'.
@@ -54,64 +62,71 @@ class Server:
         f"reduction: expected 'sum' or 'mean', got {reduction!r}."
       )
     self.params = params
+    self.stats = stats
     self.version = 0
     self.examples = 0
     self._state = jax.jit(tx.init)(params)
-    self._sums: dict[int, tuple[Any, int]] = {}
+    self._sums: dict[int, tuple[Payload, int]] = {}
     self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
+    self._worker_batch = worker_batch
 
-    def apply(params, state, gradient, examples, scale):
-      mean = jax.tree.map(lambda g: g / examples, gradient)
-      updates, state = tx.update(mean, state, params)
+    def apply(params, stats, state, payload, examples, scale, kept):
+      mean = jax.tree.map(lambda total: total / examples, payload)
+      updates, state = tx.update(mean.gradient, state, params)
       updates = jax.tree.map(lambda u: u * scale, updates)
-      return optax.apply_updates(params, updates), state
+      stats = jax.tree.map(
+        lambda old, new: kept * old + (1 - kept) * new, stats, mean.stats
+      )
+      return optax.apply_updates(params, updates), stats, state
 
     def is_finite(params):
       leaves = jax.tree.leaves(params)
       return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
     self._is_finite = jax.jit(is_finite)
-    self._apply = jax.jit(apply, donate_argnums=1)
+    self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
 
   def warm_up(self) -> None:
     """Compiles the sum and the update, and changes nothing."""
-    zero = jax.tree.map(jnp.zeros_like, self.params)
+    zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
     state = jax.tree.map(jnp.copy, self._state)
-    one = np.float32(1)
-    gradient = self._add(zero, jax.tree.map(jnp.copy, zero))
-    jax.block_until_ready(self._apply(self.params, state, gradient, one, one))
+    payload = self._add(zero, jax.tree.map(jnp.copy, zero))
+    jax.block_until_ready(self._applied(state, payload, 1))
     self.is_finite()
 
-  def add(self, update: int, gradient: Any, examples: int) -> None:
+  def add(self, update: int, payload: Payload, examples: int) -> None:
     """Sums a push into an update.
 
     Args:
       update: Id of the update.
-      gradient: Pytree like the parameters, summed over the examples.  It is
-        the server's from now on: its memory is used again.
-      examples: How many.
+      payload: Is the server's from now on: its memory is used again.
+      examples: How many it was summed over.
     """
     if update in self._sums:
       total, before = self._sums[update]
-      self._sums[update] = self._add(total, gradient), before + examples
+      self._sums[update] = self._add(total, payload), before + examples
     else:
-      self._sums[update] = gradient, examples
+      self._sums[update] = payload, examples
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
-    gradient, examples = self._sums.pop(update)
-    scale = self.learning_rate * examples / self._unit
-    self.params, self._state = self._apply(
-      self.params,
-      self._state,
-      gradient,
-      np.float32(examples),
-      np.float32(scale),
+    payload, examples = self._sums.pop(update)
+    self.params, self.stats, self._state = self._applied(
+      self._state, payload, examples
     )
     self.version += 1
     self.examples += examples
+
+  def state(self) -> dict[str, Any]:
+    """Returns what commits and sums change."""
+    return {name: getattr(self, name) for name in _STATE}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the server's from now on."""
+    for name in _STATE:
+      setattr(self, name, state[name])
 
   def is_finite(self) -> bool:
     """Returns whether all parameters are finite."""
@@ -124,5 +139,17 @@ class Server:
 
   @property
   def size_bytes(self) -> int:
-    """Bytes of the parameters, and so of a push and of a pull."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+    """Bytes of a push and of a pull: parameters and statistics."""
+    leaves = jax.tree.leaves((self.params, self.stats))
+    return sum(leaf.nbytes for leaf in leaves)
+
+  def _applied(self, state: Any, payload: Payload, examples: int) -> Any:
+    return self._apply(
+      self.params,
+      self.stats,
+      state,
+      payload,
+      np.float32(examples),
+      np.float32(self.learning_rate * examples / self._unit),
+      np.float32(_KEPT ** (examples / self._worker_batch)),
+    )

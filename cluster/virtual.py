@@ -18,13 +18,16 @@ from cluster.journal import Journal
 from cluster.network import Network
 from cluster.server import Server
 from cluster.speed import Speed
-from data.dataset import Split
 from data.stream import Ranges, Stream
 from sync import record
 from sync.scheme import Push, Scheme, Verdict
 
 # Simultaneous events happen in this order, and then by worker.
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
+
+# Attributes of a cluster that change while it runs.
+_STATE = ('time', '_scheme', '_stream', '_network', '_workers', '_flows')
+_STATE += ('_pushes', '_wake', '_events')
 
 
 class Scripted(NamedTuple):
@@ -65,7 +68,6 @@ class VirtualCluster:
     num_workers: Number of workers.
     server: Holds the parameters.
     gradient: Computes the pushes.
-    train: The training examples.
   """
 
   def __init__(
@@ -74,7 +76,6 @@ class VirtualCluster:
     scheme: Scheme,
     server: Server,
     gradient: Gradient,
-    train: Split,
     stream: Stream,
     speed: Speed,
     network: Network,
@@ -90,7 +91,6 @@ class VirtualCluster:
       scheme: Says when a worker may go on.
       server: Holds the parameters, in equal shards on all servers.
       gradient: Computes pushes.
-      train: The training examples.
       stream: Which examples an iteration uses.
       speed: How long workers compute.
       network: Its hosts are the workers and then the servers.
@@ -108,7 +108,6 @@ class VirtualCluster:
     self.num_workers = num_workers
     self.server = server
     self.gradient = gradient
-    self.train = train
     self._scheme = scheme
     self._stream = stream
     self._speed = speed
@@ -130,30 +129,47 @@ class VirtualCluster:
 
   def warm_up(self) -> None:
     """Compiles everything that `run` will need."""
-    self.gradient.warm_up(self.server.params, *self.train, self._batch)
+    self.gradient.warm_up(self.server.params, self._batch)
     self.server.warm_up()
 
-  def run(self) -> None:
-    """Runs until the journal has finished.
+  def start(self) -> None:
+    """Releases the first iterations; once, and not after `restore`."""
+    self._tell('start', time=self.time)
+
+  def step(self) -> None:
+    """Goes on to the next event and carries out all that follows from it.
 
     Raises:
       RuntimeError: If nothing can happen any more.
       FloatingPointError: If a loss is not finite.
     """
-    self._tell('start', time=self.time)
-    while not self._journal.finished:
-      while self._events and self._is_stale(*self._events[0][1:]):
-        heapq.heappop(self._events)
-      arrival = self._network.next_time()
-      event = self._events[0][0] if self._events else math.inf
-      if arrival == event == math.inf:
-        raise RuntimeError(self._stuck())
-      self.time = min(arrival, event)
-      if arrival <= event:
-        for flow in self._network.advance(arrival):
-          self._arrived(flow)
-      else:
-        self._happened(*heapq.heappop(self._events)[1:])
+    while self._events and self._is_stale(*self._events[0][1:]):
+      heapq.heappop(self._events)
+    arrival = self._network.next_time()
+    event = self._events[0][0] if self._events else math.inf
+    if arrival == event == math.inf:
+      raise RuntimeError(self._stuck())
+    self.time = min(arrival, event)
+    if arrival <= event:
+      for flow in self._network.advance(arrival):
+        self._arrived(flow)
+    else:
+      self._happened(*heapq.heappop(self._events)[1:])
+
+  def state(self) -> dict[str, Any]:
+    """Returns all that a step changes, here, in the server and below."""
+    return {
+      **{name: getattr(self, name) for name in _STATE},
+      'server': self.server.state(),
+      'gradient': self.gradient.state(),
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the cluster's from now on."""
+    for name in _STATE:
+      setattr(self, name, state[name])
+    self.server.restore(state['server'])
+    self.gradient.restore(state['gradient'])
 
   def close(self) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
@@ -209,11 +225,9 @@ class VirtualCluster:
   def _push(self, index: int) -> None:
     """Computes the gradient of a push that has arrived; obeys the verdict."""
     worker = self._workers[index]
-    indices = self._stream.indices(worker.ranges)
-    gradient, loss = self.gradient(
+    payload, loss = self.gradient(
       worker.params,
-      self.train.inputs[indices],
-      self.train.targets[indices],
+      worker.ranges,
       worker=index,
       iteration=worker.iteration,
     )
@@ -230,7 +244,7 @@ class VirtualCluster:
     self._enter(index, 'wait')
     verdict = self._scheme.push(push)
     self._journal.told('push', push._asdict(), verdict)
-    self.server.add(verdict.into, gradient, push.examples)
+    self.server.add(verdict.into, payload, push.examples)
     self._journal.pushed(
       verdict.into,
       push,
@@ -289,7 +303,7 @@ class VirtualCluster:
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
-    for flow in worker.flows:
+    for flow in sorted(worker.flows):
       self._network.cancel(self.time, flow)
       del self._flows[flow]
     worker.flows.clear()

@@ -140,6 +140,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.synthetic.channels = 3
   config.data.synthetic.num_classes = 10
 
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every_s = 60.0  # Wall time between; inf for none.
+  config.checkpoint.every_examples = 0  # Examples between; 0 for none.
+  config.checkpoint.keep = 2  # Of the newest.
+
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'
   config.optimizer.learning_rate = 0.015

@@ -18,15 +18,71 @@ class Task(NamedTuple):
 
   Attributes:
     params: Initial parameters, a pytree of arrays.
-    loss: (params, inputs [B, ...], targets [B, ...], key) -> float32 [B], the
-      loss of each example; `key` is for dropout and the like.
-    correct: (params, inputs [B, ...], targets [B, ...]) -> float32 [B], the
-      share of each example's targets that is right.
+    loss: (params, inputs [B, ...], targets [B, ...], key) -> (float32 [B], the
+      loss of each example; the batch's statistics, like `stats`).  `key` is for
+      dropout and the like.
+    correct: (params, stats, inputs [B, ...], targets [B, ...]) -> float32 [B],
+      the share of each example's targets that is right.
+    stats: Initial running statistics, of batch normalisation say: a pytree of
+      arrays, averaged over the batches that were trained on and read by
+      `correct` alone.  () if the model has none.
   """
 
   params: Any
-  loss: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]
-  correct: Callable[[Any, jax.Array, jax.Array], jax.Array]
+  loss: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+  correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
+  stats: Any = ()
+
+
+def supervised(
+  model: nnx.Module,
+  *,
+  loss: Callable[[jax.Array, jax.Array], jax.Array],
+  correct: Callable[[jax.Array, jax.Array], jax.Array],
+  prepare: Callable[[jax.Array], jax.Array] = jnp.asarray,
+  augment: Callable[[jax.Array, jax.Array], jax.Array] = lambda inputs, _: (
+    inputs
+  ),
+) -> Task:
+  """Returns the task of fitting a Flax NNX model to targets.
+
+  Args:
+    model: Called as model(inputs, rngs=...), with rngs None in evaluation.  Its
+      state is parameters (`nnx.Param`) and running statistics (`nnx.BatchStat`)
+      which hold, after a call in training, those of this very batch.
+    loss: (outputs [B, ...], targets [B, ...]) -> float32 [B].
+    correct: Likewise -> float32 [B], 0 to 1.
+    prepare: Stored inputs -> the model's inputs; part of the compiled step.
+    augment: (the model's inputs, key) -> those to train on, likewise.
+
+  Raises:
+    ValueError: If the model has state of another kind.
+  """
+  graph, params, stats, other = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
+  if jax.tree.leaves(other):
+    kinds = sorted(
+      {type(leaf).__name__ for _, leaf in nnx.to_flat_state(other)}
+    )
+    raise ValueError(
+      f'model: expected nnx.Param and nnx.BatchStat, got state of type {kinds}.'
+    )
+
+  def loss_of(params, inputs, targets, key):
+    augment_key, dropout_key = jax.random.split(key)
+    changed = augment(prepare(inputs), augment_key)
+    merged = nnx.merge(graph, params, start, {})
+    outputs = merged(changed, rngs=nnx.Rngs(dropout=dropout_key))
+    seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
+    return loss(outputs, targets), seen
+
+  def correct_of(params, stats, inputs, targets):
+    return correct(
+      nnx.merge(graph, params, stats, {})(prepare(inputs)), targets
+    )
+
+  # Dicts of arrays: JAX takes Variables apart in Python at every call.
+  start = nnx.to_pure_dict(stats)
+  return Task(nnx.to_pure_dict(params), loss_of, correct_of, start)
 
 
 def classification(
@@ -39,37 +95,26 @@ def classification(
   Examples have one target, or one at each of T places, which count alike.
 
   Args:
-    model: Called as model(inputs, rngs=...), returns logits [B, classes] or
-      [B, T, classes]; its only state is parameters.
-    prepare: Stored inputs -> the model's inputs; part of the compiled step.
-    augment: (the model's inputs, key) -> those to train on, likewise.
+    model: As in `supervised`; it returns logits [B, classes] or
+      [B, T, classes].
+    prepare: As in `supervised`.
+    augment: As in `supervised`.
 
   Raises:
-    ValueError: If the model has other state, such as running statistics.
+    ValueError: As in `supervised`.
   """
-  graph, state, other = nnx.split(model, nnx.Param, ...)
-  if jax.tree.leaves(other):
-    raise ValueError(
-      'norm: expected a model whose only state is parameters, got one with '
-      'running statistics, which no scheme synchronises yet.'
-    )
-  # A dict of arrays: JAX takes Variables apart in Python at every call.
-  params = nnx.to_pure_dict(state)
 
-  def loss(params, inputs, targets, key):
-    augment_key, dropout_key = jax.random.split(key)
-    rngs = nnx.Rngs(dropout=dropout_key)
-    changed = augment(prepare(inputs), augment_key)
-    logits = nnx.merge(graph, params, {})(changed, rngs=rngs)
+  def loss(logits, targets):
     return _mean_of_places(
       optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     )
 
-  def correct(params, inputs, targets):
-    logits = nnx.merge(graph, params, {})(prepare(inputs))
+  def correct(logits, targets):
     return _mean_of_places(jnp.argmax(logits, axis=-1) == targets)
 
-  return Task(params=params, loss=loss, correct=correct)
+  return supervised(
+    model, loss=loss, correct=correct, prepare=prepare, augment=augment
+  )
 
 
 def _mean_of_places(values: jax.Array) -> jax.Array:

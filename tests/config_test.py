@@ -185,10 +185,11 @@ class CheckTest(parameterized.TestCase):
     ):
       train.build(small.config())
 
-  def test_a_folder_with_a_run_is_not_written_again(self):
+  def test_a_folder_with_another_run_is_not_written_again(self):
     run = small.build(small.config(epochs=0.2))
     run()
-    with self.assertRaisesRegex(ValueError, 'workdir: .* holds one'):
+    message = 'workdir: .* another config.  config.epochs: expected 0.2, got 2'
+    with self.assertRaisesRegex(ValueError, message):
       train.build(small.config(), workdir=str(run.files.workdir))
     with self.assertRaisesRegex(RuntimeError, 'runs once'):
       run()

@@ -7,6 +7,7 @@ from absl.testing import absltest, parameterized
 
 from cluster import compilations
 from cluster.gradient import Evaluation, Gradient, micro_batches
+from data.dataset import Split
 from models.task import Task
 
 
@@ -14,9 +15,9 @@ def _task():
   """Linear regression; the key must not matter here."""
 
   def loss(params, inputs, targets, key):
-    return (inputs @ params['w'] + params['b'] - targets) ** 2
+    return (inputs @ params['w'] + params['b'] - targets) ** 2, ()
 
-  def correct(params, inputs, targets):
+  def correct(params, stats, inputs, targets):
     return jnp.abs(inputs @ params['w'] + params['b'] - targets) < 1
 
   rng = np.random.default_rng(0)
@@ -27,7 +28,17 @@ def _task():
 def _examples(count, seed=1):
   rng = np.random.default_rng(seed)
   inputs = rng.normal(size=(count, 4)).astype(np.float32)
-  return inputs, rng.normal(size=count).astype(np.float32)
+  return Split(inputs, rng.normal(size=count).astype(np.float32))
+
+
+def _gradient(task, examples, micro_batch=32):
+  return Gradient(
+    task,
+    examples,
+    lambda ranges: np.arange(*ranges[0]),
+    micro_batch=micro_batch,
+    seed=0,
+  )
 
 
 class MicroBatchTest(parameterized.TestCase):
@@ -61,9 +72,9 @@ class GradientTest(parameterized.TestCase):
   def test_it_is_the_sum_over_the_batch(self, count):
     task = _task()
     inputs, targets = _examples(count)
-    gradient = Gradient(task, micro_batch=32, seed=0)
+    gradient = _gradient(task, _examples(count))
 
-    got, loss = gradient(task.params, inputs, targets, worker=0, iteration=0)
+    (got, _), loss = gradient(task.params, ((0, count),), worker=0, iteration=0)
 
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
     np.testing.assert_allclose(loss, np.sum(errors**2), rtol=1e-5)
@@ -72,25 +83,25 @@ class GradientTest(parameterized.TestCase):
 
   def test_no_size_compiles_after_all_powers_of_two(self):
     task = _task()
-    gradient = Gradient(task, micro_batch=32, seed=0)
+    gradient = _gradient(task, _examples(100))
     for size in (1, 2, 4, 8, 16, 32, 33):
-      gradient.warm_up(task.params, *_examples(3), size)
+      gradient.warm_up(task.params, size)
     before = compilations.count()
 
     for count in range(1, 100):
-      gradient(task.params, *_examples(count), worker=1, iteration=count)
+      gradient(task.params, ((0, count),), worker=1, iteration=count)
 
     self.assertEqual(compilations.count(), before)
     self.assertBetween(gradient.padding_share, 0, 1 / 8)
 
   def test_every_iteration_of_every_worker_has_its_own_key(self):
     def loss(params, inputs, targets, key):
-      return params * jax.random.uniform(key, targets.shape)
+      return params * jax.random.uniform(key, targets.shape), ()
 
     params = jnp.float32(1)
-    gradient = Gradient(Task(params, loss, loss), micro_batch=4, seed=0)
+    gradient = _gradient(Task(params, loss, loss), _examples(6), micro_batch=4)
     got = [
-      float(gradient(params, *_examples(6), worker=w, iteration=i)[0])
+      float(gradient(params, ((0, 6),), worker=w, iteration=i)[0].gradient)
       for w, i in [(0, 0), (0, 1), (1, 0), (0, 0)]
     ]
     self.assertLen(set(got), 3)
@@ -99,7 +110,7 @@ class GradientTest(parameterized.TestCase):
   @parameterized.parameters(0, 3, -4)
   def test_micro_batches_must_be_powers_of_two(self, size):
     with self.assertRaisesRegex(ValueError, f'power of two, got {size}'):
-      Gradient(_task(), micro_batch=size, seed=0)
+      _gradient(_task(), _examples(3), micro_batch=size)
 
 
 class EvaluationTest(parameterized.TestCase):
@@ -109,7 +120,8 @@ class EvaluationTest(parameterized.TestCase):
     inputs, targets = _examples(50)
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
 
-    accuracy = Evaluation(task, inputs, targets, batch=batch)(task.params)
+    evaluate = Evaluation(task, inputs, targets, batch=batch)
+    accuracy = evaluate(task.params, task.stats)
 
     self.assertEqual(accuracy, np.mean(np.abs(errors) < 1))
 

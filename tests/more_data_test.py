@@ -20,7 +20,7 @@ from PIL import Image
 
 from cluster.gradient import Evaluation, Gradient
 from data import augment, cifar100, fashion_mnist, imagenet, text
-from data.dataset import Dataset
+from data.dataset import Dataset, Split
 from models import mlp, task
 
 _FASHION = pathlib.Path('/usr/share/datasets/fashion-mnist')  # Debian's.
@@ -296,16 +296,16 @@ class ImagenetTest(parameterized.TestCase):
     found = []
     for inputs in (lazy, lazy[:]):
       evaluate = Evaluation(learned, inputs, dataset.test.targets, batch=4)
-      gradient = Gradient(learned, micro_batch=2, seed=0)
-      rows = np.array([5, 1, 2])
-      summed, loss = gradient(
-        learned.params,
-        inputs[rows],
-        dataset.test.targets[rows],
-        worker=0,
-        iteration=0,
+      gradient = Gradient(
+        learned,
+        Split(inputs, dataset.test.targets),
+        lambda ranges: np.array([5, 1, 2]),
+        micro_batch=2,
+        seed=0,
       )
-      found.append((evaluate(learned.params), float(loss), summed))
+      summed, loss = gradient(learned.params, (), worker=0, iteration=0)
+      accuracy = evaluate(learned.params, learned.stats)
+      found.append((accuracy, float(loss), summed))
     jax.tree.map(np.testing.assert_array_equal, *found)
 
   @parameterized.named_parameters(

@@ -7,6 +7,7 @@ import optax
 from absl.testing import absltest, parameterized
 
 from cluster import optimizer, schedule
+from cluster.gradient import Payload
 from cluster.server import Server
 
 
@@ -31,12 +32,17 @@ def _schedule(**changed):
 def _server(tx, *, reduction='sum', rate=0.1):
   return Server(
     params=_tree(0),
+    stats=(),
     tx=tx,
     schedule=_schedule(rate=rate),
     reduction=reduction,
     num_workers=4,
     worker_batch=8,
   )
+
+
+def _payload(gradient, times=1):
+  return Payload(jax.tree.map(lambda g: g * times, gradient), ())
 
 
 _SGD = {'momentum': 0.9, 'nesterov': True, 'weight_decay': 0.01}
@@ -70,7 +76,7 @@ class UpdateTest(parameterized.TestCase):
     state = plain.init(params)
     for update in range(5):
       gradient = _tree(update + 1)
-      server.add(update, jax.tree.map(lambda g: g * 8, gradient), 8)
+      server.add(update, _payload(gradient, 8), 8)
       server.commit(update)
       updates, state = plain.update(gradient, state, params)
       params = optax.apply_updates(params, updates)
@@ -86,8 +92,8 @@ class UpdateTest(parameterized.TestCase):
     tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
     server = _server(tx, reduction=reduction)
     first, second = _tree(1), _tree(2)
-    server.add(7, jax.tree.map(jnp.copy, first), 8)
-    server.add(7, second, 16)
+    server.add(7, _payload(first), 8)
+    server.add(7, _payload(second), 16)
     server.commit(7)
 
     expected = jax.tree.map(
@@ -104,7 +110,7 @@ class UpdateTest(parameterized.TestCase):
     server.warm_up()
     pulled = server.params
     for update in range(3):
-      server.add(update, _tree(update), 8)
+      server.add(update, _payload(_tree(update)), 8)
       server.commit(update)
     jax.tree.map(np.testing.assert_array_equal, pulled, _tree(0))
 
@@ -123,7 +129,7 @@ class ClippingTest(parameterized.TestCase):
     server = _server(optimizer.clipped(tx, clip_norm=clip_norm))
     gradient = _tree(1)
     norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
-    server.add(0, jax.tree.map(lambda g: g * 8, gradient), 8)
+    server.add(0, _payload(gradient, 8), 8)
     server.commit(0)
 
     scale = 0.1 * min(1.0, clip_norm / norm)

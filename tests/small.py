@@ -32,6 +32,7 @@ def config(**changed: Any) -> ConfigDict:
     'cluster.network.server_latency_s': (0.0,),
     **unlimited,
     'batching.worker_batch': 8,
+    'checkpoint.every_s': float('inf'),
     'data.name': 'synthetic',
     'data.synthetic.num_train': 192,
     'data.synthetic.num_test': 64,

@@ -27,10 +27,10 @@ def _leaves(params):
 
 def _gradient(run, params, indices):
   """The mean gradient over some training examples, by plain JAX."""
-  inputs, targets = (part[indices] for part in run.cluster.train)
+  inputs, targets = (part[indices] for part in run.cluster.gradient.train)
 
   def loss(params):
-    each = run.cluster.gradient.task.loss(
+    each, _ = run.cluster.gradient.task.loss(
       params, inputs, targets, jax.random.key(0)
     )
     return jnp.mean(each)

@@ -1,0 +1,250 @@
+"""Checkpoints of a run, written by Orbax while the run goes on.
+
+A run's state is plain data and arrays.  The plain data is pickled; each array
+that it refers to, however often, is one leaf of the Orbax tree.  Reading
+constructs plain data classes and numbers only, and checks every byte.
+"""
+
+import dataclasses
+import io
+import logging as log
+import math
+import pathlib
+import pickle
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from orbax.checkpoint import v1 as ocp
+
+from cluster.checks import require
+
+_FORMAT = 1
+# What a pickle may construct, beside dataclasses and named tuples.
+_CONSTRUCTED = {
+  ('builtins', 'set'),
+  ('collections', 'Counter'),
+  ('collections', 'OrderedDict'),
+  ('collections', 'defaultdict'),
+  ('collections', 'deque'),
+  ('numpy', 'dtype'),
+  ('numpy', 'ndarray'),
+  ('numpy._core.multiarray', '_reconstruct'),
+  ('numpy._core.multiarray', 'scalar'),
+  ('numpy._core.numeric', '_frombuffer'),
+}
+
+
+class Checkpoints:
+  """Writes, keeps and reads the checkpoints of one run."""
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    *,
+    every_s: float,
+    every_examples: int,
+    keep: int,
+  ):
+    """Creates nothing yet.
+
+    Args:
+      directory: Of the run's checkpoints.
+      every_s: Seconds of wall time between checkpoints; inf for none.
+      every_examples: Examples between checkpoints; 0 for none.
+      keep: How many of the newest are kept.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
+    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
+    require(keep >= 1, 'keep', 'at least 1', keep)
+    self._directory = directory
+    self._every_s = every_s
+    self._every_examples = every_examples or math.inf
+    self._keep = keep
+    self.begin(0)
+    logging.get_absl_logger().addFilter(_is_of_interest)
+    self._saving: ocp.AsyncResponse[bool] | None = None
+    self._orbax: ocp.training.Checkpointer | None = None
+
+  @property
+  def wanted(self) -> bool:
+    """Whether the run is to leave any checkpoints."""
+    return min(self._every_s, self._every_examples) < math.inf
+
+  def restore(self) -> Any:
+    """Returns the newest state that can be read; None if there is none yet.
+
+    What cannot be read is named in the log and left where it is.
+
+    Raises:
+      ValueError: If there are checkpoints and none can be read.
+    """
+    if not self._directory.exists():
+      return None
+    steps = self._steps()
+    for step in reversed(steps):
+      path = self._directory / str(step)
+      try:
+        state = _unpacked(ocp.load(path))
+      # What damaged files make Orbax and its layers raise is not documented.
+      except Exception as error:
+        logging.warning(
+          'Checkpoint %s cannot be read; it is left as it is, and the one '
+          'before it is tried.  %s: %s',
+          path,
+          type(error).__name__,
+          str(error).partition('\n')[0],
+        )
+      else:
+        logging.info('Going on from checkpoint %s', path)
+        return state
+    if steps:
+      raise ValueError(
+        f'workdir: expected a checkpoint that can be read, got {steps} in '
+        f'{self._directory}; move that folder away to start anew.'
+      )
+    return None
+
+  def begin(self, examples: int) -> None:
+    """Starts counting time, and examples beyond these."""
+    self._next_examples = examples + self._every_examples
+    self._next_s = time.monotonic() + self._every_s
+
+  def due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+    return examples >= self._next_examples or time.monotonic() >= self._next_s
+
+  def save(self, state: Any, *, examples: int) -> None:
+    """Copies the state and writes it while the run goes on.
+
+    Args:
+      state: Anything that pickles, and arrays of JAX.
+      examples: In it.
+
+    Raises:
+      Exception: Of Orbax, if the checkpoint before could not be written.
+    """
+    self.wait()
+    if self._orbax is None:
+      self._orbax = ocp.training.Checkpointer(
+        self._directory,
+        preservation_policy=ocp.training.preservation_policies.LatestN(
+          self._keep
+        ),
+        cleanup_tmp_directories=True,
+      )
+    step = max(self._steps(), default=-1) + 1
+    self._saving = self._orbax.save_async(step, _packed(state))
+    self.begin(examples)
+
+  def wait(self) -> None:
+    """Returns once the checkpoint that is being written is safe.
+
+    Raises:
+      Exception: Of Orbax, if it could not be written.
+    """
+    if self._saving is not None:
+      self._saving.result()
+      self._saving = None
+
+  def close(self) -> None:
+    """Finishes what is being written."""
+    self.wait()
+    if self._orbax is not None:
+      self._orbax.close()
+
+  def _steps(self) -> list[int]:
+    names = [path.name for path in self._directory.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _is_of_interest(record: log.LogRecord) -> bool:
+  """Orbax tells of every thread that it starts and ends."""
+  parts = pathlib.PurePath(record.pathname).parts
+  return record.levelno >= log.WARNING or 'orbax' not in parts
+
+
+def _packed(state: Any) -> dict[str, np.ndarray]:
+  """Returns the state as a tree of arrays that share no memory with it."""
+  file = io.BytesIO()
+  pickler = _Pickler(file)
+  pickler.dump(state)
+  tree = {
+    f'array{number}': np.array(array)
+    for number, array in enumerate(jax.device_get(pickler.arrays))
+  }
+  tree['plain'] = np.frombuffer(file.getvalue(), np.uint8)
+  tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
+  return tree
+
+
+def _unpacked(tree: dict[str, np.ndarray]) -> Any:
+  written, checksum = tree.pop('format')
+  if written != _FORMAT:
+    raise ValueError(f'format: expected {_FORMAT}, got {written}.')
+  if checksum != _checksum(tree):
+    raise ValueError('Expected the bytes that were written, got others.')
+  plain = tree.pop('plain')
+  arrays = [jnp.array(tree[f'array{number}']) for number in range(len(tree))]
+  return _Unpickler(io.BytesIO(plain.tobytes()), arrays).load()
+
+
+def _checksum(tree: Mapping[str, np.ndarray]) -> int:
+  checksum = 0
+  for name in sorted(tree):
+    leaf = np.ascontiguousarray(tree[name])
+    header = f'{name} {leaf.dtype} {leaf.shape}'.encode()
+    checksum = zlib.crc32(header, checksum)
+    checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8), checksum)
+  return checksum
+
+
+class _Pickler(pickle.Pickler):
+  """Sets arrays of JAX aside, each once."""
+
+  def __init__(self, file: io.BytesIO):
+    super().__init__(file, protocol=5)
+    self.arrays: list[jax.Array] = []
+    self._numbers: dict[int, int] = {}
+
+  def persistent_id(self, value: Any) -> int | None:
+    if not isinstance(value, jax.Array):
+      return None
+    if id(value) not in self._numbers:
+      self._numbers[id(value)] = len(self.arrays)
+      self.arrays.append(value)
+    return self._numbers[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+  def __init__(self, file: io.BytesIO, arrays: list[jax.Array]):
+    super().__init__(file)
+    self._arrays = arrays
+
+  def persistent_load(self, number: int) -> jax.Array:
+    return self._arrays[number]
+
+  def find_class(self, module: str, name: str) -> Any:
+    found = super().find_class(module, name)
+    if (module, name) in _CONSTRUCTED or _is_plain(found):
+      return found
+    raise pickle.UnpicklingError(
+      f'Expected plain data, got {module}.{name}, which is neither a '
+      'dataclass nor a named tuple.'
+    )
+
+
+def _is_plain(found: Any) -> bool:
+  return isinstance(found, type) and (
+    dataclasses.is_dataclass(found)
+    or hasattr(found, '_fields')
+    or found.__module__.partition('.')[0] == __package__
+  )
