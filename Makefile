@@ -4,13 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test lint bench clean
+.PHONY: train test compare lint bench clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n 2
+
+compare: .venv/run
+	$(BIN)/python -m tools.compare --out=runs/compare
 
 lint: .venv/dev
 	$(BIN)/ruff check .
