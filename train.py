@@ -4,16 +4,15 @@
 optimiser and the cluster; calling what it returns trains.
 """
 
-import contextlib
 import functools
 import importlib
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from cluster import compilations
 from cluster import optimizer as optimizers
 from cluster import schedule as schedules
 from cluster import speed as speeds
@@ -25,67 +24,80 @@ from cluster.journal import Journal, Plan
 from cluster.network import Network
 from cluster.run import Run
 from cluster.server import Server
+from cluster.timing import TimingGradient, TimingServer
 from cluster.virtual import VirtualCluster
 from configs import default, sections
+from configs.sections import named
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
-from models import task as tasks
+from models.task import Task, classification
+from sync.scheme import Scheme
 
 _EVALUATED = 512  # Test examples computed at once, at most.
-_REPEATABLE = '--xla_gpu_deterministic_ops=true'
+
+# Fields that have no meaning without a model, or beside an argument of `build`.
+_SOURCE = ('data.name', 'data.dir', 'data.*.*')
+_AUGMENTED = ('data.crop_padding', 'data.flip')
+_NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
+_REPLACED = {
+  'scheme': ('sync.*',),
+  'task': ('model.*', *_AUGMENTED),
+  'dataset': _SOURCE,
+}
 
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 
-def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
+def build(
+  config: ConfigDict,
+  *,
+  workdir: str | None = None,
+  scheme: Scheme | None = None,
+  task: Task | None = None,
+  dataset: Dataset | None = None,
+) -> Run:
   """Returns the run that a config describes.
 
   Args:
     config: As made by a file of configs/; every field is checked first.
     workdir: Folder for the outputs; None makes a new one under runs/.  If it
       holds a run of the same config, that run goes on from its checkpoint.
+    scheme: Replaces the one that config.sync names.
+    task: Replaces the one of the model that config.model names.
+    dataset: Replaces the one that config.data names.
 
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
       was expected and what came.  If `workdir` holds another run.
     OSError: If the folder cannot be made.
   """
-  _prepare_jax()
-  defaults = default.get_config()
-  sections.check_fields(config, defaults)
-  sections.check_values(config)
-  choose = functools.partial(sections.chosen, config, defaults)
-  for section in ('batching', 'wire'):
-    choose(section)  # They have one choice each, which takes no arguments.
-  num_workers, seed = config.cluster.workers, config.seed
-  worker_batch = config.batching.worker_batch
-  _, route = choose('route')
-  scheme = _make('sync', choose, num_workers=num_workers)
-  network = _network(config, **route)
-  speed = _speed(config, choose)
+  compilations.make_repeatable()
+  choose = _checked(config, scheme=scheme, task=task, dataset=dataset)
+  if scheme is None:
+    scheme = _make('sync', choose, num_workers=config.cluster.workers)
+  network, speed = _network(config, choose), _speed(config, choose)
   files = RunFiles(workdir)
-  dataset = _dataset(config, choose)
-  plan = _plan(config, len(dataset.train.targets))
-  with _named('config.data'):
-    stream = Stream(num_examples=plan.epoch, seed=seed, ahead=config.data.ahead)
-  task = _task(config, choose, dataset)
-  server = _server(config, choose, task, plan.epoch)
-  with _named('config.batching'):
-    gradient = Gradient(
-      task,
-      dataset.train,
-      stream.indices,
-      micro_batch=config.batching.micro_batch,
-      seed=seed,
-    )
-  batch = min(_EVALUATED, len(dataset.test.targets))
-  evaluate = Evaluation(task, *dataset.test, batch=batch)
+  if config.model.name == 'none':
+    _, sizes = choose('model')
+    plan = _plan(config, sizes['num_train'])
+    stream = _stream(config, plan)
+    server = TimingServer(size_bytes=sizes['size_bytes'])
+    gradient, evaluate = TimingGradient(), None
+  else:
+    dataset = dataset or _dataset(config, choose)
+    plan = _plan(config, len(dataset.train.targets))
+    stream = _stream(config, plan)
+    task = task or _task(config, choose, dataset)
+    server = _server(config, choose, task, plan.epoch)
+    gradient = _gradient(config, task, dataset, stream)
+    batch = min(_EVALUATED, len(dataset.test.targets))
+    evaluate = Evaluation(task, *dataset.test, batch=batch)
   console = Console(target=plan.target)
   journal = Journal(
     plan=plan, server=server, evaluate=evaluate, files=files, console=console
   )
-  with _named('config.cluster'):
+  with named('config.cluster'):
     cluster = VirtualCluster(
       scheme=scheme,
       server=server,
@@ -93,19 +105,19 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
       stream=stream,
       speed=speed,
       network=network,
-      num_workers=num_workers,
-      num_servers=route['servers'],
-      worker_batch=worker_batch,
+      num_workers=config.cluster.workers,
+      num_servers=config.route.server.servers,
+      worker_batch=config.batching.worker_batch,
       script=config.cluster.script,
       journal=journal,
     )
-  with _named('config.checkpoint'):
+  with named('config.checkpoint'):
     checkpoints = Checkpoints(
       files.workdir / 'checkpoints', **config.checkpoint.to_dict()
     )
   files.claim(manifest(config.to_dict()))
   run = Run(
-    name=config.sync.name,
+    name=type(scheme).__name__.lower(),
     cluster=cluster,
     journal=journal,
     files=files,
@@ -116,12 +128,28 @@ def build(config: ConfigDict, *, workdir: str | None = None) -> Run:
   return run
 
 
+def _checked(config: ConfigDict, **given: Any) -> Choose:
+  """Returns what chooses a section of the config, all of which is checked."""
+  defaults = default.get_config()
+  sections.check_fields(config, defaults)
+  sections.check_values(config)
+  for section in ('batching', 'wire', 'route'):
+    sections.chosen(config, defaults, section)
+  ignored = functools.partial(sections.check_ignored, config, defaults)
+  if config.model.name == 'none':
+    ignored(_NO_MODEL, "config.model.name is 'none'")
+  for argument, value in given.items():
+    if value is not None:
+      ignored(_REPLACED[argument], f'there is a {argument} of its own')
+  return functools.partial(sections.chosen, config, defaults)
+
+
 def _make(section: str, choose: Choose, **shared: Any) -> Any:
   """Calls `make` of the module that a section names."""
   name, own = choose(section)
   package = {'sync': 'sync', 'data': 'data', 'model': 'models'}[section]
   module = importlib.import_module(f'{package}.{name}')
-  with _named(f'config.{section}.{name}'):
+  with named(f'config.{section}.{name}'):
     return module.make(**shared, **own)
 
 
@@ -130,8 +158,8 @@ def _dataset(config: ConfigDict, choose: Choose) -> Dataset:
   return _make('data', choose, directory=directory)
 
 
-def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
-  with _named('config.data'):
+def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
+  with named('config.data'):
     augment = augmentation.make(
       crop_padding=config.data.crop_padding,
       flip=config.data.flip,
@@ -144,18 +172,38 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> tasks.Task:
     num_classes=dataset.num_classes,
     seed=config.seed,
   )
-  with _named(f'config.model.{config.model.name}'):
-    return tasks.classification(model, dataset.prepare, augment)
+  with named(f'config.model.{config.model.name}'):
+    return classification(model, dataset.prepare, augment)
+
+
+def _stream(config: ConfigDict, plan: Plan) -> Stream:
+  with named('config.data'):
+    return Stream(
+      num_examples=plan.epoch, seed=config.seed, ahead=config.data.ahead
+    )
+
+
+def _gradient(
+  config: ConfigDict, task: Task, dataset: Dataset, stream: Stream
+) -> Gradient:
+  with named('config.batching'):
+    return Gradient(
+      task,
+      dataset.train,
+      stream.indices,
+      micro_batch=config.batching.micro_batch,
+      seed=config.seed,
+    )
 
 
 def _server(
-  config: ConfigDict, choose: Choose, task: tasks.Task, epoch: int
+  config: ConfigDict, choose: Choose, task: Task, epoch: int
 ) -> Server:
   name, own = choose('optimizer')
-  with _named(f'config.optimizer.{name}'):
+  with named(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
   schedule = _schedule(config, choose, epoch)
-  with _named('config.optimizer'):
+  with named('config.optimizer'):
     return Server(
       params=task.params,
       stats=task.stats,
@@ -171,9 +219,9 @@ def _schedule(
   config: ConfigDict, choose: Choose, epoch: int
 ) -> schedules.Schedule:
   name, own = choose('schedule')
-  with _named(f'config.schedule.{name}'):
+  with named(f'config.schedule.{name}'):
     shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
-  with _named('config.schedule'):
+  with named('config.schedule'):
     return schedules.schedule(
       rate=config.optimizer.learning_rate,
       warmup_epochs=config.schedule.warmup_epochs,
@@ -215,9 +263,9 @@ def _plan(config: ConfigDict, epoch: int) -> Plan:
 def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
   name, own = choose('cluster.speed')
   workers, section = config.cluster.workers, config.cluster.speed
-  with _named(f'config.cluster.speed.{name}'):
+  with named(f'config.cluster.speed.{name}'):
     model = getattr(speeds, name)(num_workers=workers, seed=config.seed, **own)
-  with _named('config.cluster.speed'):
+  with named('config.cluster.speed'):
     return speeds.Speed(
       fixed_s=section.fixed_s,
       per_example_s=section.per_example_s,
@@ -226,8 +274,9 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
     )
 
 
-def _network(config: ConfigDict, *, servers: int) -> Network:
-  section = config.cluster.network
+def _network(config: ConfigDict, choose: Choose) -> Network:
+  _, route = choose('route')
+  section, servers = config.cluster.network, route['servers']
   links: dict[str, tuple[float, ...]] = {}
   for link in ('up_Bps', 'down_Bps', 'latency_s'):
     links[link] = ()
@@ -238,23 +287,5 @@ def _network(config: ConfigDict, *, servers: int) -> Network:
       if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
         raise ValueError(f'{path}: expected {least}, got {values!r}.')
       links[link] += sections.each(path, values, count)
-  with _named('config.cluster.network'):
+  with named('config.cluster.network'):
     return Network(**links)
-
-
-def _prepare_jax() -> None:
-  """Asks for repeatable GPU kernels, unless XLA has started, and for quiet."""
-  flags = os.environ.get('XLA_FLAGS', '')
-  if _REPEATABLE.split('=')[0] not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {_REPEATABLE}'.strip()
-  # JAX logs each kind of accelerator that is not there.
-  logging.getLogger('jax').setLevel(logging.WARNING)
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-  """Puts the path of a field in front of what is said about it."""
-  try:
-    yield
-  except ValueError as error:
-    raise ValueError(f'{path}.{error}') from error

@@ -1,9 +1,22 @@
-"""Counts XLA compilations of this process, to show that none happen late."""
+"""Repeatable compilations, and their number: none are to happen late."""
+
+import logging
+import os
 
 import jax
 
+_REPEATABLE = '--xla_gpu_deterministic_ops=true'
 _EVENT = '/jax/core/compile/backend_compile_duration'
 _seen: list[float] = []
+
+
+def make_repeatable() -> None:
+  """Asks for repeatable GPU kernels, unless XLA has started, and for quiet."""
+  flags = os.environ.get('XLA_FLAGS', '')
+  if _REPEATABLE.split('=')[0] not in flags:
+    os.environ['XLA_FLAGS'] = f'{flags} {_REPEATABLE}'.strip()
+  # JAX logs each kind of accelerator that is not there.
+  logging.getLogger('jax').setLevel(logging.WARNING)
 
 
 def count() -> int:

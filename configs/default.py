@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   # When may a worker go on?
   config.sync = ConfigDict()
-  config.sync.name = 'bsp'
+  config.sync.name = 'bsp'  # Module of sync/.
   config.sync.bsp = ConfigDict()
   config.sync.asp = ConfigDict()
   config.sync.ssp = ConfigDict()
@@ -38,107 +38,111 @@ def get_config() -> ml_collections.ConfigDict:
 
   # How much does each worker compute?
   config.batching = ConfigDict()
-  config.batching.name = 'fixed'
+  config.batching.name = 'fixed'  # The same number of examples, always.
   config.batching.worker_batch = 16  # Examples of an iteration (X0).
   config.batching.micro_batch = 128  # Largest compiled shape, power of two.
   config.batching.fixed = ConfigDict()
 
   # What travels?
   config.wire = ConfigDict()
-  config.wire.name = 'dense'
+  config.wire.name = 'dense'  # All parameters, in float32.
   config.wire.dense = ConfigDict()
 
   # Where does it travel?
   config.route = ConfigDict()
-  config.route.name = 'server'
+  config.route.name = 'server'  # To parameter servers and back.
   config.route.server = ConfigDict()
   config.route.server.servers = 1  # The parameters are split over them.
 
   config.cluster = ConfigDict()
-  config.cluster.runtime = 'virtual'
-  config.cluster.workers = 4
+  config.cluster.runtime = 'virtual'  # Simulated time, one process.
+  config.cluster.workers = 4  # Data-parallel replicas (n).
   # Deaths and returns: ((seconds, 'leave' or 'join', worker), ...).
   config.cluster.script = ()
   # An iteration takes (fixed + per_example * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()
   config.cluster.speed.name = 'lognormal'  # Where the factor comes from.
-  config.cluster.speed.fixed_s = 0.02
-  config.cluster.speed.per_example_s = 0.0025
+  config.cluster.speed.fixed_s = 0.02  # Seconds, whatever the batch.
+  config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.
   config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
-  config.cluster.speed.constant = ConfigDict()
-  config.cluster.speed.lognormal = ConfigDict()
-  config.cluster.speed.lognormal.sigma = 0.1
-  config.cluster.speed.regime = ConfigDict()
-  config.cluster.speed.regime.factors = (1.0, 3.0)
+  config.cluster.speed.constant = ConfigDict()  # Always 1.
+  config.cluster.speed.lognormal = ConfigDict()  # Independent, of mean 1.
+  config.cluster.speed.lognormal.sigma = 0.1  # Of the factor's logarithm.
+  config.cluster.speed.regime = ConfigDict()  # A Markov chain per worker.
+  config.cluster.speed.regime.factors = (1.0, 3.0)  # Its states.
   config.cluster.speed.regime.stay = 0.98  # Probability per iteration.
-  config.cluster.speed.trace = ConfigDict()
+  config.cluster.speed.trace = ConfigDict()  # Recorded iteration times.
   config.cluster.speed.trace.path = ''  # A CSV file with a header.
-  config.cluster.speed.trace.worker_column = 'worker'
-  config.cluster.speed.trace.order_column = 'time'
-  config.cluster.speed.trace.value_column = 'batch_time_norm'
-  # Bytes per second and seconds, one way; one for all, or one each.
+  config.cluster.speed.trace.worker_column = 'worker'  # Whose row it is.
+  config.cluster.speed.trace.order_column = 'time'  # Orders its rows.
+  config.cluster.speed.trace.value_column = 'batch_time_norm'  # The times.
+  # One value for all hosts, or one each.
   config.cluster.network = ConfigDict()
-  config.cluster.network.worker_up_Bps = (125e6,)
-  config.cluster.network.worker_down_Bps = (125e6,)
-  config.cluster.network.worker_latency_s = (1e-4,)
-  config.cluster.network.server_up_Bps = (125e6,)
-  config.cluster.network.server_down_Bps = (125e6,)
-  config.cluster.network.server_latency_s = (1e-4,)
+  config.cluster.network.worker_up_Bps = (125e6,)  # Bytes per second.
+  config.cluster.network.worker_down_Bps = (125e6,)  # Bytes per second.
+  config.cluster.network.worker_latency_s = (1e-4,)  # Seconds, one way.
+  config.cluster.network.server_up_Bps = (125e6,)  # Bytes per second.
+  config.cluster.network.server_down_Bps = (125e6,)  # Bytes per second.
+  config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
 
   config.model = ConfigDict()
-  config.model.name = 'vgg'
+  config.model.name = 'vgg'  # Module of models/, or 'none'.
+  # No model: time alone is simulated, for as many workers as one likes.
+  config.model.none = ConfigDict()
+  config.model.none.size_bytes = 100_000_000  # Of a push and of a pull.
+  config.model.none.num_train = 50_000  # Examples of an epoch.
   config.model.vgg = ConfigDict()
   config.model.vgg.depth = 16  # 11, 16 or 19.
   config.model.vgg.width = 0.125  # Multiplier of all widths.
   config.model.vgg.dropout = 0.0  # Of the hidden dense layers.
   config.model.alexnet = ConfigDict()
-  config.model.alexnet.width = 1.0
-  config.model.alexnet.norm = 'none'  # Or 'group'.
-  config.model.alexnet.dropout = 0.5
+  config.model.alexnet.width = 1.0  # Multiplier of all widths.
+  config.model.alexnet.norm = 'none'  # Or 'group', 'batch'.
+  config.model.alexnet.dropout = 0.5  # Of the hidden dense layers.
   config.model.resnet = ConfigDict()
   config.model.resnet.depth = 20  # 20, 32, 110 (CIFAR), or 50 (bottleneck).
-  config.model.resnet.width = 1.0
-  config.model.resnet.norm = 'group'  # Or 'none'.
+  config.model.resnet.width = 1.0  # Multiplier of all widths.
+  config.model.resnet.norm = 'group'  # Or 'batch', 'none'.
   config.model.inception_v3 = ConfigDict()
-  config.model.inception_v3.width = 1.0
-  config.model.inception_v3.norm = 'group'  # Or 'none'.
-  config.model.inception_v3.dropout = 0.2
+  config.model.inception_v3.width = 1.0  # Multiplier of all widths.
+  config.model.inception_v3.norm = 'group'  # Or 'batch', 'none'.
+  config.model.inception_v3.dropout = 0.2  # Before the last layer.
   config.model.transformer = ConfigDict()
-  config.model.transformer.layers = 2
-  config.model.transformer.width = 128
-  config.model.transformer.heads = 4
-  config.model.transformer.dropout = 0.1
+  config.model.transformer.layers = 2  # Blocks of attention and dense layers.
+  config.model.transformer.width = 128  # Numbers that stand for a token.
+  config.model.transformer.heads = 4  # Of attention; they split the width.
+  config.model.transformer.dropout = 0.1  # Of embeddings and layers.
   config.model.mlp = ConfigDict()
   config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
 
   config.data = ConfigDict()
-  config.data.name = 'digits'
+  config.data.name = 'digits'  # Module of data/.
   config.data.dir = ''  # Of data files; '' takes $SYNCOPATE_DATA.
   config.data.ahead = 2  # Iterations that a worker holds examples ahead.
   # Random changes of training images; digits must not be mirrored.
   config.data.crop_padding = 0  # Largest shift, pixels.
-  config.data.flip = False
+  config.data.flip = False  # Left and right, half of the images.
   config.data.digits = ConfigDict()
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'
   config.data.cifar100 = ConfigDict()
-  config.data.cifar100.file = 'cifar-100-python.tar.gz'
+  config.data.cifar100.file = 'cifar-100-python.tar.gz'  # The official one.
   config.data.fashion_mnist = ConfigDict()
   config.data.fashion_mnist.folder = 'fashion-mnist'  # Of its IDX files.
   config.data.imagenet = ConfigDict()
   config.data.imagenet.folder = 'imagenet'  # Of train/CLASS and val/CLASS.
-  config.data.imagenet.pixels = 224
+  config.data.imagenet.pixels = 224  # Height and width to cut images to.
   config.data.text = ConfigDict()
   config.data.text.file = ''  # UTF-8; its characters are the vocabulary.
   config.data.text.length = 128  # Characters of an example.
   config.data.text.test_share = 0.1  # The end of the file.
   config.data.synthetic = ConfigDict()
-  config.data.synthetic.num_train = 1024
-  config.data.synthetic.num_test = 256
-  config.data.synthetic.pixels = 32
-  config.data.synthetic.channels = 3
-  config.data.synthetic.num_classes = 10
+  config.data.synthetic.num_train = 1024  # Examples.
+  config.data.synthetic.num_test = 256  # Examples.
+  config.data.synthetic.pixels = 32  # Height and width.
+  config.data.synthetic.channels = 3  # Of each pixel.
+  config.data.synthetic.num_classes = 10  # Equally many of each.
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every_s = 60.0  # Wall time between; inf for none.
@@ -146,34 +150,34 @@ def get_config() -> ml_collections.ConfigDict:
   config.checkpoint.keep = 2  # Of the newest.
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = 'sgd'
-  config.optimizer.learning_rate = 0.015
+  config.optimizer.name = 'sgd'  # Function of cluster/optimizer.py.
+  config.optimizer.learning_rate = 0.015  # Before schedule and reduction.
   config.optimizer.clip_norm = math.inf  # Of an update's mean gradient.
   config.optimizer.reduction = 'sum'  # Or 'mean': over n workers.
   config.optimizer.sgd = ConfigDict()
-  config.optimizer.sgd.momentum = 0.0
-  config.optimizer.sgd.nesterov = False
-  config.optimizer.sgd.weight_decay = 0.0
+  config.optimizer.sgd.momentum = 0.0  # Kept of the last step.
+  config.optimizer.sgd.nesterov = False  # Momentum looks ahead.
+  config.optimizer.sgd.weight_decay = 0.0  # Times parameters, to gradients.
   config.optimizer.adamw = ConfigDict()
-  config.optimizer.adamw.b1 = 0.9
-  config.optimizer.adamw.b2 = 0.999
-  config.optimizer.adamw.eps = 1e-8
-  config.optimizer.adamw.weight_decay = 1e-4
+  config.optimizer.adamw.b1 = 0.9  # Kept of the mean gradient.
+  config.optimizer.adamw.b2 = 0.999  # Kept of the mean squared gradient.
+  config.optimizer.adamw.eps = 1e-8  # Added to its root.
+  config.optimizer.adamw.weight_decay = 1e-4  # Times parameters, to steps.
   config.optimizer.lars = ConfigDict()
-  config.optimizer.lars.momentum = 0.9
-  config.optimizer.lars.nesterov = False
-  config.optimizer.lars.weight_decay = 1e-4
-  config.optimizer.lars.trust_coefficient = 1e-3
+  config.optimizer.lars.momentum = 0.9  # Kept of the last step.
+  config.optimizer.lars.nesterov = False  # Momentum looks ahead.
+  config.optimizer.lars.weight_decay = 1e-4  # Times parameters, to gradients.
+  config.optimizer.lars.trust_coefficient = 1e-3  # Step over parameter norm.
 
   # The learning rate over the run, by examples of the whole cluster.
   config.schedule = ConfigDict()
-  config.schedule.name = 'constant'
+  config.schedule.name = 'constant'  # Function of cluster/schedule.py.
   config.schedule.warmup_epochs = 0.0  # Linear, before the shape.
   config.schedule.counts = 'examples'  # Or 'updates', as often published.
   config.schedule.constant = ConfigDict()
   config.schedule.step = ConfigDict()
   config.schedule.step.epochs = ()  # At which the rate drops.
-  config.schedule.step.factor = 0.1
+  config.schedule.step.factor = 0.1  # Of the rate, at each.
   config.schedule.cosine = ConfigDict()
   config.schedule.cosine.final = 0.0  # Share of the rate at the end.
   return config.lock()

@@ -1,7 +1,10 @@
 """The rules that every config obeys, whichever file and flags it came from."""
 
+import contextlib
+import fnmatch
 import functools
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -54,10 +57,9 @@ def check_values(config: ConfigDict) -> None:
       )
   positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
   positive += ('batching.worker_batch', 'route.server.servers')
+  positive += ('model.none.size_bytes', 'model.none.num_train')
   for field in positive:
-    value = functools.reduce(
-      lambda node, key: node[key], field.split('.'), config
-    )
+    value = _leaf(config, field)
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
   if not 0 <= config.seed < 2**32:
@@ -100,6 +102,39 @@ def chosen(
   return mine.name, mine[mine.name].to_dict()
 
 
+def check_ignored(
+  config: ConfigDict, default: ConfigDict, fields: Iterable[str], reason: str
+) -> None:
+  """Checks that fields which are not used are left at their defaults.
+
+  Args:
+    config: A checked config.
+    default: What `configs.default` gives.
+    fields: Patterns such as 'data.name' or 'optimizer.*', for all below it.
+    reason: Why they are not used, for the message.
+
+  Raises:
+    ValueError: If a field differs from its default; names it.
+  """
+  for path, value in _leaves(default):
+    ignored = any(fnmatch.fnmatch(path, pattern) for pattern in fields)
+    got = _leaf(config, path)
+    if ignored and got != value:
+      raise ValueError(
+        f'config.{path}: expected the default {value!r}, because {reason} and '
+        f'would ignore it, got {got!r}.'
+      )
+
+
+@contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+  """Puts the path of a field in front of what is said about it."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'{path}.{error}') from error
+
+
 def each(
   field: str, values: tuple[float, ...], count: int
 ) -> tuple[float, ...]:
@@ -116,6 +151,18 @@ def each(
   if len(values) not in (1, count):
     raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
   return tuple(values) * (count // len(values))
+
+
+def _leaf(config: ConfigDict, path: str) -> Any:
+  return functools.reduce(lambda node, key: node[key], path.split('.'), config)
+
+
+def _leaves(config: ConfigDict, above: str = '') -> Iterator[tuple[str, Any]]:
+  for field, value in config.items():
+    if isinstance(value, ConfigDict):
+      yield from _leaves(value, f'{above}{field}.')
+    else:
+      yield above + field, value
 
 
 def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:

@@ -4,6 +4,13 @@ Every layer here is called as layer(inputs, train=...), so that a model passes
 `rngs is not None` down and needs not know which kind it was built with.  Only
 'batch' behaves differently in training, and only 'batch' has state that is not
 a parameter.
+
+What 'batch' means here: under every scheme a worker normalises with the
+statistics of its own micro-batch, which nobody synchronises before they are
+used.  They travel with the gradient, and the server's running statistics, which
+evaluation alone reads, move towards the mean of those in an update.  Under BSP
+that is the mean of n batches of one version; asynchronous schemes mix batches
+of versions that differ by as much as their gradients are stale.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """Tests for configs/, train.build's checks, and main.py as a user runs it."""
 
 import importlib
+import inspect
+import itertools
 import json
 import math
 import os
@@ -201,6 +203,95 @@ class CheckTest(parameterized.TestCase):
           train.build(small.config(), workdir=workdir)
     with self.assertRaisesRegex(ValueError, 'workdir: expected the path'):
       train.build(small.config(), workdir='')
+
+
+class DefaultTest(parameterized.TestCase):
+  def test_every_field_says_what_it_is(self):
+    lines = inspect.getsource(default).splitlines()
+    for above, line in itertools.pairwise(lines):
+      field, _, rest = line.partition(' = ')
+      if field.startswith('  config.') and rest != 'ConfigDict()':
+        self.assertIn('# ', above if '#' not in rest else rest, line)
+
+
+class TimingTest(parameterized.TestCase):
+  """Runs without a model."""
+
+  def test_they_take_the_times_of_runs_with_one(self):
+    for scheme in ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp'):
+      own = {'sync__name': scheme, 'cluster__speed__name': 'lognormal'}
+      own['cluster__network__server_up_Bps'] = (1e6,)
+      learned = small.build(small.config(**own))
+      sizes = {'num_train': 192}
+      sizes['size_bytes'] = learned.cluster.server.size_bytes
+      timed = small.build(_timing(sizes, **own))
+      summaries = learned(), timed()
+      for name in ('virtual_s', 'bytes', 'staleness', 'worker_seconds'):
+        self.assertEqual(*[summary[name] for summary in summaries])
+      self.assertIsNone(summaries[1]['final_accuracy'])
+      rows = [small.rows(run, 'events.jsonl') for run in (learned, timed)]
+      self.assertEqual(*rows)
+
+  def test_they_go_on_where_they_were_stopped(self):
+    config = _timing({'num_train': 192}, checkpoint__every_examples=96)
+    straight = small.build(config)
+    straight()
+    folder = straight.files.workdir
+    (folder / 'summary.json').unlink()
+    run = train.build(config, workdir=str(folder))
+    self.assertIsNotNone(run.sizes)
+    self.assertEqual(run()['ended'], 'finished')
+
+  @parameterized.parameters(
+    ({'optimizer__learning_rate': 0.1}, 'config.optimizer.learning_rate'),
+    ({'schedule__warmup_epochs': 1.0}, 'config.schedule.warmup_epochs'),
+    ({'data__flip': True}, 'config.data.flip'),
+    ({'data__name': 'cifar10'}, 'config.data.name'),
+    ({'data__cifar10__file': 'x'}, 'config.data.cifar10.file'),
+  )
+  def test_what_has_no_meaning_is_refused(self, changed, field):
+    message = f"{field}: expected .* because config.model.name is 'none'"
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(_timing({}, **changed))
+
+  @parameterized.parameters('size_bytes', 'num_train')
+  def test_sizes_are_positive(self, field):
+    message = f'config.model.none.{field}: expected more than 0, got 0'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(_timing({field: 0}))
+
+
+def _timing(sizes, **changed):
+  config = small.config(**changed)
+  defaults = default.get_config()
+  for section in ('data', 'optimizer'):
+    config[section] = defaults[section]
+  config.model = defaults.model
+  config.model.name = 'none'
+  config.model.none.update(sizes)
+  config.update_from_flattened_dict(
+    {name.replace('__', '.'): value for name, value in changed.items()}
+  )
+  return config
+
+
+class ReplacedTest(parameterized.TestCase):
+  """Own schemes, tasks and data sets."""
+
+  @parameterized.parameters(
+    ('scheme', {'sync.name': 'asp'}),
+    ('scheme', {'sync.ssp.bound': 5}),
+    ('task', {'model.name': 'mlp'}),
+    ('task', {'data.flip': True}),
+    ('dataset', {'data.name': 'synthetic'}),
+    ('dataset', {'data.synthetic.pixels': 8}),
+  )
+  def test_what_they_replace_stays_at_its_defaults(self, part, changed):
+    config = default.get_config()
+    config.update_from_flattened_dict(changed)
+    message = f'config.{min(changed)}: .* because there is a {part} of its own'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(config, **{part: mock.Mock()})
 
 
 class MainTest(parameterized.TestCase):

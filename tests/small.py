@@ -43,18 +43,13 @@ def config(**changed: Any) -> ConfigDict:
     'optimizer.learning_rate': 0.01,
     **{name.replace('__', '.'): value for name, value in changed.items()},
   }
-  for name, value in fields.items():
-    *path, last = name.split('.')
-    node = made
-    for part in path:
-      node = node[part]
-    node[last] = value
+  made.update_from_flattened_dict(fields)
   return made
 
 
-def build(config_: ConfigDict) -> train.Run:
-  """Returns a run in a new temporary folder."""
-  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run')
+def build(config_: ConfigDict, **own: Any) -> train.Run:
+  """Returns a run in a new temporary folder; `own` is for train.build."""
+  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **own)
 
 
 def rows(run: train.Run, name: str) -> list[dict[str, Any]]:

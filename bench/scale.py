@@ -1,0 +1,89 @@
+"""What the virtual cluster costs when it only keeps time, for many workers.
+
+  python -m bench.scale [--workers=1024] [--iterations=1000]
+
+Each row is a run of its own process: wall time, peak memory, microseconds per
+iteration, and their ratio to the first row of its scheme.  Links are unlimited,
+or all transfers share the links of one server.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+
+import train
+from configs import default
+
+_SCHEMES = ('elastic', 'ssp')
+_UNLIMITED = float('inf')
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints one row per scheme, number of workers and network."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--workers', type=int, default=1024)
+  parser.add_argument('--iterations', type=int, default=1000)
+  parser.add_argument('--one', nargs=3, help=argparse.SUPPRESS)
+  arguments = parser.parse_args(argv)
+  if arguments.one:
+    scheme, workers, server_Bps = arguments.one
+    _run(scheme, int(workers), float(server_Bps), arguments.iterations)
+    return
+  print('scheme  workers network    wall s  MiB  us/iteration  over first')
+  for scheme in _SCHEMES:
+    first = None
+    for workers, server_Bps in (
+      (arguments.workers // 16, _UNLIMITED),
+      (arguments.workers, _UNLIMITED),
+      (arguments.workers, 1.25e9),
+    ):
+      row = _in_process(scheme, workers, server_Bps, arguments.iterations)
+      cost_us = 1e6 * row['wall_s'] / row['iterations']
+      first = first or cost_us
+      network = 'unlimited' if server_Bps == _UNLIMITED else 'one server'
+      print(
+        f'{scheme:7} {workers:7} {network:10} {row["wall_s"]:6.1f} '
+        f'{row["peak_MiB"]:4.0f} {cost_us:13.1f} {cost_us / first:11.2f}',
+        flush=True,
+      )
+
+
+def _in_process(scheme, workers, server_Bps, iterations):
+  command = [sys.executable, '-m', 'bench.scale', f'--iterations={iterations}']
+  done = subprocess.run(
+    [*command, '--one', scheme, str(workers), str(server_Bps)],
+    check=True,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def _run(scheme, workers, server_Bps, iterations):
+  """Runs one row, and prints it as JSON."""
+  config = default.get_config()
+  config.sync.name = scheme
+  config.model.name = 'none'
+  config.model.none.size_bytes = 1_000_000
+  batch = config.batching.worker_batch
+  config.model.none.num_train = workers * batch * 10
+  config.epochs = iterations / 10
+  config.eval_every = config.epochs
+  config.cluster.workers = workers
+  slowdown = [1 + 2 * worker / (workers - 1) for worker in range(workers)]
+  config.cluster.speed.slowdown = tuple(slowdown)
+  network = config.cluster.network
+  network.worker_up_Bps = network.worker_down_Bps = (_UNLIMITED,)
+  network.server_up_Bps = network.server_down_Bps = (server_Bps,)
+  with tempfile.TemporaryDirectory() as folder:
+    summary = train.build(config, workdir=f'{folder}/run')()
+  peak_KiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  row = {name: summary[name] for name in ('wall_s', 'iterations')}
+  print(json.dumps(row | {'peak_MiB': peak_KiB / 1024}))
+
+
+if __name__ == '__main__':
+  main()
