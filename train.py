@@ -17,6 +17,7 @@ from cluster import optimizer as optimizers
 from cluster import schedule as schedules
 from cluster import speed as speeds
 from cluster.checkpoints import Checkpoints
+from cluster.checks import require
 from cluster.console import Console
 from cluster.files import RunFiles, manifest
 from cluster.gradient import Evaluation, Gradient
@@ -33,18 +34,6 @@ from data.dataset import Dataset
 from data.stream import Stream
 from models.task import Task, classification
 from sync.scheme import Scheme
-
-_EVALUATED = 512  # Test examples computed at once, at most.
-
-# Fields that have no meaning without a model, or beside an argument of `build`.
-_SOURCE = ('data.name', 'data.dir', 'data.*.*')
-_AUGMENTED = ('data.crop_padding', 'data.flip')
-_NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
-_REPLACED = {
-  'scheme': ('sync.*',),
-  'task': ('model.*', *_AUGMENTED),
-  'dataset': _SOURCE,
-}
 
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
@@ -76,7 +65,7 @@ def build(
   choose = _checked(config, scheme=scheme, task=task, dataset=dataset)
   if scheme is None:
     scheme = _make('sync', choose, num_workers=config.cluster.workers)
-  network, speed = _network(config, choose), _speed(config, choose)
+  network, speed = _network(config), _speed(config, choose)
   files = RunFiles(workdir)
   if config.model.name == 'none':
     _, sizes = choose('model')
@@ -85,14 +74,14 @@ def build(
     server = TimingServer(size_bytes=sizes['size_bytes'])
     gradient, evaluate = TimingGradient(), None
   else:
-    dataset = dataset or _dataset(config, choose)
+    directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
+    dataset = dataset or _make('data', choose, directory=directory)
     plan = _plan(config, len(dataset.train.targets))
     stream = _stream(config, plan)
     task = task or _task(config, choose, dataset)
     server = _server(config, choose, task, plan.epoch)
     gradient = _gradient(config, task, dataset, stream)
-    batch = min(_EVALUATED, len(dataset.test.targets))
-    evaluate = Evaluation(task, *dataset.test, batch=batch)
+    evaluate = Evaluation(task, dataset.test)
   console = Console(target=plan.target)
   journal = Journal(
     plan=plan, server=server, evaluate=evaluate, files=files, console=console
@@ -128,19 +117,14 @@ def build(
   return run
 
 
-def _checked(config: ConfigDict, **given: Any) -> Choose:
+def _checked(config: ConfigDict, **own: Any) -> Choose:
   """Returns what chooses a section of the config, all of which is checked."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
   sections.check_values(config)
+  sections.check_used(config, defaults, own)
   for section in ('batching', 'wire', 'route'):
     sections.chosen(config, defaults, section)
-  ignored = functools.partial(sections.check_ignored, config, defaults)
-  if config.model.name == 'none':
-    ignored(_NO_MODEL, "config.model.name is 'none'")
-  for argument, value in given.items():
-    if value is not None:
-      ignored(_REPLACED[argument], f'there is a {argument} of its own')
   return functools.partial(sections.chosen, config, defaults)
 
 
@@ -151,11 +135,6 @@ def _make(section: str, choose: Choose, **shared: Any) -> Any:
   module = importlib.import_module(f'{package}.{name}')
   with named(f'config.{section}.{name}'):
     return module.make(**shared, **own)
-
-
-def _dataset(config: ConfigDict, choose: Choose) -> Dataset:
-  directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
-  return _make('data', choose, directory=directory)
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
@@ -174,13 +153,6 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   )
   with named(f'config.model.{config.model.name}'):
     return classification(model, dataset.prepare, augment)
-
-
-def _stream(config: ConfigDict, plan: Plan) -> Stream:
-  with named('config.data'):
-    return Stream(
-      num_examples=plan.epoch, seed=config.seed, ahead=config.data.ahead
-    )
 
 
 def _gradient(
@@ -233,24 +205,11 @@ def _schedule(
 
 
 def _plan(config: ConfigDict, epoch: int) -> Plan:
-  if config.batching.worker_batch > epoch:
-    raise ValueError(
-      f'config.batching.worker_batch: expected at most the {epoch} training '
-      f'examples, got {config.batching.worker_batch}.'
-    )
-  held = config.cluster.workers * config.batching.worker_batch
-  if held * (config.data.ahead + 1) > epoch:
-    raise ValueError(
-      'config.data.ahead: expected workers to hold at most one epoch of '
-      f'{epoch} examples, got {config.data.ahead} iterations ahead of '
-      f'{held} examples.'
-    )
-  target = round(config.epochs * epoch)
-  if not target:
-    raise ValueError(
-      f'config.epochs: expected at least one example of {epoch}, got '
-      f'{config.epochs}.'
-    )
+  batch, epochs = config.batching.worker_batch, config.epochs
+  most, least = f'at most the {epoch} training examples', 'at least one example'
+  require(batch <= epoch, 'config.batching.worker_batch', most, batch)
+  target = round(epochs * epoch)
+  require(target > 0, 'config.epochs', least, epochs)
   return Plan(
     target=target,
     epoch=epoch,
@@ -258,6 +217,15 @@ def _plan(config: ConfigDict, epoch: int) -> Plan:
     log_every=config.log_every,
     accuracies=config.time_to,
   )
+
+
+def _stream(config: ConfigDict, plan: Plan) -> Stream:
+  ahead = config.data.ahead
+  held = config.cluster.workers * config.batching.worker_batch * (ahead + 1)
+  least = f'no more examples held ahead ({held}) than an epoch has'
+  require(held <= plan.epoch, 'config.data.ahead', least, ahead)
+  with named('config.data'):
+    return Stream(num_examples=plan.epoch, seed=config.seed, ahead=ahead)
 
 
 def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
@@ -274,18 +242,11 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
     )
 
 
-def _network(config: ConfigDict, choose: Choose) -> Network:
-  _, route = choose('route')
-  section, servers = config.cluster.network, route['servers']
-  links: dict[str, tuple[float, ...]] = {}
-  for link in ('up_Bps', 'down_Bps', 'latency_s'):
-    links[link] = ()
-    for host, count in ('worker', config.cluster.workers), ('server', servers):
-      path = f'config.cluster.network.{host}_{link}'
-      values = section[f'{host}_{link}']
-      least = 'at least 0' if link == 'latency_s' else 'more than 0'
-      if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
-        raise ValueError(f'{path}: expected {least}, got {values!r}.')
-      links[link] += sections.each(path, values, count)
+def _network(config: ConfigDict) -> Network:
+  links = sections.links(
+    config.cluster.network,
+    worker=config.cluster.workers,
+    server=config.route.server.servers,
+  )
   with named('config.cluster.network'):
     return Network(**links)

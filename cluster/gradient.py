@@ -175,18 +175,17 @@ class Gradient:
 class Evaluation:
   """The share of a split that a version of the model gets right."""
 
-  def __init__(
-    self, task: Task, inputs: np.ndarray, targets: np.ndarray, *, batch: int
-  ):
+  def __init__(self, task: Task, test: Split, *, batch: int = 512):
     """Keeps the split.
 
     Args:
       task: What is learned.
-      inputs: [N, ...].
-      targets: [N].
-      batch: Examples computed at once; the last ones are padded and masked.
+      test: N examples.
+      batch: Examples computed at once, at most; the last ones are padded and
+        masked.
     """
-    self._inputs, self._targets, self._batch = inputs, targets, batch
+    self._inputs, self._targets = test
+    self._batch = min(batch, len(test.targets))
 
     def right(params, stats, inputs, targets, real):
       mask = jnp.arange(len(targets)) < real

@@ -3,8 +3,9 @@
 import contextlib
 import fnmatch
 import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +19,16 @@ _NAMES = {
   str: 'text',
   tuple: 'a tuple of numbers',
   ConfigDict: 'a section',
+}
+
+# Fields that are not used without a model, or beside a part of one's own.
+_SOURCE = ('data.name', 'data.dir', 'data.*.*')
+_AUGMENTED = ('data.crop_padding', 'data.flip')
+_NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
+_REPLACED = {
+  'scheme': ('sync.*',),
+  'task': ('model.*', *_AUGMENTED),
+  'dataset': _SOURCE,
 }
 
 
@@ -102,24 +113,32 @@ def chosen(
   return mine.name, mine[mine.name].to_dict()
 
 
-def check_ignored(
-  config: ConfigDict, default: ConfigDict, fields: Iterable[str], reason: str
+def check_used(
+  config: ConfigDict, default: ConfigDict, own: Mapping[str, Any]
 ) -> None:
   """Checks that fields which are not used are left at their defaults.
 
   Args:
     config: A checked config.
     default: What `configs.default` gives.
-    fields: Patterns such as 'data.name' or 'optimizer.*', for all below it.
-    reason: Why they are not used, for the message.
+    own: What replaces parts of the config, None where nothing does: 'scheme',
+      'task' and 'dataset'.
 
   Raises:
-    ValueError: If a field differs from its default; names it.
+    ValueError: If an unused field differs from its default; names it.
   """
-  for path, value in _leaves(default):
-    ignored = any(fnmatch.fnmatch(path, pattern) for pattern in fields)
+  reasons = {}
+  if config.model.name == 'none':
+    reasons["config.model.name is 'none'"] = _NO_MODEL
+  for part, value in own.items():
+    if value is not None:
+      reasons[f'there is a {part} of its own'] = _REPLACED[part]
+  for (reason, patterns), (path, value) in itertools.product(
+    reasons.items(), _leaves(default)
+  ):
+    unused = any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
     got = _leaf(config, path)
-    if ignored and got != value:
+    if unused and got != value:
       raise ValueError(
         f'config.{path}: expected the default {value!r}, because {reason} and '
         f'would ignore it, got {got!r}.'
@@ -151,6 +170,29 @@ def each(
   if len(values) not in (1, count):
     raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
   return tuple(values) * (count // len(values))
+
+
+def links(network: ConfigDict, **hosts: int) -> dict[str, tuple[float, ...]]:
+  """Returns bandwidths and latencies of all hosts, by kind of link.
+
+  Args:
+    network: Section with a field {host}_{link} for every kind of both.
+    **hosts: How many there are of each kind, in their order.
+
+  Raises:
+    ValueError: If a value is out of range, or if there are too many or too few.
+  """
+  found: dict[str, tuple[float, ...]] = {}
+  for link in ('up_Bps', 'down_Bps', 'latency_s'):
+    found[link] = ()
+    for host, count in hosts.items():
+      path = f'config.cluster.network.{host}_{link}'
+      values = network[f'{host}_{link}']
+      least = 'at least 0' if link == 'latency_s' else 'more than 0'
+      if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
+        raise ValueError(f'{path}: expected {least}, got {values!r}.')
+      found[link] += each(path, values, count)
+  return found
 
 
 def _leaf(config: ConfigDict, path: str) -> Any:

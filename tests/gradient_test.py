@@ -120,7 +120,7 @@ class EvaluationTest(parameterized.TestCase):
     inputs, targets = _examples(50)
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
 
-    evaluate = Evaluation(task, inputs, targets, batch=batch)
+    evaluate = Evaluation(task, _examples(50), batch=batch)
     accuracy = evaluate(task.params, task.stats)
 
     self.assertEqual(accuracy, np.mean(np.abs(errors) < 1))

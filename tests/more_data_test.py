@@ -295,10 +295,11 @@ class ImagenetTest(parameterized.TestCase):
     lazy = dataset.test.inputs
     found = []
     for inputs in (lazy, lazy[:]):
-      evaluate = Evaluation(learned, inputs, dataset.test.targets, batch=4)
+      split = Split(inputs, dataset.test.targets)
+      evaluate = Evaluation(learned, split, batch=4)
       gradient = Gradient(
         learned,
-        Split(inputs, dataset.test.targets),
+        split,
         lambda ranges: np.array([5, 1, 2]),
         micro_batch=2,
         seed=0,
