@@ -65,7 +65,7 @@ class Checkpoints:
     require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
     require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
     require(keep >= 1, 'keep', 'at least 1', keep)
-    self._directory = directory
+    self._directory = directory.absolute()  # As Orbax wants it.
     self._every_s = every_s
     self._every_examples = every_examples or math.inf
     self._keep = keep

@@ -18,10 +18,13 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+import jax
 import tensorboardX
 from absl import logging
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
+# Of a manifest: with the same ones, the same numbers come out.
+_EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
 
@@ -72,11 +75,11 @@ class RunFiles:
         f'workdir: {self.workdir} holds a run of another config.  '
         + '  '.join(differing)
       )
-    for field in ('python', 'versions', 'git_revision'):
+    for field in _EXACT:
       if before[field] != manifest[field]:
         logging.warning(
-          'The run began with %s %s, and goes on with %s: its results may '
-          'differ from those of an uninterrupted one.',
+          'The run began with %s %s and goes on with %s: its results may '
+          'differ in the last bits from those of an uninterrupted one.',
           field,
           before[field],
           manifest[field],
@@ -181,6 +184,8 @@ def manifest(config: Mapping[str, Any]) -> dict[str, Any]:
     'command': sys.argv,
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},
+    'devices': [device.device_kind for device in jax.devices()],
+    'cores': len(os.sched_getaffinity(0)),
     'xla_flags': os.environ.get('XLA_FLAGS', ''),
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),

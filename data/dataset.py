@@ -23,12 +23,14 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-  """A training and a test split of one classification task.
+  """A training and a test split of one task.
 
   Attributes:
     train: Examples to learn from.
     test: Examples to measure accuracy on.
-    num_classes: Number of classes, or of different tokens.
+    num_classes: Number of classes, or of different tokens.  This and what
+      follows is for `prepare` and the models of models/; a task of one's own
+      may do without.
     mean: Per channel, of training inputs; of uint8 ones after scaling to 0..1.
       Empty for tokens.
     std: Per channel, likewise.
@@ -36,9 +38,9 @@ class Dataset(NamedTuple):
 
   train: Split
   test: Split
-  num_classes: int
-  mean: tuple[float, ...]
-  std: tuple[float, ...]
+  num_classes: int = 0
+  mean: tuple[float, ...] = ()
+  std: tuple[float, ...] = ()
 
   @property
   def input_shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Tests for tools/report.py, on small runs and on files written for a test."""
+"""Tests for tools/report.py and records.py, on small and on made-up runs."""
 
 import functools
 import json
@@ -14,10 +14,14 @@ from matplotlib import image
 
 from cluster.files import RunFiles, manifest
 from tests import small
-from tools import report
+from tools import records, report
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _RUNS = (('bsp', 0), ('bsp', 1), ('elastic', 0))
+_ROWS = (
+  {'kind': 'log', 'time': 1.0, 'iterations': 200, 'examples': 100},
+  {'kind': 'log', 'time': 40.0, 'iterations': 8000, 'examples': 4000},
+)
 
 
 @functools.cache
@@ -53,7 +57,7 @@ def _record(seed=0, **changed):
   config = json.loads(
     json.dumps(manifest(small.config(seed=seed, **changed).to_dict())['config'])
   )
-  return report.RunRecord(
+  return records.RunRecord(
     path=pathlib.Path('run'),
     config=config,
     rows=(),
@@ -66,7 +70,7 @@ def _record(seed=0, **changed):
   )
 
 
-def _written(workers, rows=(), ended='finished'):
+def _written(workers):
   """A folder as a run would leave it; all workers wait and compute in turn."""
   files = RunFiles(f'{tempfile.mkdtemp()}/run')
   config = small.config(
@@ -79,14 +83,12 @@ def _written(workers, rows=(), ended='finished'):
       middle = second + 0.1 + 0.8 * worker / workers
       files.span(worker, 'compute', second, middle)
       files.span(worker, 'wait', middle, second + 1)
-  for row in rows:
+  for row in _ROWS:
     blank = dict.fromkeys(('accuracy', 'loss', 'learning_rate'))
     files.metric({**blank, 'waiting_share': None, **row})
   files.close(
     {
-      'ended': ended,
-      'virtual_s': 40.0,
-      'iterations': 40 * workers,
+      'ended': 'finished',
       'staleness': {},
       'worker_seconds': {'compute': 20.0 * workers, 'wait': 20.0 * workers},
     }
@@ -98,71 +100,57 @@ class LoadTest(parameterized.TestCase):
   @parameterized.parameters(*_RUNS)
   def test_a_run_is_what_its_files_say(self, scheme, seed):
     folder = _stored(scheme, seed)
-    run = report.load(folder)
+    run = records.load(folder)
 
     summary = json.loads((folder / 'summary.json').read_text())
     self.assertEqual(run.ended, 'finished')
     self.assertEqual(run.config['sync']['name'], scheme)
     self.assertEqual(list(run.rows), _jsonl(folder / 'metrics.jsonl'))
-    self.assertEqual(run.seconds, summary['worker_seconds'])
+    spent = {p: s for p, s in summary['worker_seconds'].items() if s}
+    self.assertEqual(run.seconds, spent)
     counts = {str(stale): count for stale, count in run.staleness.items()}
     self.assertEqual(counts, summary['staleness'])
 
   @parameterized.parameters(*_RUNS)
   def test_the_spans_are_those_that_overlap_the_window(self, scheme, seed):
     folder = _stored(scheme, seed)
-    run = report.load(folder)
+    run = records.load(folder)
 
     start, end = run.window
-    expected = [
-      report.Span(
-        event['tid'],
-        event['name'],
-        event['ts'] / 1e6,
-        event['ts'] / 1e6 + event['dur'] / 1e6,
-      )
-      for event in json.loads((folder / 'trace.json').read_text())
-      if event['ph'] == 'X'
-    ]
-    expected = [s for s in expected if s.end > start and s.start < end]
+    expected = []
+    for event in json.loads((folder / 'trace.json').read_text()):
+      if event['ph'] == 'X':
+        begun, lasts = event['ts'] / 1e6, event['dur'] / 1e6
+        if begun + lasts > start and begun < end:
+          expected.append((event['tid'], event['name'], begun, begun + lasts))
     self.assertNotEmpty(expected)
-    self.assertCountEqual(
-      [s for s in run.spans if s.start < end and s.end > start], expected
-    )
-
-  @parameterized.parameters(*_RUNS)
-  def test_without_a_summary_the_accounts_are_the_same(self, scheme, seed):
-    whole = report.load(_stored(scheme, seed))
-    run = report.load(_copy(scheme, seed, without=['summary.json']))
-
-    self.assertIsNone(run.ended)
-    self.assertEqual(run.staleness, whole.staleness)
-    for phase, seconds in run.seconds.items():
-      self.assertAlmostEqual(seconds, whole.seconds[phase], places=6)
+    self.assertCountEqual(run.spans, expected)
 
   def test_an_interrupted_run_is_read_up_to_where_its_files_are_cut(self):
     folder = _copy(without=['summary.json'])
-    lines = _cut(folder / 'trace.json', 0.6)
     rows = _cut(folder / 'metrics.jsonl', 0.6)
-    _cut(folder / 'events.jsonl', 0.6)
+    lines = _cut(folder / 'trace.json', 0.3)
 
-    run = report.load(folder)
+    run = records.load(folder)
 
-    events = json.loads(''.join(lines).removesuffix(',') + ']')
-    spent = sum(event.get('dur', 0) for event in events) / 1e6
-    self.assertAlmostEqual(sum(run.seconds.values()), spent)
+    self.assertIsNone(run.ended)
+    self.assertEqual((run.staleness, run.seconds), ({}, {}))
     self.assertEqual(list(run.rows), [json.loads(row) for row in rows])
-    self.assertNotEmpty(run.staleness)
-    self.assertNotEmpty(run.spans)
+    events = json.loads(''.join(lines).removesuffix(',') + ']')
+    start, end = run.window
+    ends = [e['ts'] + e['dur'] for e in events if e['ph'] == 'X']
+    ends = [each / 1e6 for each in ends if start < each / 1e6]
+    self.assertLess(max(ends), end)
+    self.assertLen(run.spans, len(ends))
 
   def test_a_run_that_has_only_begun_can_be_read(self):
-    names = ['summary.json', 'trace.json', 'events.jsonl', 'metrics.jsonl']
-    run = report.load(_copy(without=names))
+    names = ['summary.json', 'trace.json', 'metrics.jsonl']
+    run = records.load(_copy(without=names))
 
-    self.assertEqual((run.rows, run.spans, run.staleness), ((), (), {}))
+    self.assertEqual((run.rows, run.spans), ((), ()))
 
   def test_of_many_workers_some_are_shown(self):
-    run = report.load(_written(workers=200))
+    run = records.load(_written(workers=200))
 
     self.assertLen(set(run.workers), 64)
     self.assertEqual((run.workers[0], run.workers[-1]), (0, 199))
@@ -172,56 +160,37 @@ class LoadTest(parameterized.TestCase):
 class RefusalTest(parameterized.TestCase):
   def test_a_folder_without_a_run_is_refused(self):
     with self.assertRaisesRegex(ValueError, r'expected a run .* no folder'):
-      report.load('/no/such/folder')
+      records.load('/no/such/folder')
     with self.assertRaisesRegex(ValueError, r'manifest.json, got a folder'):
-      report.load(tempfile.mkdtemp())
+      records.load(tempfile.mkdtemp())
 
   @parameterized.parameters(
-    (
-      'manifest.json',
-      '{"config": {"seed": 0',
-      r'manifest.json: expected a JSON',
-    ),
-    ('manifest.json', '{}', r'manifest.json: config: expected an object, got'),
-    (
-      'metrics.jsonl',
-      '{"kind"\n',
-      r"metrics.jsonl, line 1: .* got '{\"kind\"'",
-    ),
+    ('manifest.json', '{"config": {', r'manifest.json: expected a JSON'),
+    ('manifest.json', '{}', r'manifest.json: .* config.seed, got {}'),
+    ('metrics.jsonl', '{"kind"\n', r"line 1: .* got '{\"kind\"'"),
     ('metrics.jsonl', '[]\n', r'metrics.jsonl, line 1: expected a JSON object'),
-    (
-      'metrics.jsonl',
-      '{"kind":"log","time":NaN,"examples":1,"accuracy":null}\n',
-      r'metrics.jsonl, line 1: time: expected a number, got nan',
-    ),
+    ('metrics.jsonl', '{"kind":"log"}\n', r'line 1: .* field time, got .*log'),
     ('trace.json', '[\n{"ph":"X","na', r'trace.json, line 2: expected a JSON'),
     (
       'trace.json',
-      '[\n{"ph":"X","name":"wait","ts":0,"dur":"1","tid":0}\n]\n',
-      r"trace.json, line 2: dur: expected a number, got '1'",
+      '[\n{"ph":"X","name":"wait","ts":0,"tid":0}\n]\n',
+      r'trace.json, line 2: expected the field dur, got .*wait',
     ),
-    ('summary.json', '{"ended": "finished"}', r'summary.json: virtual_s: .*'),
+    ('summary.json', '{"ended": "finished"}', r'json: .* staleness, got'),
   )
   def test_a_broken_file_is_named(self, name, text, message):
     folder = _copy()
     (folder / name).write_text(text)
     with self.assertRaisesRegex(ValueError, message):
-      report.load(folder)
+      records.load(folder)
 
   def test_a_broken_line_before_the_last_is_named_in_an_unfinished_run(self):
     folder = _copy(without=['summary.json'])
-    file = folder / 'events.jsonl'
+    file = folder / 'metrics.jsonl'
     first, *others = file.read_text().splitlines(keepends=True)
     file.write_text(''.join([first[:20] + '\n', *others]))
-    with self.assertRaisesRegex(ValueError, r'events.jsonl, line 1: expected'):
-      report.load(folder)
-
-  def test_pushes_of_nobody_are_named(self):
-    folder = _copy(without=['summary.json'])
-    _, *others = (folder / 'events.jsonl').read_text().splitlines(keepends=True)
-    (folder / 'events.jsonl').write_text(''.join(others))
-    with self.assertRaisesRegex(ValueError, r'expected pushes of released'):
-      report.load(folder)
+    with self.assertRaisesRegex(ValueError, r'metrics.jsonl, line 1: expected'):
+      records.load(folder)
 
 
 class CurveTest(parameterized.TestCase):
@@ -230,7 +199,7 @@ class CurveTest(parameterized.TestCase):
     rows = _jsonl(folder / 'metrics.jsonl')
     rows = [row for row in rows if row['kind'] == 'evaluation']
 
-    times, values = report.accuracy_curve(report.load(folder))
+    times, values = report.accuracy_curve(records.load(folder))
 
     self.assertGreater(len(rows), 4)
     np.testing.assert_array_equal(times, [row['time'] for row in rows])
@@ -250,26 +219,28 @@ class CurveTest(parameterized.TestCase):
     np.testing.assert_array_equal(values, [4.0, 5.0, 6.0])
 
   @parameterized.parameters(
-    (100.0, 4000, 4, (49.2, 50.8)), (3.0, 8, 4, (0.0, 3.0)), (1.0, 0, 4, (0, 1))
+    (100.0, 4000, 4, (49.2, 50.8)), (3.0, 8, 4, (0.0, 3.0)), (1.0, 0, 4, (0, 0))
   )
   def test_the_window_is_the_middle(self, end_s, iterations, workers, expected):
-    shown = report.window(end_s, iterations, workers)
+    rows = [{'time': 0.5, 'iterations': 1}]
+    rows.append({'time': end_s, 'iterations': iterations})
+    shown = records.window(rows, workers)
     np.testing.assert_allclose(shown, expected)
 
   def test_shares_are_of_all_seeds_together(self):
     folders = [_stored('bsp', 0), _stored('elastic', 0)]
-    runs = [report.load(folder) for folder in folders]
+    runs = [records.load(folder) for folder in folders]
     sums = [json.loads((f / 'summary.json').read_text()) for f in folders]
 
     pushes = sum(sum(each['staleness'].values()) for each in sums)
     fresh = sum(each['staleness']['0'] for each in sums)
-    shares = report.staleness_shares(runs)
+    shares = report.shares(run.staleness for run in runs)
     self.assertAlmostEqual(shares[0], fresh / pushes)
     self.assertAlmostEqual(sum(shares.values()), 1)
 
     waited = sum(each['worker_seconds']['wait'] for each in sums)
     total = sum(sum(each['worker_seconds'].values()) for each in sums)
-    shares = report.phase_shares(runs)
+    shares = report.shares(run.seconds for run in runs)
     self.assertAlmostEqual(shares['wait'], waited / total)
     self.assertAlmostEqual(sum(shares.values()), 1)
 
@@ -280,6 +251,7 @@ class LabelTest(parameterized.TestCase):
 
   def test_seeds_are_one_group(self):
     runs = [_record(0), _record(1), _record(0, sync__name='asp')]
+    runs[1].config['checkpoint']['every_s'] = 1.0  # Changes nothing in a run.
     self.assertEqual(self._labels(*runs), {'bsp': 2, 'asp': 1})
 
   def test_what_differs_is_told_unless_most_runs_have_it(self):
@@ -295,10 +267,7 @@ class LabelTest(parameterized.TestCase):
     )
 
   def test_without_a_majority_every_run_tells(self):
-    runs = [
-      _record(optimizer__learning_rate=0.1),
-      _record(optimizer__learning_rate=0.25),
-    ]
+    runs = [_record(optimizer__learning_rate=rate) for rate in (0.1, 0.25)]
     labels = ['bsp, learning_rate=0.1', 'bsp, learning_rate=0.25']
     self.assertEqual(list(self._labels(*runs)), labels)
 
@@ -316,9 +285,7 @@ class LabelTest(parameterized.TestCase):
       slowdown = (*[1.125] * 99, last)
       return _record(cluster__workers=100, cluster__speed__slowdown=slowdown)
 
-    labels = list(
-      self._labels(run(1.0), run(2.0), run(2.0), run(3.0), run(3.0))
-    )
+    labels = list(self._labels(*map(run, (1.0, 2.0, 2.0, 3.0, 3.0))))
     cut = 'bsp, slowdown=(1.125,1.125,1.1...'
     self.assertEqual(labels, [cut, f'{cut} (2)', f'{cut} (3)'])
 
@@ -334,7 +301,7 @@ class LabelTest(parameterized.TestCase):
 class PictureTest(parameterized.TestCase):
   def _draw(self, folders):
     out = pathlib.Path(tempfile.mkdtemp()) / 'new' / 'pictures'
-    runs = [report.load(folder) for folder in folders]
+    runs = [records.load(folder) for folder in folders]
     drawn = report.draw(report.labelled(runs), out)
     self.assertCountEqual(drawn, out.iterdir())
     for picture in drawn:
@@ -349,12 +316,9 @@ class PictureTest(parameterized.TestCase):
     timelines = ['bsp-seed-0', 'bsp-seed-1', 'elastic']
     self.assertEqual(
       drawn,
-      {
-        'accuracy',
-        'staleness',
-        'waiting',
-        *(f'timeline-{t}' for t in timelines),
-      },
+      {'accuracy', 'staleness', 'waiting'}.union(
+        f'timeline-{name}' for name in timelines
+      ),
     )
 
   def test_a_run_given_twice_has_two_timelines(self):
@@ -363,31 +327,44 @@ class PictureTest(parameterized.TestCase):
 
   def test_an_interrupted_run_is_drawn(self):
     folder = _copy(without=['summary.json'])
-    for name in 'trace.json', 'metrics.jsonl', 'events.jsonl':
+    for name in 'trace.json', 'metrics.jsonl':
       _cut(folder / name, 0.7)
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([folder])
-    self.assertLen(drawn, 4)
-    self.assertIn('drawn as far as it goes', logs.output[0])
+    self.assertEqual(drawn, {'accuracy', 'timeline-elastic'})
+    self.assertIn(f'{folder}: drawn as far as it goes', logs.output[0])
+    self.assertIn(f'{folder}: left out of staleness.png', logs.output[1])
+    self.assertIn(f'{folder}: left out of waiting.png', logs.output[2])
 
-  def test_runs_that_measured_no_accuracy_show_examples(self):
-    rows = [
-      {'kind': 'log', 'time': time, 'examples': 100 * time}
-      for time in (1.0, 20.0, 40.0)
-    ]
+  def test_an_interrupted_seed_is_left_out_of_sums_alone(self):
+    with self.assertLogs(level='WARNING'):
+      drawn = self._draw([_stored('bsp', 0), _copy('bsp', 1, ['summary.json'])])
+    timelines = {'timeline-bsp-seed-0', 'timeline-bsp-seed-1'}
+    self.assertEqual(drawn, {'accuracy', 'staleness', 'waiting', *timelines})
+
+  def test_runs_that_measured_no_accuracy_are_named(self):
+    folder = _written(workers=100)
     with self.assertLogs(level='WARNING') as logs:
-      drawn = self._draw([_written(workers=100, rows=rows)])
-    self.assertEqual(drawn, {'examples', 'waiting', 'timeline-bsp'})
-    self.assertIn('no accuracy, it is in examples.png', logs.output[0])
-    self.assertIn('left out of a picture, no push', logs.output[1])
+      drawn = self._draw([folder])
+    self.assertEqual(drawn, {'waiting', 'timeline-bsp'})
+    self.assertIn(f'{folder}: left out of accuracy.png', logs.output[0])
+    self.assertIn(f'{folder}: left out of staleness.png', logs.output[1])
+
+  def test_seeds_that_measured_at_different_times_are_drawn(self):
+    folders = [_copy('bsp', 0), _copy('bsp', 1)]
+    for folder, kept in zip(folders, (slice(1), slice(-1, None)), strict=True):
+      rows = _jsonl(folder / 'metrics.jsonl')
+      rows = [row for row in rows if row['kind'] == 'evaluation'][kept]
+      (folder / 'metrics.jsonl').write_text(json.dumps(rows[0]) + '\n')
+    self.assertIn('accuracy', self._draw(folders))
 
   def test_a_run_that_did_nothing_is_left_out_by_name(self):
-    names = ['summary.json', 'trace.json', 'events.jsonl', 'metrics.jsonl']
+    names = ['summary.json', 'trace.json', 'metrics.jsonl']
     folder = _copy(without=names)
     with self.assertLogs(level='WARNING') as logs:
       self.assertEmpty(self._draw([folder]))
-    self.assertIn(f'{folder}: in no curve', '\n'.join(logs.output))
-    self.assertIn(f'{folder}: no timeline', '\n'.join(logs.output))
+    self.assertIn(f'{folder}: left out of accuracy.png', '\n'.join(logs.output))
+    self.assertIn(f'{folder}: has no timeline', '\n'.join(logs.output))
 
 
 class CommandTest(absltest.TestCase):

@@ -179,6 +179,17 @@ class ResumeTest(parameterized.TestCase):
     config = eventful('bsp', checkpoint__keep=5, checkpoint__every_s=7.0)
     train.build(config, workdir=str(run.files.workdir))
 
+  def test_another_machine_or_version_is_told(self):
+    run = small.build(eventful('bsp'))
+    run()
+    path = run.files.workdir / 'manifest.json'
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {'cores': 999}))
+    with self.assertLogs('absl', 'WARNING') as logs:
+      train.build(eventful('bsp'), workdir=str(run.files.workdir))
+    self.assertLen(logs.output, 1)
+    self.assertIn('began with cores 999 and goes on with', logs.output[0])
+
   def test_two_runs_cannot_share_a_folder(self):
     run = small.build(eventful('bsp'))
     with self.assertRaisesRegex(ValueError, 'workdir: .* another run writes'):

@@ -3,33 +3,26 @@
   python -m tools.compare --out=DIR [--config=configs/compare.py] [--seeds=3]
     [--schemes=bsp,asp,ssp,dssp,elastic,r2sp]
 
-Only scheme, reduction, learning rate and seed differ between the runs.  Called
-again, it goes on where it was: runs that have ended are not run again.
+Only scheme, reduction, learning rate and seed differ between the runs.  The
+same command goes on where it was: runs that have ended are not run again.
 """
 
 import contextlib
-import json
 import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich.console
-import rich.table
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 import train
-from cluster.files import manifest
 from configs import default
-from tools import report
-
-SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
-_DIVERGED = 'FloatingPointError'  # How `ended` begins.
+from tools import records, report
 
 
 class Variant(NamedTuple):
@@ -49,6 +42,20 @@ class Variant(NamedTuple):
   scales_rate: bool = False
 
 
+# 'bsp mean, n x rate' takes the steps of 'bsp', rounded differently at most
+# (with plain SGD even n times the rate is the same number if n is a power of
+# two): that its row is the same shows that nothing else differs.
+VARIANTS = (
+  Variant('bsp', 'bsp'),
+  Variant('bsp mean', 'bsp', 'mean'),
+  Variant('bsp mean, n x rate', 'bsp', 'mean', scales_rate=True),
+  Variant('bsp, n x rate', 'bsp', scales_rate=True),
+  *(Variant(name, name) for name in ('asp', 'ssp', 'dssp', 'elastic', 'r2sp')),
+)
+SCHEMES = tuple(dict.fromkeys(variant.scheme for variant in VARIANTS))
+_DIVERGED = 'FloatingPointError'  # How `ended` begins.
+
+
 class Planned(NamedTuple):
   """A run of a comparison.
 
@@ -63,22 +70,8 @@ class Planned(NamedTuple):
   config: ConfigDict
 
 
-class Spread(NamedTuple):
-  """A figure over seeds, infinite if too few seeds have it.
-
-  Attributes:
-    median: Of all seeds.
-    low: Smallest.
-    high: Largest that is finite.
-  """
-
-  median: float
-  low: float
-  high: float
-
-
 class Refused(ValueError):
-  """A comparison that flags, config or folders do not allow."""
+  """A comparison that flags, config or a folder do not allow."""
 
 
 def main(argv: list[str]) -> None:
@@ -97,28 +90,19 @@ def main(argv: list[str]) -> None:
       compare(runs, given.out)
   except Refused as error:
     sys.exit(f'Refused: {error}')
+  except KeyboardInterrupt:
+    sys.exit(130)
 
 
 def variants(schemes: Sequence[str]) -> list[Variant]:
   """Returns the rows for some schemes; BSP has four, which differ in steps.
-
-  'bsp mean, n x rate' takes the steps of 'bsp', rounded differently at most
-  (with plain SGD even n times the rate is the same number if n is a power of
-  two): that its row is the same shows that nothing else differs.
 
   Raises:
     Refused: If there is no scheme, or an unknown one.
   """
   if not schemes or set(schemes) - set(SCHEMES):
     raise Refused(f'schemes: expected some of {SCHEMES}, got {schemes}.')
-  found = []
-  for scheme in dict.fromkeys(schemes):
-    found.append(Variant(scheme, scheme))
-    if scheme == 'bsp':
-      found.append(Variant('bsp mean', 'bsp', 'mean'))
-      found.append(Variant('bsp mean, n x rate', 'bsp', 'mean', True))
-      found.append(Variant('bsp, n x rate', 'bsp', 'sum', True))
-  return found
+  return [variant for variant in VARIANTS if variant.scheme in schemes]
 
 
 def plan(
@@ -137,9 +121,8 @@ def plan(
     seeds: How many, from config.seed on.
 
   Raises:
-    Refused: If `seeds` is below 1, if the config sets what variants set, or
-      settings of a scheme that none of them uses, or if a folder holds another
-      run.
+    Refused: If `seeds` is below 1, or if the config sets what variants set, or
+      settings of a scheme that none of them uses.
   """
   if seeds < 1:
     raise Refused(f'seeds: expected at least 1, got {seeds}.')
@@ -150,8 +133,6 @@ def plan(
       name = f'{report.file_name(variant.name)}-seed{seed}'
       own = _config(config, variant, seed)
       runs.append(Planned(variant.name, pathlib.Path(out) / name, own))
-  for run in runs:
-    _check_folder(run)
   return runs
 
 
@@ -167,40 +148,39 @@ def compare(runs: Sequence[Planned], out: str | pathlib.Path) -> None:
     OSError: If the table or a picture cannot be written.
   """
   summaries: dict[str, list[Mapping[str, Any]]] = {}
+  groups: dict[str, list[records.RunRecord]] = {}
   for number, run in enumerate(runs, start=1):
     logging.info('Run %d of %d: %s', number, len(runs), run.folder.name)
     summaries.setdefault(run.variant, []).append(trained(run))
-  rows = {name: row(each) for name, each in summaries.items()}
-  caption = _caption(runs)
-  _print(rows, caption)
-  table = pathlib.Path(out) / 'table.md'
-  table.write_text(f'{caption}\n\n{markdown(rows)}')
-  _draw(runs, pathlib.Path(out))
+    groups.setdefault(run.variant, []).append(records.load(run.folder))
+  table = markdown({name: row(each) for name, each in summaries.items()})
+  text = f'{_caption(runs)}\n\n{table}'
+  print(text)
+  (pathlib.Path(out) / 'table.md').write_text(text)
+  report.draw(groups, out, timelines=1)
   logging.info('Table and pictures are in %s', out)
 
 
 def trained(run: Planned) -> Mapping[str, Any]:
   """Returns the summary of a run, which is run unless it has ended.
 
-  A run that diverges ends so, and would again.
+  One that has diverged would diverge again.
 
   Raises:
     Refused: If its config or its folder is.
   """
-  file = run.folder / 'summary.json'
-  if file.exists():
-    summary = _read(file, {'ended': 'text'})
-    if summary['ended'] == 'finished' or _diverged(summary):
-      return summary
   try:
     start = train.build(run.config, workdir=str(run.folder))
+    before = records.read_summary(run.folder)
   except (OSError, ValueError) as error:
     raise Refused(f'{run.folder.name}: {error}') from error
+  if before and _diverged(before):
+    return before
   try:
-    start()
+    return start()
   except FloatingPointError as error:
     logging.warning('%s diverged: %s', run.folder, error)
-  return _read(file, {'ended': 'text'})
+  return records.read_summary(run.folder)
 
 
 def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -212,31 +192,37 @@ def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
       diverged, and the accuracy says how many.
   """
   whole = [each for each in summaries if not _diverged(each)]
-  cells = {'accuracy (%)': _accuracy(whole, len(summaries))}
-  for accuracy in summaries[0]['time_to']:
-    times = [each['time_to'][accuracy] for each in summaries]
-    cells[f'to {100 * float(accuracy):g} % (s)'] = _reached(times)
-  cells['in all (s)'] = _cell([each['virtual_s'] for each in whole], '.1f')
-  waiting = _percent(each['waiting_share'] for each in whole)
-  cells['waiting (%)'] = _cell(waiting, '.1f')
-  stale = [each['staleness_mean'] for each in whole]
-  cells['mean staleness'] = _cell(stale, '.2f')
-  cells['updates'] = _cell([each['updates'] for each in whole], '.0f')
+
+  def over(field: str, form: str, scale: int = 1) -> str:
+    return cell([scale * each[field] for each in whole], form)
+
+  lost = len(summaries) - len(whole)
+  note = f'; {lost} of {len(summaries)} diverged' if lost else ''
+  cells = {'accuracy (%)': over('final_accuracy', '.1f', 100) + note}
+  for level in summaries[0]['time_to']:
+    times = [each['time_to'][level] for each in summaries]
+    cells[f'to {100 * float(level):g} % (s)'] = _reached(times)
+  cells['in all (s)'] = over('virtual_s', '.1f')
+  cells['waiting (%)'] = over('waiting_share', '.1f', 100)
+  cells['mean staleness'] = over('staleness_mean', '.2f')
+  cells['updates'] = over('updates', '.0f')
   return cells
 
 
-def spread(values: Sequence[float | None]) -> Spread:
-  """Returns the median of all seeds, and the range of those that got there.
+def cell(values: Sequence[float | None], form: str) -> str:
+  """Returns a median, with its range if that shows; a dash if it is infinite.
 
   Args:
-    values: One for each seed, one at least; None counts as infinite.
+    values: One for each seed; None counts as infinite, but not in the range.
+    form: How they are formatted.
   """
   known = [value for value in values if value is not None]
-  missing = [math.inf] * (len(values) - len(known))
-  median = float(np.median(known + missing))
-  return Spread(
-    median, min(known, default=math.inf), max(known, default=math.inf)
-  )
+  if 2 * len(known) <= len(values):
+    return '-'
+  every = known + [math.inf] * (len(values) - len(known))
+  spread = np.median(every), min(known), max(known)
+  texts = [format(value, form) for value in spread]
+  return texts[0] if len(set(texts)) == 1 else '{} ({}–{})'.format(*texts)
 
 
 def markdown(rows: Mapping[str, Mapping[str, str]]) -> str:
@@ -245,9 +231,11 @@ def markdown(rows: Mapping[str, Mapping[str, str]]) -> str:
   Args:
     rows: Cells by variant and column.
   """
-  columns = ['', *next(iter(rows.values()))]
-  lines = [columns, ['---'] * len(columns)]
-  lines += [[name, *cells.values()] for name, cells in rows.items()]
+  lines = [('', *next(iter(rows.values())))]
+  lines += [(name, *cells.values()) for name, cells in rows.items()]
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  lines.insert(1, ['-' * width for width in widths])
+  lines = [map(str.ljust, line, widths) for line in lines]
   return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
@@ -275,15 +263,13 @@ def _check_shared(config: ConfigDict, schemes: set[str]) -> None:
       "config.optimizer.reduction: expected 'sum', the variants change it, got "
       f'{config.optimizer.reduction!r}.'
     )
-  for scheme, fields in default.get_config().sync.items():
-    if scheme in ('name', *schemes):
-      continue
-    for field, value in fields.items():
-      if config.sync[scheme][field] != value:
-        raise Refused(
-          f'config.sync.{scheme}.{field}: expected the default {value!r}, '
-          f'because no run uses {scheme}, got {config.sync[scheme][field]!r}.'
-        )
+  defaults = default.get_config().sync
+  for scheme in sorted(set(defaults) - {'name', *schemes}):
+    if config.sync[scheme] != defaults[scheme]:
+      raise Refused(
+        f'config.sync.{scheme}: expected {defaults[scheme].to_dict()}, because '
+        f'no run uses {scheme}, got {config.sync[scheme].to_dict()}.'
+      )
 
 
 def _config(config: ConfigDict, variant: Variant, seed: int) -> ConfigDict:
@@ -300,72 +286,15 @@ def _config(config: ConfigDict, variant: Variant, seed: int) -> ConfigDict:
   return own.lock()
 
 
-def _check_folder(run: Planned) -> None:
-  """Refuses a folder with a run of another config."""
-  file = run.folder / 'manifest.json'
-  if not file.exists():
-    return
-  held = _read(file, {'config': 'an object'})['config']
-  wanted = json.loads(json.dumps(manifest(run.config.to_dict())['config']))
-  differing = [key for key in wanted if held.get(key) != wanted[key]]
-  if differing:
-    raise Refused(
-      f'out: expected no run or one of the same config in {run.folder}, got '
-      f'one with another config.{differing[0]}.'
-    )
-
-
-def _read(file: pathlib.Path, fields: Mapping[str, str]) -> dict[str, Any]:
-  try:
-    return report.read_object(file, fields)
-  except ValueError as error:
-    raise Refused(str(error)) from error
-
-
-def _draw(runs: Sequence[Planned], out: pathlib.Path) -> None:
-  """Draws all runs, and timelines of the first seed."""
-  groups: dict[str, list[report.RunRecord]] = {}
-  for run in runs:
-    groups.setdefault(run.variant, []).append(report.load(run.folder))
-  report.draw(groups, out, timelines=1)
-
-
 def _diverged(summary: Mapping[str, Any]) -> bool:
   return summary['ended'].startswith(_DIVERGED)
 
 
-def _accuracy(whole: Sequence[Mapping[str, Any]], seeds: int) -> str:
-  """Returns the cell of the final accuracy."""
-  if not whole:
-    return 'diverged'
-  text = _cell(_percent(each['final_accuracy'] for each in whole), '.1f')
-  lost = seeds - len(whole)
-  return f'{text}; {lost} of {seeds} diverged' if lost else text
-
-
-def _reached(times: Sequence[float | None]) -> str:
+def _reached(times: list[float | None]) -> str:
   """Returns the cell of times to an accuracy."""
-  reached = sum(time is not None for time in times)
-  text = _cell(times, '.1f')
-  if reached == len(times):
-    return text
-  return f'{text}; {reached} of {len(times)}'
-
-
-def _cell(values: Iterable[float | None], form: str) -> str:
-  """Returns a median with its range, if the range shows."""
-  values = list(values)
-  if not values:
-    return '-'
-  median, low, high = spread(values)
-  if not math.isfinite(median):
-    return '-'
-  texts = [format(value, form) for value in (median, low, high)]
-  return texts[0] if len(set(texts)) == 1 else '{} ({}–{})'.format(*texts)
-
-
-def _percent(shares: Iterable[float | None]) -> list[float | None]:
-  return [None if share is None else 100 * share for share in shares]
+  reached = len(times) - times.count(None)
+  note = f'; {reached} of {len(times)}' if None in times else ''
+  return cell(times, '.1f') + note
 
 
 def _caption(runs: Sequence[Planned]) -> str:
@@ -379,38 +308,18 @@ def _caption(runs: Sequence[Planned]) -> str:
   )
 
 
-def _print(rows: Mapping[str, Mapping[str, str]], caption: str) -> None:
-  """Prints the table on the terminal."""
-  console = rich.console.Console()
-  if not console.is_terminal:
-    console.width = 160  # A log may be wide.
-  table = rich.table.Table(caption=caption)
-  table.add_column('')
-  for column in next(iter(rows.values())):
-    table.add_column(column, justify='right')
-  for name, cells in rows.items():
-    table.add_row(name, *cells.values())
-  console.print(table)
-
-
 def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_string('out', None, 'Folder for all outputs.', required=True)
+  flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
+  flags.DEFINE_list('schemes', list(SCHEMES), 'Schemes to compare.')
+  shared = 'What the runs share; --config.SECTION.FIELD=VALUE changes a field.'
   try:
-    _define_flags()  # The default of --config takes its changes here.
+    # The default takes the changes of --config here.
+    config_flags.DEFINE_config_file('config', 'configs/compare.py', shared)
     return app.parse_flags_with_usage(argv)
   except AttributeError as error:
     given = [arg for arg in argv if arg.startswith('--config.')]
     sys.exit(f'Refused: unknown field in {given}: {error}')
-
-
-def _define_flags() -> None:
-  config_flags.DEFINE_config_file(
-    'config',
-    'configs/compare.py',
-    'What the runs share; --config.SECTION.FIELD=VALUE changes a field.',
-  )
-  flags.DEFINE_string('out', None, 'Folder for all outputs.', required=True)
-  flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
-  flags.DEFINE_list('schemes', list(SCHEMES), 'Schemes to compare.')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,222 @@
+"""Reads what the files of a run say, also of one that goes on or broke."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_SHOWN = 64  # Workers whose spans are read, at most.
+_WINDOW = 16  # Iterations of a mean worker whose spans are read.
+_CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
+_METRIC = ('kind', 'time', 'iterations', 'accuracy')
+_SPAN = ('name', 'ts', 'dur', 'tid')
+_SUMMARY = ('ended', 'staleness', 'worker_seconds')
+_NO_SUMMARY = {'ended': None, 'staleness': {}, 'worker_seconds': {}}
+
+
+class Span(NamedTuple):
+  """A worker's phase.
+
+  Attributes:
+    worker: Which worker.
+    phase: Such as 'compute'.
+    start: Virtual seconds.
+    end: Virtual seconds.
+  """
+
+  worker: int
+  phase: str
+  start: float
+  end: float
+
+
+class RunRecord(NamedTuple):
+  """What the pictures need of one run.
+
+  Attributes:
+    path: Its folder.
+    config: As manifest.json has it.
+    rows: Of metrics.jsonl.
+    ended: 'finished' or what else summary.json says; None without one.
+    staleness: Applied pushes by staleness, versions; none without a summary.
+    seconds: Worker seconds by phase, if any; none without a summary.
+    window: Virtual seconds from and to which `spans` show.
+    workers: Whose spans they are.
+    spans: All of these workers that overlap the window.
+  """
+
+  path: pathlib.Path
+  config: Mapping[str, Any]
+  rows: Sequence[Mapping[str, Any]]
+  ended: str | None
+  staleness: Mapping[int, int]
+  seconds: Mapping[str, float]
+  window: tuple[float, float]
+  workers: Sequence[int]
+  spans: Sequence[Span]
+
+
+def load(path: str | pathlib.Path) -> RunRecord:
+  """Returns a run as its files have it.
+
+  Without summary.json, which every end but a kill leaves, files may be missing
+  and their last lines cut off.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If there is no run, or if a file is broken; names the file, what
+      was expected and what came.
+    OSError: If a file cannot be read.
+  """
+  path = pathlib.Path(path)
+  config = _config(path)
+  summary = read_summary(path)
+  whole, sums = summary is not None, summary or _NO_SUMMARY
+  rows = tuple(_metrics(path, whole))
+  workers = _evenly(config['cluster']['workers'])
+  shown = window(rows, config['cluster']['workers'])
+  return RunRecord(
+    path=path,
+    config=config,
+    rows=rows,
+    ended=sums['ended'],
+    staleness={int(stale): n for stale, n in sums['staleness'].items()},
+    seconds={phase: s for phase, s in sums['worker_seconds'].items() if s},
+    window=shown,
+    workers=workers,
+    spans=tuple(_overlapping(_spans(path, whole), shown, workers)),
+  )
+
+
+def read_summary(path: pathlib.Path) -> dict[str, Any] | None:
+  """Returns what summary.json holds, or None if there is none.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If it is broken; names the file.
+    OSError: If it cannot be read.
+  """
+  file = path / 'summary.json'
+  return _read(file, _SUMMARY) if file.exists() else None
+
+
+def window(
+  rows: Sequence[Mapping[str, Any]], workers: int
+) -> tuple[float, float]:
+  """Returns from and to when a run is looked at closely, virtual seconds.
+
+  It is the middle of what has been measured: `_WINDOW` iterations of a mean
+  worker, or everything if there are fewer.
+
+  Args:
+    rows: Of metrics.jsonl.
+    workers: Their number.
+  """
+  if not rows or not rows[-1]['iterations']:
+    return 0.0, 0.0
+  end_s, iterations = rows[-1]['time'], rows[-1]['iterations']
+  length = min(_WINDOW * workers * end_s / iterations, end_s)
+  return (end_s - length) / 2, (end_s + length) / 2
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+  file = path / 'manifest.json'
+  if not file.is_file():
+    got = 'a folder without one' if path.is_dir() else 'no folder'
+    raise ValueError(f'{path}: expected a run with manifest.json, got {got}.')
+  return _read(file, _CONFIG)['config']
+
+
+def _metrics(path: pathlib.Path, whole: bool) -> Iterator[dict[str, Any]]:
+  for where, row in _lines(path / 'metrics.jsonl', whole):
+    _check(row, _METRIC, where)
+    yield row
+
+
+def _spans(path: pathlib.Path, whole: bool) -> Iterator[Span]:
+  for where, row in _lines(path / 'trace.json', whole):
+    if row.get('ph') == 'X':
+      _check(row, _SPAN, where)
+      start = row['ts'] / 1e6
+      yield Span(row['tid'], row['name'], start, start + row['dur'] / 1e6)
+
+
+def _overlapping(
+  spans: Iterable[Span], shown: tuple[float, float], workers: Sequence[int]
+) -> Iterator[Span]:
+  """Yields the workers' spans in the window, without reading on after it."""
+  going = set(workers)  # A worker's spans come in order.
+  for span in spans:
+    if span.worker in going:
+      if span.end > shown[0] and span.start < shown[1]:
+        yield span
+      if span.end >= shown[1]:
+        going.remove(span.worker)
+    if not going:
+      return
+
+
+def _lines(
+  file: pathlib.Path, whole: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields where an object stands and the object, of a file with one per line.
+
+  Args:
+    file: JSON lines, or a JSON array with an element per line.
+    whole: Whether the file must be there, with a last line that has an end.
+  """
+  if not (whole or file.exists()):
+    return
+  with file.open(encoding='utf-8', errors='replace') as lines:
+    for number, line in enumerate(lines, start=1):
+      if not (whole or line.endswith('\n')):
+        return
+      text = line.strip().removesuffix(',')
+      if text not in ('[', ']'):
+        where = f'{file}, line {number}'
+        yield where, _object(text, where)
+
+
+def _read(file: pathlib.Path, fields: Sequence[str]) -> dict[str, Any]:
+  """Returns the object of a file, which must have the fields."""
+  text = file.read_text(encoding='utf-8', errors='replace')
+  content = _object(text, str(file))
+  _check(content, fields, str(file))
+  return content
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+  problem = f'{where}: expected a JSON object, got {text[:80]!r}'
+  try:
+    content = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{problem} ({error}).') from error
+  if not isinstance(content, dict):
+    raise ValueError(f'{problem}.')
+  return content
+
+
+def _check(
+  content: Mapping[str, Any], fields: Sequence[str], where: str
+) -> None:
+  """Refuses an object without one of the fields, given by dotted names."""
+  for field in fields:
+    value: Any = content
+    for part in field.split('.'):
+      if not isinstance(value, dict) or part not in value:
+        raise ValueError(
+          f'{where}: expected the field {field}, got {str(content)[:80]}.'
+        )
+      value = value[part]
+
+
+def _evenly(count: int) -> tuple[int, ...]:
+  """Returns 0 to count - 1, or `_SHOWN` of them, evenly spaced."""
+  picked = np.linspace(0, count - 1, min(count, _SHOWN)).round()
+  return tuple(int(number) for number in picked)
