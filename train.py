@@ -104,6 +104,7 @@ def build(
     checkpoints = Checkpoints(
       files.workdir / 'checkpoints', **config.checkpoint.to_dict()
     )
+  checkpoints.check('scheme', scheme)
   files.claim(manifest(config.to_dict()))
   run = Run(
     name=type(scheme).__name__.lower(),

@@ -1,7 +1,9 @@
 """Every benchmark: python -m bench, or `make bench`."""
 
-from bench import runtime, training, zipline
+from bench import checkpoint, runtime, scale, training, zipline
 
 training.main([])
 runtime.main([])
 zipline.main([])
+scale.main([])
+checkpoint.main([])

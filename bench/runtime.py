@@ -1,10 +1,11 @@
 """What the virtual runtime costs beside a bare jitted loop.
 
-  python -m bench.runtime [--pairs=5] [--epochs=2]
+  python -m bench.runtime [--pairs=5] [--epochs=2] [--data=digits]
+    [--width=0.125] [--batch=16]
 
-Both do the gradients and updates of BSP on VGG16 and digits and evaluate once
-at the end; the bare loop has no scheme, no clock, no network and no files.
-They run in turns, and the ratio of each pair is printed: the tax.
+Both do the gradients and updates of BSP on VGG16 and evaluate once at the end;
+the bare loop has no scheme, no clock, no network and no files.  They run in
+turns, and the ratio of each pair is printed: the tax.
 """
 
 import argparse
@@ -27,14 +28,22 @@ def main(argv: list[str] | None = None) -> float:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--pairs', type=int, default=5)
   parser.add_argument('--epochs', type=float, default=2.0)
+  parser.add_argument('--data', default='digits')
+  parser.add_argument('--width', type=float, default=0.125)
+  parser.add_argument('--batch', type=int, default=16)
   arguments = parser.parse_args(argv)
 
-  config = vgg16_bsp.get_config()
+  config = vgg16_bsp.get_config(arguments.data)
+  config.model.vgg.width = arguments.width
+  config.batching.worker_batch = arguments.batch
   config.epochs = config.eval_every = arguments.epochs
   bare = _BareLoop(config)
   bare.run()  # Compiles.
   ratios = []
-  print('virtual BSP over a bare jitted loop, VGG16 (1/8) on digits')
+  print(
+    f'virtual BSP over a bare jitted loop, VGG16 of width {arguments.width} on '
+    f'{arguments.data}, batches of {arguments.batch}'
+  )
   for pair in range(arguments.pairs):
     run = train.build(config, workdir=f'{tempfile.mkdtemp()}/run')
     summary = run()

@@ -79,6 +79,21 @@ class Checkpoints:
     """Whether the run is to leave any checkpoints."""
     return min(self._every_s, self._every_examples) < math.inf
 
+  def check(self, name: str, value: Any) -> None:
+    """Checks that a checkpoint could hold a value, if there are to be any.
+
+    Raises:
+      ValueError: If it is not plain data; names it.
+    """
+    try:
+      if self.wanted:
+        _unpacked(_packed(value))
+    # Pickle has many ways to say that it cannot.
+    except (AttributeError, TypeError, pickle.PickleError) as error:
+      raise ValueError(
+        f'{name}: expected plain data that a checkpoint can hold: {error}'
+      ) from error
+
   def restore(self) -> Any:
     """Returns the newest state that can be read; None if there is none yet.
 

@@ -124,7 +124,16 @@ class Server:
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the server's from now on."""
+    """Goes back to where `state` was taken; it is the server's from now on.
+
+    Raises:
+      ValueError: If it is of a model of other shapes.
+    """
+    mine, its = _shapes(self.params), _shapes(state['params'])
+    if mine != its:
+      raise ValueError(
+        f'task: expected the shapes of the checkpoint, {its}, got {mine}.'
+      )
     for name in _STATE:
       setattr(self, name, state[name])
 
@@ -153,3 +162,7 @@ class Server:
       np.float32(self.learning_rate * examples / self._unit),
       np.float32(_KEPT ** (examples / self._worker_batch)),
     )
+
+
+def _shapes(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: f'{leaf.dtype}{leaf.shape}', tree)

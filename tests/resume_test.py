@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from unittest import mock
 
 import hypothesis
@@ -23,6 +24,8 @@ from hypothesis import strategies as st
 
 import train
 from cluster import checkpoints
+from configs import default
+from models import mlp, task
 from tests import small
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
@@ -172,6 +175,35 @@ class ResumeTest(parameterized.TestCase):
     again = train.build(config, workdir=str(run.files.workdir))
     self.assertEqual(again(), json.loads(json.dumps(summary)))
     self._check(_results(again), _results(run))
+
+  def test_another_task_is_refused(self):
+    def config():
+      made = small.config(checkpoint__every_examples=100)
+      made.model = default.get_config().model
+      return made
+
+    tasks = [
+      task.classification(
+        mlp.make(
+          input_shape=(4, 4, 1), num_classes=10, seed=0, hidden=(hidden,)
+        ),
+        lambda inputs: inputs,
+        lambda inputs, key: inputs,
+      )
+      for hidden in (4, 5)
+    ]
+    run = small.build(config(), task=tasks[0])
+    run()
+    workdir = str(run.files.workdir)
+    with self.assertRaisesRegex(ValueError, r'task: .*\(16, 4\).*\(16, 5\)'):
+      train.build(config(), workdir=workdir, task=tasks[1])
+
+  def test_a_scheme_that_cannot_be_saved_is_refused_at_once(self):
+    scheme = types.SimpleNamespace(start=lambda time: None)
+    with self.assertRaisesRegex(ValueError, 'scheme: expected plain data'):
+      config = eventful('asp')
+      config.sync = default.get_config().sync
+      small.build(config, scheme=scheme)
 
   def test_how_often_it_is_saved_may_change(self):
     run = small.build(eventful('bsp'))
