@@ -73,15 +73,15 @@ def load(path: str | pathlib.Path) -> RunRecord:
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
-  config = _config(path)
+  manifest = config(path)
   summary = read_summary(path)
   whole, sums = summary is not None, summary or _NO_SUMMARY
   rows = tuple(_metrics(path, whole))
-  workers = _evenly(config['cluster']['workers'])
-  shown = window(rows, config['cluster']['workers'])
+  workers = _evenly(manifest['cluster']['workers'])
+  shown = window(rows, manifest['cluster']['workers'])
   return RunRecord(
     path=path,
-    config=config,
+    config=manifest,
     rows=rows,
     ended=sums['ended'],
     staleness={int(stale): n for stale, n in sums['staleness'].items()},
@@ -125,12 +125,37 @@ def window(
   return (end_s - length) / 2, (end_s + length) / 2
 
 
-def _config(path: pathlib.Path) -> dict[str, Any]:
+def config(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the config of a run, as its manifest has it.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If there is no run, or if its manifest is broken.
+    OSError: If it cannot be read.
+  """
   file = path / 'manifest.json'
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
     raise ValueError(f'{path}: expected a run with manifest.json, got {got}.')
   return _read(file, _CONFIG)['config']
+
+
+def events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields what a run's scheme was told and said, in order.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If a line is broken; names file and line.
+    OSError: If the file cannot be read.
+  """
+  whole = read_summary(path) is not None
+  for where, row in _lines(path / 'events.jsonl', whole):
+    _check(row, ('told', 'said'), where)
+    yield row
 
 
 def _metrics(path: pathlib.Path, whole: bool) -> Iterator[dict[str, Any]]:
