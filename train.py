@@ -4,10 +4,11 @@
 optimiser and the cluster; calling what it returns trains.
 """
 
+import copy
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -62,9 +63,15 @@ def build(
     OSError: If the folder cannot be made.
   """
   compilations.make_repeatable()
-  choose = _checked(config, scheme=scheme, task=task, dataset=dataset)
-  if scheme is None:
-    scheme = _make('sync', choose, num_workers=config.cluster.workers)
+  own = {
+    'scheme': scheme,
+    'task': task and (task.params, task.stats),
+    'dataset': dataset,
+  }
+  choose = _checked(config, own)
+  scheme = copy.deepcopy(scheme) or _make(
+    'sync', choose, num_workers=config.cluster.workers
+  )
   network, speed = _network(config), _speed(config, choose)
   files = RunFiles(workdir)
   if config.model.name == 'none':
@@ -76,6 +83,7 @@ def build(
   else:
     directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
     dataset = dataset or _make('data', choose, directory=directory)
+    dataset.check()
     plan = _plan(config, len(dataset.train.targets))
     stream = _stream(config, plan)
     task = task or _task(config, choose, dataset)
@@ -104,8 +112,8 @@ def build(
     checkpoints = Checkpoints(
       files.workdir / 'checkpoints', **config.checkpoint.to_dict()
     )
-  checkpoints.check('scheme', scheme)
-  files.claim(manifest(config.to_dict()))
+  checkpoints.check('scheme, task', cluster.state())
+  files.claim(manifest(config.to_dict(), own))
   run = Run(
     name=type(scheme).__name__.lower(),
     cluster=cluster,
@@ -118,7 +126,7 @@ def build(
   return run
 
 
-def _checked(config: ConfigDict, **own: Any) -> Choose:
+def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   """Returns what chooses a section of the config, all of which is checked."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)

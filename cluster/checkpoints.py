@@ -11,6 +11,7 @@ import logging as log
 import math
 import pathlib
 import pickle
+import sys
 import time
 import zlib
 from collections.abc import Mapping
@@ -85,14 +86,21 @@ class Checkpoints:
     Raises:
       ValueError: If it is not plain data; names it.
     """
+    if not self.wanted:
+      return
+    file = io.BytesIO()
+    pickler = _Pickler(file)
     try:
-      if self.wanted:
-        _unpacked(_packed(value))
+      pickler.dump(value)
+      file.seek(0)
+      _Unpickler(file, pickler.arrays).load()
     # Pickle has many ways to say that it cannot.
     except (AttributeError, TypeError, pickle.PickleError) as error:
       raise ValueError(
         f'{name}: expected plain data that a checkpoint can hold: {error}'
       ) from error
+    if not all(array.size for array in pickler.arrays):
+      raise ValueError(f'{name}: expected arrays that are not empty.')
 
   def restore(self) -> Any:
     """Returns the newest state that can be read; None if there is none yet.
@@ -248,6 +256,8 @@ class _Unpickler(pickle.Unpickler):
     return self._arrays[number]
 
   def find_class(self, module: str, name: str) -> Any:
+    if module not in sys.modules:
+      raise pickle.UnpicklingError(f'Expected a known module, got {module}.')
     found = super().find_class(module, name)
     if (module, name) in _CONSTRUCTED or _is_plain(found):
       return found

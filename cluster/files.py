@@ -4,6 +4,7 @@ manifest.json, metrics.jsonl, events.jsonl, trace.json (Chrome trace format),
 TensorBoard events and summary.json.  What is not known is null, never NaN.
 """
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -14,17 +15,20 @@ import platform
 import subprocess
 import sys
 import weakref
+import zlib
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 import jax
+import numpy as np
 import tensorboardX
 from absl import logging
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
+_BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
 
@@ -66,10 +70,15 @@ class RunFiles:
     self._lock()
     path = self.workdir / 'manifest.json'
     if not path.exists():
+      self._check_free()
       _write(path, manifest)
       return
     before = json.loads(path.read_text())
-    differing = _differences(before['config'], manifest['config'], 'config')
+    differing = [
+      line
+      for part in ('config', 'own')
+      for line in _differences(before[part], manifest[part], part)
+    ]
     if differing:
       raise ValueError(
         f'workdir: {self.workdir} holds a run of another config.  '
@@ -91,6 +100,24 @@ class RunFiles:
     summary = json.loads(path.read_text()) if path.exists() else None
     return summary if summary and summary['ended'] == 'finished' else None
 
+  def check(self, sizes: Mapping[str, int]) -> None:
+    """Checks that the files can be gone on with.
+
+    Args:
+      sizes: What `state` returned.
+
+    Raises:
+      ValueError: If a file has become shorter than it was.
+    """
+    for name, size in sizes.items():
+      path = self.workdir / name
+      found = path.stat().st_size if path.exists() else 0
+      if found < size:
+        raise ValueError(
+          f'workdir: expected {path} to have {size} bytes, as when the '
+          f'checkpoint was made, got {found}.'
+        )
+
   def begin(
     self, *, num_workers: int, sizes: Mapping[str, int] | None = None
   ) -> None:
@@ -99,18 +126,14 @@ class RunFiles:
     Args:
       num_workers: Number of workers.
       sizes: What `state` returned, to go on from there; None starts anew.
-
-    Raises:
-      ValueError: If a file has become shorter than it was.
     """
     sizes = sizes or {}
-    for name, size in sizes.items():
-      _check_size(self.workdir / name, size)
     self._files = {name: (self.workdir / name).open('a') for name in _APPENDED}
     for name, file in self._files.items():
       file.truncate(sizes.get(name, 0))
+      file.seek(0, os.SEEK_END)  # Truncating does not move it.
     (self.workdir / 'summary.json').unlink(missing_ok=True)
-    for path in self.workdir.glob('events.out.tfevents.*'):
+    for path in self.workdir.glob(_BOARD):
       path.unlink()
     self._board = tensorboardX.SummaryWriter(str(self.workdir))
     if sizes:
@@ -150,12 +173,27 @@ class RunFiles:
     )
 
   def close(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json and closes everything."""
-    self._files['trace.json'].write('\n]\n')
-    for file in (*self._files.values(), self._board):
-      file.close()
-    _write(self.workdir / 'summary.json', summary)
+    """Writes summary.json, closes everything and gives the folder back."""
+    try:
+      _write(self.workdir / 'summary.json', summary)
+      self._files['trace.json'].write('\n]\n')
+    finally:
+      with contextlib.ExitStack() as stack:
+        stack.callback(self.release)
+        for file in (*self._files.values(), self._board):
+          stack.callback(file.close)
+
+  def release(self) -> None:
+    """Lets other runs have the folder."""
     self._unlock()
+
+  def _check_free(self) -> None:
+    for pattern in (*_APPENDED, 'summary.json', 'checkpoints', _BOARD):
+      for path in self.workdir.glob(pattern):
+        raise ValueError(
+          'workdir: expected a new folder, or one that holds a run, but there '
+          f'is {path} and no manifest.json.'
+        )
 
   def _plot(self, row: Mapping[str, Any]) -> None:
     for field in _PLOTTED:
@@ -175,11 +213,23 @@ class RunFiles:
       ) from error
 
 
-def manifest(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what is needed to repeat a run: config, command, versions."""
+def manifest(
+  config: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what is needed to repeat a run: config, command, versions.
+
+  Args:
+    config: As a dictionary.
+    own: Parts that the config does not describe, by name: pytrees of arrays
+      and of what `repr` tells apart; None for those that it does.
+  """
   git = ['git', '-C', str(pathlib.Path(__file__).parent)]
   return {
     'config': _jsonable(config),
+    'own': {
+      part: None if value is None else _fingerprint(value)
+      for part, value in own.items()
+    },
     'seed': config['seed'],
     'command': sys.argv,
     'python': platform.python_version(),
@@ -190,6 +240,18 @@ def manifest(config: Mapping[str, Any]) -> dict[str, Any]:
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),
   }
+
+
+def _fingerprint(value: Any) -> str:
+  """Returns what tells a value from others: arrays by a sample of theirs."""
+  return ' '.join(map(_printed, jax.tree.leaves(value)))
+
+
+def _printed(leaf: Any) -> str:
+  if not hasattr(leaf, 'shape'):
+    return repr(leaf)
+  rows = np.asarray(leaf[:64] if leaf.shape else leaf)
+  return f'{tuple(leaf.shape)}:{zlib.crc32(rows.tobytes()):08x}'
 
 
 def _differences(before: Any, now: Any, path: str) -> list[str]:
@@ -206,15 +268,6 @@ def _differences(before: Any, now: Any, path: str) -> list[str]:
       before.get(field), now.get(field), f'{path}.{field}'
     )
   ]
-
-
-def _check_size(path: pathlib.Path, size: int) -> None:
-  found = path.stat().st_size if path.exists() else 0
-  if found < size:
-    raise ValueError(
-      f'workdir: expected {path} to have {size} bytes, as when the checkpoint '
-      f'was made, got {found}.'
-    )
 
 
 def _output(command: list[str]) -> str | None:

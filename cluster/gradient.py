@@ -107,6 +107,7 @@ class Gradient:
 
       def total(params):
         loss, stats = task.loss(params, inputs, targets, key)
+        _check_each('task.loss', loss, mask)
         return jnp.sum(jnp.where(mask, loss, 0.0)), stats
 
       (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
@@ -190,6 +191,7 @@ class Evaluation:
     def right(params, stats, inputs, targets, real):
       mask = jnp.arange(len(targets)) < real
       correct = task.correct(params, stats, inputs, targets)
+      _check_each('task.correct', correct, mask)
       return jnp.sum(jnp.where(mask, correct, 0.0))
 
     self._right = jax.jit(right)
@@ -212,6 +214,14 @@ class Evaluation:
 def add_trees(one: Any, other: Any) -> Any:
   """Returns the sum of two pytrees of one structure."""
   return jax.tree.map(jnp.add, one, other)
+
+
+def _check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
+  if values.shape != mask.shape:
+    raise ValueError(
+      f'{name}: expected one value for each of {len(mask)} examples, got an '
+      f'array of shape {values.shape}.'
+    )
 
 
 def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:

@@ -18,6 +18,8 @@ from cluster.virtual import VirtualCluster
 
 # What ends a run early: SLURM sends the first before it takes a node away.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+# Handlers: none that Python could restore, and to ignore the signal.
+_UNTOUCHED = (None, signal.SIG_IGN)
 
 
 @dataclasses.dataclass
@@ -49,13 +51,15 @@ class Run:
     """Goes back to the newest checkpoint, if there is any.
 
     Raises:
-      ValueError: If there are checkpoints and none can be read.
+      ValueError: If there are checkpoints and none can be read, or if a file
+        lacks what was in it then.
     """
     state = self.checkpoints.restore()
     if state is not None:
       self.cluster.restore(state['cluster'])
       self.journal.restore(state['journal'])
       self.sizes = state['files']
+      self.files.check(self.sizes)
 
   def __call__(self) -> Mapping[str, Any]:
     """Trains and returns what summary.json holds.
@@ -78,6 +82,7 @@ class Run:
       summary = self._train()
     else:
       logging.info('The run in %s has finished before.', self.files.workdir)
+      self.files.release()
     self.console.table(self.name, summary)
     logging.info('Outputs are in %s', self.files.workdir)
     return summary
@@ -123,9 +128,10 @@ class Run:
         self._save()
     if stops:
       logging.info(
-        'Stopped by %s; the same command with --workdir=%s goes on.',
+        'Stopped by %s; the same command with --workdir=%s %s.',
         signal.Signals(stops[0]).name,
         self.files.workdir,
+        'goes on' if checkpoints.wanted else 'starts anew',
       )
       if stops[0] == signal.SIGINT:
         raise KeyboardInterrupt
@@ -154,7 +160,9 @@ def _stops() -> Iterator[list[int]]:
     for each, handler in before.items():
       signal.signal(each, handler)  # The next one acts as it always did.
 
-  before = {number: signal.signal(number, stop) for number in _STOPS}
+  # What is ignored stays so: processes in the background get no SIGINT.
+  heeded = [n for n in _STOPS if signal.getsignal(n) not in _UNTOUCHED]
+  before = {number: signal.signal(number, stop) for number in heeded}
   try:
     yield stops
   finally:

@@ -133,8 +133,18 @@ class VirtualCluster:
     self.server.warm_up()
 
   def start(self) -> None:
-    """Releases the first iterations; once, and not after `restore`."""
-    self._tell('start', time=self.time)
+    """Releases the first iterations; once, and not after `restore`.
+
+    Raises:
+      ValueError: If the scheme is not one for these workers.
+    """
+    verdict = record.tell(self._scheme, 'start', time=self.time)
+    if verdict.release != tuple(range(self.num_workers)):
+      raise ValueError(
+        f'scheme: expected the start to release all {self.num_workers} '
+        f'workers, got {verdict.release}.'
+      )
+    self._carry_out('start', {'time': self.time}, verdict)
 
   def step(self) -> None:
     """Goes on to the next event and carries out all that follows from it.
@@ -218,7 +228,11 @@ class VirtualCluster:
 
   def _tell(self, told: str, **event: Any) -> None:
     """Tells the scheme of an event that carries no gradient and obeys it."""
-    verdict = record.tell(self._scheme, told, **event)
+    self._carry_out(told, event, record.tell(self._scheme, told, **event))
+
+  def _carry_out(
+    self, told: str, event: dict[str, Any], verdict: Verdict
+  ) -> None:
     self._journal.told(told, event, verdict)
     self._obey(verdict)
 

@@ -25,6 +25,7 @@ _NAMES = {
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.flip')
 _NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
+_NO_MODEL += ('time_to', 'batching.micro_batch')
 _REPLACED = {
   'scheme': ('sync.*',),
   'task': ('model.*', *_AUGMENTED),
@@ -132,6 +133,10 @@ def check_used(
     reasons["config.model.name is 'none'"] = _NO_MODEL
   for part, value in own.items():
     if value is not None:
+      if part != 'scheme' and config.model.name == 'none':
+        raise ValueError(
+          f"config.model.name: expected a model to use the {part}, got 'none'."
+        )
       reasons[f'there is a {part} of its own'] = _REPLACED[part]
   for (reason, patterns), (path, value) in itertools.product(
     reasons.items(), _leaves(default)

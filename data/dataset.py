@@ -47,6 +47,20 @@ class Dataset(NamedTuple):
     """Height, width and channels of one example, or its number of tokens."""
     return self.train.inputs.shape[1:]
 
+  def check(self) -> None:
+    """Checks that both splits have as many targets as inputs, and any.
+
+    Raises:
+      ValueError: If they have not; names the split.
+    """
+    for name, split in (('train', self.train), ('test', self.test)):
+      inputs, targets = len(split.inputs), len(split.targets)
+      if not inputs == targets > 0:
+        raise ValueError(
+          f'{name}: expected as many targets as inputs, and at least one, got '
+          f'{inputs} inputs and {targets} targets.'
+        )
+
   def prepare(self, inputs: jax.Array | np.ndarray) -> jax.Array:
     """Returns standardised inputs, float32 [B, H, W, C], or the same tokens.
 

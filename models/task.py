@@ -17,7 +17,8 @@ class Task(NamedTuple):
   """A learning problem.
 
   Attributes:
-    params: Initial parameters, a pytree of arrays.
+    params: Initial parameters, a pytree of arrays: of dictionaries, lists,
+      tuples and dataclasses if there are to be checkpoints.
     loss: (params, inputs [B, ...], targets [B, ...], key) -> (float32 [B], the
       loss of each example; the batch's statistics, like `stats`).  `key` is for
       dropout and the like.
@@ -56,7 +57,8 @@ def supervised(
     augment: (the model's inputs, key) -> those to train on, likewise.
 
   Raises:
-    ValueError: If the model has state of another kind.
+    ValueError: If the model has state of another kind, or averages running
+      statistics by itself.
   """
   graph, params, stats, other = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
   if jax.tree.leaves(other):
@@ -67,6 +69,13 @@ def supervised(
       f'model: expected nnx.Param and nnx.BatchStat, got state of type {kinds}.'
     )
 
+  for _, module in nnx.iter_modules(model):
+    if isinstance(module, nnx.BatchNorm) and module.momentum:
+      raise ValueError(
+        'model: expected batch normalization of momentum 0, as the server '
+        f'averages over batches, got {module.momentum}.'
+      )
+
   def loss_of(params, inputs, targets, key):
     augment_key, dropout_key = jax.random.split(key)
     changed = augment(prepare(inputs), augment_key)
@@ -76,9 +85,8 @@ def supervised(
     return loss(outputs, targets), seen
 
   def correct_of(params, stats, inputs, targets):
-    return correct(
-      nnx.merge(graph, params, stats, {})(prepare(inputs)), targets
-    )
+    merged = nnx.merge(graph, params, stats, {})
+    return correct(merged(prepare(inputs), rngs=None), targets)
 
   # Dicts of arrays: JAX takes Variables apart in Python at every call.
   start = nnx.to_pure_dict(stats)

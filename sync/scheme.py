@@ -64,7 +64,7 @@ class Scheme(Protocol):
   """
 
   def start(self, time: float) -> Verdict:
-    """Releases the first iterations."""
+    """Releases the first iteration of every worker."""
 
   def push(self, push: Push) -> Verdict:
     """Takes a gradient in."""

@@ -109,6 +109,11 @@ class StatisticsTest(parameterized.TestCase):
       payload.stats['norm']['mean'], 7 * batch.mean(axis=(0, 1, 2)), rtol=1e-4
     )
 
+  def test_a_model_must_not_average_by_itself(self):
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'of momentum 0, .* got 0.99'):
+      tasks.supervised(model, loss=None, correct=None)
+
   def test_they_travel_with_parameters(self):
     run, _ = _built('bsp')
     self.assertEqual(

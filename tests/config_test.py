@@ -12,10 +12,13 @@ import sys
 import tempfile
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
 from configs import default, sections
+from data.dataset import Dataset, Split
+from sync import asp
 from tests import small
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -292,6 +295,37 @@ class ReplacedTest(parameterized.TestCase):
     message = f'config.{min(changed)}: .* because there is a {part} of its own'
     with self.assertRaisesRegex(ValueError, message):
       small.build(config, **{part: mock.Mock()})
+
+  def test_a_task_needs_its_model_chosen(self):
+    config = default.get_config()
+    config.model.name = 'none'
+    with self.assertRaisesRegex(ValueError, 'config.model.name: .* the task'):
+      small.build(config, task=mock.Mock())
+
+  @parameterized.parameters(
+    (0, 0, 'test: expected as many .* got 0 inputs and 0'),
+    (5, 4, 'test: expected as many .* got 5 inputs and 4'),
+  )
+  def test_splits_are_whole(self, inputs, targets, message):
+    split = Split(np.zeros((inputs, 2)), np.zeros(targets, np.int32))
+    full = Split(np.zeros((200, 2)), np.zeros(200, np.int32))
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(default.get_config(), dataset=Dataset(full, split))
+
+  @parameterized.parameters((3, r'got \(0, 1, 2\)'), (5, r'got .* 4\)'))
+  def test_a_scheme_is_for_all_workers(self, num_workers, message):
+    own = asp.make(num_workers=num_workers)
+    run = small.build(default.get_config(), scheme=own)
+    with self.assertRaisesRegex(ValueError, f'scheme: .* all 4 .*{message}'):
+      run()
+
+  def test_a_scheme_may_be_used_again(self):
+    own = asp.make(num_workers=4)
+    config = default.get_config()
+    config.epochs = 0.1
+    config.model.vgg.depth = 11
+    summaries = [small.build(config, scheme=own)() for _ in range(2)]
+    self.assertEqual(summaries[0]['virtual_s'], summaries[1]['virtual_s'])
 
 
 class MainTest(parameterized.TestCase):

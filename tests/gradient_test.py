@@ -112,6 +112,19 @@ class GradientTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'power of two, got {size}'):
       _gradient(_task(), _examples(3), micro_batch=size)
 
+  @parameterized.parameters(((7, 1),), ((),))
+  def test_a_loss_has_one_value_for_each_example(self, shape):
+    def loss(params, inputs, targets, key):
+      return jnp.zeros(shape), ()
+
+    task = Task(jnp.float32(1), loss, lambda *_: jnp.zeros((8, 1)))
+    gradient = _gradient(task, _examples(8))
+    with self.assertRaisesRegex(ValueError, 'task.loss: expected one value'):
+      gradient(task.params, ((0, 8),), worker=0, iteration=0)
+    evaluate = Evaluation(task, _examples(8))
+    with self.assertRaisesRegex(ValueError, r'task.correct: .* \(8, 1\)'):
+      evaluate(task.params, ())
+
 
 class EvaluationTest(parameterized.TestCase):
   @parameterized.parameters(1, 7, 16, 100)

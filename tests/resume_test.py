@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 import train
 from cluster import checkpoints
 from configs import default
+from data import synthetic
 from models import mlp, task
+from sync import asp, bsp
 from tests import small
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
@@ -176,31 +178,68 @@ class ResumeTest(parameterized.TestCase):
     self.assertEqual(again(), json.loads(json.dumps(summary)))
     self._check(_results(again), _results(run))
 
-  def test_another_task_is_refused(self):
-    def config():
-      made = small.config(checkpoint__every_examples=100)
-      made.model = default.get_config().model
-      return made
-
-    tasks = [
-      task.classification(
-        mlp.make(
-          input_shape=(4, 4, 1), num_classes=10, seed=0, hidden=(hidden,)
-        ),
-        lambda inputs: inputs,
-        lambda inputs, key: inputs,
+  @parameterized.parameters('scheme', 'task', 'dataset')
+  def test_other_parts_of_ones_own_are_refused(self, part):
+    def built(number, workdir):
+      dataset = synthetic.make(
+        directory=None,
+        num_train=192 if part != 'dataset' else 192 + number,
+        num_test=64,
+        pixels=4,
+        channels=1,
+        num_classes=10,
       )
-      for hidden in (4, 5)
-    ]
-    run = small.build(config(), task=tasks[0])
+      model = mlp.make(
+        input_shape=(4, 4, 1),
+        num_classes=10,
+        seed=number if part == 'task' else 0,
+        hidden=(4,),
+      )
+      config = default.get_config()
+      config.epochs = 1.0
+      return train.build(
+        config,
+        workdir=workdir,
+        scheme=(asp, bsp)[number if part == 'scheme' else 0].make(
+          num_workers=4
+        ),
+        task=task.classification(
+          model, dataset.prepare, lambda inputs, key: inputs
+        ),
+        dataset=dataset,
+      )
+
+    workdir = f'{tempfile.mkdtemp()}/run'
+    built(0, workdir)()
+    summary = built(0, workdir)()
+    self.assertEqual(summary['ended'], 'finished')
+    with self.assertRaisesRegex(ValueError, f'own.{part}: expected .*, got'):
+      built(1, workdir)
+
+  def test_rows_between_checkpoints_are_not_kept(self):
+    expected, steps = _straight('asp')
+    workdir = f'{tempfile.mkdtemp()}/run'
+    for saved_at, killed_at in (([], steps // 2), ([1], 1), ([2], 2)):
+      run = train.build(eventful('asp'), workdir=workdir)
+      with self.assertRaises(_Killed):
+        _stop(run, saved_at=saved_at, killed_at=killed_at)
+    run = train.build(eventful('asp'), workdir=workdir)
     run()
-    workdir = str(run.files.workdir)
-    with self.assertRaisesRegex(ValueError, r'task: .*\(16, 4\).*\(16, 5\)'):
-      train.build(config(), workdir=workdir, task=tasks[1])
+    self._check(_results(run), expected)
+
+  def test_files_that_are_not_of_a_run_are_not_touched(self):
+    for name in ('metrics.jsonl', 'summary.json', 'events.out.tfevents.7'):
+      folder = pathlib.Path(tempfile.mkdtemp())
+      (folder / name).write_text('{}')
+      with self.assertRaisesRegex(ValueError, f'workdir: .* is .*{name} and'):
+        train.build(eventful('asp'), workdir=str(folder))
+      self.assertEqual((folder / name).read_text(), '{}')
 
   def test_a_scheme_that_cannot_be_saved_is_refused_at_once(self):
     scheme = types.SimpleNamespace(start=lambda time: None)
-    with self.assertRaisesRegex(ValueError, 'scheme: expected plain data'):
+    with self.assertRaisesRegex(
+      ValueError, 'scheme, task: expected plain data'
+    ):
       config = eventful('asp')
       config.sync = default.get_config().sync
       small.build(config, scheme=scheme)
@@ -230,9 +269,8 @@ class ResumeTest(parameterized.TestCase):
   def test_a_file_that_lost_its_end_is_named(self):
     workdir = self._stopped()
     (workdir / 'events.jsonl').write_text('')
-    run = train.build(eventful('asp'), workdir=str(workdir))
     with self.assertRaisesRegex(ValueError, 'events.jsonl to have .* got 0'):
-      run()
+      train.build(eventful('asp'), workdir=str(workdir))
 
   def _stopped(self):
     workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
