@@ -1,0 +1,269 @@
+"""Several hosts on one machine, with links that the kernel shapes.
+
+  python -m tools.lab --hosts=5 --link=200mbit [--links=FILE] -- COMMAND ...
+  python -m tools.lab --exec=HOST -- COMMAND ...
+  python -m tools.lab --clean
+
+The first makes a lab of host0, host1 and so on, runs COMMAND once, on host0,
+removes the lab and exits with COMMAND's code.  COMMAND finds in its environment
+SYNCOPATE_HOSTS, the names of the hosts with commas between them, and
+SYNCOPATE_LAB, the name of the lab.  The second, or `command` below, runs on
+another host: from inside the lab, or from anywhere with SYNCOPATE_LAB set to
+the name that the first has printed.  What still runs in the lab when COMMAND
+ends gets SIGTERM, and SIGKILL 3 seconds later.
+
+FILE has the links that differ, as JSON:
+
+  {"hosts": {"host1": {"up": "100mbit", "down": "50mbit"}},
+   "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}]}
+
+Hosts have files, processes and users in common with the machine, but names,
+/etc/hosts and a network of their own, without a way out (see tools/hosts.py).
+All of it needs root.  A lab notes in /run/syncopate-lab-NAME.json what it makes
+before it makes it, and removes it at its end, after an error and on SIGINT,
+SIGTERM and SIGHUP; --clean removes what labs have left that were killed.  Only
+/run/netns stays, the folder that `ip netns` makes for all its users.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from absl import app, flags
+
+from cluster.checks import require
+from tools import hosts
+
+_STATES = pathlib.Path('/run')
+_NAMESPACES = pathlib.Path('/run/netns')  # Where `ip netns` has them.
+_NAME = re.compile('syn-[0-9a-f]{6}')
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE_S = 3.0
+_LIMIT_S = 10.0
+_AS_HOST = """
+  echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" /etc/hosts &&
+  shift && exec "$@"
+"""
+
+
+def main(argv: list[str]) -> None:
+  """Does what the flags say."""
+  given = flags.FLAGS
+  try:
+    valid = given.clean == (len(argv) == 1)
+    require(valid, 'command', 'one after --, none with --clean', argv[1:])
+    if given.clean:
+      clean()
+      return
+    if given.exec:
+      words = command(given.exec, argv[1:])
+      os.execvp(words[0], words)
+    text = _text(given.links) if given.links else '{}'
+    sys.exit(run(hosts.parse_links(given.hosts, given.link, text), argv[1:]))
+  except ValueError as error:
+    sys.exit(f'Refused: {error}')
+
+
+def run(links: hosts.Links, argv: Sequence[str]) -> int:
+  """Runs a command on the first host of a new lab; removes the lab.
+
+  Args:
+    links: Of the lab.
+    argv: The command.
+
+  Returns:
+    Its exit code; 128 and the signal's number if one has ended it.
+
+  Raises:
+    ValueError: If the machine does not allow a lab.
+    SystemExit: On SIGINT, SIGTERM and SIGHUP, unless they are ignored.
+  """
+  for number in _SIGNALS:
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, _exit)
+  with made(links) as lab:
+    names = ','.join(links.up)
+    print(f'SYNCOPATE_LAB={lab} SYNCOPATE_HOSTS={names}', file=sys.stderr)
+    here = {'SYNCOPATE_LAB': lab, 'SYNCOPATE_HOSTS': names}
+    words = command(next(iter(links.up)), argv, lab)
+    code = subprocess.Popen(words, env=os.environ | here).wait()
+  return code if code >= 0 else 128 - code
+
+
+def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
+  """Returns the command that runs a command on a host.
+
+  It becomes the command given: same process, so that signals reach it.
+
+  Args:
+    host: Name of the host.
+    argv: The command.
+    lab: Name of the lab; that of SYNCOPATE_LAB if empty.
+
+  Raises:
+    ValueError: If there is no such lab or host.
+  """
+  _check_machine()
+  lab = lab or os.environ.get('SYNCOPATE_LAB', '')
+  path = _state(lab)
+  known = bool(_NAME.fullmatch(lab)) and path.exists()
+  require(known, 'SYNCOPATE_LAB', 'the name of a lab that runs', lab)
+  listed = json.loads(path.read_text())['namespaces']
+  names = [name.removeprefix(f'{lab}-') for name in listed]
+  names.remove(hosts.SWITCH)
+  require(host in names, 'host', f'one of {names}', host)
+  enter = f'ip netns exec {lab}-{host} unshare --uts sh -c'.split()
+  return [*enter, _AS_HOST, host, str(_hosts_file(lab)), *argv]
+
+
+@contextlib.contextmanager
+def made(links: hosts.Links) -> Iterator[str]:
+  """Makes a lab, and removes it and what runs there.
+
+  Args:
+    links: Of the lab.
+
+  Yields:
+    Its name.
+
+  Raises:
+    ValueError: If the machine does not allow it.
+  """
+  _check_machine()
+  lab = f'syn-{secrets.token_hex(3)}'
+  names = hosts.namespaces(lab, links)
+  for name in names:
+    taken = (_NAMESPACES / name).exists()
+    require(not taken, 'namespace', 'a name that none has', name)
+  # The lock tells --clean that this process lives: it goes when that does.
+  with open(_state(lab), 'x', encoding='utf-8') as state:
+    fcntl.flock(state, fcntl.LOCK_EX)
+    state.write(json.dumps({'namespaces': names}))
+    state.flush()
+    try:
+      _make(lab, links)
+      yield lab
+    finally:
+      for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+      _remove(lab, names)
+
+
+def clean() -> None:
+  """Removes what labs have left whose processes have died.
+
+  Raises:
+    ValueError: If it cannot be removed.
+  """
+  _check_machine()
+  for path in sorted(_STATES.glob(_state('syn-*').name)):
+    lab = path.stem.removeprefix(_state('').stem)
+    with contextlib.suppress(FileNotFoundError), path.open() as state:
+      try:
+        fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        print(f'{lab} still runs', file=sys.stderr)
+        continue
+      # Killed before it had listed anything, it has made nothing either.
+      listed = json.loads(state.read() or '{"namespaces": []}')
+      _remove(lab, listed['namespaces'])
+      print(f'{lab} is removed', file=sys.stderr)
+
+
+def _make(lab: str, links: hosts.Links) -> None:
+  require(_state(lab).exists(), lab, 'no --clean meanwhile', 'one')
+  _hosts_file(lab).write_text(hosts.hosts_file(links))
+  for line in hosts.commands(lab, links):
+    _call(line)
+
+
+def _remove(lab: str, names: Sequence[str]) -> None:
+  """Removes what a lab has listed, made or not."""
+  own = _NAME.fullmatch(lab) and all(n.startswith(f'{lab}-') for n in names)
+  require(bool(own), str(_state(lab)), 'only names of the lab', names)
+  there = [name for name in names if (_NAMESPACES / name).exists()]
+  _end(there)
+  for name in there:
+    _call(f'ip netns del {name}')
+  _hosts_file(lab).unlink(missing_ok=True)
+  _state(lab).unlink(missing_ok=True)
+
+
+def _end(namespaces: Sequence[str]) -> None:
+  """Ends all processes in some namespaces."""
+  start = time.monotonic()
+  number = signal.SIGTERM
+  while pids := [
+    int(pid)
+    for name in namespaces
+    for pid in _call(f'ip netns pids {name}').split()
+  ]:
+    late = time.monotonic() - start
+    require(late < _LIMIT_S, 'processes', 'none after SIGKILL', pids)
+    if late > _GRACE_S:
+      number = signal.SIGKILL
+    for pid in pids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    number = 0  # Once is enough: many programs take two as an order to hurry.
+    time.sleep(0.1)
+
+
+def _call(line: str) -> str:
+  """Returns the output of a command that has to succeed."""
+  done = subprocess.run(line.split(), capture_output=True, text=True)
+  error = done.stderr.strip()
+  require(done.returncode == 0, line, 'success', error)
+  return done.stdout
+
+
+def _check_machine() -> None:
+  if os.geteuid() != 0:
+    raise ValueError('tools.lab makes network namespaces, which needs root.')
+  for tool in ('ip', 'tc', 'unshare', 'mount'):
+    found = shutil.which(tool) is not None
+    require(found, 'PATH', f'{tool} (of iproute2 or util-linux)', 'none')
+
+
+def _state(lab: str) -> pathlib.Path:
+  return _STATES / f'syncopate-lab-{lab}.json'
+
+
+def _hosts_file(lab: str) -> pathlib.Path:
+  return _state(lab).with_suffix('.hosts')
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+  del frame
+  sys.exit(128 + number)
+
+
+def _text(path: str) -> str:
+  try:
+    return pathlib.Path(path).read_text(encoding='utf-8')
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'links: expected a JSON file, got {error}.') from error
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer('hosts', 2, 'Hosts of the lab.')
+  flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
+  flags.DEFINE_string('links', None, 'JSON file of the links that differ.')
+  flags.DEFINE_string('exec', None, 'Host of a lab to run the command on.')
+  flags.DEFINE_bool('clean', False, 'Remove what killed labs have left.')
+  return app.parse_flags_with_usage(argv)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)
