@@ -174,7 +174,7 @@ class CompareTest(parameterized.TestCase):
 
   def test_a_broken_summary_is_named(self):
     (run,) = _plan(small.config(), _BSP_AND_ASP[:1], seeds=1)
-    run.folder.mkdir(parents=True)
+    train.build(run.config, workdir=str(run.folder)).files.release()
     (run.folder / 'summary.json').write_text('{"ended"')
     with self.assertRaisesRegex(compare.Refused, 'summary.json: expected a'):
       compare.trained(run)

@@ -55,7 +55,9 @@ def _cut(file, share):
 
 def _record(seed=0, **changed):
   config = json.loads(
-    json.dumps(manifest(small.config(seed=seed, **changed).to_dict())['config'])
+    json.dumps(
+      manifest(small.config(seed=seed, **changed).to_dict(), {})['config']
+    )
   )
   return records.RunRecord(
     path=pathlib.Path('run'),
@@ -76,7 +78,7 @@ def _written(workers):
   config = small.config(
     cluster__workers=workers, cluster__speed__slowdown=(1.0,)
   )
-  files.claim(manifest(config.to_dict()))
+  files.claim(manifest(config.to_dict(), {}))
   files.begin(num_workers=workers)
   for second in range(40):
     for worker in range(workers):
