@@ -1,0 +1,199 @@
+"""Clusters as graphs: workers, switches that only forward, directed links.
+
+Capacities are exact: integers, decimals and fractions become `Fraction`s, so
+that rates and bounds computed from them can be compared for equality.
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+
+class Link(NamedTuple):
+  """A directed link.
+
+  Attributes:
+    src: Id of the node that sends.
+    dst: Id of the node that receives.
+    GBps: Capacity, 1e9 bytes per second; positive.
+  """
+
+  src: str
+  dst: str
+  GBps: Fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Workers and switches with directed links between them; immutable.
+
+  Links given twice are parallel and become one of the sum of their capacities;
+  links of capacity zero are dropped.  Equal graphs therefore compare equal if
+  their nodes come in the same order, in which `links` are sorted too.
+
+  Attributes:
+    nodes: Ids of all nodes.
+    workers: Ids of the nodes that hold data, in the order of `nodes`.  The
+      others are switches, which forward but neither copy nor add up.
+    links: At most one for each ordered pair of nodes.
+
+  Raises:
+    ValueError: If there is no worker, an id is given twice, a link has an
+      unknown end, the same node at both ends, or a capacity that is negative
+      or not finite, or if some worker cannot reach another.
+  """
+
+  nodes: tuple[str, ...]
+  workers: tuple[str, ...]
+  links: tuple[Link, ...]
+
+  def __post_init__(self) -> None:
+    position = _positions(self.nodes)
+    chosen = set(self.workers)
+    if not chosen <= set(self.nodes) or len(chosen) != len(self.workers):
+      raise ValueError(f'workers: expected distinct nodes, got {self.workers}.')
+    if not chosen:
+      raise ValueError('workers: expected one or more, got none.')
+    total: dict[tuple[str, str], Fraction] = {}
+    for src, dst, value in self.links:
+      _check_ends(src, dst, position)
+      capacity = _capacity(value, f'{src} to {dst}')
+      total[src, dst] = total.get((src, dst), Fraction(0)) + capacity
+    pairs = sorted(total, key=lambda ends: [position[end] for end in ends])
+    links = tuple(Link(*ends, total[ends]) for ends in pairs if total[ends])
+    # The class is frozen, and its fields are put into one canonical form.
+    object.__setattr__(self, 'nodes', tuple(self.nodes))
+    workers = tuple(node for node in self.nodes if node in chosen)
+    object.__setattr__(self, 'workers', workers)
+    object.__setattr__(self, 'links', links)
+    self._check_reachable()
+
+  @property
+  def switches(self) -> tuple[str, ...]:
+    """Ids of the nodes that are no workers, in the order of `nodes`."""
+    workers = set(self.workers)
+    return tuple(node for node in self.nodes if node not in workers)
+
+  def reversed(self) -> 'Cluster':
+    """Returns the cluster with the direction of every link turned round."""
+    links = tuple(Link(dst, src, GBps) for src, dst, GBps in self.links)
+    return Cluster(self.nodes, self.workers, links)
+
+  def _check_reachable(self) -> None:
+    first = self.workers[0]
+    forward: dict[str, list[str]] = {node: [] for node in self.nodes}
+    backward: dict[str, list[str]] = {node: [] for node in self.nodes}
+    for src, dst, _ in self.links:
+      forward[src].append(dst)
+      backward[dst].append(src)
+    reached, reaching = _reach(forward, first), _reach(backward, first)
+    for worker in self.workers:
+      if worker not in reached:
+        raise ValueError(f'Worker {worker} is unreachable from {first}.')
+      if worker not in reaching:
+        raise ValueError(f'Worker {first} is unreachable from {worker}.')
+
+
+def from_json(data: Mapping[str, Any]) -> Cluster:
+  """Returns the cluster that plain data describe.
+
+  Args:
+    data: `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a list
+      of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are strings
+      such as '25', '12.5' or '100/3', or numbers, of which floats stand for
+      the decimals that they print as.  Other keys are ignored.
+
+  Raises:
+    ValueError: If a key is missing or a value is not of its kind, and for the
+      reasons given at `Cluster`.
+
+  Example:
+    >>> ends = [{'id': 'a', 'worker': True}, {'id': 'b', 'worker': True}]
+    >>> links = [
+    ...   {'src': 'a', 'dst': 'b', 'GBps': '25'},
+    ...   {'src': 'b', 'dst': 'a', 'GBps': '100/3'},
+    ... ]
+    >>> from_json({'nodes': ends, 'links': links}).links[1].GBps
+    Fraction(100, 3)
+  """
+  nodes = [
+    (_get(row, 'id'), _get(row, 'worker')) for row in _get(data, 'nodes')
+  ]
+  for node, worker in nodes:
+    if not isinstance(node, str) or not isinstance(worker, bool):
+      raise ValueError(
+        f'nodes: expected a string and a bool, got {node!r} and {worker!r}.'
+      )
+  links = tuple(
+    Link(_get(row, 'src'), _get(row, 'dst'), _get(row, 'GBps'))
+    for row in _get(data, 'links')
+  )
+  return Cluster(
+    tuple(node for node, _ in nodes),
+    tuple(node for node, worker in nodes if worker),
+    links,
+  )
+
+
+def to_json(cluster: Cluster) -> dict[str, Any]:
+  """Returns what `from_json` reads, capacities as exact strings."""
+  workers = set(cluster.workers)
+  return {
+    'nodes': [{'id': n, 'worker': n in workers} for n in cluster.nodes],
+    'links': [
+      {'src': src, 'dst': dst, 'GBps': str(GBps)}
+      for src, dst, GBps in cluster.links
+    ],
+  }
+
+
+def _get(row: Mapping[str, Any], key: str) -> Any:
+  if not isinstance(row, Mapping) or key not in row:
+    raise ValueError(f'Expected a mapping with {key!r}, got {row!r}.')
+  return row[key]
+
+
+def _positions(nodes: Sequence[str]) -> dict[str, int]:
+  position = {node: i for i, node in enumerate(nodes)}
+  if len(position) != len(nodes):
+    twice = next(node for node in nodes if nodes.count(node) > 1)
+    raise ValueError(f'nodes: expected distinct ids, got {twice!r} twice.')
+  return position
+
+
+def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
+  for end in (src, dst):
+    if end not in position:
+      raise ValueError(f'links: expected known nodes, got {end!r}.')
+  if src == dst:
+    raise ValueError(f'links: expected two ends, got {src!r} to itself.')
+
+
+def _capacity(value: Any, name: str) -> Fraction:
+  """The capacity as a fraction; a float is the decimal that it prints as."""
+  wrong = f'{name}: expected a finite GBps of at least 0, got {value!r}.'
+  if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+    raise ValueError(wrong)
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError(wrong)
+  exact = isinstance(value, numbers.Rational)
+  try:
+    capacity = Fraction(value) if exact else Fraction(str(value))
+  except (ValueError, ZeroDivisionError) as error:
+    raise ValueError(wrong) from error
+  if capacity < 0:
+    raise ValueError(wrong)
+  return capacity
+
+
+def _reach(neighbors: Mapping[str, list[str]], start: str) -> set[str]:
+  reached, frontier = {start}, [start]
+  while frontier:
+    for node in neighbors[frontier.pop()]:
+      if node not in reached:
+        reached.add(node)
+        frontier.append(node)
+  return reached

@@ -1,0 +1,190 @@
+"""The fastest collectives of a cluster, as forests.
+
+The data are divided among trees with different roots, weighted so that all
+links together carry as much as the slowest cut allows (Zhang et al.,
+"Near-Optimal Topology-adaptive Parameter Synchronization in Distributed DNN
+Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from topology import allreduce, arborescences, bounds, graphs, splitting, verify
+from topology import cluster as clusters
+from topology.trees import Forest, Hop, Tree
+
+__all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
+
+COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
+_GB = 10**9
+_Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
+
+
+def pack(cluster: clusters.Cluster, *, collective: str = 'allreduce') -> Forest:
+  """Returns a forest that reaches the bound exactly, and has been checked.
+
+  What each link gives to the trees of each direction, from the proof of the
+  bound; switches replaced by the paths through them; spanning out-trees packed
+  into what is left.  Trees towards their roots are such trees in the cluster
+  with all links turned round.  The same cluster gives the same forest in every
+  process.  For up to some tens of workers: the costs are given at
+  `bounds.optimum`, `allreduce.optimum`, `splitting.bypass` and
+  `arborescences.pack`.
+
+  Args:
+    cluster: Workers, switches and links.
+    collective: 'allreduce': each worker has all data, and gets the sum.
+      'allgather': each has 1 / N of the data, and gets all.
+      'reduce_scatter': each has all, and gets the sum of 1 / N of it.
+
+  Returns:
+    The forest: no trees and no rate for a single worker.
+
+  Raises:
+    ValueError: If the collective is unknown.
+  """
+  if collective not in COLLECTIVES:
+    raise ValueError(f'Expected one of {COLLECTIVES}, got {collective!r}.')
+  if len(cluster.workers) == 1:
+    forest = Forest(collective, (), None, None, None)
+  elif collective == 'allreduce':
+    forest = _allreduce(cluster)
+  else:
+    forest = _one_way(cluster, collective)
+  verify.check(cluster, forest)
+  return forest
+
+
+def _one_way(cluster: clusters.Cluster, collective: str) -> Forest:
+  up = collective == 'reduce_scatter'
+  best = bounds.optimum(cluster.reversed() if up else cluster)
+  count = len(cluster.workers)
+  packed = _packed(cluster, best.links, [1 / best.inv_x] * count)
+  rate = count / best.inv_x
+  trees = tuple(
+    Tree(
+      root,
+      weight * _GB,
+      weight / rate,
+      _turned(hops) if up else (),
+      () if up else hops,
+    )
+    for root in cluster.workers
+    for hops, weight in packed[root]
+  )
+  return Forest(collective, trees, rate * _GB, rate * _GB, best.cut)
+
+
+def _allreduce(cluster: clusters.Cluster) -> Forest:
+  best = allreduce.optimum(cluster)
+  rate = best.rate_GBps
+  down = _packed(cluster, best.down, best.root_GBps)
+  turned = tuple(clusters.Link(b, a, c) for a, b, c in best.up)
+  if set(turned) == set(best.down):  # As in all symmetric clusters.
+    pairs = _both_ways(cluster, down)
+  else:
+    up = _packed(cluster, turned, best.root_GBps)
+    pairs = {
+      root: [
+        (_turned(above), below, weight)
+        for (above, below), weight in splitting.aligned(up[root], down[root])
+      ]
+      for root in down
+    }
+  trees = tuple(
+    Tree(root, weight * _GB, weight / rate, above, below)
+    for root in cluster.workers
+    for above, below, weight in pairs.get(root, [])
+  )
+  return Forest('allreduce', trees, rate * _GB, rate * _GB, best.proof)
+
+
+def _both_ways(
+  cluster: clusters.Cluster, packed: _Packed
+) -> dict[str, list[tuple[tuple[Hop, ...], tuple[Hop, ...], Fraction]]]:
+  """Trees with their reversal, which may have their root at any worker.
+
+  It is put into the middle, where they are least deep: whichever worker is the
+  root, each hop is used once in each direction.
+  """
+  weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
+  for trees in packed.values():
+    for hops, weight in trees:
+      tree = _centered(hops)
+      weight_of[tree] = weight_of.get(tree, Fraction(0)) + weight
+  centered: dict[str, list[tuple[tuple[Hop, ...], tuple[Hop, ...], Fraction]]]
+  centered = {root: [] for root in cluster.workers}
+  for (root, hops), weight in weight_of.items():
+    centered[root].append((_turned(hops), hops, weight))
+  return centered
+
+
+def _centered(hops: tuple[Hop, ...]) -> tuple[str, tuple[Hop, ...]]:
+  """The middle of a longest path in the tree, and the hops away from it."""
+  end = _spread(hops, hops[0][0])[-1][-1]
+  away = _spread(hops, end)
+  parent = {hop[-1]: hop[0] for hop in away}
+  path = [away[-1][-1]]
+  while path[-1] != end:
+    path.append(parent[path[-1]])
+  middle = path[len(path) // 2]
+  return middle, _spread(hops, middle)
+
+
+def _spread(hops: tuple[Hop, ...], root: str) -> tuple[Hop, ...]:
+  """The hops of a tree, turned away from `root`, nearest first."""
+  ways: dict[str, list[Hop]] = {}
+  for hop in hops:
+    ways.setdefault(hop[0], []).append(hop)
+    ways.setdefault(hop[-1], []).append(hop[::-1])
+  reached, spread = [root], []
+  seen = {root}
+  for node in reached:
+    for hop in ways[node]:
+      if hop[-1] not in seen:
+        seen.add(hop[-1])
+        reached.append(hop[-1])
+        spread.append(hop)
+  return tuple(spread)
+
+
+def _packed(
+  cluster: clusters.Cluster,
+  links: Sequence[clusters.Link],
+  rates: Sequence[Fraction],
+) -> _Packed:
+  """Per root, out-trees as hops with their GB/s, which add up to its rate."""
+  index = {node: v for v, node in enumerate(cluster.nodes)}
+  workers = [index[worker] for worker in cluster.workers]
+  scale = graphs.scale(*(c for _, _, c in links), *rates)
+  units = [int(rate * scale) for rate in rates]
+  exact = [(index[a], index[b], int(c * scale)) for a, b, c in links]
+  routes = splitting.bypass(len(index), workers, exact, units)
+  place = {worker: i for i, worker in enumerate(workers)}
+  bypassed = [
+    (place[a], place[b], sum(count for _, count in routes[a, b]))
+    for a, b in sorted(routes)
+  ]
+  trees: _Packed = {}
+  for branching in arborescences.pack(len(workers), bypassed, units):
+    ends = [(workers[a], workers[b]) for a, b in branching.hops]
+    for paths, count in _routed(ends, routes, branching.units):
+      hops = tuple(tuple(cluster.nodes[v] for v in path) for path in paths)
+      root = cluster.workers[branching.root]
+      trees.setdefault(root, []).append((hops, count / scale))
+  return trees
+
+
+def _routed(
+  hops: Sequence[tuple[int, int]],
+  routes: dict[tuple[int, int], list[splitting.Route]],
+  units: int,
+) -> list[tuple[tuple[tuple[int, ...], ...], int]]:
+  """A tree's paths, in as many copies as it takes to have one path a hop."""
+  return splitting.aligned(
+    *(splitting.take(routes, hop, units) for hop in hops)
+  )
+
+
+def _turned(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
+  return tuple(hop[::-1] for hop in reversed(hops))
