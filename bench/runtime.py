@@ -67,7 +67,8 @@ class _BareLoop:
   def __init__(self, config):
     run = train.build(config, workdir=tempfile.mkdtemp())
     cluster = run.cluster
-    self._params, task = cluster.server.params, cluster.gradient.task
+    self._params, self._stats = cluster.server.params, cluster.server.stats
+    task = cluster.gradient.task
     self._train, self._evaluate = cluster.gradient.train, run.journal.evaluate
     self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch
@@ -104,7 +105,7 @@ class _BareLoop:
         _, gradient = self._gradient(params, inputs[indices], targets[indices])
         total = gradient if total is None else self._add(total, gradient)
       params, state = self._apply(params, state, total, examples)
-    self._evaluate(params, ())
+    self._evaluate(params, self._stats)
     return time.perf_counter() - start, params
 
 
