@@ -6,6 +6,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 import train
+from configs import sections
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -34,11 +35,8 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  try:
+  with sections.known_fields(argv):
     return app.parse_flags_with_usage(argv)
-  except AttributeError as error:
-    given = [arg for arg in argv if arg.startswith('--config.')]
-    sys.exit(f'Refused: unknown field in {given}: {error}')
 
 
 if __name__ == '__main__':

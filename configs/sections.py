@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -157,6 +158,23 @@ def named(path: str) -> Iterator[None]:
     yield
   except ValueError as error:
     raise ValueError(f'{path}.{error}') from error
+
+
+@contextlib.contextmanager
+def known_fields(argv: list[str]) -> Iterator[None]:
+  """Refuses flags of unknown fields while flags are parsed.
+
+  Args:
+    argv: The command line, for the message.
+
+  Raises:
+    SystemExit: If a flag names a field that there is not.
+  """
+  try:
+    yield
+  except AttributeError as error:
+    given = [arg for arg in argv if arg.startswith('--config.')]
+    sys.exit(f'Refused: unknown field in {given}: {error}')
 
 
 def each(

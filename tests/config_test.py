@@ -7,8 +7,6 @@ import json
 import math
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -21,7 +19,6 @@ from data.dataset import Dataset, Split
 from sync import asp
 from tests import small
 
-_ROOT = pathlib.Path(__file__).parent.parent
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 
@@ -330,15 +327,7 @@ class MainTest(parameterized.TestCase):
   """main.py in a process of its own."""
 
   def _main(self, *flags):
-    return subprocess.run(
-      [sys.executable, 'main.py', *flags],
-      cwd=_ROOT,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-      capture_output=True,
-      text=True,
-      timeout=100,
-      check=False,
-    )
+    return small.python('main.py', *flags)
 
   def test_flags_change_any_field_of_any_file(self):
     workdir = tempfile.mkdtemp() + '/run'

@@ -4,11 +4,11 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
+
+from tests import small
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _BLOCK = re.compile(r'```python\n(.*?)```', re.DOTALL)
@@ -22,15 +22,7 @@ def _executed(block):
   """Returns the summary of the run that a block makes, as a script."""
   folder = pathlib.Path(tempfile.mkdtemp())
   (folder / 'script.py').write_text(block)
-  done = subprocess.run(
-    [sys.executable, 'script.py'],
-    cwd=folder,
-    env=os.environ | {'PYTHONPATH': str(_ROOT), 'PYTHONWARNINGS': 'error'},
-    capture_output=True,
-    text=True,
-    timeout=100,
-    check=False,
-  )
+  done = small.python('script.py', cwd=folder, PYTHONWARNINGS='error')
   if done.returncode:
     raise AssertionError(done.stderr)
   (summary,) = folder.glob('runs/*/summary.json')

@@ -1,28 +1,14 @@
 """Tests for tools.replay: recorded runs give the same verdicts again."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 from absl.testing import absltest, parameterized
 
 from tests import small
 
-_ROOT = pathlib.Path(__file__).parents[1]
-
 
 def _replay(*folders):
-  return subprocess.run(
-    [sys.executable, '-m', 'tools.replay', *map(str, folders)],
-    cwd=_ROOT,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
-    timeout=60,
-    check=False,
-  )
+  return small.python('-m', 'tools.replay', *map(str, folders))
 
 
 def _run(scheme):

@@ -1,7 +1,10 @@
 """Small runs for tests: an MLP on synthetic data, through config and train."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -9,6 +12,8 @@ from ml_collections import ConfigDict
 
 import train
 from configs import default
+
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 def config(**changed: Any) -> ConfigDict:
@@ -56,3 +61,30 @@ def rows(run: train.Run, name: str) -> list[dict[str, Any]]:
   """Returns the rows of a .jsonl file of a run."""
   lines = (pathlib.Path(run.files.workdir) / name).read_text().splitlines()
   return [json.loads(line) for line in lines]
+
+
+def trained(**changed: Any) -> tuple[train.Run, dict[str, Any]]:
+  """Returns a run with `config(**changed)` that has ended, and its summary."""
+  run = build(config(**changed))
+  return run, run()
+
+
+def timeless(row: dict[str, Any]) -> dict[str, Any]:
+  """Returns a row or a summary without wall times."""
+  return {k: v for k, v in row.items() if not k.startswith('wall_')}
+
+
+def python(
+  *argv: str, cwd: pathlib.Path = _ROOT, **environment: str
+) -> subprocess.CompletedProcess:
+  """Runs Python in a process of its own, which finds the project's modules."""
+  own = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(_ROOT)}
+  return subprocess.run(
+    [sys.executable, *argv],
+    cwd=cwd,
+    env=os.environ | own | environment,
+    capture_output=True,
+    text=True,
+    timeout=100,
+    check=False,
+  )

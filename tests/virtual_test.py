@@ -15,12 +15,6 @@ from tests import small
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 
-def _trained(**changed):
-  run = small.build(small.config(**changed))
-  summary = run()
-  return run, summary
-
-
 def _leaves(params):
   return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
@@ -51,7 +45,7 @@ class NetworkTimeTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 4, 8)
   def test_bsp_takes_compute_plus_every_transfer_twice(self, workers):
-    run, _ = _trained(
+    run, _ = small.trained(
       **self._shared_link(workers, 0.1), sync__name='bsp', epochs=1.0
     )
 
@@ -63,7 +57,7 @@ class NetworkTimeTest(parameterized.TestCase):
 
   @parameterized.product(workers=[4, 8], compute_s=[0.01, 0.05, 0.2])
   def test_r2sp_comes_near_its_bound(self, workers, compute_s):
-    run, _ = _trained(
+    run, _ = small.trained(
       **self._shared_link(workers, compute_s), sync__name='r2sp', epochs=20.0
     )
 
@@ -94,7 +88,7 @@ class GradientVersionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_every_gradient_is_of_the_version_that_was_pulled(self, name):
     changed = {'sync__name': name, 'cluster__speed__name': 'lognormal'}
-    run, summary = _trained(**changed)
+    run, summary = small.trained(**changed)
     self.assertEqual(summary['ended'], 'finished')
 
     params = self._replayed(run, _starting_params(**changed))
@@ -126,7 +120,7 @@ class GradientVersionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_one_worker_is_sequential_sgd(self, name):
     one = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
-    run, _ = _trained(sync__name=name, **one)
+    run, _ = small.trained(sync__name=name, **one)
 
     params = _starting_params(**one)
     stream = Stream(num_examples=192, seed=0, ahead=2)
@@ -141,7 +135,7 @@ class GradientVersionTest(parameterized.TestCase):
 
 class EquivalenceTest(parameterized.TestCase):
   def _params(self, **changed):
-    return _leaves(_trained(**changed)[0].cluster.server.params)
+    return _leaves(small.trained(**changed)[0].cluster.server.params)
 
   def test_ssp_of_bound_0_is_bsp_with_sums(self):
     np.testing.assert_allclose(
@@ -182,7 +176,10 @@ class RepetitionTest(parameterized.TestCase):
       'cluster__script': ((0.5, 'leave', 1), (1.1, 'join', 1)),
       'optimizer__sgd__momentum': 0.9,
     }
-    (first, one), (second, two) = _trained(**changed), _trained(**changed)
+    (first, one), (second, two) = (
+      small.trained(**changed),
+      small.trained(**changed),
+    )
 
     for name in ('events.jsonl', 'trace.json', 'manifest.json'):
       texts = [
@@ -190,8 +187,10 @@ class RepetitionTest(parameterized.TestCase):
       ]
       self.assertEqual(*texts)
     metrics = [small.rows(run, 'metrics.jsonl') for run in (first, second)]
-    self.assertEqual(*[[_timeless(row) for row in rows] for rows in metrics])
-    self.assertEqual(_timeless(one), _timeless(two))
+    self.assertEqual(
+      *[[small.timeless(row) for row in rows] for rows in metrics]
+    )
+    self.assertEqual(small.timeless(one), small.timeless(two))
     np.testing.assert_array_equal(
       _leaves(first.cluster.server.params),
       _leaves(second.cluster.server.params),
@@ -206,7 +205,7 @@ class RepetitionTest(parameterized.TestCase):
     (r2sp, {'relaxation': 0.8, 'smoothing': 0.1}),
   )
   def test_the_recorded_events_give_the_recorded_verdicts(self, module, own):
-    run, _ = _trained(
+    run, _ = small.trained(
       sync__name=module.__name__.split('.')[1],
       cluster__speed__name='lognormal',
       cluster__script=((0.5, 'leave', 1), (1.1, 'join', 1)),
@@ -219,14 +218,10 @@ class RepetitionTest(parameterized.TestCase):
     self.assertGreater(len(rows), 48)
 
 
-def _timeless(row):
-  return {k: v for k, v in row.items() if not k.startswith('wall_')}
-
-
 class AugmentationTest(parameterized.TestCase):
   def test_it_changes_training_and_repeats_with_the_seed(self):
     params = [
-      _leaves(_trained(**changed)[0].cluster.server.params)
+      _leaves(small.trained(**changed)[0].cluster.server.params)
       for changed in (
         {},
         {'data__crop_padding': 1},
@@ -239,120 +234,10 @@ class AugmentationTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(params[0], params[3]))
 
 
-class AccountTest(parameterized.TestCase):
-  def test_bsp_waits_for_the_slowest(self):
-    run, summary = _trained(
-      epochs=1.0, cluster__speed__slowdown=(1.0, 2.0, 4.0)
-    )
-
-    # An iteration of (1, 2, 4) times 0.02 + 8 * 0.0025 = 0.04 s; 8 of them.
-    self.assertAlmostEqual(summary['virtual_s'], 8 * 0.16)
-    self.assertAlmostEqual(summary['waiting_share'], (3 + 2 + 0) / 12)
-    self.assertAlmostEqual(summary['goodput'], (1 + 2 + 4) / 12)
-    self.assertEqual((summary['iterations'], summary['updates']), (24, 8))
-    self.assertEqual(summary['staleness'], {'0': 24})
-    self.assertEqual(summary['bytes'], 2 * 24 * run.cluster.server.size_bytes)
-    self.assertEqual(summary['padding_share'], 0)
-
-  def test_asp_never_waits_and_its_staleness_is_counted(self):
-    _, summary = _trained(
-      sync__name='asp',
-      epochs=0.5,
-      cluster__speed__fixed_s=0.25,
-      cluster__speed__per_example_s=0.0,
-      cluster__speed__slowdown=(1.0, 2.0, 4.0),
-    )
-
-    # Pushes at 1; 2, 2; 3; 4, 4, 4; 5; 6, 6; 7 and 8 quarters of a second
-    # are stale by 0; 0, 2; 1; 0, 2, 6; 2; 0, 3; 1 and 0 versions.
-    self.assertEqual(summary['waiting_share'], 0)
-    self.assertEqual(summary['iterations'], 12)
-    self.assertEqual(
-      summary['staleness'], {'0': 5, '1': 2, '2': 3, '3': 1, '6': 1}
-    )
-
-  @parameterized.parameters(*_SCHEMES)
-  def test_all_time_is_spent_in_some_phase(self, name):
-    _, summary = _trained(
-      sync__name=name,
-      cluster__network__server_up_Bps=(1e6,),
-      cluster__network__worker_latency_s=(0.01, 0.0, 0.02),
-      route__server__servers=2,
-    )
-    self.assertAlmostEqual(
-      sum(summary['worker_seconds'].values()), 3 * summary['virtual_s']
-    )
-    self.assertEqual(summary['compilations'], 0)
-
-  @parameterized.parameters(*_SCHEMES)
-  def test_every_example_is_used_once_or_listed(self, name):
-    run, summary = _trained(
-      sync__name=name,
-      cluster__script=((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2)),
-    )
-
-    outstanding = sum(stop - start for start, stop in summary['outstanding'])
-    used = summary['examples'] + summary['examples_pending']
-    issued = run.cluster.issued
-    self.assertEqual(used + outstanding, issued)
-    self.assertGreaterEqual(summary['examples'], 2 * 192)
-
-  def test_the_timeline_is_one_chrome_trace(self):
-    run, summary = _trained(epochs=1.0)
-
-    trace = json.loads((run.files.workdir / 'trace.json').read_text())
-    names = [e['args']['name'] for e in trace if e['ph'] == 'M']
-    self.assertEqual(names, ['worker 0', 'worker 1', 'worker 2'])
-    spans = [e for e in trace if e['ph'] == 'X']
-    total_s = sum(event['dur'] for event in spans) / 1e6
-    self.assertAlmostEqual(total_s, 3 * summary['virtual_s'])
-
-  def test_schedules_count_examples_of_the_whole_cluster(self):
-    run, _ = _trained(
-      epochs=2.0,
-      schedule__name='step',
-      schedule__step__epochs=(0.5, 1.0),
-      sync__name='asp',
-    )
-    for row in small.rows(run, 'metrics.jsonl'):
-      drops = (row['epoch'] >= 0.5) + (row['epoch'] >= 1.0)
-      self.assertAlmostEqual(row['learning_rate'], 0.01 * 0.1**drops)
-
-  def test_counting_updates_makes_asynchronous_rates_drop_early(self):
-    run, _ = _trained(
-      epochs=1.0,
-      log_every=1,
-      schedule__name='step',
-      schedule__counts='updates',
-      schedule__step__epochs=(0.5,),
-      sync__name='asp',
-    )
-    rows = small.rows(run, 'metrics.jsonl')
-    early = [row['epoch'] for row in rows if row['learning_rate'] < 0.01]
-    self.assertAlmostEqual(min(early), 0.5 / 3)
-
-  def test_time_to_an_accuracy_is_its_first_evaluation(self):
-    run, summary = _trained(
-      epochs=4.0,
-      eval_every=0.25,
-      time_to=(0.3, 1.0),
-      optimizer__learning_rate=0.1,
-    )
-
-    evaluations = [
-      row
-      for row in small.rows(run, 'metrics.jsonl')
-      if row['kind'] == 'evaluation'
-    ]
-    reached = [row['time'] for row in evaluations if row['accuracy'] >= 0.3]
-    self.assertEqual(summary['time_to'], {'0.3': reached[0], '1.0': None})
-    self.assertEqual(summary['final_accuracy'], evaluations[-1]['accuracy'])
-
-
 class SimultaneousTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_they_are_told_by_kind_and_then_by_worker(self, name):
-    run, _ = _trained(
+    run, _ = small.trained(
       sync__name=name,
       cluster__speed__fixed_s=0.25,
       cluster__speed__per_example_s=0.0,
@@ -380,7 +265,7 @@ class SimultaneousTest(parameterized.TestCase):
 class DeathTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_a_run_survives_deaths_and_returns(self, name):
-    _, summary = _trained(
+    _, summary = small.trained(
       sync__name=name,
       cluster__script=(
         (0.1, 'leave', 0),
@@ -403,7 +288,7 @@ class DeathTest(parameterized.TestCase):
     }
     size = small.build(small.config(**changed)).cluster.server.size_bytes
     half = 0.1 + size / 1e6  # Both have pushed half of their bytes.
-    run, summary = _trained(
+    run, summary = small.trained(
       **changed, cluster__script=((half, 'leave', 1), (9.0, 'join', 1))
     )
 

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 import train
-from configs import default
+from configs import default, sections
 from tools import records, report
 
 
@@ -313,13 +313,10 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
   flags.DEFINE_list('schemes', list(SCHEMES), 'Schemes to compare.')
   shared = 'What the runs share; --config.SECTION.FIELD=VALUE changes a field.'
-  try:
+  with sections.known_fields(argv):
     # The default takes the changes of --config here.
     config_flags.DEFINE_config_file('config', 'configs/compare.py', shared)
     return app.parse_flags_with_usage(argv)
-  except AttributeError as error:
-    given = [arg for arg in argv if arg.startswith('--config.')]
-    sys.exit(f'Refused: unknown field in {given}: {error}')
 
 
 if __name__ == '__main__':
