@@ -23,6 +23,7 @@ from cluster.console import Console
 from cluster.files import RunFiles, manifest
 from cluster.gradient import Evaluation, Gradient
 from cluster.journal import Journal, Plan
+from cluster.lead import Lead
 from cluster.network import Network
 from cluster.run import Run
 from cluster.server import Server
@@ -94,19 +95,22 @@ def build(
   journal = Journal(
     plan=plan, server=server, evaluate=evaluate, files=files, console=console
   )
+  lead = Lead(
+    scheme=scheme,
+    server=server,
+    stream=stream,
+    journal=journal,
+    num_workers=config.cluster.workers,
+    worker_batch=config.batching.worker_batch,
+  )
   with named('config.cluster'):
     cluster = VirtualCluster(
-      scheme=scheme,
-      server=server,
+      lead=lead,
       gradient=gradient,
-      stream=stream,
       speed=speed,
       network=network,
-      num_workers=config.cluster.workers,
       num_servers=config.route.server.servers,
-      worker_batch=config.batching.worker_batch,
       script=config.cluster.script,
-      journal=journal,
     )
   with named('config.checkpoint'):
     checkpoints = Checkpoints(

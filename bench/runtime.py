@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> float:
     virtual_s = summary['wall_s']
     bare_s, params = bare.run()
     ratios.append(virtual_s / bare_s)
-    difference = _difference(run.cluster.server.params, params)
+    difference = _difference(run.cluster.lead.server.params, params)
     print(
       f'  pair {pair}: {virtual_s:.2f} s / {bare_s:.2f} s = {ratios[-1]:.3f}, '
       f'{summary["compilations"]} compilations after warm-up, parameters '
@@ -68,7 +68,10 @@ class _BareLoop:
   def __init__(self, config):
     run = train.build(config, workdir=tempfile.mkdtemp())
     cluster = run.cluster
-    self._params, self._stats = cluster.server.params, cluster.server.stats
+    self._params, self._stats = (
+      cluster.lead.server.params,
+      cluster.lead.server.stats,
+    )
     task = cluster.gradient.task
     self._train, self._evaluate = cluster.gradient.train, run.journal.evaluate
     self._steps = _steps(config, len(self._train.targets))

@@ -25,7 +25,7 @@ from orbax.checkpoint import v1 as ocp
 
 from cluster.checks import require
 
-_FORMAT = 1
+_FORMAT = 2
 # What a pickle may construct, beside dataclasses and named tuples.
 _CONSTRUCTED = {
   ('builtins', 'set'),

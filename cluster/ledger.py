@@ -2,11 +2,29 @@
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from sync.scheme import Push
 
 PHASES = ('pull', 'compute', 'push', 'wait')
+
+
+class Lost(NamedTuple):
+  """An iteration whose gradient was not used; others get its examples.
+
+  Attributes:
+    worker: Whose it was.
+    iteration: Which one.
+    examples: How many it had.
+    time: When it was given up, seconds.
+    reason: Why.
+  """
+
+  worker: int
+  iteration: int
+  examples: int
+  time: float
+  reason: str
 
 
 @dataclasses.dataclass
@@ -24,6 +42,7 @@ class Ledger:
     staleness: Applied pushes by staleness, versions.
     pending: By update not yet applied: (version pulled, compute_s, examples) of
       its pushes.
+    lost: Iterations that were given up.
   """
 
   seconds: dict[str, float] = dataclasses.field(
@@ -40,6 +59,7 @@ class Ledger:
   pending: dict[int, list[tuple[int, float, int]]] = dataclasses.field(
     default_factory=dict
   )
+  lost: list[Lost] = dataclasses.field(default_factory=list)
 
   def spent(self, phase: str, seconds: float) -> None:
     """A worker has spent `seconds` in a phase."""
@@ -94,6 +114,7 @@ class Ledger:
       'goodput': self.goodput,
       'bytes': self.bytes,
       'worker_seconds': dict(self.seconds),
+      'lost': [lost._asdict() for lost in self.lost],
     }
 
 

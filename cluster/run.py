@@ -88,7 +88,9 @@ class Run:
     return summary
 
   def _train(self) -> Mapping[str, Any]:
-    self.files.begin(num_workers=self.cluster.num_workers, sizes=self.sizes)
+    self.files.begin(
+      num_workers=len(self.cluster.lead.workers), sizes=self.sizes
+    )
     ended, warm = 'interrupted', 0
     try:
       logging.info('Compiling ...')
@@ -106,7 +108,7 @@ class Run:
       summary = self.journal.summary(
         self.cluster.time,
         ended=ended,
-        outstanding=self.cluster.outstanding,
+        outstanding=self.cluster.lead.outstanding,
         script_unreached=self.cluster.script_unreached,
         padding_share=self.cluster.gradient.padding_share,
         compilations=compilations.count() - warm,

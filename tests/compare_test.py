@@ -139,8 +139,8 @@ class CompareTest(parameterized.TestCase):
     plain()
 
     for one, other in zip(
-      jax.tree.leaves(run.cluster.server.params),
-      jax.tree.leaves(plain.cluster.server.params),
+      jax.tree.leaves(run.cluster.lead.server.params),
+      jax.tree.leaves(plain.cluster.lead.server.params),
       strict=True,
     ):
       np.testing.assert_array_equal(one, other)

@@ -94,8 +94,8 @@ class ResumeTest(parameterized.TestCase):
     run()
     jax.tree.map(
       np.testing.assert_array_equal,
-      run.cluster.server.state()['stats'],
-      straight.cluster.server.state()['stats'],
+      run.cluster.lead.server.state()['stats'],
+      straight.cluster.lead.server.state()['stats'],
     )
     self._check(stopping.results(run), stopping.results(straight))
 

@@ -1,4 +1,4 @@
-"""Tests for cluster.server and cluster.optimizer."""
+"""Tests for cluster.lead.server and cluster.optimizer."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from cluster import optimizer, schedule
 from cluster.gradient import Payload
-from cluster.server import Server
+from cluster.lead.server import Server
 
 
 def _tree(seed):

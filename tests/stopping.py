@@ -49,7 +49,7 @@ def results(run):
   summary = json.loads((folder / 'summary.json').read_text())
   return {
     'params': [
-      np.asarray(x) for x in jax.tree.leaves(run.cluster.server.params)
+      np.asarray(x) for x in jax.tree.leaves(run.cluster.lead.server.params)
     ],
     'metrics': [
       small.timeless(row) for row in small.rows(run, 'metrics.jsonl')

@@ -1,0 +1,228 @@
+"""The lead: asks the scheme and carries out what it says, in both runtimes.
+
+A runtime tells it what happens, with the time of its clock; the lead hands out
+examples, has the server sum and apply, keeps the accounts, and calls the
+runtime back to let workers go on.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from cluster.journal import Journal
+from cluster.ledger import Lost
+from cluster.server import Server
+from data.stream import Ranges, Stream
+from sync import record
+from sync.scheme import Push, Scheme, Verdict
+
+# Attributes of a lead that change during a run.
+_STATE = ('workers', '_scheme', '_stream', '_pushes')
+
+
+@dataclasses.dataclass
+class Worker:
+  """What the lead knows of a worker's iteration.
+
+  Attributes:
+    iteration: Number of its iterations before this one; -1 before the first.
+    phase: One of ledger.PHASES; None before the start and while it is gone.
+    since: When the phase began, seconds.
+    version: Of the parameters that the iteration started from.
+    ranges: Positions of its examples in the stream.
+    examples: How many they are.
+  """
+
+  iteration: int = -1
+  phase: str | None = None
+  since: float = 0.0
+  version: int = 0
+  ranges: Ranges = ()
+  examples: int = 0
+
+
+class Lead:
+  """Stands between a runtime and its scheme.
+
+  Attributes:
+    workers: All of them, dead or alive.
+    server: Sums pushes and applies updates.
+    journal: Follows the run.
+    worker_batch: Examples of an iteration.
+  """
+
+  def __init__(
+    self,
+    *,
+    scheme: Scheme,
+    server: Server,
+    stream: Stream,
+    journal: Journal,
+    num_workers: int,
+    worker_batch: int,
+  ):
+    """Tells the scheme nothing yet.
+
+    Args:
+      scheme: Says when a worker may go on.
+      server: Sums pushes and applies updates.
+      stream: Which examples an iteration uses.
+      journal: Follows the run and says when it has finished.
+      num_workers: Number of workers.
+      worker_batch: Examples of an iteration, X0.
+    """
+    self.workers = [Worker() for _ in range(num_workers)]
+    self.server = server
+    self.journal = journal
+    self.worker_batch = worker_batch
+    self._scheme = scheme
+    self._stream = stream
+    self._pushes = 0
+
+  def attach(
+    self,
+    *,
+    release: Callable[[int], None],
+    wake_at: Callable[[float | None], None],
+  ) -> None:
+    """Names the runtime's part; before `start` or `restore`.
+
+    Args:
+      release: Called to let a worker pull and go on: `workers` says with what.
+      wake_at: Called with the time at which to call `wake`, None for never.
+        Each call replaces the one before.
+    """
+    self._release = release
+    self._wake_at = wake_at
+
+  def start(self, time: float) -> None:
+    """Releases the first iteration of every worker.
+
+    Raises:
+      ValueError: If the scheme is not one for these workers.
+    """
+    verdict = record.tell(self._scheme, 'start', time=time)
+    if verdict.release != tuple(range(len(self.workers))):
+      raise ValueError(
+        f'scheme: expected the start to release all {len(self.workers)} '
+        f'workers, got {verdict.release}.'
+      )
+    self.journal.told('start', {'time': time}, verdict)
+    self._obey(verdict, time)
+
+  def push(
+    self, index: int, time: float, *, compute_s: float, payload: Any, loss: Any
+  ) -> None:
+    """Takes in the push of a worker's iteration.
+
+    Args:
+      index: The worker.
+      time: Seconds at which it had arrived whole.
+      compute_s: Seconds of computing alone.
+      payload: What the server's `add` takes.
+      loss: Summed over the examples; None if there is none.
+    """
+    worker = self.workers[index]
+    push = Push(self._pushes, index, time, compute_s, worker.examples)
+    self._pushes += 1
+    self._stream.done(index)
+    self.enter(index, 'wait', time)
+    verdict = self._scheme.push(push)
+    self.journal.told('push', push._asdict(), verdict)
+    self.server.add(verdict.into, payload, push.examples)
+    self.journal.pushed(
+      verdict.into,
+      push,
+      iteration=worker.iteration,
+      pulled=worker.version,
+      loss=loss,
+    )
+    self._obey(verdict, time)
+
+  def wake(self, time: float) -> None:
+    """Lets the scheme look at the clock."""
+    self._tell('wake', time=time)
+
+  def leave(self, index: int, time: float, reason: str) -> None:
+    """A worker is gone; others get the examples that it has not pushed.
+
+    Args:
+      index: The worker.
+      time: Seconds.
+      reason: What the accounts say of an iteration that it was in.
+    """
+    worker = self.workers[index]
+    if worker.phase not in (None, 'wait'):
+      lost = Lost(index, worker.iteration, worker.examples, time, reason)
+      self.journal.ledger.lost.append(lost)
+    self.enter(index, None, time)
+    self._stream.leave(index)
+    self._tell('leave', worker=index, time=time)
+
+  def join(self, index: int, time: float) -> None:
+    """A worker that was gone is back."""
+    self.enter(index, 'wait', time)
+    self._tell('join', worker=index, time=time)
+
+  def enter(self, index: int, phase: str | None, time: float) -> None:
+    """Ends a worker's phase and starts another."""
+    worker = self.workers[index]
+    if worker.phase is not None:
+      self.journal.span(index, worker.phase, worker.since, time)
+    worker.phase = phase
+    worker.since = time
+
+  def close(self, time: float) -> None:
+    """Ends what every worker is in the middle of, for the accounts."""
+    for index in range(len(self.workers)):
+      self.enter(index, None, time)
+
+  def state(self) -> dict[str, Any]:
+    """Returns all that events change here and in the scheme."""
+    return {name: getattr(self, name) for name in _STATE}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the lead's from now on."""
+    for name in _STATE:
+      setattr(self, name, state[name])
+
+  def leased(self, index: int) -> Ranges:
+    """Returns the positions that a worker is to use next, ahead of time."""
+    return self._stream.leases.get(index, ())
+
+  @property
+  def issued(self) -> int:
+    """How many positions of the stream were ever issued."""
+    return self._stream.cursor
+
+  @property
+  def outstanding(self) -> list[tuple[int, int]]:
+    """Positions of the stream that were issued and not pushed, as ranges."""
+    return [
+      (int(start), int(stop)) for start, stop in self._stream.outstanding()
+    ]
+
+  def _tell(self, told: str, **event: Any) -> None:
+    """Tells the scheme of an event that carries no gradient, and obeys it."""
+    verdict = record.tell(self._scheme, told, **event)
+    self.journal.told(told, event, verdict)
+    self._obey(verdict, event['time'])
+
+  def _obey(self, verdict: Verdict, time: float) -> None:
+    self._wake_at(verdict.wake_at)
+    for update in verdict.commit:
+      self.server.commit(update)
+      self.journal.committed(update)
+    self.journal.reached(time, barrier=verdict.barrier)
+    if not self.journal.finished:
+      for index in verdict.release:
+        self._start_iteration(index, time)
+
+  def _start_iteration(self, index: int, time: float) -> None:
+    worker = self.workers[index]
+    worker.iteration += 1
+    worker.version = self.server.version
+    worker.ranges = self._stream.take(index, self.worker_batch)
+    worker.examples = self.worker_batch
+    self.enter(index, 'pull', time)
+    self._release(index)
