@@ -194,7 +194,12 @@ class Evaluation:
       _check_each('task.correct', correct, mask)
       return jnp.sum(jnp.where(mask, correct, 0.0))
 
+    def is_finite(params):
+      leaves = jax.tree.leaves(params)
+      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
     self._right = jax.jit(right)
+    self._is_finite = jax.jit(is_finite)
 
   def __call__(self, params: Any, stats: Any) -> float:
     """Returns the accuracy, 0 to 1."""
@@ -209,6 +214,10 @@ class Evaluation:
       for start in range(0, len(self._targets), self._batch)
     ]
     return sum(float(count) for count in right) / len(self._targets)
+
+  def is_finite(self, params: Any) -> bool:
+    """Returns whether all parameters are finite."""
+    return bool(self._is_finite(params))
 
 
 def add_trees(one: Any, other: Any) -> Any:

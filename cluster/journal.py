@@ -5,15 +5,18 @@ examples have been processed, stops the run on a loss that is not finite, and
 says when the run has finished.
 """
 
+import collections
 import math
 import time as wall
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
 
 from cluster.console import Console
 from cluster.files import RunFiles
+from cluster.gradient import Evaluation
 from cluster.ledger import Ledger
 from cluster.server import Server
 from sync import record
@@ -48,8 +51,7 @@ class Journal:
   Attributes:
     ledger: The accounts.
     finished: Whether the target is reached.
-    evaluate: (parameters, running statistics) -> accuracy, 0 to 1; None if
-      nothing is learned.
+    evaluate: Gives the accuracy of a version; None if nothing is learned.
   """
 
   def __init__(
@@ -57,19 +59,21 @@ class Journal:
     *,
     plan: Plan,
     server: Server,
-    evaluate: Callable[[Any, Any], float] | None,
+    evaluate: Evaluation | None,
     files: RunFiles,
     console: Console,
+    later: Callable[[Callable[[], Any]], Future] | None = None,
   ):
     """Follows nothing yet.
 
     Args:
       plan: How long the run is and how often it is looked at.
       server: Holds the parameters.
-      evaluate: (parameters, running statistics) -> accuracy, 0 to 1; None if
-        nothing is learned.
+      evaluate: Gives the accuracy of a version; None if nothing is learned.
       files: Where everything is written.
       console: Where it is shown.
+      later: Calls a function in another thread, where time goes on meanwhile;
+        None calls it at once.
     """
     self.ledger = Ledger()
     self.finished = False
@@ -78,6 +82,9 @@ class Journal:
     self.evaluate = evaluate
     self._files = files
     self._console = console
+    self._later = later or _now
+    # Rows of evaluations whose accuracies are not known yet.
+    self._looks: collections.deque[tuple[dict, Future]] = collections.deque()
     self._next_eval = plan.eval_every
     self._next_log = plan.log_every
     self._losses: list[tuple[Push, int, Any]] = []
@@ -92,12 +99,13 @@ class Journal:
 
   def warm_up(self) -> None:
     """Compiles the evaluation; the run's wall time starts after it."""
-    self._evaluate()
+    self._look(self._server.version, self._server.snapshot())
     self._start = wall.perf_counter()
 
   def state(self) -> dict[str, Any]:
     """Returns what following a run changes."""
     self._fetch_losses()
+    self._fetch_accuracies(wait=True)
     state = {name: getattr(self, name) for name in _STATE}
     return state | {'_wall_before_s': self._wall_s}
 
@@ -139,8 +147,10 @@ class Journal:
     """Looks at the run after a verdict was carried out, at `time` seconds.
 
     Raises:
-      FloatingPointError: If a loss is not finite; names worker and iteration.
+      FloatingPointError: If a loss is not finite, and names worker and
+        iteration, or a parameter.
     """
+    self._fetch_accuracies()
     ledger = self.ledger
     self.finished = ledger.examples >= self._plan.target
     if barrier:
@@ -165,22 +175,44 @@ class Journal:
     }
 
   def _evaluated(self, time: float) -> None:
-    loss = self._mean_loss('evaluation')
-    if not self._server.is_finite():
+    row = self._made('evaluation', time, loss=self._mean_loss('evaluation'))
+    version, read = self._server.version, self._server.snapshot()
+    self._looks.append((row, self._later(lambda: self._look(version, read))))
+    self._fetch_accuracies(wait=self.finished)
+
+  def _look(
+    self, version: int, read: Callable[[], tuple[Any, Any]]
+  ) -> float | None:
+    """Returns the accuracy of a version."""
+    if self.evaluate is None:
+      return None
+    params, stats = read()
+    if not self.evaluate.is_finite(params):
       raise FloatingPointError(
-        f'A parameter of version {self._server.version} is not finite.'
+        f'A parameter of version {version} is not finite.'
       )
-    self._accuracy = self._evaluate()
-    if self._accuracy is not None:
-      for accuracy, reached in self._time_to.items():
-        if reached is None and self._accuracy >= float(accuracy):
-          self._time_to[accuracy] = time
-    self._row('evaluation', time, loss=loss, accuracy=self._accuracy)
+    return self.evaluate(params, stats)
+
+  def _fetch_accuracies(self, *, wait: bool = False) -> None:
+    """Writes the rows of evaluations that have ended, or of all."""
+    while self._looks and (wait or self._looks[0][1].done()):
+      row, look = self._looks.popleft()
+      row['accuracy'] = self._accuracy = look.result()
+      if self._accuracy is not None:
+        for accuracy, reached in self._time_to.items():
+          if reached is None and self._accuracy >= float(accuracy):
+            self._time_to[accuracy] = row['time']
+      self._write(row)
 
   def _row(self, kind: str, time: float, **measured: float | None) -> None:
+    self._write(self._made(kind, time, **measured))
+
+  def _made(
+    self, kind: str, time: float, **measured: float | None
+  ) -> dict[str, Any]:
     ledger = self.ledger
     wall_s = self._wall_s
-    row = {
+    return {
       'kind': kind,
       'time': time,
       'examples': ledger.examples,
@@ -196,13 +228,10 @@ class Journal:
       'wall_s': wall_s,
       'wall_examples_per_s': ledger.examples / wall_s,
     }
+
+  def _write(self, row: dict[str, Any]) -> None:
     self._files.metric(row)
     self._console.show(row, accuracy=self._accuracy)
-
-  def _evaluate(self) -> float | None:
-    if self.evaluate is None:
-      return None
-    return self.evaluate(self._server.params, self._server.stats)
 
   @property
   def _wall_s(self) -> float:
@@ -235,3 +264,10 @@ class Journal:
       (push, iteration, loss)
       for (push, iteration, _), loss in zip(self._losses, losses, strict=True)
     ]
+
+
+def _now(call: Callable[[], Any]) -> Future:
+  """Calls a function at once; what it raises is raised here."""
+  future: Future = Future()
+  future.set_result(call())
+  return future

@@ -1,5 +1,6 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -80,11 +81,6 @@ class Server:
       )
       return optax.apply_updates(params, updates), stats, state
 
-    def is_finite(params):
-      leaves = jax.tree.leaves(params)
-      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-
-    self._is_finite = jax.jit(is_finite)
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
 
@@ -94,7 +90,6 @@ class Server:
     state = jax.tree.map(jnp.copy, self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
     jax.block_until_ready(self._applied(state, payload, 1))
-    self.is_finite()
 
   def add(self, update: int, payload: Payload, examples: int) -> None:
     """Sums a push into an update.
@@ -137,9 +132,10 @@ class Server:
     for name in _STATE:
       setattr(self, name, state[name])
 
-  def is_finite(self) -> bool:
-    """Returns whether all parameters are finite."""
-    return bool(self._is_finite(self.params))
+  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives this version's parameters and statistics, later."""
+    params, stats = self.params, self.stats
+    return lambda: (params, stats)
 
   @property
   def learning_rate(self) -> float:

@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from cluster import optimizer, schedule
 from cluster.gradient import Payload
-from cluster.lead.server import Server
+from cluster.server import Server
 
 
 def _tree(seed):
