@@ -2,10 +2,11 @@
 
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 import train
+from cluster.heart import LOST, Unmendable
 from configs import sections
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -17,6 +18,17 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder for the outputs; by default a new one under runs/.'
 )
+_PROCESS = {
+  'role': flags.DEFINE_string(
+    'role', '', "Of a distributed run's process: worker:2 or server:0."
+  ),
+  'coordinator': flags.DEFINE_string(
+    'coordinator', '', "HOST:PORT of JAX's coordination service, on worker 0."
+  ),
+  'lead': flags.DEFINE_string(
+    'lead', '', 'HOST:PORT of server 0, if servers are dedicated.'
+  ),
+}
 flags.mark_flag_as_required('config')
 
 
@@ -25,13 +37,21 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
   try:
-    run = train.build(_CONFIG.value, workdir=_WORKDIR.value)
+    process = {name: flag.value for name, flag in _PROCESS.items()}
+    run = train.build(
+      _CONFIG.value,
+      workdir=_WORKDIR.value,
+      process={name: value for name, value in process.items() if value},
+    )
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   try:
     run()
   except KeyboardInterrupt:
     sys.exit(130)
+  except Unmendable as error:
+    logging.error('%s', error)
+    sys.exit(LOST)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -5,30 +5,46 @@ optimiser and the cluster; calling what it returns trains.
 """
 
 import copy
+import dataclasses
 import functools
 import importlib
+import math
 import os
+import pathlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
-from cluster import compilations
+from cluster import compilations, roles, transport
 from cluster import optimizer as optimizers
 from cluster import schedule as schedules
 from cluster import speed as speeds
 from cluster.checkpoints import Checkpoints
 from cluster.checks import require
 from cluster.console import Console
-from cluster.files import RunFiles, manifest
+from cluster.faults import Faults
+from cluster.files import RunFiles, fingerprint, manifest
 from cluster.gradient import Evaluation, Gradient
+from cluster.heart import START
 from cluster.journal import Journal, Plan
+from cluster.layout import Layout
 from cluster.lead import Lead
 from cluster.network import Network
+from cluster.processes import Processes
+from cluster.rendezvous import Rendezvous
 from cluster.run import Run
 from cluster.server import Server
-from cluster.timing import TimingGradient, TimingServer
+from cluster.timing import (
+  TimingGradient,
+  TimingLayout,
+  TimingServer,
+  TimingWire,
+)
 from cluster.virtual import VirtualCluster
+from cluster.wire import Wire
 from configs import default, sections
 from configs.sections import named
 from data import augment as augmentation
@@ -40,6 +56,22 @@ from sync.scheme import Scheme
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 
+@dataclasses.dataclass
+class _Learning:
+  """What is learned, whoever learns it: in one process or in many."""
+
+  plan: Plan
+  stream: Stream
+  gradient: Gradient | TimingGradient
+  evaluate: Evaluation | None
+  wire: Wire | TimingWire
+  layout: Callable[..., Layout | TimingLayout]  # Of a number of servers.
+  server: Callable[..., Server | TimingServer]  # Of parameters, statistics.
+  schedule: schedules.Schedule | None
+  params: Any = None
+  stats: Any = None
+
+
 def build(
   config: ConfigDict,
   *,
@@ -47,8 +79,9 @@ def build(
   scheme: Scheme | None = None,
   task: Task | None = None,
   dataset: Dataset | None = None,
-) -> Run:
-  """Returns the run that a config describes.
+  process: Mapping[str, str] | None = None,
+) -> Run | Processes:
+  """Returns the run that a config describes, or this process's part in it.
 
   Args:
     config: As made by a file of configs/; every field is checked first.
@@ -57,6 +90,8 @@ def build(
     scheme: Replaces the one that config.sync names.
     task: Replaces the one of the model that config.model names.
     dataset: Replaces the one that config.data names.
+    process: Which one of a distributed run this is: what `roles.find` takes as
+      role, coordinator and lead, as far as the environment does not say it.
 
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
@@ -70,54 +105,52 @@ def build(
     'dataset': dataset,
   }
   choose = _checked(config, own)
+  real = config.cluster.runtime == 'distributed'
+  meeting = _meeting(config, workdir, process or {}) if real else None
   scheme = copy.deepcopy(scheme) or _make(
     'sync', choose, num_workers=config.cluster.workers
   )
-  network, speed = _network(config), _speed(config, choose)
-  files = RunFiles(workdir)
   if config.model.name == 'none':
-    _, sizes = choose('model')
-    plan = _plan(config, sizes['num_train'])
-    stream = _stream(config, plan)
-    server = TimingServer(size_bytes=sizes['size_bytes'])
-    gradient, evaluate = TimingGradient(), None
+    learning = _timing(config, choose)
   else:
-    directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
-    dataset = dataset or _make('data', choose, directory=directory)
-    dataset.check()
-    plan = _plan(config, len(dataset.train.targets))
-    stream = _stream(config, plan)
-    task = task or _task(config, choose, dataset)
-    server = _server(config, choose, task, plan.epoch)
-    gradient = _gradient(config, task, dataset, stream)
-    evaluate = Evaluation(task, dataset.test)
-  console = Console(target=plan.target)
+    learning = _learning(config, choose, task, dataset)
+  files = RunFiles(workdir)
+  console = Console(target=learning.plan.target)
+  described = manifest(config.to_dict(), own)
+  if meeting:
+    processes = _processes(config, choose, meeting, learning, files, described)
+    if not processes.leads:
+      return processes
+    server = processes.servers
+  else:
+    require(not process, 'process', 'nothing in the virtual runtime', process)
+    server = learning.server(learning.params, learning.stats)
   journal = Journal(
-    plan=plan, server=server, evaluate=evaluate, files=files, console=console
+    plan=learning.plan,
+    server=server,
+    evaluate=learning.evaluate,
+    files=files,
+    console=console,
+    later=ThreadPoolExecutor(1).submit if real else None,
   )
   lead = Lead(
     scheme=scheme,
     server=server,
-    stream=stream,
+    stream=learning.stream,
     journal=journal,
     num_workers=config.cluster.workers,
     worker_batch=config.batching.worker_batch,
   )
-  with named('config.cluster'):
-    cluster = VirtualCluster(
-      lead=lead,
-      gradient=gradient,
-      speed=speed,
-      network=network,
-      num_servers=config.route.server.servers,
-      script=config.cluster.script,
-    )
   with named('config.checkpoint'):
-    checkpoints = Checkpoints(
-      files.workdir / 'checkpoints', **config.checkpoint.to_dict()
-    )
+    if meeting:
+      cluster, checkpoints = processes.cluster(lead), processes.checkpoints
+    else:
+      cluster = _virtual(config, choose, lead, learning)
+      checkpoints = Checkpoints(
+        files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+      )
   checkpoints.check('scheme, task', cluster.state())
-  files.claim(manifest(config.to_dict(), own))
+  files.claim(described)
   run = Run(
     name=type(scheme).__name__.lower(),
     cluster=cluster,
@@ -150,6 +183,49 @@ def _make(section: str, choose: Choose, **shared: Any) -> Any:
     return module.make(**shared, **own)
 
 
+def _timing(config: ConfigDict, choose: Choose) -> _Learning:
+  """Returns that nothing is learned."""
+  _, sizes = choose('model')
+  size_bytes = sizes['size_bytes']
+  plan = _plan(config, sizes['num_train'])
+  return _Learning(
+    plan=plan,
+    stream=_stream(config, plan),
+    gradient=TimingGradient(),
+    evaluate=None,
+    wire=TimingWire(size_bytes=size_bytes),
+    layout=functools.partial(TimingLayout, size_bytes),
+    server=lambda params, stats: TimingServer(),
+    schedule=None,
+  )
+
+
+def _learning(
+  config: ConfigDict, choose: Choose, task: Task | None, dataset: Dataset | None
+) -> _Learning:
+  directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
+  dataset = dataset or _make('data', choose, directory=directory)
+  dataset.check()
+  plan = _plan(config, len(dataset.train.targets))
+  stream = _stream(config, plan)
+  task = task or _task(config, choose, dataset)
+  schedule = _schedule(config, choose, plan.epoch)
+  with named('config.wire.dense'):
+    wire = Wire(**config.wire.dense)
+  return _Learning(
+    plan=plan,
+    stream=stream,
+    gradient=_gradient(config, task, dataset, stream),
+    evaluate=Evaluation(task, dataset.test),
+    wire=wire,
+    layout=functools.partial(Layout, task.params, task.stats, dtype=wire.dtype),
+    server=functools.partial(_server, config, choose, schedule),
+    schedule=schedule,
+    params=task.params,
+    stats=task.stats,
+  )
+
+
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   with named('config.data'):
     augment = augmentation.make(
@@ -171,6 +247,10 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
 def _gradient(
   config: ConfigDict, task: Task, dataset: Dataset, stream: Stream
 ) -> Gradient:
+  devices, count = jax.local_devices(), config.cluster.devices_per_worker
+  most = f'at most {len(devices)}, the devices of this process'
+  field = 'config.cluster.devices_per_worker'
+  require(count <= len(devices), field, most, count)
   with named('config.batching'):
     return Gradient(
       task,
@@ -178,20 +258,24 @@ def _gradient(
       stream.indices,
       micro_batch=config.batching.micro_batch,
       seed=config.seed,
+      devices=devices[:count],
     )
 
 
 def _server(
-  config: ConfigDict, choose: Choose, task: Task, epoch: int
+  config: ConfigDict,
+  choose: Choose,
+  schedule: schedules.Schedule,
+  params: Any,
+  stats: Any,
 ) -> Server:
   name, own = choose('optimizer')
   with named(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
-  schedule = _schedule(config, choose, epoch)
   with named('config.optimizer'):
     return Server(
-      params=task.params,
-      stats=task.stats,
+      params=params,
+      stats=stats,
       tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
       schedule=schedule,
       reduction=config.optimizer.reduction,
@@ -253,6 +337,106 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
       slowdown=sections.each('slowdown', section.slowdown, workers),
       model=model,
     )
+
+
+def _virtual(
+  config: ConfigDict, choose: Choose, lead: Lead, learning: _Learning
+) -> VirtualCluster:
+  with named('config.cluster'):
+    return VirtualCluster(
+      lead=lead,
+      gradient=learning.gradient,
+      wire=learning.wire,
+      speed=_speed(config, choose),
+      network=_network(config),
+      num_servers=config.route.server.servers,
+      script=config.cluster.script,
+    )
+
+
+def _meeting(
+  config: ConfigDict, workdir: str | None, process: Mapping[str, str]
+) -> Rendezvous:
+  """Joins the other processes of a distributed run."""
+  workers, servers = config.cluster.workers, config.route.server.servers
+  dedicated, wait_s = config.route.server.dedicated, config.cluster.timeout_s
+  the_same = 'the folder that all processes of the run share'
+  require(bool(workdir), 'workdir', the_same, workdir)
+  most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
+  fits = dedicated or servers <= workers
+  require(fits, 'config.route.server.servers', most, servers)
+  role = roles.find(
+    os.environ,
+    workers=workers,
+    dedicated=servers if dedicated else 0,
+    **process,
+  )
+  with named('config.cluster'):
+    address = transport.interface_address(config.cluster.interface)
+  return Rendezvous(
+    role, workers=workers, address=address, wait_s=START * wait_s
+  )
+
+
+def _processes(
+  config: ConfigDict,
+  choose: Choose,
+  meeting: Rendezvous,
+  learning: _Learning,
+  files: RunFiles,
+  described: Mapping[str, Any],
+) -> Processes:
+  servers, optimizer = config.route.server.servers, config.optimizer
+  if config.model.name != 'none':
+    whole = (
+      'an optimizer without norms of layers, as servers hold parts of them'
+    )
+    require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
+    one = 'inf with several servers, as none has the whole gradient'
+    clips = servers > 1 and optimizer.clip_norm < math.inf
+    field = 'config.optimizer.clip_norm'
+    require(not clips, field, one, optimizer.clip_norm)
+  speed = _speed(config, choose) if config.cluster.speed.injected else None
+  with named('config.cluster'):
+    faults = Faults(
+      config.cluster.faults,
+      num_workers=config.cluster.workers,
+      directory=files.workdir / 'faults',
+      interface=config.cluster.interface,
+      timeout_s=config.cluster.timeout_s,
+    )
+  with named('config.route.server'):
+    layout = learning.layout(num_servers=servers)
+  with named('config.checkpoint'):
+    return Processes(
+      meeting=meeting,
+      num_servers=servers,
+      dedicated=config.route.server.dedicated,
+      layout=layout,
+      learning=learning,
+      worker_batch=config.batching.worker_batch,
+      speed=speed,
+      faults=faults,
+      directory=files.workdir / 'checkpoints',
+      checkpoint=config.checkpoint.to_dict(),
+      fingerprint=fingerprint(described),
+      security=_security(config),
+      timeout_s=config.cluster.timeout_s,
+    )
+
+
+def _security(config: ConfigDict) -> transport.Security:
+  found = {}
+  for part in transport.Security._fields:
+    path = config.cluster[f'{part}_file']
+    try:
+      found[part] = pathlib.Path(path).read_bytes() if path else b''
+    except OSError as error:
+      raise ValueError(
+        f'config.cluster.{part}_file: expected a file, got {error}.'
+      ) from error
+  token = found['token'].decode().strip()
+  return transport.Security(**found | {'token': token})
 
 
 def _network(config: ConfigDict) -> Network:

@@ -110,24 +110,21 @@ class Checkpoints:
     Raises:
       ValueError: If there are checkpoints and none can be read.
     """
-    if not self._directory.exists():
-      return None
-    steps = self._steps()
+    steps = self.steps()
     for step in reversed(steps):
-      path = self._directory / str(step)
       try:
-        state = _unpacked(ocp.load(path))
+        state = self.read(step)
       # What damaged files make Orbax and its layers raise is not documented.
       except Exception as error:
         logging.warning(
           'Checkpoint %s cannot be read; it is left as it is, and the one '
           'before it is tried.  %s: %s',
-          path,
+          self._directory / str(step),
           type(error).__name__,
           str(error).partition('\n')[0],
         )
       else:
-        logging.info('Going on from checkpoint %s', path)
+        logging.info('Going on from checkpoint %s', self._directory / str(step))
         return state
     if steps:
       raise ValueError(
@@ -135,6 +132,21 @@ class Checkpoints:
         f'{self._directory}; move that folder away to start anew.'
       )
     return None
+
+  def read(self, step: int) -> Any:
+    """Returns the state of one checkpoint.
+
+    Raises:
+      Exception: Of Orbax or others, if it cannot be read.
+    """
+    return _unpacked(ocp.load(self._directory / str(step)))
+
+  def steps(self) -> list[int]:
+    """Returns the numbers of the checkpoints that there are, ascending."""
+    if not self._directory.exists():
+      return []
+    names = [path.name for path in self._directory.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
 
   def begin(self, examples: int) -> None:
     """Starts counting time, and examples beyond these."""
@@ -145,12 +157,13 @@ class Checkpoints:
     """Returns whether it is time for a checkpoint."""
     return examples >= self._next_examples or time.monotonic() >= self._next_s
 
-  def save(self, state: Any, *, examples: int) -> None:
+  def save(self, state: Any, *, examples: int, step: int | None = None) -> None:
     """Copies the state and writes it while the run goes on.
 
     Args:
       state: Anything that pickles, and arrays of JAX.
       examples: In it.
+      step: Its number; None for the next one.
 
     Raises:
       Exception: Of Orbax, if the checkpoint before could not be written.
@@ -164,7 +177,8 @@ class Checkpoints:
         ),
         cleanup_tmp_directories=True,
       )
-    step = max(self._steps(), default=-1) + 1
+    if step is None:
+      step = max(self.steps(), default=-1) + 1
     self._saving = self._orbax.save_async(step, _packed(state))
     self.begin(examples)
 
@@ -183,10 +197,6 @@ class Checkpoints:
     self.wait()
     if self._orbax is not None:
       self._orbax.close()
-
-  def _steps(self) -> list[int]:
-    names = [path.name for path in self._directory.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _is_of_interest(record: log.LogRecord) -> bool:

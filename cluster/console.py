@@ -68,7 +68,7 @@ class Console:
         f'time to {100 * float(accuracy):g}%': _number(reached, '.2f')
         for accuracy, reached in summary['time_to'].items()
       },
-      'time in all': _number(summary['virtual_s'], '.2f'),
+      'time in all': _number(summary['time_s'], '.2f'),
       'iterations': str(summary['iterations']),
       'updates': str(summary['updates']),
       'waiting share': _number(summary['waiting_share'], '.1%'),

@@ -242,6 +242,13 @@ def manifest(
   }
 
 
+def fingerprint(described: Mapping[str, Any]) -> str:
+  """Returns what tells a run from others, of what `manifest` returns."""
+  parts = {'config': dict(described['config']), 'own': described['own']}
+  del parts['config']['checkpoint']
+  return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
 def _fingerprint(value: Any) -> str:
   """Returns what tells a value from others: arrays by a sample of theirs."""
   return ' '.join(map(_printed, jax.tree.leaves(value)))

@@ -5,13 +5,15 @@ compiled before the run starts.  At most 1/8 of the computed examples are
 padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cluster.checks import require
 from data.dataset import Split
 from data.stream import Ranges
 from models.task import Task
@@ -75,6 +77,7 @@ class Gradient:
     *,
     micro_batch: int,
     seed: int,
+    devices: Sequence[jax.Device] = (),
   ):
     """Compiles nothing yet.
 
@@ -84,17 +87,26 @@ class Gradient:
       indices: Positions of the stream -> examples, as `Stream.indices`.
       micro_batch: Largest micro-batch, a power of two.
       seed: Of the random keys: each iteration of each worker has its own.
+      devices: A power of two of them.  They split every micro-batch; the first
+        computes those that are smaller than their number.  With fewer than two
+        devices, JAX chooses where to compute.
 
     Raises:
-      ValueError: If `micro_batch` is not a power of two.
+      ValueError: If `micro_batch` is not a power of two, or if the number of
+        devices is not or is larger.
     """
     if micro_batch < 1 or micro_batch & (micro_batch - 1):
       raise ValueError(
         f'micro_batch: expected a power of two, got {micro_batch}.'
       )
+    count = len(devices)
+    most = f'a power of two up to micro_batch, {micro_batch}'
+    valid = not count & (count - 1) and count <= micro_batch
+    require(valid, 'devices', most, count)
     self.task = task
     self.train = train
     self.real = self.computed = 0
+    self._prepared: tuple[Ranges, list] | None = None
     self._indices = indices
     self._micro_batch = micro_batch
     root = jax.random.key(seed)
@@ -114,7 +126,8 @@ class Gradient:
       stats = jax.tree.map(lambda s: s * real, stats)
       return Payload(gradient, stats), loss
 
-    self._part = jax.jit(part)
+    self._spread = _Spread(part, devices) if count > 1 else None
+    self._part = self._spread or jax.jit(part)
     self._add = jax.jit(add_trees, donate_argnums=0)
 
   def __call__(
@@ -135,6 +148,8 @@ class Gradient:
     """
     summed = None
     indices = self._indices(ranges)
+    if self._spread:
+      params = self._spread.copies(params)
     for part, (start, computed, real) in enumerate(
       _spans(len(indices), self._micro_batch)
     ):
@@ -157,6 +172,16 @@ class Gradient:
     """Share of the examples computed so far that was padding."""
     return 1 - self.real / self.computed if self.computed else None
 
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of a push will be.
+
+    JAX compiles a program again when an array that it may place meets one that
+    is bound to a device, as pushes are if there are several devices.
+    """
+    if not self._spread:
+      return tree
+    return jax.tree.map(self._spread.bound, tree)
+
   def warm_up(self, params: Any, examples: int) -> None:
     """Compiles all that batches of `examples` need."""
     before = self.real, self.computed
@@ -171,6 +196,45 @@ class Gradient:
   def restore(self, state: Any) -> None:
     """Goes back to where `state` was taken."""
     self.real, self.computed = state
+
+
+class _Spread:
+  """Computes parts of a batch on several devices, and sums over them."""
+
+  def __init__(self, part: Callable[..., Any], devices: Sequence[jax.Device]):
+    mesh = Mesh(np.array(devices), ('examples',))
+    split = NamedSharding(mesh, PartitionSpec('examples'))
+    self._everywhere = NamedSharding(mesh, PartitionSpec())
+    self._first, self._count = devices[0], len(devices)
+    self._one = jax.jit(part)
+    self._all = jax.jit(
+      part,
+      in_shardings=(self._everywhere, split, split, None, None),
+      out_shardings=self._everywhere,
+    )
+
+  def copies(self, params: Any) -> tuple[Any, Any]:
+    """Returns parameters on the first device and on all, as calls take them."""
+    return (
+      jax.device_put(params, self._first),
+      jax.device_put(params, self._everywhere),
+    )
+
+  def bound(self, leaf: Any) -> Any:
+    """Returns an array on the first device, and what is no array as it is."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+      return jax.device_put(leaf, self._first)
+    return leaf
+
+  def __call__(
+    self, copies: tuple[Any, Any], inputs: np.ndarray, *rest: Any
+  ) -> Any:
+    """Returns the part's sums, on the first device."""
+    on_first, on_all = copies
+    if len(inputs) < self._count:
+      return self._one(on_first, inputs, *rest)
+    summed = self._all(on_all, inputs, *rest)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), summed)
 
 
 class Evaluation:

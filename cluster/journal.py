@@ -99,7 +99,8 @@ class Journal:
 
   def warm_up(self) -> None:
     """Compiles the evaluation; the run's wall time starts after it."""
-    self._look(self._server.version, self._server.snapshot())
+    if self.evaluate is not None:
+      self._look(self._server.version, self._server.snapshot())
     self._start = wall.perf_counter()
 
   def state(self) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class Journal:
     return {
       'final_accuracy': self._accuracy,
       'time_to': self._time_to,
-      'virtual_s': time,
+      'time_s': time,
       'wall_s': self._wall_s,
       **self.ledger.summary(),
       **more,
@@ -176,16 +177,15 @@ class Journal:
 
   def _evaluated(self, time: float) -> None:
     row = self._made('evaluation', time, loss=self._mean_loss('evaluation'))
+    if self.evaluate is None:
+      self._write(row)
+      return
     version, read = self._server.version, self._server.snapshot()
     self._looks.append((row, self._later(lambda: self._look(version, read))))
     self._fetch_accuracies(wait=self.finished)
 
-  def _look(
-    self, version: int, read: Callable[[], tuple[Any, Any]]
-  ) -> float | None:
+  def _look(self, version: int, read: Callable[[], tuple[Any, Any]]) -> float:
     """Returns the accuracy of a version."""
-    if self.evaluate is None:
-      return None
     params, stats = read()
     if not self.evaluate.is_finite(params):
       raise FloatingPointError(
@@ -198,10 +198,9 @@ class Journal:
     while self._looks and (wait or self._looks[0][1].done()):
       row, look = self._looks.popleft()
       row['accuracy'] = self._accuracy = look.result()
-      if self._accuracy is not None:
-        for accuracy, reached in self._time_to.items():
-          if reached is None and self._accuracy >= float(accuracy):
-            self._time_to[accuracy] = row['time']
+      for accuracy, reached in self._time_to.items():
+        if reached is None and self._accuracy >= float(accuracy):
+          self._time_to[accuracy] = row['time']
       self._write(row)
 
   def _row(self, kind: str, time: float, **measured: float | None) -> None:

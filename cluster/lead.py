@@ -151,12 +151,8 @@ class Lead:
       time: Seconds.
       reason: What the accounts say of an iteration that it was in.
     """
-    worker = self.workers[index]
-    if worker.phase not in (None, 'wait'):
-      lost = Lost(index, worker.iteration, worker.examples, time, reason)
-      self.journal.ledger.lost.append(lost)
+    self._lose(index, self.workers[index], time, reason)
     self.enter(index, None, time)
-    self._stream.leave(index)
     self._tell('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
@@ -186,9 +182,22 @@ class Lead:
     for name in _STATE:
       setattr(self, name, state[name])
 
-  def leased(self, index: int) -> Ranges:
-    """Returns the positions that a worker is to use next, ahead of time."""
-    return self._stream.leases.get(index, ())
+  def rejoin(self, state: dict[str, Any], time: float) -> None:
+    """Goes on from where `state` was taken, with workers and a scheme anew.
+
+    Args:
+      state: From `state`, perhaps with another number of workers.
+      time: Seconds, then and now.
+    """
+    self._stream, self._pushes = state['_stream'], state['_pushes']
+    for index, before in enumerate(state['workers']):
+      self._lose(index, before, time, 'The run was started again.')
+      if index < len(self.workers):
+        self.workers[index].iteration = before.iteration
+
+  def upcoming(self, index: int) -> Ranges:
+    """Returns the positions that a worker is likely to use next."""
+    return self._stream.upcoming(index, self.worker_batch)
 
   @property
   def issued(self) -> int:
@@ -201,6 +210,13 @@ class Lead:
     return [
       (int(start), int(stop)) for start, stop in self._stream.outstanding()
     ]
+
+  def _lose(self, index: int, worker: Worker, time: float, reason: str) -> None:
+    """Gives up an iteration that has not been pushed, if there is any."""
+    self._stream.leave(index)
+    if worker.phase not in (None, 'wait'):
+      lost = Lost(index, worker.iteration, worker.examples, time, reason)
+      self.journal.ledger.lost.append(lost)
 
   def _tell(self, told: str, **event: Any) -> None:
     """Tells the scheme of an event that carries no gradient, and obeys it."""

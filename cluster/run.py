@@ -12,8 +12,10 @@ from absl import logging
 from cluster import compilations
 from cluster.checkpoints import Checkpoints
 from cluster.console import Console
+from cluster.distributed import DistributedCluster
 from cluster.files import RunFiles
 from cluster.journal import Journal
+from cluster.sharded import ShardedCheckpoints
 from cluster.virtual import VirtualCluster
 
 # What ends a run early: SLURM sends the first before it takes a node away.
@@ -39,10 +41,10 @@ class Run:
   """
 
   name: str
-  cluster: VirtualCluster
+  cluster: VirtualCluster | DistributedCluster
   journal: Journal
   files: RunFiles
-  checkpoints: Checkpoints
+  checkpoints: Checkpoints | ShardedCheckpoints
   console: Console
   sizes: Mapping[str, int] | None = None
   called: bool = False
@@ -109,8 +111,7 @@ class Run:
         self.cluster.time,
         ended=ended,
         outstanding=self.cluster.lead.outstanding,
-        script_unreached=self.cluster.script_unreached,
-        padding_share=self.cluster.gradient.padding_share,
+        **self.cluster.summary(),
         compilations=compilations.count() - warm,
       )
       self.files.close(summary)
@@ -118,8 +119,7 @@ class Run:
 
   def _loop(self, stops: list[int]) -> None:
     journal, checkpoints = self.journal, self.checkpoints
-    if self.sizes is None:
-      self.cluster.start()
+    (self.cluster.start if self.sizes is None else self.cluster.resume)()
     with contextlib.closing(checkpoints):
       checkpoints.begin(journal.ledger.examples)
       while not (journal.finished or stops):

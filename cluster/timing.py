@@ -1,19 +1,22 @@
-"""Server and gradient of a run that only keeps time: sizes, no numbers.
+"""What a run is made of that only keeps time: no numbers.
 
-They have the methods of `Server` and `Gradient` that a cluster and a journal
-use.
+Each class has the methods of the one without `Timing` in its name that a
+cluster and a journal use.
 """
 
 from typing import Any
 
+import numpy as np
+
+from cluster.gradient import Payload
+from cluster.layout import even
 from data.stream import Ranges
 
 
 class TimingServer:
-  """Counts versions of parameters that have a size and no values.
+  """Counts versions of parameters that have no values.
 
   Attributes:
-    size_bytes: Of a push and of a pull.
     version: Updates applied.
     examples: Examples in them.
     params: None.
@@ -23,9 +26,8 @@ class TimingServer:
 
   params = stats = learning_rate = None
 
-  def __init__(self, *, size_bytes: int):
-    """Starts at version 0; `size_bytes` is checked by the caller."""
-    self.size_bytes = size_bytes
+  def __init__(self):
+    """Starts at version 0."""
     self.version = 0
     self.examples = 0
     self._sums: dict[int, int] = {}
@@ -42,9 +44,6 @@ class TimingServer:
     self.version += 1
     self.examples += self._sums.pop(update)
 
-  def snapshot(self) -> None:
-    """Returns nothing that could be evaluated."""
-
   def state(self) -> Any:
     """Returns what commits and sums change."""
     return self.version, self.examples, self._sums
@@ -58,9 +57,11 @@ class TimingGradient:
   """Computes nothing.
 
   Attributes:
+    computed: 0.
     padding_share: None.
   """
 
+  computed = 0
   padding_share = None
 
   def __call__(
@@ -68,6 +69,10 @@ class TimingGradient:
   ) -> tuple[None, None]:
     """Returns no payload and no loss."""
     return None, None
+
+  def placed(self, tree: Any) -> Any:
+    """Returns the tree: nothing is computed anywhere."""
+    return tree
 
   def warm_up(self, params: None, examples: int) -> None:
     """Nothing to compile."""
@@ -77,3 +82,69 @@ class TimingGradient:
 
   def restore(self, state: None) -> None:
     """Nothing changes."""
+
+  def prepare(self, ranges: Ranges) -> None:
+    """Nothing to prepare."""
+
+
+class TimingWire:
+  """Carries bytes that stand for nothing."""
+
+  def __init__(self, *, size_bytes: int):
+    """Keeps the size of a push and of a pull, checked by the caller."""
+    self._size_bytes = size_bytes
+
+  def size_bytes(self, tree: None) -> int:
+    """Returns the bytes of a push and of a pull."""
+    return self._size_bytes
+
+  def pushed(self, payload: None) -> None:
+    """Returns no payload."""
+
+  def pulled(self, params: None) -> None:
+    """Returns no parameters."""
+
+  def warm_up(self, params: None, stats: None) -> None:
+    """Nothing to compile."""
+
+
+class TimingLayout:
+  """Zeros in the place of parameters.
+
+  Attributes:
+    sizes: Of each server's vector, bytes.
+    dtype: Of the vectors.
+  """
+
+  def __init__(self, size_bytes: int, *, num_servers: int):
+    """Splits the bytes evenly."""
+    self.sizes = [(size,) for size in even(size_bytes, num_servers)]
+    self.dtype = np.dtype(np.uint8)
+    self._zeros = [np.zeros(size, np.uint8) for (size,) in self.sizes]
+
+  def initial(self, server: int) -> Payload:
+    """Returns no parameters and no statistics."""
+    return Payload(None, None)
+
+  def pack(self, payload: None) -> tuple[list[np.ndarray], bool]:
+    """Returns the vectors of all servers, and that they are finite."""
+    return self._zeros, True
+
+  def unpack(self, vectors: list[np.ndarray]) -> tuple[None, None]:
+    """Returns no parameters and no statistics."""
+    return None, None
+
+  def vector(self, params: None, stats: None) -> np.ndarray:
+    """Returns the longest server's vector."""
+    return self._zeros[0]
+
+  def whole(self, params: None, stats: None) -> np.ndarray:
+    """Returns the same."""
+    return self._zeros[0]
+
+  def split(self, vector: np.ndarray, server: int) -> None:
+    """Returns no payload."""
+
+  def size_bytes(self, server: int) -> int:
+    """Returns how long a server's vector is."""
+    return self.sizes[server][0]

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cluster.gradient import Gradient
+from cluster.layout import even
 from cluster.lead import Lead
 from cluster.network import Network
 from cluster.speed import Speed
+from cluster.wire import Wire
 
 # Simultaneous events happen in this order, and then by worker.
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
@@ -63,6 +65,7 @@ class VirtualCluster:
     *,
     lead: Lead,
     gradient: Gradient,
+    wire: Wire,
     speed: Speed,
     network: Network,
     num_servers: int,
@@ -74,6 +77,7 @@ class VirtualCluster:
       lead: Asks the scheme; its server's parameters are in equal shards on all
         servers.
       gradient: Computes pushes.
+      wire: What becomes of pushes and pulls on their way.
       speed: How long workers compute.
       network: Its hosts are the workers and then the servers.
       num_servers: Number of servers.
@@ -89,7 +93,9 @@ class VirtualCluster:
     self._speed = speed
     self._network = network
     self._workers = [_Worker() for _ in lead.workers]
-    self._shards = _shards(lead.server.size_bytes, num_servers)
+    self._wire = wire
+    size_bytes = wire.size_bytes((lead.server.params, lead.server.stats))
+    self._shards = even(size_bytes, num_servers)
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
     # (time, kind, worker or wake, life of the worker).
@@ -103,8 +109,11 @@ class VirtualCluster:
 
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
-    self.gradient.warm_up(self.lead.server.params, self.lead.worker_batch)
-    self.lead.server.warm_up()
+    server, wire = self.lead.server, self._wire
+    server.restore(self.gradient.placed(server.state()))
+    wire.warm_up(server.params, server.stats)
+    self.gradient.warm_up(wire.pulled(server.params), self.lead.worker_batch)
+    server.warm_up()
 
   def start(self) -> None:
     """Releases the first iterations; once, and not after `restore`.
@@ -113,6 +122,9 @@ class VirtualCluster:
       ValueError: If the scheme is not one for these workers.
     """
     self.lead.start(self.time)
+
+  def resume(self) -> None:
+    """Goes on after `restore`: nothing to do."""
 
   def step(self) -> None:
     """Goes on to the next event and carries out all that follows from it.
@@ -155,15 +167,21 @@ class VirtualCluster:
     """Ends what every worker is in the middle of, for the accounts."""
     self.lead.close(self.time)
 
-  @property
-  def script_unreached(self) -> list[tuple[float, str, int]]:
-    """Entries of the script that the run ended before."""
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone.
+
+    It names the entries of the script that the run ended before.
+    """
     names = {_LEAVE: 'leave', _JOIN: 'join'}
-    return [
-      (time, names[kind], worker)
-      for time, kind, worker, _ in sorted(self._events)
-      if kind in names
-    ]
+    return {
+      'virtual_s': self.time,
+      'padding_share': self.gradient.padding_share,
+      'script_unreached': [
+        (time, names[kind], worker)
+        for time, kind, worker, _ in sorted(self._events)
+        if kind in names
+      ],
+    }
 
   def _is_stale(self, kind: int, number: int, life: int) -> bool:
     if kind == _WAKE:
@@ -190,7 +208,7 @@ class VirtualCluster:
       heapq.heappush(self._events, event)
 
   def _pull(self, index: int) -> None:
-    self._workers[index].params = self.lead.server.params
+    self._workers[index].params = self._wire.pulled(self.lead.server.params)
     self._transfer(index)
 
   def _push(self, index: int) -> None:
@@ -204,7 +222,7 @@ class VirtualCluster:
       index,
       self.time,
       compute_s=worker.compute_s,
-      payload=payload,
+      payload=self._wire.pushed(payload),
       loss=loss,
     )
 
@@ -253,12 +271,6 @@ class VirtualCluster:
       f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
       'run whose workers all leave needs a join in config.cluster.script.'
     )
-
-
-def _shards(size_bytes: int, num_servers: int) -> list[int]:
-  """Splits the bytes as evenly as possible."""
-  each, rest = divmod(size_bytes, num_servers)
-  return [each + (server < rest) for server in range(num_servers)]
 
 
 def _script(

@@ -45,22 +45,36 @@ def get_config() -> ml_collections.ConfigDict:
 
   # What travels?
   config.wire = ConfigDict()
-  config.wire.name = 'dense'  # All parameters, in float32.
+  config.wire.name = 'dense'  # All parameters.
   config.wire.dense = ConfigDict()
+  config.wire.dense.dtype = 'float32'  # Or 'bfloat16': rounded on the way.
 
   # Where does it travel?
   config.route = ConfigDict()
   config.route.name = 'server'  # To parameter servers and back.
   config.route.server = ConfigDict()
   config.route.server.servers = 1  # The parameters are split over them.
+  # Processes of their own, or threads of the first workers' ones.
+  config.route.server.dedicated = False
 
   config.cluster = ConfigDict()
-  config.cluster.runtime = 'virtual'  # Simulated time, one process.
+  # 'virtual': simulated time, one process; 'distributed': real hosts.
+  config.cluster.runtime = 'virtual'
   config.cluster.workers = 4  # Data-parallel replicas (n).
+  config.cluster.devices_per_worker = 1  # Of its host; they split batches.
   # Deaths and returns: ((seconds, 'leave' or 'join', worker), ...).
   config.cluster.script = ()
+  # Of real hosts only: silence after which a process counts as lost, seconds.
+  config.cluster.timeout_s = 10.0
+  config.cluster.interface = 'lo'  # Network interface to listen on.
+  config.cluster.token_file = ''  # Of a secret all processes share; '': none.
+  config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
+  config.cluster.key_file = ''  # PEM, of the certificate.
+  # Failures on purpose: ((worker, iteration, kind), ...), cluster/faults.py.
+  config.cluster.faults = ()
   # An iteration takes (fixed + per_example * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()
+  config.cluster.speed.injected = False  # Real workers wait until it is over.
   config.cluster.speed.name = 'lognormal'  # Where the factor comes from.
   config.cluster.speed.fixed_s = 0.02  # Seconds, whatever the batch.
   config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.

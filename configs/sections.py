@@ -26,7 +26,14 @@ _NAMES = {
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.flip')
 _NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
-_NO_MODEL += ('time_to', 'batching.micro_batch')
+_NO_MODEL += ('time_to', 'batching.micro_batch', 'wire.dense.dtype')
+_NO_MODEL += ('cluster.devices_per_worker',)
+_REAL = ('timeout_s', 'interface', 'token_file', 'certificate_file')
+_REAL = tuple(f'cluster.{field}' for field in (*_REAL, 'key_file', 'faults'))
+_REAL += ('cluster.speed.injected', 'route.server.dedicated')
+# Recipes describe a virtual cluster (network, speed) beside all else; a real
+# one says that it makes no use of that.
+_UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
 _REPLACED = {
   'scheme': ('sync.*',),
   'task': ('model.*', *_AUGMENTED),
@@ -57,24 +64,33 @@ def check_values(config: ConfigDict) -> None:
     ValueError: If a value is out of its range, or if several tasks were started
       for a run that is one process.
   """
-  if config.cluster.runtime != 'virtual':
+  if config.cluster.runtime not in _UNUSED:
     raise ValueError(
-      "config.cluster.runtime: expected 'virtual', got "
+      f'config.cluster.runtime: expected one of {list(_UNUSED)}, got '
       f'{config.cluster.runtime!r}.'
     )
-  for variable in _TASKS:
+  virtual = config.cluster.runtime == 'virtual'
+  for variable in _TASKS if virtual else ():
     if os.environ.get(variable, '1') not in ('', '0', '1'):
       raise ValueError(
         "config.cluster.runtime: 'virtual' runs in one process, but "
         f'{variable} says that {os.environ[variable]} were started.'
       )
   positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
-  positive += ('batching.worker_batch', 'route.server.servers')
+  positive += ('batching.worker_batch', 'batching.micro_batch')
+  positive += ('route.server.servers',)
+  positive += ('cluster.timeout_s',)
   positive += ('model.none.size_bytes', 'model.none.num_train')
   for field in positive:
     value = _leaf(config, field)
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  devices, most = config.cluster.devices_per_worker, config.batching.micro_batch
+  if not 0 < devices <= most or devices & (devices - 1):
+    raise ValueError(
+      'config.cluster.devices_per_worker: expected a power of two up to '
+      f'config.batching.micro_batch, {most}, got {devices}.'
+    )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:
@@ -129,7 +145,8 @@ def check_used(
   Raises:
     ValueError: If an unused field differs from its default; names it.
   """
-  reasons = {}
+  runtime = config.cluster.runtime
+  reasons = {f'config.cluster.runtime is {runtime!r}': _UNUSED[runtime]}
   if config.model.name == 'none':
     reasons["config.model.name is 'none'"] = _NO_MODEL
   for part, value in own.items():
@@ -240,7 +257,7 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     got = config[field]
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
-    elif not _same_type(got, value) and field != 'script':
+    elif not _same_type(got, value) and field not in ('script', 'faults'):
       raise ValueError(
         f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
       )

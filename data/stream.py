@@ -90,6 +90,10 @@ class Stream:
     self.leases[worker] = _joined(rest)
     return self.in_use[worker]
 
+  def upcoming(self, worker: int, count: int) -> Ranges:
+    """Returns what `take` will give next, if the lease is long enough."""
+    return _merged(_cut(self.leases.get(worker, ()), count)[0])
+
   def indices(self, ranges: Ranges) -> np.ndarray:
     """Returns the examples at the positions, int64 [sum of lengths]."""
     positions = np.concatenate([np.arange(*bounds) for bounds in ranges])

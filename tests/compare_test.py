@@ -27,6 +27,7 @@ def _summary(seed=0, ended='finished', reached=1.0):
     'final_accuracy': 0.9 + seed / 100,
     'time_to': {'0.9': reached, '0.95': None},
     'virtual_s': 10.0 + seed,
+    'time_s': 10.0 + seed,
     'waiting_share': 0.25,
     'staleness_mean': 1.5,
     'updates': 100 + seed,

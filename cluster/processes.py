@@ -1,0 +1,162 @@
+"""What each process of a distributed run does.
+
+Servers are threads of the workers' processes, server k in that of worker k, or
+dedicated processes.  The lead is with server 0.
+"""
+
+import dataclasses
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster import sharded
+from cluster.distributed import DistributedCluster
+from cluster.faults import Faults
+from cluster.heart import LOST, START, Unmendable
+from cluster.lead import Lead
+from cluster.rendezvous import Rendezvous
+from cluster.servers import Servers
+from cluster.shard import Report, Shard, host
+from cluster.sharded import ShardedCheckpoints
+from cluster.speed import Speed
+from cluster.transport import Security
+from cluster.worker import Worker
+
+
+@dataclasses.dataclass
+class Processes:
+  """What all processes of a run know.
+
+  Attributes:
+    meeting: Which process this is, and where the others are.
+    num_servers: Number of servers.
+    dedicated: Whether servers are processes of their own.
+    layout: Of what travels.
+    learning: What is learned: a gradient, servers, initial parameters.
+    worker_batch: Examples of an iteration.
+    speed: How long iterations take at least; None for as long as they take.
+    faults: What goes wrong on purpose.
+    directory: Of the checkpoints, which all processes share.
+    checkpoint: Arguments of `Checkpoints`.
+    fingerprint: Of the config.
+    security: Of all streams.
+    timeout_s: Silence after which a process counts as lost.
+    servers: All of them, for the process that leads.
+    checkpoints: The same.
+  """
+
+  meeting: Rendezvous
+  num_servers: int
+  dedicated: bool
+  layout: Any
+  learning: Any
+  worker_batch: int
+  speed: Speed | None
+  faults: Faults
+  directory: pathlib.Path
+  checkpoint: Mapping[str, Any]
+  fingerprint: str
+  security: Security
+  timeout_s: float
+
+  def __post_init__(self) -> None:
+    self.servers = Servers(layout=self.layout, schedule=self.learning.schedule)
+    self.checkpoints = ShardedCheckpoints(
+      self.directory,
+      servers=self.servers,
+      num_servers=self.num_servers,
+      **self.checkpoint,
+    )
+
+  @property
+  def leads(self) -> bool:
+    """Whether this process is the lead."""
+    kind = 'server' if self.dedicated else 'worker'
+    return (self.meeting.role.kind, self.meeting.role.index) == (kind, 0)
+
+  def cluster(self, lead: Lead) -> DistributedCluster:
+    """Returns the whole cluster, for the process that leads."""
+    local = None if self.dedicated else self._worker(leaving=lambda: None)
+    return DistributedCluster(
+      lead=lead,
+      shard=lambda report, greeting: self._shard(0, report, greeting),
+      num_servers=self.num_servers,
+      host=self.meeting.address,
+      port=self.meeting.port,
+      announce=self.meeting.announce,
+      fingerprint=self.fingerprint,
+      security=self.security,
+      timeout_s=self.timeout_s,
+      local=local,
+      greeting=lambda: {'restore': self.checkpoints.found},
+    )
+
+  def __call__(self) -> None:
+    """Takes part in a run that another process leads.
+
+    Raises:
+      SystemExit: With LOST if the cluster is lost: starting again may help.
+    """
+    if self.meeting.role.kind == 'server':
+      self._host()
+      return
+    threads = []
+    if not self.dedicated and self.meeting.role.index < self.num_servers:
+      threads.append(threading.Thread(target=self._host, daemon=True))
+    for thread in threads:
+      thread.start()
+    self._worker(leaving=self.meeting.leave)()
+    for thread in threads:
+      thread.join(START * self.timeout_s)
+
+  def _worker(self, *, leaving: Callable[[], None]) -> Worker:
+    return Worker(
+      self.meeting.role.index,
+      gradient=self.learning.gradient,
+      layout=self.layout,
+      params=self.learning.params,
+      worker_batch=self.worker_batch,
+      speed=self.speed,
+      faults=self.faults,
+      lead=self.meeting.lead,
+      fingerprint=self.fingerprint,
+      security=self.security,
+      timeout_s=self.timeout_s,
+      leaving=leaving,
+    )
+
+  def _host(self) -> None:
+    index = self.meeting.role.index
+    try:
+      host(
+        index,
+        lambda report, greeting: self._shard(index, report, greeting),
+        lead=self.meeting.lead,
+        address=self.meeting.address,
+        fingerprint=self.fingerprint,
+        security=self.security,
+        timeout_s=self.timeout_s,
+      )
+    except Unmendable as error:
+      logging.error('%s', error)
+      sys.exit(LOST)
+
+  def _shard(
+    self, index: int, report: Report, greeting: Mapping[str, Any]
+  ) -> Shard:
+    share = self.layout.initial(index)
+    server = self.learning.server(share.gradient, share.stats)
+    if greeting['restore'] is not None:
+      states = sharded.read_servers(self.directory, *greeting['restore'])
+      server.restore(sharded.share(states, self.layout.sizes, index))
+    return Shard(
+      index,
+      server=server,
+      layout=self.layout,
+      checkpoints=sharded.of_server(self.directory, index, **self.checkpoint),
+      report=report,
+    )

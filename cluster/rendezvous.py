@@ -1,0 +1,69 @@
+"""How the processes of a run find each other.
+
+Workers are one run of jax.distributed, whose key-value store tells them where
+the lead is.  Dedicated servers are not part of it: the lead's address is given.
+"""
+
+import jax
+from jax._src import distributed  # The store has no public interface.
+
+from cluster.roles import Role
+
+_KEY = 'syncopate/lead'
+
+
+class Rendezvous:
+  """Where a process meets the others.
+
+  Attributes:
+    role: Of this process.
+    address: Of its host.
+    port: That the lead is to listen on; 0 for any.
+  """
+
+  def __init__(self, role: Role, *, workers: int, address: str, wait_s: float):
+    """Joins jax.distributed, if this is a worker; before XLA starts.
+
+    Args:
+      role: Of this process.
+      workers: Number of workers.
+      address: Of this host: worker 0 has the coordination service listen there.
+      wait_s: How long to wait for others.
+
+    Raises:
+      RuntimeError: If the others are not there in time.
+    """
+    self.role = role
+    self.address = address
+    self._wait_s = wait_s
+    self.port = int(role.lead.rpartition(':')[2]) if role.lead else 0
+    if role.kind == 'worker':
+      _, _, port = role.coordinator.rpartition(':')
+      # A worker may die, and come back, without ending all others.
+      jax.config.update('jax_enable_recoverability', True)
+      # It would take SIGTERM for itself.
+      jax.config.update('jax_enable_preemption_service', False)
+      jax.distributed.initialize(
+        role.coordinator,
+        workers,
+        role.index,
+        initialization_timeout=round(wait_s),
+        coordinator_bind_address=f'{address}:{port}',
+      )
+
+  def announce(self, address: str) -> None:
+    """Tells the others where the lead is."""
+    if not self.role.lead:
+      store = distributed.global_state.client
+      store.key_value_set(_KEY, address, allow_overwrite=True)
+
+  def lead(self) -> str:
+    """Returns where the lead is, once it is there."""
+    if self.role.lead:
+      return self.role.lead
+    store = distributed.global_state.client
+    return store.blocking_key_value_get(_KEY, round(1000 * self._wait_s))
+
+  def leave(self) -> None:
+    """Leaves jax.distributed."""
+    jax.distributed.shutdown()

@@ -1,0 +1,290 @@
+"""A server of the distributed runtime: a share of the parameters.
+
+It executes what the lead orders, strictly in sequence, so that a pull is one
+version on all servers.  Each worker has a stream of its own: the server sends
+it a version once the lead releases the worker, and then takes in its push.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cluster.checkpoints import Checkpoints
+from cluster.heart import START, Heart, Unmendable
+from cluster.layout import Layout
+from cluster.server import Server
+from cluster.transport import (
+  Listener,
+  Message,
+  Security,
+  Stream,
+  TransportError,
+  chunked,
+  connect,
+)
+
+CHUNK_BYTES = 1 << 20
+Key = tuple[int, int]  # A worker and which life of it.
+# Called with what happened, by name, and with bytes that belong to it.
+Report = Callable[[dict[str, Any], Any], None]
+
+
+class WrongPush(Exception):
+  """What a worker sent is not the push that it was released for."""
+
+
+class _Port:
+  """A worker's stream, seen from the server."""
+
+  def __init__(self, size_bytes: int):
+    self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    # Used again and again: fresh memory costs more than the copy into it.
+    self.buffer = np.empty(size_bytes, np.uint8)
+
+
+class Shard:
+  """Holds the parameters' share of one server and talks to the workers.
+
+  Attributes:
+    index: Which server.
+    server: Of the share.
+  """
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    server: Server,
+    layout: Layout,
+    checkpoints: Checkpoints,
+    report: Report,
+  ):
+    """Starts to wait for orders.
+
+    Args:
+      index: Which server.
+      server: Of the share's flat vectors.
+      layout: Of all shares.
+      checkpoints: Of this share.
+      report: Tells the lead that a push has arrived or that a stream failed;
+        called from many threads.
+    """
+    self.index = index
+    self.server = server
+    self._layout = layout
+    self._report = report
+    self._size = layout.size_bytes(index)
+    self._split = jax.jit(lambda vector: layout.split(vector, index))
+    self._vector = jax.jit(layout.vector)
+    self._whole = jax.jit(layout.whole)
+    self._checkpoints = checkpoints
+    self._ports: dict[Key, _Port] = {}
+    self._payloads: dict[Key, Any] = {}  # Arrived and not yet added.
+    self._lock = threading.Lock()
+    self._current: tuple[int, Any] = -1, None  # Version and its vector.
+    self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self._sequence = 0
+    self._thread = threading.Thread(target=self._execute, daemon=True)
+    self._thread.start()
+
+  def warm_up(self) -> None:
+    """Compiles everything that orders need."""
+    with _on_cpu():
+      self.server.warm_up()
+      jax.block_until_ready(self._outgoing())
+      buffer = np.zeros(self._size, np.uint8)
+      jax.block_until_ready(self._split(buffer.view(self._layout.dtype)))
+
+  def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
+    """Takes orders that are carried out after those of lower numbers.
+
+    Args:
+      sequence: Higher by one than the last.
+      orders: 'add', worker, life, update, examples: sums a push that has
+        arrived whole; 'commit', update; 'release', worker, life, header: sends
+        the version of this moment; 'end', worker, life: ends a stream;
+        'snapshot', id: reports the version of this moment; 'save', id, step:
+        writes a checkpoint of it and reports that it is safe.
+    """
+    self._orders.put((sequence, orders))
+
+  def serve(self, stream: Stream, worker: int, life: int) -> None:
+    """Talks to a worker until its stream ends.
+
+    Args:
+      stream: From the worker.
+      worker: Who it is.
+      life: How often it was there before.
+    """
+    port = _Port(self._size)
+    with self._lock:
+      self._ports[worker, life] = port
+    key = {'worker': worker, 'life': life}
+    try:
+      stream.send({'size_bytes': self._size})
+      while (release := port.releases.get()) is not None:
+        header, vector = release
+        body = np.asarray(vector).view(np.uint8)[: self._size]
+        stream.send(header, chunked(body, CHUNK_BYTES), self._size)
+        del vector, body
+        message = stream.receive()
+        payload = self._taken(port, message, header['iteration'])
+        with self._lock:
+          self._payloads[worker, life] = payload
+        self._report({'told': 'arrived'} | key | message.header, None)
+    except (TransportError, WrongPush) as error:
+      reason = f'{type(error).__name__}: {error}'
+      self._report({'told': 'failed'} | key | {'reason': reason}, None)
+      raise
+    finally:
+      with self._lock:
+        self._ports.pop((worker, life), None)
+
+  def close(self) -> None:
+    """Ends all streams once what was ordered is done."""
+    self._orders.put(None)
+    self._thread.join()
+    with self._lock:
+      ports = list(self._ports.values())
+    for port in ports:
+      port.releases.put(None)
+
+  def _taken(self, port: _Port, message: Message, iteration: int) -> Any:
+    """Returns the payload of a push once it has arrived whole."""
+    got = message.header.get('iteration')
+    if got != iteration:
+      raise WrongPush(f'Expected iteration {iteration}, got {got}.')
+    if message.size_bytes != self._size:
+      raise WrongPush(f'Expected {self._size} bytes, got {message.size_bytes}.')
+    message.read(port.buffer)
+    with _on_cpu():
+      # A copy, as the buffer is used again.
+      return self._split(jnp.array(port.buffer.view(self._layout.dtype)))
+
+  def _execute(self) -> None:
+    with _on_cpu():
+      while (ordered := self._orders.get()) is not None:
+        sequence, orders = ordered
+        if sequence != self._sequence:
+          raise RuntimeError(
+            f'Expected orders {self._sequence}, got {sequence}.'
+          )
+        self._sequence += 1
+        for name, *arguments in orders:
+          getattr(self, f'_{name}')(*arguments)
+
+  def _add(self, worker: int, life: int, update: int, examples: int) -> None:
+    with self._lock:
+      payload = self._payloads.pop((worker, life))
+    self.server.add(update, payload, examples)
+
+  def _commit(self, update: int) -> None:
+    self.server.commit(update)
+
+  def _release(self, worker: int, life: int, header: dict[str, Any]) -> None:
+    with self._lock:
+      port = self._ports.get((worker, life))
+    if port is not None:  # Its stream may just have ended.
+      port.releases.put((header, self._outgoing()))
+
+  def _end(self, worker: int, life: int) -> None:
+    with self._lock:
+      port = self._ports.get((worker, life))
+      self._payloads.pop((worker, life), None)
+    if port is not None:
+      port.releases.put(None)
+
+  def _snapshot(self, number: int) -> None:
+    vector = self._whole(self.server.params, self.server.stats)
+    self._report({'told': 'snapshot', 'id': number}, np.asarray(vector))
+
+  def _save(self, number: int, step: int) -> None:
+    self._checkpoints.save(
+      self.server.state(), examples=self.server.examples, step=step
+    )
+
+    def wait():
+      saved = {'told': 'saved', 'id': number}
+      try:
+        self._checkpoints.wait()
+      except Exception as error:  # The lead has to know, whatever it is.
+        saved['error'] = f'{type(error).__name__}: {error}'
+      self._report(saved, None)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+  def _outgoing(self) -> Any:
+    if self._current[0] != self.server.version:
+      vector = self._vector(self.server.params, self.server.stats)
+      self._current = self.server.version, vector
+    return self._current[1]
+
+
+def _on_cpu() -> contextlib.AbstractContextManager:
+  return jax.default_device(jax.local_devices(backend='cpu')[0])
+
+
+def host(
+  index: int,
+  make: Callable[[Report, Mapping[str, Any]], Shard],
+  *,
+  lead: Callable[[], str],
+  address: str,
+  fingerprint: str,
+  security: Security,
+  timeout_s: float,
+) -> None:
+  """Runs a server other than the first, until the lead ends it.
+
+  Args:
+    index: Which server.
+    make: Makes it, given how it reports and what the lead greets it with.
+    lead: Returns the address of the lead, which may have to be waited for.
+    address: To listen on, at any free port.
+    fingerprint: Of the config: the lead's must be the same.
+    security: Of all streams.
+    timeout_s: Silence after which the lead counts as lost.
+
+  Raises:
+    Unmendable: If the lead is lost.
+  """
+  hello = {'server': index, 'fingerprint': fingerprint}
+  stream = connect(lead(), hello, security, START * timeout_s)
+
+  def report(event: dict[str, Any], body: Any) -> None:
+    if body is None:
+      stream.send(event)
+    else:
+      flat = body.view(np.uint8)
+      stream.send(event, chunked(flat, CHUNK_BYTES), flat.size)
+
+  try:
+    shard = make(report, stream.receive().header)
+    shard.warm_up()
+
+    def serve(pushes: Stream, hello: Mapping[str, Any]) -> None:
+      shard.serve(pushes, hello['worker'], hello['life'])
+
+    listener = Listener(address, 0, serve, security)
+    stream.send({'address': listener.address})
+    heart = Heart(
+      stream,
+      timeout_s=timeout_s,
+      ending=lambda: None,
+      told=lambda told: shard.order(told['sequence'], told['orders']),
+    )
+    heart.ended.wait()
+    shard.close()
+    listener.close(timeout_s)
+  except TransportError as error:
+    raise Unmendable(f'Server {index} has lost the lead: {error}') from error
+  if heart.verdict['end'] == 'lost':
+    reason = heart.verdict['reason']
+    raise Unmendable(f'Server {index} has lost the lead: {reason}')
+  stream.close()

@@ -1,0 +1,229 @@
+"""A worker of the distributed runtime: pulls, computes, pushes.
+
+It joins the lead, talks to every server over a stream of its own, and joins
+again, as a new life, when the lead has given it up.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from cluster import compilations
+from cluster.faults import Faults, Kind
+from cluster.gradient import Gradient
+from cluster.heart import LOST, START, Heart
+from cluster.layout import Layout
+from cluster.shard import CHUNK_BYTES
+from cluster.speed import Speed
+from cluster.transport import (
+  Refused,
+  Security,
+  Stream,
+  TransportError,
+  chunked,
+  connect,
+)
+
+
+class Worker:
+  """One worker, from its first compilation to the end of the run."""
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    gradient: Gradient,
+    layout: Layout,
+    params: Any,
+    worker_batch: int,
+    speed: Speed | None,
+    faults: Faults,
+    lead: Callable[[], str],
+    fingerprint: str,
+    security: Security,
+    timeout_s: float,
+    leaving: Callable[[], None],
+  ):
+    """Connects to nobody yet.
+
+    Args:
+      index: Which worker.
+      gradient: Computes.
+      layout: Of what travels.
+      params: To compile with.
+      worker_batch: Examples of an iteration.
+      speed: How long iterations take at least; None for as long as they take.
+      faults: What goes wrong on purpose.
+      lead: Returns the address of the lead, which may have to be waited for.
+      fingerprint: Of the config: the lead's must be the same.
+      security: Of all streams.
+      timeout_s: Silence after which the lead counts as lost.
+      leaving: Called once the run is over, before the lead is told.
+    """
+    self.index = index
+    self._gradient = gradient
+    self._layout = layout
+    self._params = params
+    self._batch = worker_batch
+    self._speed = speed
+    self._faults = faults
+    self._lead = lead
+    self._hello = {'worker': index, 'fingerprint': fingerprint}
+    self._security = security
+    self._timeout_s = timeout_s
+    self._leaving = leaving
+    servers = range(len(layout.sizes))
+    self._buffers = [
+      np.empty(layout.size_bytes(server), np.uint8) for server in servers
+    ]
+    self._pool = ThreadPoolExecutor(len(servers) + 1)
+
+  def warm_up(self) -> None:
+    """Compiles everything that iterations need."""
+    self._gradient.warm_up(self._params, self._batch)
+    payload, _ = self._gradient(
+      self._params, ((0, self._batch),), worker=0, iteration=0
+    )
+    vectors, _ = self._layout.pack(payload)
+    jax.block_until_ready(self._layout.unpack(list(map(np.asarray, vectors))))
+    self._params = None
+    self._compiled = compilations.count()
+
+  def __call__(self) -> None:
+    """Takes part in the run until it is over.
+
+    Raises:
+      SystemExit: With LOST if the lead or a server is lost, with 1 if the lead
+        refuses this worker.
+    """
+    self.warm_up()
+    try:
+      while self._session()['end'] == 'left':
+        logging.info('Worker %d joins again.', self.index)
+    except Refused as error:
+      sys.exit(f'Refused: {error}')
+    except TransportError as error:
+      logging.error('Worker %d has lost the cluster: %s', self.index, error)
+      sys.exit(LOST)
+
+  def _session(self) -> dict[str, Any]:
+    """Works until the lead ends it; returns what it says."""
+    with contextlib.ExitStack() as stack:
+      control = self._connect(
+        stack, self._lead(), self._hello, START * self._timeout_s
+      )
+      welcome = control.receive().header
+      key = {'worker': self.index, 'life': welcome['life']}
+      streams = [
+        self._connect(stack, address, key, self._timeout_s)
+        for address in welcome['servers']
+      ]
+      for stream in streams:
+        stream.receive()
+      control.send({'ready': True})
+
+      def cut():
+        for stream in streams:
+          stream.cancel()
+
+      heart = Heart(control, timeout_s=self._timeout_s, ending=cut)
+      try:
+        while not heart.ended.is_set():
+          self._iterate(streams, heart)
+      except TransportError as error:
+        # The lead knows why.
+        if not heart.ended.wait(self._timeout_s):
+          raise
+        logging.info('Worker %d: %s', self.index, error)
+      verdict = heart.verdict
+      logging.info('Worker %d: %s', self.index, verdict)
+      if verdict['end'] == 'lost':
+        raise TransportError(verdict['reason'])
+      if verdict['end'] == 'over':
+        self._leaving()
+      return verdict
+
+  def _connect(
+    self,
+    stack: contextlib.ExitStack,
+    address: str,
+    hello: dict[str, Any],
+    wait_s: float,
+  ) -> Stream:
+    stream = connect(address, hello, self._security, wait_s)
+    stack.callback(stream.close)
+    return stream
+
+  def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
+    pulls = [
+      self._pool.submit(_pull, stream, buffer)
+      for stream, buffer in zip(streams, self._buffers, strict=True)
+    ]
+    header = [pull.result() for pull in pulls].pop()
+    pulled_at = heart.lead_time(time.monotonic())
+    start = time.monotonic()
+    iteration = header['iteration']
+    ranges = tuple(map(tuple, header['ranges']))
+    vectors = [b.view(self._layout.dtype) for b in self._buffers]
+    params, _ = self._layout.unpack(vectors)
+    before = self._gradient.computed
+    payload, loss = self._gradient(
+      params, ranges, worker=self.index, iteration=iteration
+    )
+    fault = self._faults.due(self.index, iteration)
+    payload = self._faults.happen(fault, payload)
+    vectors, finite = self._layout.pack(payload)
+    vectors = [np.asarray(vector).view(np.uint8) for vector in vectors]
+    self._delay(iteration, header['examples'], start)
+    end = time.monotonic()
+    report = {
+      'iteration': iteration,
+      'pulled_at': pulled_at,
+      'computed_at': heart.lead_time(end),
+      'compute_s': end - start,
+      'loss': None if loss is None else float(loss),
+      'finite': bool(finite),
+      'computed': self._gradient.computed - before,
+      'compilations': compilations.count() - self._compiled,
+    }
+    preparing = self._pool.submit(
+      self._gradient.prepare, tuple(map(tuple, header['next']))
+    )
+    pushes = [
+      self._pool.submit(_push, stream, report, vector, fault)
+      for stream, vector in zip(streams, vectors, strict=True)
+    ]
+    for done in (preparing, *pushes):
+      done.result()
+
+  def _delay(self, iteration: int, examples: int, start: float) -> None:
+    if self._speed is not None:
+      wanted_s = self._speed.seconds(self.index, iteration, examples)
+      rest_s = start + wanted_s - time.monotonic()
+      if rest_s > 0:
+        time.sleep(rest_s)
+
+
+def _pull(stream: Stream, buffer: np.ndarray) -> dict[str, Any]:
+  message = stream.receive()
+  message.read(buffer)
+  return message.header
+
+
+def _push(
+  stream: Stream, report: dict[str, Any], vector: np.ndarray, fault: Kind | None
+) -> None:
+  size = vector.size // 2 if fault == Kind.WRONG_SIZE else vector.size
+  stream.send(
+    report,
+    chunked(vector[:size], CHUNK_BYTES),
+    size,
+    spoil=fault == Kind.CORRUPT,
+  )
