@@ -11,6 +11,7 @@ import logging as log
 import math
 import pathlib
 import pickle
+import shutil
 import sys
 import time
 import zlib
@@ -20,8 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from absl import logging
-from orbax.checkpoint import v1 as ocp
 
 from cluster.checks import require
 
@@ -72,8 +73,8 @@ class Checkpoints:
     self._keep = keep
     self.begin(0)
     logging.get_absl_logger().addFilter(_is_of_interest)
-    self._saving: ocp.AsyncResponse[bool] | None = None
-    self._orbax: ocp.training.Checkpointer | None = None
+    self._orbax = _alone()
+    self._saving = False
 
   @property
   def wanted(self) -> bool:
@@ -139,7 +140,7 @@ class Checkpoints:
     Raises:
       Exception: Of Orbax or others, if it cannot be read.
     """
-    return _unpacked(ocp.load(self._directory / str(step)))
+    return _unpacked(self._orbax.restore(self._directory / str(step)))
 
   def steps(self) -> list[int]:
     """Returns the numbers of the checkpoints that there are, ascending."""
@@ -169,17 +170,11 @@ class Checkpoints:
       Exception: Of Orbax, if the checkpoint before could not be written.
     """
     self.wait()
-    if self._orbax is None:
-      self._orbax = ocp.training.Checkpointer(
-        self._directory,
-        preservation_policy=ocp.training.preservation_policies.LatestN(
-          self._keep
-        ),
-        cleanup_tmp_directories=True,
-      )
     if step is None:
       step = max(self.steps(), default=-1) + 1
-    self._saving = self._orbax.save_async(step, _packed(state))
+    self._directory.mkdir(parents=True, exist_ok=True)
+    self._orbax.save(self._directory / str(step), _packed(state))
+    self._saving = True
     self.begin(examples)
 
   def wait(self) -> None:
@@ -188,15 +183,28 @@ class Checkpoints:
     Raises:
       Exception: Of Orbax, if it could not be written.
     """
-    if self._saving is not None:
-      self._saving.result()
-      self._saving = None
+    if self._saving:
+      self._orbax.wait_until_finished()
+      self._saving = False
+      for step in self.steps()[: -self._keep]:
+        shutil.rmtree(self._directory / str(step))
 
   def close(self) -> None:
     """Finishes what is being written."""
     self.wait()
-    if self._orbax is not None:
-      self._orbax.close()
+    self._orbax.close()
+
+
+def _alone() -> ocp.AsyncCheckpointer:
+  """Returns what reads and writes without waiting for any other process."""
+  own = jax.process_index()
+  options = ocp.options.MultiprocessingOptions(
+    primary_host=own, active_processes={own}
+  )
+  return ocp.AsyncCheckpointer(
+    ocp.PyTreeCheckpointHandler(multiprocessing_options=options),
+    multiprocessing_options=options,
+  )
 
 
 def _is_of_interest(record: log.LogRecord) -> bool:

@@ -147,25 +147,35 @@ class Gradient:
       iteration: Which one.
     """
     summed = None
-    indices = self._indices(ranges)
     if self._spread:
       params = self._spread.copies(params)
-    for part, (start, computed, real) in enumerate(
-      _spans(len(indices), self._micro_batch)
-    ):
+    prepared, self._prepared = self._prepared, None
+    if prepared is None or prepared[0] != ranges:
+      prepared = ranges, list(self._inputs(ranges))
+    for part, (inputs, targets, real) in enumerate(prepared[1]):
       self.real += real
-      self.computed += computed
+      self.computed += len(targets)
       stamp = np.array([worker, iteration, part], np.uint32)
-      rows = indices[start : start + real]
-      one = self._part(
-        params,
-        _padded(self.train.inputs[rows], computed),
-        _padded(self.train.targets[rows], computed),
-        np.int32(real),
-        stamp,
-      )
+      one = self._part(params, inputs, targets, np.int32(real), stamp)
       summed = one if summed is None else self._add(summed, one)
     return summed
+
+  def prepare(self, ranges: Ranges) -> None:
+    """Gathers the examples of a call that is likely to be the next one."""
+    self._prepared = ranges, list(self._inputs(ranges))
+
+  def _inputs(
+    self, ranges: Ranges
+  ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Yields inputs, targets and how many are real, for each micro-batch."""
+    indices = self._indices(ranges)
+    for start, computed, real in _spans(len(indices), self._micro_batch):
+      rows = indices[start : start + real]
+      yield (
+        _padded(self.train.inputs[rows], computed),
+        _padded(self.train.targets[rows], computed),
+        real,
+      )
 
   @property
   def padding_share(self) -> float | None:

@@ -82,7 +82,9 @@ class Message(NamedTuple):
 class Stream:
   """One end of a stream.
 
-  One thread may receive while others send.
+  One thread may receive while others send.  Neither has a bound of its own: a
+  peer that is stopped or cut off, not dead, is noticed by whoever expects to
+  hear of it, and calls `cancel`.
 
   Attributes:
     peer: Address of the other end.
@@ -149,7 +151,7 @@ class Stream:
       self._write(_HEADER, text, spoil=spoil and not size_bytes)
       try:
         self._send_body(chunks, size_bytes, spoil)
-      except Exception as error:
+      except BaseException as error:
         self._end(f'{type(error).__name__}: {error}')
         raise
 
@@ -191,11 +193,14 @@ class Stream:
         self._finish()
         self._reason = self._reason or 'closed'
       timer.cancel()
+      # Another stream may have the same address from here on.
+      self._cut = lambda: None
 
   def cancel(self, reason: str = 'cancelled') -> None:
     """Ends the stream at once: what blocks on it raises Closed.
 
-    May be called from any thread.  What was sent last may be lost.
+    May be called from any thread.  What was sent last may be lost.  The client
+    still has to close the stream.
     """
     self._reason = self._reason or reason
     self._returned.put(None)
@@ -217,7 +222,7 @@ class Stream:
       spoil = False
       del view
     require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
-    # gRPC returns before it has written, and reads the caller's memory later.
+    # gRPC promises to write, not that it no longer reads the caller's memory.
     for _ in lent:
       if self._returned.get() is None:
         raise Closed(f'{self.peer}: {self._reason}')
@@ -302,9 +307,22 @@ def ended(peer: str, why: Exception | str) -> TransportError:
   """Returns what to raise when a stream has ended, or could not begin."""
   if isinstance(why, flight.FlightUnauthenticatedError):
     return Refused(f'{peer}: the token is not that of the listener')
-  # Flight wraps what gRPC says in what nobody needs.
-  text = str(why).partition('. gRPC client debug context')[0]
-  return Closed(f'{peer}: {text.rpartition(" with message: ")[2]}')
+  text = str(why)
+  if isinstance(why, Exception):
+    # Flight wraps what gRPC says in what nobody needs.
+    text = text.partition('. gRPC client debug context')[0]
+    text = text.rpartition(' with message: ')[2]
+  return Closed(f'{peer}: {text}')
+
+
+def keep_freed_memory() -> None:
+  """Makes glibc keep the memory of chunks that are freed, for the next ones.
+
+  It returns freed memory above a threshold to the kernel, and each chunk then
+  costs page faults again.  The threshold becomes twice the largest block that
+  was mapped and freed, which is at most 32 MiB; this one is never touched.
+  """
+  np.empty(2**25 - 2**13, np.uint8)
 
 
 def chunked(array: np.ndarray, chunk_bytes: int) -> Iterator[np.ndarray]:

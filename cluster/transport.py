@@ -36,6 +36,7 @@ from cluster.messages import (
   TransportError,
   chunked,
   ended,
+  keep_freed_memory,
 )
 
 __all__ = [
@@ -100,6 +101,7 @@ class Listener:
       ValueError: If `host` is not an address of one interface, or one of
         `certificate` and `key` is missing.
     """
+    keep_freed_memory()
     expected = 'the IPv4 address of an interface'
     require(_is_specific(host), 'host', expected, host)
     valid = bool(security.certificate) == bool(security.key)
@@ -190,6 +192,7 @@ class _Server(flight.FlightServerBase):
       self._handle(stream, hello)
     except Closed as error:
       logging.info('%s', error)
+      return str(error)
     # Nobody above would see it: it is told to both sides here.
     except Exception as error:
       logging.exception('%s: the handler of the stream failed', stream.peer)
@@ -226,6 +229,7 @@ def connect(
     Refused: If the token is not that of the listener.
     Closed: If there is no answer in time; says what went wrong last.
   """
+  keep_freed_memory()
   deadline = time.monotonic() + timeout_s
   while True:
     try:
@@ -303,6 +307,8 @@ def _shut_down(port: int, peer: str) -> None:
   """
   for name in os.listdir('/proc/self/fd'):
     with contextlib.suppress(OSError), _duplicate(int(name)) as end:
+      if end.family not in (socket.AF_INET, socket.AF_INET6):
+        continue
       here, there = end.getsockname(), end.getpeername()
       # gRPC has sockets of IPv6, in which these are mapped.
       address = f'{there[0].removeprefix("::ffff:")}:{there[1]}'

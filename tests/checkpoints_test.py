@@ -113,7 +113,7 @@ class PackingTest(parameterized.TestCase):
   def test_other_formats_are_refused(self):
     tree = checkpoints._packed(1)
     tree['format'][0] += 1
-    with self.assertRaisesRegex(ValueError, 'format: expected 1, got 2'):
+    with self.assertRaisesRegex(ValueError, 'format: expected 2, got 3'):
       checkpoints._unpacked(tree)
 
   @parameterized.parameters(

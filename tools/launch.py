@@ -1,0 +1,316 @@
+"""Starts all processes of one distributed run on this machine.
+
+  python -m tools.launch --workers=4 --servers=1 [--dedicated] [--workdir=DIR]
+    [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
+
+Lines of all processes come out behind their names; only the one that leads the
+run, server 0 if it is dedicated, else worker 0, draws progress.  In a lab (see
+tools/lab.py) dedicated servers are on the first hosts and workers on those that
+follow, and around.  Workers get GPUs of their own where there are some.
+
+When a process ends, this happens:
+
+  the lead, code 0           the run has finished; the others have 10 s to end
+  another one, code 0        nothing
+  75, or killed by a signal  it is started again, with what died with it:
+    a worker                   itself, as often as it takes; 5 deaths in a row
+                               within 5 s of its start are for good
+    worker 0, not leading      all workers: JAX's coordination service was there
+    one that holds a shard     all, from a checkpoint, --restarts times at most
+  any other code             all are ended; the code is that of the launcher
+
+SIGINT, SIGTERM and SIGHUP are passed to the lead as SIGTERM: it saves a
+checkpoint, and all end, --grace_s later at the latest.  A second signal ends
+all at once.  If nobody reads what comes out, that is a signal, too: SIGPIPE.
+
+launch.jsonl in the folder of the run has a row for each start and each end:
+time (Unix), role, pid, event ('start' or 'exit'), code (negative: a signal;
+null at a start).
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from absl import app, flags
+
+from cluster import roles
+from tools import lab
+from tools.plan import Plan
+from tools.processes import Exit, Processes, Screen
+
+_MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FINISH_S = 10.0  # For the others to end by themselves after the lead.
+_KILL_S = 5.0  # For a process to end after SIGTERM if nobody waits for it.
+_QUICK_S = 5.0  # A life shorter than this counts towards the end for good.
+_QUICK = 5
+_BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
+_IDLE_S = 60.0
+_TEMPORARY = 75  # EX_TEMPFAIL: the cluster is lost, not the run.
+_INTERFACE = '--config.cluster.interface='
+
+
+def launch(plan: Plan, program: Sequence[str]) -> int:
+  """Runs the processes of a run until they have ended.
+
+  Args:
+    plan: Of the run.
+    program: What each process runs; flags are put behind it.
+
+  Returns:
+    The exit code: 0 if the run has finished, that of the process that has
+    failed for good (128 and the number of its signal), or 128 and the number of
+    the signal that this process has got.
+
+  Raises:
+    ValueError: If there are too few GPUs, or if the environment names a lab
+      that there is not.
+    OSError: If a process cannot be started, or the folder not be made.
+  """
+  places = plan.places(os.environ)
+  devices = plan.devices(os.environ)
+  plan.workdir.mkdir(parents=True, exist_ok=True)
+  screen = Screen(plan.names, plan.lead)
+  with (
+    (plan.workdir / 'launch.jsonl').open('a', buffering=1) as log,
+    Processes(screen) as processes,
+  ):
+    run = _Run(
+      plan=plan,
+      program=program,
+      places=places,
+      devices=devices,
+      log=log,
+      screen=screen,
+      processes=processes,
+    )
+    for number in _SIGNALS:
+      if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, lambda got, _: run.signals.append(got))
+    return run()
+
+
+class _Run:
+  """The processes of a run, and what is going to happen to them."""
+
+  def __init__(
+    self,
+    *,
+    plan: Plan,
+    program: Sequence[str],
+    places: Mapping[str, str],
+    devices: Mapping[str, Mapping[str, str]],
+    log: TextIO,
+    screen: Screen,
+    processes: Processes,
+  ):
+    self._plan = plan
+    self._program = program
+    self._places = places
+    self._devices = devices
+    self._log = log
+    self._screen = screen
+    self._processes = processes
+    self.signals: list[int] = []  # Not yet obeyed.
+    self._due = dict.fromkeys(plan.names, 0.0)  # Who is to start, and when.
+    self._starts: Counter[str] = Counter()
+    self._short: Counter[str] = Counter()  # Short lives in a row.
+    self._restarts = 0  # Of all.
+    self._finished: set[str] = set()
+    # Once the end has begun: its code, and when who is left gets a signal.
+    self._code: int | None = None
+    self._term_at = self._kill_at = float('inf')
+    self._asked: set[str] = set()  # Who has got SIGTERM.
+
+  def __call__(self) -> int:
+    """Returns the exit code of the run, which has ended."""
+    self._screen.say(f'workdir {self._plan.workdir}')
+    self._choose_addresses(self._plan.names)
+    while True:
+      next_s = self._act(time.monotonic())
+      if self._code is not None and not self._processes.names():
+        return self._code
+      for ended in self._processes.wait(next_s):
+        self._row(ended.name, ended.pid, 'exit', ended.code)
+        self._ended(ended)
+      while self.signals:
+        self._signalled(self.signals.pop(0))
+      if self._screen.lost and self._code is None:
+        self._signalled(signal.SIGPIPE)
+
+  def _act(self, now: float) -> float:
+    """Starts and ends what it is time for; returns seconds until the next."""
+    for name in [name for name, due in self._due.items() if due <= now]:
+      del self._due[name]
+      self._start(name)
+    if self._term_at <= now:
+      for name in self._processes.names():
+        self._ask(name)
+    if self._kill_at <= now:
+      self._kill(self._plan.names)
+    times = [*self._due.values(), self._term_at, self._kill_at]
+    return min([at - now for at in times if at > now] + [_IDLE_S])
+
+  def _ended(self, ended: Exit) -> None:
+    """Decides what follows from the end of a process."""
+    name, code = ended.name, ended.code
+    lead = name == self._plan.lead
+    if self._code is not None:
+      if lead:
+        self._hurry()
+    elif name in self._due:
+      pass  # It starts again with another that has ended at the same time.
+    elif code == 0:
+      self._finished.add(name)
+      if lead:
+        self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
+    elif 0 < code != _TEMPORARY:
+      self._fail(f'{name} has exited with code {code}', code)
+    else:
+      self._mend(ended)
+
+  def _mend(self, ended: Exit) -> None:
+    """Starts again what has died with a process, or gives up."""
+    name = ended.name
+    short = self._short[name] + 1 if ended.lived_s < _QUICK_S else 0
+    self._short[name] = short
+    if ended.code < 0:
+      how = f'{name} has died ({signal.strsignal(-ended.code)})'
+      code = 128 - ended.code
+    else:
+      how, code = f'{name} has lost the cluster', ended.code
+    group, who = self._plan.lost_with(name)
+    self._restarts += name in self._plan.holders
+    if short == _QUICK:
+      self._fail(f'{how}, soon after its start {short} times in a row', code)
+    elif self._restarts > self._plan.restarts:
+      self._fail(f'{how}, after {self._plan.restarts} restarts of all', code)
+    elif 'worker 0' in self._finished and who == 'it':
+      self._screen.say(f'{how}; the run is ending without it')
+    else:
+      delay_s = _BACKOFF_S * 2**short
+      self._screen.say(f'{how}: starting {who} again in {delay_s:g} s')
+      self._kill(group)
+      if who != 'it':
+        self._choose_addresses(group)
+        self._finished -= set(group)
+      self._due |= dict.fromkeys(group, time.monotonic() + delay_s)
+
+  def _signalled(self, number: int) -> None:
+    if self._code is not None:
+      # A terminal that goes away is lost first, and then sends SIGHUP.
+      if not (self._screen.lost and number == signal.SIGHUP):
+        self._kill_at = 0.0
+      return
+    self._screen.say(f'{signal.Signals(number).name}: the run ends')
+    if self._plan.lead in self._processes.names():
+      self._ask(self._plan.lead)
+    self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
+
+  def _fail(self, how: str, code: int) -> None:
+    self._screen.say(f'{how}: the run ends')
+    self._end(code, term_s=0.0, kill_s=self._plan.grace_s)
+
+  def _end(self, code: int, *, term_s: float, kill_s: float) -> None:
+    """Starts nothing any more, and sets when SIGTERM and SIGKILL come."""
+    self._code = code
+    self._due.clear()
+    self._term_at = time.monotonic() + term_s
+    self._kill_at = self._term_at + kill_s
+    if code and self._plan.lead not in self._processes.names():
+      self._hurry()
+
+  def _hurry(self) -> None:
+    """Ends who is left soon, as nobody saves a checkpoint any more."""
+    now = time.monotonic()
+    self._term_at = min(self._term_at, now)
+    self._kill_at = min(self._kill_at, now + _KILL_S)
+
+  def _ask(self, name: str) -> None:
+    """Sends SIGTERM, once: many programs take two as an order to hurry."""
+    if name not in self._asked:
+      self._asked.add(name)
+      self._processes.signal(name, signal.SIGTERM)
+
+  def _kill(self, names: Sequence[str]) -> None:
+    for ended in self._processes.kill(names):
+      self._row(ended.name, ended.pid, 'exit', ended.code)
+
+  def _start(self, name: str) -> None:
+    argv = [*self._program, *self._plan.arguments]
+    argv += self._plan.flags()
+    argv += [f'--role={name.replace(" ", ":")}']
+    if name.startswith('worker'):
+      argv += [f'--coordinator={self._coordinator}']
+    if self._plan.dedicated:
+      argv += [f'--lead={self._lead}']
+    if host := self._places[name]:
+      if not any(word.startswith(_INTERFACE) for word in argv):
+        argv += [f'{_INTERFACE}eth0']
+      argv = lab.command(host, argv)
+    environ = os.environ | self._devices[name] | self._screen.environ(name)
+    environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
+    pid = self._processes.start(name, argv, environ)
+    self._starts[name] += 1
+    self._row(name, pid, 'start', None)
+
+  def _row(self, name: str, pid: int, event: str, code: int | None) -> None:
+    row = {'time': time.time(), 'role': name.replace(' ', ':'), 'pid': pid}
+    self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
+
+  def _choose_addresses(self, names: Sequence[str]) -> None:
+    """Gives those of some processes that listen new ports."""
+    ports = roles.free_ports(2)
+    host = self._places['worker 0'] or '127.0.0.1'
+    self._coordinator = f'{host}:{ports[0]}'
+    if 'server 0' in names:
+      host = self._places['server 0'] or '127.0.0.1'
+      self._lead = f'{host}:{ports[1]}'
+
+
+def main(argv: list[str]) -> None:
+  """Does what the flags say."""
+  given = flags.FLAGS
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
+  try:
+    plan = Plan(
+      workers=given.workers,
+      servers=given.servers,
+      dedicated=given.dedicated,
+      workdir=pathlib.Path(given.workdir or f'runs/{now}-{os.getpid()}'),
+      arguments=tuple(argv[1:]),
+      restarts=given.restarts,
+      grace_s=given.grace_s,
+      devices_per_worker=given.devices_per_worker,
+    )
+    code = launch(plan, [sys.executable, str(_MAIN)])
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  sys.exit(code)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer('workers', 4, 'Processes that train.')
+  flags.DEFINE_integer('servers', 1, 'Shards that the parameters are split in.')
+  flags.DEFINE_bool('dedicated', False, 'Servers are processes of their own.')
+  flags.DEFINE_string(
+    'workdir', None, 'Folder of the run; by default a new one.'
+  )
+  flags.DEFINE_integer('restarts', 3, 'How often all may be started again.')
+  flags.DEFINE_float(
+    'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
+  )
+  flags.DEFINE_integer('devices_per_worker', 1, 'GPUs of each worker.')
+  return app.parse_flags_with_usage(argv)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)
