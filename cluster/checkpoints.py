@@ -1,8 +1,8 @@
-"""Checkpoints of a run, written by Orbax while the run goes on.
+"""Checkpoints of a run, written while the run goes on.
 
 A run's state is plain data and arrays.  The plain data is pickled; each array
-that it refers to, however often, is one leaf of the Orbax tree.  Reading
-constructs plain data classes and numbers only, and checks every byte.
+that it refers to, however often, is one leaf of a tree that Orbax writes.
+Reading constructs plain data classes and numbers only, and checks every byte.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import logging
 
 from cluster.checks import require
+from cluster.stores import UNFINISHED, Npz, Orbax
 
 _FORMAT = 2
 # What a pickle may construct, beside dataclasses and named tuples.
@@ -52,6 +52,7 @@ class Checkpoints:
     every_s: float,
     every_examples: int,
     keep: int,
+    store: type[Orbax] | type[Npz] = Orbax,
   ):
     """Creates nothing yet.
 
@@ -60,6 +61,7 @@ class Checkpoints:
       every_s: Seconds of wall time between checkpoints; inf for none.
       every_examples: Examples between checkpoints; 0 for none.
       keep: How many of the newest are kept.
+      store: Writes them.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -73,7 +75,7 @@ class Checkpoints:
     self._keep = keep
     self.begin(0)
     logging.get_absl_logger().addFilter(_is_of_interest)
-    self._orbax = _alone()
+    self._store = store()
     self._saving = False
 
   @property
@@ -140,7 +142,7 @@ class Checkpoints:
     Raises:
       Exception: Of Orbax or others, if it cannot be read.
     """
-    return _unpacked(self._orbax.restore(self._directory / str(step)))
+    return _unpacked(self._store.restore(self._directory / str(step)))
 
   def steps(self) -> list[int]:
     """Returns the numbers of the checkpoints that there are, ascending."""
@@ -173,7 +175,9 @@ class Checkpoints:
     if step is None:
       step = max(self.steps(), default=-1) + 1
     self._directory.mkdir(parents=True, exist_ok=True)
-    self._orbax.save(self._directory / str(step), _packed(state))
+    for path in self._directory.glob(f'*{UNFINISHED}*'):
+      shutil.rmtree(path)  # What a process left that was killed.
+    self._store.save(self._directory / str(step), _packed(state))
     self._saving = True
     self.begin(examples)
 
@@ -184,7 +188,7 @@ class Checkpoints:
       Exception: Of Orbax, if it could not be written.
     """
     if self._saving:
-      self._orbax.wait_until_finished()
+      self._store.wait()
       self._saving = False
       for step in self.steps()[: -self._keep]:
         shutil.rmtree(self._directory / str(step))
@@ -192,19 +196,7 @@ class Checkpoints:
   def close(self) -> None:
     """Finishes what is being written."""
     self.wait()
-    self._orbax.close()
-
-
-def _alone() -> ocp.AsyncCheckpointer:
-  """Returns what reads and writes without waiting for any other process."""
-  own = jax.process_index()
-  options = ocp.options.MultiprocessingOptions(
-    primary_host=own, active_processes={own}
-  )
-  return ocp.AsyncCheckpointer(
-    ocp.PyTreeCheckpointHandler(multiprocessing_options=options),
-    multiprocessing_options=options,
-  )
+    self._store.close()
 
 
 def _is_of_interest(record: log.LogRecord) -> bool:

@@ -5,6 +5,7 @@ dedicated processes.  The lead is with server 0.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import threading
@@ -46,7 +47,6 @@ class Processes:
     security: Of all streams.
     timeout_s: Silence after which a process counts as lost.
     servers: All of them, for the process that leads.
-    checkpoints: The same.
   """
 
   meeting: Rendezvous
@@ -65,7 +65,11 @@ class Processes:
 
   def __post_init__(self) -> None:
     self.servers = Servers(layout=self.layout, schedule=self.learning.schedule)
-    self.checkpoints = ShardedCheckpoints(
+
+  @functools.cached_property
+  def checkpoints(self) -> ShardedCheckpoints:
+    """Of the run, for the process that leads."""
+    return ShardedCheckpoints(
       self.directory,
       servers=self.servers,
       num_servers=self.num_servers,

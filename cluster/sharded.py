@@ -17,6 +17,7 @@ from absl import logging
 
 from cluster.checkpoints import Checkpoints
 from cluster.servers import Servers
+from cluster.stores import Npz
 
 
 class ShardedCheckpoints:
@@ -134,7 +135,9 @@ def of_server(
   directory: pathlib.Path, index: int, *, keep: int, **own: Any
 ) -> Checkpoints:
   """Returns the checkpoints of one server."""
-  return Checkpoints(directory / f'server{index}', keep=max(keep, 2), **own)
+  return Checkpoints(
+    directory / f'server{index}', keep=max(keep, 2), store=Npz, **own
+  )
 
 
 def read_servers(directory: pathlib.Path, step: int, count: int) -> list[Any]:
