@@ -118,7 +118,10 @@ def build(
   console = Console(target=learning.plan.target)
   described = manifest(config.to_dict(), own)
   if meeting:
-    processes = _processes(config, choose, meeting, learning, files, described)
+    pipelined = getattr(scheme, 'pipelined', False)
+    processes = _processes(
+      config, choose, meeting, learning, files, described, pipelined
+    )
     if not processes.leads:
       return processes
     server = processes.servers
@@ -385,6 +388,7 @@ def _processes(
   learning: _Learning,
   files: RunFiles,
   described: Mapping[str, Any],
+  pipelined: bool,
 ) -> Processes:
   servers, optimizer = config.route.server.servers, config.optimizer
   if config.model.name != 'none':
@@ -392,8 +396,8 @@ def _processes(
       'an optimizer without norms of layers, as servers hold parts of them'
     )
     require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
-    one = 'inf with several servers, as none has the whole gradient'
-    clips = servers > 1 and optimizer.clip_norm < math.inf
+    one = 'inf unless one server applies updates as a whole'
+    clips = (servers > 1 or pipelined) and optimizer.clip_norm < math.inf
     field = 'config.optimizer.clip_norm'
     require(not clips, field, one, optimizer.clip_norm)
   speed = _speed(config, choose) if config.cluster.speed.injected else None
@@ -415,6 +419,7 @@ def _processes(
       layout=layout,
       learning=learning,
       worker_batch=config.batching.worker_batch,
+      pipelined=pipelined,
       speed=speed,
       faults=faults,
       directory=files.workdir / 'checkpoints',

@@ -393,8 +393,8 @@ class DistributedCluster:
     stream, member.stream = member.stream, None
     self._send(stream, {'end': 'left', 'reason': reason})
     if self._running:
-      self.lead.leave(index, self.time, reason)
       self._servers.end((index, member.life))
+      self.lead.leave(index, self.time, reason)
 
   def _look_around(self) -> None:
     """Gives up who has been silent for too long."""

@@ -5,6 +5,7 @@ statistics, whatever layers these belong to, and its messages are both in one
 vector: the parameters' share first.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -115,6 +116,30 @@ class Layout:
         strict=True,
       )
     ]
+
+
+def share(
+  states: Sequence[Any], sizes: Sequence[tuple[int, int]], index: int
+) -> Any:
+  """Returns one server's state, from states of perhaps another number of them.
+
+  Args:
+    states: Of all servers; vectors are shares of parameters or of statistics.
+    sizes: Elements of both in each share of today.
+    index: Which share is wanted.
+  """
+  cuts = {}
+  for kind in zip(*sizes, strict=True):
+    ends = np.cumsum(kind).tolist()
+    cuts[ends[-1]] = slice(ends[index] - kind[index], ends[index])
+
+  def cut(*leaves):
+    if not np.ndim(leaves[0]):
+      return leaves[0]
+    whole = jnp.concatenate(leaves)
+    return whole[cuts[len(whole)]]
+
+  return jax.tree.map(cut, *states)
 
 
 def _elements(tree: Any) -> int:

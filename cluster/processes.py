@@ -18,7 +18,9 @@ from cluster import sharded
 from cluster.distributed import DistributedCluster
 from cluster.faults import Faults
 from cluster.heart import LOST, START, Unmendable
+from cluster.layout import share
 from cluster.lead import Lead
+from cluster.pipeline import Pipeline
 from cluster.rendezvous import Rendezvous
 from cluster.servers import Servers
 from cluster.shard import Report, Shard, host
@@ -39,6 +41,7 @@ class Processes:
     layout: Of what travels.
     learning: What is learned: a gradient, servers, initial parameters.
     worker_batch: Examples of an iteration.
+    pipelined: Whether servers serve pieces before the barrier.
     speed: How long iterations take at least; None for as long as they take.
     faults: What goes wrong on purpose.
     directory: Of the checkpoints, which all processes share.
@@ -55,6 +58,7 @@ class Processes:
   layout: Any
   learning: Any
   worker_batch: int
+  pipelined: bool
   speed: Speed | None
   faults: Faults
   directory: pathlib.Path
@@ -152,11 +156,14 @@ class Processes:
   def _shard(
     self, index: int, report: Report, greeting: Mapping[str, Any]
   ) -> Shard:
-    share = self.layout.initial(index)
-    server = self.learning.server(share.gradient, share.stats)
+    initial = self.layout.initial(index)
+    make = self.learning.server
+    if self.pipelined:
+      make = functools.partial(Pipeline, make, dtype=self.layout.dtype)
+    server = make(initial.gradient, initial.stats)
     if greeting['restore'] is not None:
       states = sharded.read_servers(self.directory, *greeting['restore'])
-      server.restore(sharded.share(states, self.layout.sizes, index))
+      server.restore(share(states, self.layout.sizes, index))
     return Shard(
       index,
       server=server,

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from cluster.layout import Layout
 from cluster.schedule import Schedule
-from cluster.shard import Key
+
+Key = tuple[int, int]  # A worker and which life of it.
 
 
 class Ordered(Protocol):

@@ -8,17 +8,20 @@ it a version once the lead releases the worker, and then takes in its push.
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from cluster.checkpoints import Checkpoints
 from cluster.heart import START, Heart, Unmendable
 from cluster.layout import Layout
+from cluster.pipeline import Pipeline
 from cluster.server import Server
+from cluster.servers import Key
 from cluster.transport import (
   Listener,
   Message,
@@ -30,7 +33,6 @@ from cluster.transport import (
 )
 
 CHUNK_BYTES = 1 << 20
-Key = tuple[int, int]  # A worker and which life of it.
 # Called with what happened, by name, and with bytes that belong to it.
 Report = Callable[[dict[str, Any], Any], None]
 
@@ -86,6 +88,12 @@ class Shard:
     self._checkpoints = checkpoints
     self._ports: dict[Key, _Port] = {}
     self._payloads: dict[Key, Any] = {}  # Arrived and not yet added.
+    self._piped: set[Key] = set()  # Who gets the next version in pieces.
+    self._pipelined = isinstance(server, Pipeline)
+    itemsize = layout.dtype.itemsize
+    self._pieces = [  # Bytes of each; none if pushes are not in pieces.
+      size * itemsize for size in (server.pieces() if self._pipelined else ())
+    ]
     self._lock = threading.Lock()
     self._current: tuple[int, Any] = -1, None  # Version and its vector.
     self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
@@ -98,6 +106,8 @@ class Shard:
     with _on_cpu():
       self.server.warm_up()
       jax.block_until_ready(self._outgoing())
+      if self._pipelined:
+        return
       buffer = np.zeros(self._size, np.uint8)
       jax.block_until_ready(self._split(buffer.view(self._layout.dtype)))
 
@@ -127,14 +137,21 @@ class Shard:
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
     try:
-      stream.send({'size_bytes': self._size})
+      stream.send({'pieces': self._pieces})
       while (release := port.releases.get()) is not None:
         header, vector = release
-        body = np.asarray(vector).view(np.uint8)[: self._size]
-        stream.send(header, chunked(body, CHUNK_BYTES), self._size)
-        del vector, body
+        if vector is None:
+          stream.send(header)  # It has all pieces.
+        else:
+          body = np.asarray(vector).view(np.uint8)[: self._size]
+          stream.send(header, chunked(body, CHUNK_BYTES), self._size)
+          del vector, body
         message = stream.receive()
-        payload = self._taken(port, message, header['iteration'])
+        self._check(message, header['iteration'])
+        if self._pipelined:
+          payload = self._pipe(stream, message, (worker, life))
+        else:
+          payload = self._taken(port, message)
         with self._lock:
           self._payloads[worker, life] = payload
         self._report({'told': 'arrived'} | key | message.header, None)
@@ -155,29 +172,50 @@ class Shard:
     for port in ports:
       port.releases.put(None)
 
-  def _taken(self, port: _Port, message: Message, iteration: int) -> Any:
-    """Returns the payload of a push once it has arrived whole."""
+  def _check(self, message: Message, iteration: int) -> None:
     got = message.header.get('iteration')
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
     if message.size_bytes != self._size:
       raise WrongPush(f'Expected {self._size} bytes, got {message.size_bytes}.')
+
+  def _taken(self, port: _Port, message: Message) -> Any:
+    """Returns the payload of a push once it has arrived whole."""
     message.read(port.buffer)
     with _on_cpu():
       # A copy, as the buffer is used again.
       return self._split(jnp.array(port.buffer.view(self._layout.dtype)))
 
-  def _execute(self) -> None:
+  def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
+    """Sums the pieces of a push, and sends them back in another thread."""
+    pieces = self.server.served(key)
+    sender = threading.Thread(
+      target=_sent, args=(stream, pieces, self._size), daemon=True
+    )
+    sender.start()
+    with self._lock:
+      self._piped.add(key)
     with _on_cpu():
-      while (ordered := self._orders.get()) is not None:
-        sequence, orders = ordered
-        if sequence != self._sequence:
-          raise RuntimeError(
-            f'Expected orders {self._sequence}, got {sequence}.'
-          )
-        self._sequence += 1
-        for name, *arguments in orders:
-          getattr(self, f'_{name}')(*arguments)
+      for number, chunk in enumerate(message.chunks):
+        self.server.take(key, number, chunk)
+
+  def _execute(self) -> None:
+    try:
+      with _on_cpu():
+        while (ordered := self._orders.get()) is not None:
+          self._obey(*ordered)
+    except Exception as error:  # Whatever it is, the run cannot go on.
+      logging.exception('Server %d', self.index)
+      reason = f'Server {self.index} failed: {type(error).__name__}: {error}'
+      self._report({'told': 'unmendable', 'reason': reason}, None)
+
+  def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
+    if sequence != self._sequence:
+      raise RuntimeError(f'Expected orders {self._sequence}, got {sequence}.')
+    self._sequence += 1
+    self._expect(orders)
+    for name, *arguments in orders:
+      getattr(self, f'_{name}')(*arguments)
 
   def _add(self, worker: int, life: int, update: int, examples: int) -> None:
     with self._lock:
@@ -190,13 +228,28 @@ class Shard:
   def _release(self, worker: int, life: int, header: dict[str, Any]) -> None:
     with self._lock:
       port = self._ports.get((worker, life))
+      has_all = (worker, life) in self._piped
+      self._piped.discard((worker, life))
     if port is not None:  # Its stream may just have ended.
-      port.releases.put((header, self._outgoing()))
+      port.releases.put((header, None if has_all else self._outgoing()))
+
+  def _expect(self, orders: Sequence[Sequence[Any]]) -> None:
+    """Prepares for the pushes of all workers that are released at once."""
+    released = {
+      (order[1], order[2]): order[3]['examples']
+      for order in orders
+      if order[0] == 'release'
+    }
+    if self._pipelined and released:
+      self.server.expect(released)
 
   def _end(self, worker: int, life: int) -> None:
     with self._lock:
       port = self._ports.get((worker, life))
       self._payloads.pop((worker, life), None)
+      self._piped.discard((worker, life))
+    if self._pipelined:
+      self.server.leave((worker, life))
     if port is not None:
       port.releases.put(None)
 
@@ -220,10 +273,18 @@ class Shard:
     threading.Thread(target=wait, daemon=True).start()
 
   def _outgoing(self) -> Any:
+    if self._pipelined:
+      return self.server.vector()
     if self._current[0] != self.server.version:
       vector = self._vector(self.server.params, self.server.stats)
       self._current = self.server.version, vector
     return self._current[1]
+
+
+def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
+  # Who receives from the stream meets the error, too, and tells of it.
+  with contextlib.suppress(TransportError, ValueError):
+    stream.send({}, pieces, size)
 
 
 def _on_cpu() -> contextlib.AbstractContextManager:

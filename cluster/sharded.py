@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
 from cluster.checkpoints import Checkpoints
@@ -146,27 +143,3 @@ def read_servers(directory: pathlib.Path, step: int, count: int) -> list[Any]:
   return [
     of_server(directory, index, **own).read(step) for index in range(count)
   ]
-
-
-def share(
-  states: Sequence[Any], sizes: Sequence[tuple[int, int]], index: int
-) -> Any:
-  """Returns one server's state, from states of perhaps another number of them.
-
-  Args:
-    states: Of all servers; vectors are shares of parameters or of statistics.
-    sizes: Elements of both in each share of today.
-    index: Which share is wanted.
-  """
-  cuts = {}
-  for kind in zip(*sizes, strict=True):
-    ends = np.cumsum(kind).tolist()
-    cuts[ends[-1]] = slice(ends[index] - kind[index], ends[index])
-
-  def cut(*leaves):
-    if not np.ndim(leaves[0]):
-      return leaves[0]
-    whole = jnp.concatenate(leaves)
-    return whole[cuts[len(whole)]]
-
-  return jax.tree.map(cut, *states)

@@ -46,11 +46,16 @@ class TimingServer:
 
   def state(self) -> Any:
     """Returns what commits and sums change."""
-    return self.version, self.examples, self._sums
+    return {
+      'version': self.version,
+      'examples': self.examples,
+      'sums': self._sums,
+    }
 
   def restore(self, state: Any) -> None:
     """Goes back to where `state` was taken."""
-    self.version, self.examples, self._sums = state
+    self.version, self.examples = state['version'], state['examples']
+    self._sums = state['sums']
 
 
 class TimingGradient:
@@ -123,8 +128,8 @@ class TimingLayout:
     self._zeros = [np.zeros(size, np.uint8) for (size,) in self.sizes]
 
   def initial(self, server: int) -> Payload:
-    """Returns no parameters and no statistics."""
-    return Payload(None, None)
+    """Returns a server's share, and no statistics."""
+    return Payload(self._zeros[server], ())
 
   def pack(self, payload: None) -> tuple[list[np.ndarray], bool]:
     """Returns the vectors of all servers, and that they are finite."""

@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -83,7 +83,9 @@ class Worker:
     self._buffers = [
       np.empty(layout.size_bytes(server), np.uint8) for server in servers
     ]
-    self._pool = ThreadPoolExecutor(len(servers) + 1)
+    # A pull and a push at a time of each server, and the next input.
+    self._pool = ThreadPoolExecutor(2 * len(servers) + 1)
+    self._doing: list[Future] = []
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -125,8 +127,8 @@ class Worker:
         self._connect(stack, address, key, self._timeout_s)
         for address in welcome['servers']
       ]
-      for stream in streams:
-        stream.receive()
+      self._pieces = [stream.receive().header['pieces'] for stream in streams]
+      self._doing = []
       control.send({'ready': True})
 
       def cut():
@@ -167,6 +169,8 @@ class Worker:
       for stream, buffer in zip(streams, self._buffers, strict=True)
     ]
     header = [pull.result() for pull in pulls].pop()
+    for done in self._doing:
+      done.result()
     pulled_at = heart.lead_time(time.monotonic())
     start = time.monotonic()
     iteration = header['iteration']
@@ -196,12 +200,13 @@ class Worker:
     preparing = self._pool.submit(
       self._gradient.prepare, tuple(map(tuple, header['next']))
     )
-    pushes = [
-      self._pool.submit(_push, stream, report, vector, fault)
-      for stream, vector in zip(streams, vectors, strict=True)
+    # The next pull may begin before all of it is sent.
+    self._doing = [preparing] + [
+      self._pool.submit(_push, stream, report, vector, pieces, fault)
+      for stream, vector, pieces in zip(
+        streams, vectors, self._pieces, strict=True
+      )
     ]
-    for done in (preparing, *pushes):
-      done.result()
 
   def _delay(self, iteration: int, examples: int, start: float) -> None:
     if self._speed is not None:
@@ -214,16 +219,21 @@ class Worker:
 def _pull(stream: Stream, buffer: np.ndarray) -> dict[str, Any]:
   message = stream.receive()
   message.read(buffer)
+  if not message.header:  # It came in pieces, before the barrier.
+    message = stream.receive()
   return message.header
 
 
 def _push(
-  stream: Stream, report: dict[str, Any], vector: np.ndarray, fault: Kind | None
+  stream: Stream,
+  report: dict[str, Any],
+  vector: np.ndarray,
+  pieces: Sequence[int],
+  fault: Kind | None,
 ) -> None:
+  """Sends a push, in pieces of these bytes if there are any."""
   size = vector.size // 2 if fault == Kind.WRONG_SIZE else vector.size
-  stream.send(
-    report,
-    chunked(vector[:size], CHUNK_BYTES),
-    size,
-    spoil=fault == Kind.CORRUPT,
-  )
+  chunks = chunked(vector[:size], CHUNK_BYTES)
+  if pieces and size == vector.size:
+    chunks = np.split(vector, np.cumsum(pieces)[:-1])
+  stream.send(report, chunks, size, spoil=fault == Kind.CORRUPT)

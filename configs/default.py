@@ -23,6 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync = ConfigDict()
   config.sync.name = 'bsp'  # Module of sync/.
   config.sync.bsp = ConfigDict()
+  config.sync.bsp.pipelined = False  # Pulls overlap pushes, part by part.
   config.sync.asp = ConfigDict()
   config.sync.ssp = ConfigDict()
   config.sync.ssp.bound = 3  # Largest lead, iterations.

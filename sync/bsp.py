@@ -15,11 +15,14 @@ class Bsp:
 
   Attributes:
     members: Who lives.  A superstep ends when nobody runs any more.
+    pipelined: Whether runtimes sum and serve parts of the parameters as soon as
+      all workers have sent them, instead of all at the barrier.
     update: The update that pushes of this superstep are summed into.
     pushes: How many have been.
   """
 
   members: scheme.Members
+  pipelined: bool = False
   update: int = 0
   pushes: int = 0
 
@@ -60,6 +63,6 @@ class Bsp:
     )
 
 
-def make(*, num_workers: int) -> Bsp:
+def make(*, num_workers: int, pipelined: bool = False) -> Bsp:
   """Returns BSP for `num_workers` workers."""
-  return Bsp(members=scheme.members(num_workers))
+  return Bsp(members=scheme.members(num_workers), pipelined=pipelined)
