@@ -115,7 +115,9 @@ def build(
   else:
     learning = _learning(config, choose, task, dataset)
   files = RunFiles(workdir)
-  console = Console(target=learning.plan.target)
+  console = Console(
+    target=learning.plan.target, clock='real' if real else 'virtual'
+  )
   described = manifest(config.to_dict(), own)
   if meeting:
     pipelined = getattr(scheme, 'pipelined', False)

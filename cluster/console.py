@@ -12,12 +12,14 @@ from absl import logging
 class Console:
   """Shows a run as it goes; use as a context."""
 
-  def __init__(self, *, target: int):
+  def __init__(self, *, target: int, clock: str):
     """Shows nothing yet.
 
     Args:
       target: Examples after which the run ends.
+      clock: What kind of seconds the run counts: 'virtual' or 'real'.
     """
+    self._clock = clock
     self._console = rich.console.Console()
     self._drawn = self._console.is_terminal
     self._bar = rich.progress.Progress(
@@ -44,7 +46,8 @@ class Console:
     Log lines leave barriers out.
     """
     text = (
-      f'accuracy {_number(accuracy, ".2%")}  virtual {row["time"]:.1f} s  '
+      f'accuracy {_number(accuracy, ".2%")}  '
+      f'{self._clock} {row["time"]:.1f} s  '
       f'{row["wall_examples_per_s"]:.0f} examples/s  '
       f'waiting {_number(row["waiting_share"], ".1%")}'
     )
@@ -57,7 +60,7 @@ class Console:
   def table(self, scheme: str, summary: Mapping[str, Any]) -> None:
     """Prints the table that ends a run."""
     table = rich.table.Table(
-      show_header=False, title='Times are virtual seconds', min_width=40
+      show_header=False, title=f'Times are {self._clock} seconds', min_width=40
     )
     table.add_column()
     table.add_column(justify='right')

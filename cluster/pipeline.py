@@ -20,6 +20,7 @@ from cluster.server import Server
 from cluster.servers import Key
 
 PIECES = 32
+_AHEAD = 4  # Pieces that a worker may have sent before the slowest one.
 
 
 class _Piece:
@@ -78,6 +79,7 @@ class Pipeline:
       self._pieces.append(_Piece(server, (size, rest)))
       start, begin = start + size, begin + rest
     self._expected: dict[Key, int] = {}
+    self._made = 0  # Pieces of this superstep that are complete.
     self._changed = threading.Condition()
     self._vector = jax.jit(
       lambda *parts: jnp.concatenate(parts).astype(self._dtype)
@@ -89,11 +91,19 @@ class Pipeline:
     """Starts a superstep of these workers, with their examples."""
     with self._changed:
       self._expected = dict(examples)
+      self._made = 0
 
   def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
-    """Sums a worker's piece, uint8, which may complete it."""
+    """Sums a worker's piece, uint8, which may complete it.
+
+    It lets the others catch up first: who is not read from sends no more, and
+    leaves the links to them.
+    """
     piece = self._pieces[number]
     with self._changed:
+      self._changed.wait_for(
+        lambda: number < self._made + _AHEAD or key not in self._expected
+      )
       if key not in self._expected:
         return
       sent = chunk.view(self._dtype)
@@ -197,6 +207,7 @@ class Pipeline:
     piece.server.commit(0)
     piece.total, piece.examples = None, 0
     piece.got.clear()
+    self._made += 1
     self._renew(piece)
     self._changed.notify_all()
 
