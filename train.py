@@ -400,6 +400,9 @@ def _processes(
     require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
     one = 'inf unless one server applies updates as a whole'
     clips = (servers > 1 or pipelined) and optimizer.clip_norm < math.inf
+    whole = 'False for models with running statistics'
+    valid = not (pipelined and jax.tree.leaves(learning.stats))
+    require(valid, 'config.sync.bsp.pipelined', whole, pipelined)
     field = 'config.optimizer.clip_norm'
     require(not clips, field, one, optimizer.clip_norm)
   speed = _speed(config, choose) if config.cluster.speed.injected else None

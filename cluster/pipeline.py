@@ -28,13 +28,13 @@ class _Piece:
 
   Attributes:
     server: Holds it.
-    size: Elements of parameters and of statistics.
+    size: Elements.
     total: Sum of what the workers `got` have sent, float32.
     examples: Of those.
     vector: Of the newest version, bytes as they travel.
   """
 
-  def __init__(self, server: Server, size: tuple[int, int]):
+  def __init__(self, server: Server, size: int):
     self.server = server
     self.size = size
     self.total: np.ndarray | None = None
@@ -48,13 +48,17 @@ class Pipeline:
 
   Attributes:
     version: Updates that the lead has ordered.
+    sizes: Elements of each piece.
+    stats: There are none.
   """
+
+  stats = ()
 
   def __init__(
     self,
     make_server: Callable[[Any, Any], Server],
     params: jax.Array,
-    stats: Any,
+    stats: tuple[()],
     *,
     dtype: np.dtype,
   ):
@@ -63,27 +67,22 @@ class Pipeline:
     Args:
       make_server: Makes the server of parameters and statistics.
       params: Float32 vector.
-      stats: The same; () if there are none.
+      stats: There are none.
       dtype: Of what travels.
     """
     self.version = 0
     self._dtype = dtype
-    self._sizes = _sizes(len(params), len(stats))
-    self._pieces = []
-    start, begin = 0, 0
-    for size, rest in self._sizes:
-      server = make_server(
-        params[start : start + size] if size else (),
-        stats[begin : begin + rest] if rest else (),
-      )
-      self._pieces.append(_Piece(server, (size, rest)))
-      start, begin = start + size, begin + rest
+    self.sizes = even(len(params), min(PIECES, len(params)))
+    first = make_server(params[: self.sizes[0]], stats)
+    self._pieces = [_Piece(first, self.sizes[0])]
+    ends = np.cumsum(self.sizes)
+    for size, end in list(zip(self.sizes, ends, strict=True))[1:]:
+      server = first.twin(params[end - size : end], stats)
+      self._pieces.append(_Piece(server, size))
     self._expected: dict[Key, int] = {}
     self._made = 0  # Pieces of this superstep that are complete.
     self._changed = threading.Condition()
-    self._vector = jax.jit(
-      lambda *parts: jnp.concatenate(parts).astype(self._dtype)
-    )
+    self._vector = jax.jit(lambda params: params.astype(self._dtype))
     for piece in self._pieces:
       self._renew(piece)
 
@@ -144,10 +143,6 @@ class Pipeline:
           return
       yield piece.vector
 
-  def pieces(self) -> list[int]:
-    """Returns how many elements each piece has."""
-    return [sum(size) for size in self._sizes]
-
   def vector(self) -> np.ndarray:
     """Returns the whole share as it travels, uint8."""
     return np.concatenate([piece.vector for piece in self._pieces])
@@ -175,7 +170,8 @@ class Pipeline:
     """Goes back to where `state` was taken, whoever's it was."""
     self.version = state['version']
     for number, piece in enumerate(self._pieces):
-      piece.server.restore(share([state], self._sizes, number))
+      sizes = [(size, 0) for size in self.sizes]
+      piece.server.restore(share([state], sizes, number))
       self._renew(piece)
 
   @property
@@ -186,23 +182,13 @@ class Pipeline:
   @property
   def params(self) -> jax.Array:
     """The share's parameters, a vector."""
-    return jnp.concatenate([p.server.params for p in self._pieces if p.size[0]])
-
-  @property
-  def stats(self) -> Any:
-    """The share's statistics, a vector; () if there are none."""
-    stats = [p.server.stats for p in self._pieces if p.size[1]]
-    return jnp.concatenate(stats) if stats else ()
+    return jnp.concatenate([piece.server.params for piece in self._pieces])
 
   def _advance(self, piece: _Piece) -> None:
     """Makes the next version of a piece if all have sent theirs."""
     if piece.total is None or not piece.got.issuperset(self._expected):
       return
-    size, rest = piece.size
-    payload = Payload(
-      jnp.array(piece.total[:size]) if size else (),
-      jnp.array(piece.total[size:]) if rest else (),
-    )
+    payload = Payload(jnp.array(piece.total), ())
     piece.server.add(0, payload, piece.examples)
     piece.server.commit(0)
     piece.total, piece.examples = None, 0
@@ -213,27 +199,10 @@ class Pipeline:
 
   def _renew(self, piece: _Piece) -> None:
     if piece.server.params is None:  # Nothing is learned.
-      size_bytes = sum(piece.size) * self._dtype.itemsize
-      piece.vector = np.zeros(size_bytes, np.uint8)
-      return
-    parts = [
-      part
-      for part, size in zip(
-        (piece.server.params, piece.server.stats), piece.size, strict=True
-      )
-      if size
-    ]
-    piece.vector = np.asarray(self._vector(*parts)).view(np.uint8)
-
-
-def _sizes(params: int, stats: int) -> list[tuple[int, int]]:
-  """Returns how many elements of each are in the pieces, in order."""
-  sizes = []
-  for size in even(params + stats, min(PIECES, params + stats)):
-    here = min(size, params)
-    params -= here
-    sizes.append((here, size - here))
-  return sizes
+      piece.vector = np.zeros(piece.size * self._dtype.itemsize, np.uint8)
+    else:
+      vector = self._vector(piece.server.params)
+      piece.vector = np.asarray(vector).view(np.uint8)
 
 
 def _joined(*leaves: Any) -> Any:

@@ -1,5 +1,6 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -66,7 +67,8 @@ class Server:
     self.stats = stats
     self.version = 0
     self.examples = 0
-    self._state = jax.jit(tx.init)(params)
+    self._init = jax.jit(tx.init)
+    self._state = self._init(params)
     self._sums: dict[int, tuple[Payload, int]] = {}
     self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
@@ -83,6 +85,13 @@ class Server:
 
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
+
+  def twin(self, params: Any, stats: Any) -> 'Server':
+    """Returns one of other parameters, with the same compiled programs."""
+    twin = copy.copy(self)
+    twin.params, twin.stats = params, stats
+    twin._state, twin._sums = self._init(params), {}
+    return twin
 
   def warm_up(self) -> None:
     """Compiles the sum and the update, and changes nothing."""

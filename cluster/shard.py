@@ -92,7 +92,7 @@ class Shard:
     self._pipelined = isinstance(server, Pipeline)
     itemsize = layout.dtype.itemsize
     self._pieces = [  # Bytes of each; none if pushes are not in pieces.
-      size * itemsize for size in (server.pieces() if self._pipelined else ())
+      size * itemsize for size in (server.sizes if self._pipelined else ())
     ]
     self._lock = threading.Lock()
     self._current: tuple[int, Any] = -1, None  # Version and its vector.
