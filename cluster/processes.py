@@ -7,6 +7,7 @@ dedicated processes.  The lead is with server 0.
 import dataclasses
 import functools
 import pathlib
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -106,9 +107,13 @@ class Processes:
   def __call__(self) -> None:
     """Takes part in a run that another process leads.
 
+    The first SIGTERM is not heeded: where all processes get it, the lead saves
+    a checkpoint and then ends the others.
+
     Raises:
       SystemExit: With LOST if the cluster is lost: starting again may help.
     """
+    signal.signal(signal.SIGTERM, _wait_for_the_lead)
     if self.meeting.role.kind == 'server':
       self._host()
       return
@@ -171,3 +176,9 @@ class Processes:
       checkpoints=sharded.of_server(self.directory, index, **self.checkpoint),
       report=report,
     )
+
+
+def _wait_for_the_lead(number: int, frame: object) -> None:
+  del frame
+  logging.info('SIGTERM: it is for the lead to end the run.')
+  signal.signal(number, signal.SIG_DFL)
