@@ -106,7 +106,10 @@ def build(
   }
   choose = _checked(config, own)
   real = config.cluster.runtime == 'distributed'
+  files = RunFiles(workdir)
   meeting = _meeting(config, workdir, process or {}) if real else None
+  if meeting and files.finished() is None:
+    meeting.join()
   scheme = copy.deepcopy(scheme) or _make(
     'sync', choose, num_workers=config.cluster.workers
   )
@@ -114,7 +117,6 @@ def build(
     learning = _timing(config, choose)
   else:
     learning = _learning(config, choose, task, dataset)
-  files = RunFiles(workdir)
   console = Console(
     target=learning.plan.target, clock='real' if real else 'virtual'
   )
@@ -362,7 +364,7 @@ def _virtual(
 def _meeting(
   config: ConfigDict, workdir: str | None, process: Mapping[str, str]
 ) -> Rendezvous:
-  """Joins the other processes of a distributed run."""
+  """Returns where the other processes of a distributed run are met."""
   workers, servers = config.cluster.workers, config.route.server.servers
   dedicated, wait_s = config.route.server.dedicated, config.cluster.timeout_s
   the_same = 'the folder that all processes of the run share'

@@ -234,7 +234,7 @@ def manifest(
     'command': sys.argv,
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},
-    'devices': [device.device_kind for device in jax.devices()],
+    'devices': [device.device_kind for device in jax.local_devices()],
     'cores': len(os.sched_getaffinity(0)),
     'xla_flags': os.environ.get('XLA_FLAGS', ''),
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),

@@ -113,6 +113,9 @@ class Processes:
     Raises:
       SystemExit: With LOST if the cluster is lost: starting again may help.
     """
+    if not self.meeting.joined:
+      logging.info('The run has finished before.')
+      return
     signal.signal(signal.SIGTERM, _wait_for_the_lead)
     if self.meeting.role.kind == 'server':
       self._host()

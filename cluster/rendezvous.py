@@ -18,37 +18,45 @@ class Rendezvous:
   Attributes:
     role: Of this process.
     address: Of its host.
+    joined: Whether there is somebody to meet.
     port: That the lead is to listen on; 0 for any.
   """
 
   def __init__(self, role: Role, *, workers: int, address: str, wait_s: float):
-    """Joins jax.distributed, if this is a worker; before XLA starts.
+    """Meets nobody yet.
 
     Args:
       role: Of this process.
       workers: Number of workers.
       address: Of this host: worker 0 has the coordination service listen there.
       wait_s: How long to wait for others.
-
-    Raises:
-      RuntimeError: If the others are not there in time.
     """
     self.role = role
     self.address = address
     self._wait_s = wait_s
+    self.joined = False
+    self._workers = workers
     self.port = int(role.lead.rpartition(':')[2]) if role.lead else 0
-    if role.kind == 'worker':
-      _, _, port = role.coordinator.rpartition(':')
+
+  def join(self) -> None:
+    """Joins jax.distributed, if this is a worker; before XLA starts.
+
+    Raises:
+      RuntimeError: If the others are not there in time.
+    """
+    self.joined = True
+    if self.role.kind == 'worker':
+      _, _, port = self.role.coordinator.rpartition(':')
       # A worker may die, and come back, without ending all others.
       jax.config.update('jax_enable_recoverability', True)
       # It would take SIGTERM for itself.
       jax.config.update('jax_enable_preemption_service', False)
       jax.distributed.initialize(
-        role.coordinator,
-        workers,
-        role.index,
-        initialization_timeout=round(wait_s),
-        coordinator_bind_address=f'{address}:{port}',
+        self.role.coordinator,
+        self._workers,
+        self.role.index,
+        initialization_timeout=round(self._wait_s),
+        coordinator_bind_address=f'{self.address}:{port}',
       )
 
   def announce(self, address: str) -> None:
