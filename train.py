@@ -121,8 +121,8 @@ def build(
     target=learning.plan.target, clock='real' if real else 'virtual'
   )
   described = manifest(config.to_dict(), own)
+  pipelined = getattr(scheme, 'pipelined', False)
   if meeting:
-    pipelined = getattr(scheme, 'pipelined', False)
     processes = _processes(
       config, choose, meeting, learning, files, described, pipelined
     )
@@ -152,7 +152,7 @@ def build(
     if meeting:
       cluster, checkpoints = processes.cluster(lead), processes.checkpoints
     else:
-      cluster = _virtual(config, choose, lead, learning)
+      cluster = _virtual(config, choose, lead, learning, pipelined)
       checkpoints = Checkpoints(
         files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
@@ -347,7 +347,11 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
 
 
 def _virtual(
-  config: ConfigDict, choose: Choose, lead: Lead, learning: _Learning
+  config: ConfigDict,
+  choose: Choose,
+  lead: Lead,
+  learning: _Learning,
+  pipelined: bool,
 ) -> VirtualCluster:
   with named('config.cluster'):
     return VirtualCluster(
@@ -357,6 +361,7 @@ def _virtual(
       speed=_speed(config, choose),
       network=_network(config),
       num_servers=config.route.server.servers,
+      pipelined=pipelined,
       script=config.cluster.script,
     )
 

@@ -18,13 +18,14 @@ from cluster.layout import even
 from cluster.lead import Lead
 from cluster.network import Network
 from cluster.speed import Speed
+from cluster.transfers import Delivered, Pipelined, Transfers
 from cluster.wire import Wire
 
 # Simultaneous events happen in this order, and then by worker.
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
 
 # Attributes of a cluster that change while it runs.
-_STATE = ('time', '_network', '_workers', '_flows', '_wake', '_events')
+_STATE = ('time', '_workers', '_transfers', '_wake', '_events')
 
 
 class Scripted(NamedTuple):
@@ -46,7 +47,6 @@ class _Worker:
   """A worker's iteration in flight, beside what the lead knows of it."""
 
   life: int = 0  # Events of an earlier life are dropped.
-  flows: set[int] = dataclasses.field(default_factory=set)
   params: Any = None
   compute_s: float = 0.0
 
@@ -69,6 +69,7 @@ class VirtualCluster:
     speed: Speed,
     network: Network,
     num_servers: int,
+    pipelined: bool,
     script: Sequence[Sequence[Any]],
   ):
     """Sets the cluster up at time 0.
@@ -81,6 +82,7 @@ class VirtualCluster:
       speed: How long workers compute.
       network: Its hosts are the workers and then the servers.
       num_servers: Number of servers.
+      pipelined: Whether pushes and pulls overlap, as `transfers` says.
       script: Deaths and returns of workers, as Scripted has them.
 
     Raises:
@@ -91,12 +93,14 @@ class VirtualCluster:
     self.lead = lead
     self.gradient = gradient
     self._speed = speed
-    self._network = network
     self._workers = [_Worker() for _ in lead.workers]
     self._wire = wire
     size_bytes = wire.size_bytes((lead.server.params, lead.server.stats))
-    self._shards = even(size_bytes, num_servers)
-    self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
+    self._transfers = (Pipelined if pipelined else Transfers)(
+      network,
+      num_workers=len(lead.workers),
+      shards=even(size_bytes, num_servers),
+    )
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
     # (time, kind, worker or wake, life of the worker).
     kinds = {'leave': _LEAVE, 'join': _JOIN}
@@ -135,14 +139,13 @@ class VirtualCluster:
     """
     while self._events and self._is_stale(*self._events[0][1:]):
       heapq.heappop(self._events)
-    arrival = self._network.next_time()
+    arrival = self._transfers.network.next_time()
     event = self._events[0][0] if self._events else math.inf
     if arrival == event == math.inf:
       raise RuntimeError(self._stuck())
     self.time = min(arrival, event)
     if arrival <= event:
-      for flow in self._network.advance(arrival):
-        self._arrived(flow)
+      self._delivered(self._transfers.advance(arrival))
     else:
       self._happened(*heapq.heappop(self._events)[1:])
 
@@ -191,7 +194,7 @@ class VirtualCluster:
   def _happened(self, kind: int, number: int, _: int) -> None:
     if kind == _COMPUTED:
       self.lead.enter(number, 'push', self.time)
-      self._transfer(number)
+      self._transfers.push(self.time, number)
     elif kind == _PUSH:
       self._push(number)
     elif kind == _WAKE:
@@ -209,7 +212,7 @@ class VirtualCluster:
 
   def _pull(self, index: int) -> None:
     self._workers[index].params = self._wire.pulled(self.lead.server.params)
-    self._transfer(index)
+    self._delivered(self._transfers.pull(self.time, index))
 
   def _push(self, index: int) -> None:
     """Computes the gradient of a push that has arrived."""
@@ -226,37 +229,22 @@ class VirtualCluster:
       loss=loss,
     )
 
-  def _transfer(self, index: int) -> None:
-    """Starts the flows of a pull or push, from or to every server."""
-    pulls = self.lead.workers[index].phase == 'pull'
-    for server, size in enumerate(self._shards, start=len(self._workers)):
-      ends = (server, index) if pulls else (index, server)
-      flow = self._network.start(self.time, *ends, size)
-      self._workers[index].flows.add(flow)
-      self._flows[flow] = index, size
-
-  def _arrived(self, flow: int) -> None:
-    index, size = self._flows.pop(flow)
-    worker, known = self._workers[index], self.lead.workers[index]
-    worker.flows.remove(flow)
-    self.lead.journal.ledger.bytes += size
-    if worker.flows:
-      return
-    if known.phase == 'push':
-      self._schedule(self.time, _PUSH, index)
-      return
-    self.lead.enter(index, 'compute', self.time)
-    worker.compute_s = self._speed.seconds(
-      index, known.iteration, known.examples
-    )
-    self._schedule(self.time + worker.compute_s, _COMPUTED, index)
+  def _delivered(self, delivered: Delivered) -> None:
+    self.lead.journal.ledger.bytes += delivered.size_bytes
+    for index in delivered.ended:
+      known = self.lead.workers[index]
+      if known.phase == 'push':
+        self._schedule(self.time, _PUSH, index)
+        continue
+      self.lead.enter(index, 'compute', self.time)
+      seconds = self._speed.seconds(index, known.iteration, known.examples)
+      self._workers[index].compute_s = seconds
+      self._schedule(self.time + seconds, _COMPUTED, index)
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
-    for flow in sorted(worker.flows):
-      self._network.cancel(self.time, flow)
-      del self._flows[flow]
-    worker.flows.clear()
+    lost = self.lead.workers[index].phase != 'wait'
+    self._transfers.leave(self.time, index, lost=lost)
     worker.life += 1
     worker.params = None
     self.lead.leave(index, self.time, 'config.cluster.script')

@@ -1,6 +1,11 @@
 """Bulk-synchronous parallel: one update per superstep, summed over all workers.
 
-Valiant, 'A bridging model for parallel computation', 1990.
+Valiant, 'A bridging model for parallel computation', 1990.  As published, no
+byte of a pull is sent before the barrier: with N workers, S bytes and one
+server of B bytes/s, a superstep costs C + 2NS/B.  Pipelined, servers sum and
+serve each chunk as soon as all workers have pushed it, which costs about
+C + NS/B.  The decisions are the same, and so are the parameters: it is the
+runtime that overlaps pushes and pulls.
 """
 
 import dataclasses
@@ -15,16 +20,15 @@ class Bsp:
 
   Attributes:
     members: Who lives.  A superstep ends when nobody runs any more.
-    pipelined: Whether runtimes sum and serve parts of the parameters as soon as
-      all workers have sent them, instead of all at the barrier.
     update: The update that pushes of this superstep are summed into.
     pushes: How many have been.
+    pipelined: Whether the runtime serves chunks before the barrier.
   """
 
   members: scheme.Members
-  pipelined: bool = False
   update: int = 0
   pushes: int = 0
+  pipelined: bool = False
 
   def start(self, time: float) -> Verdict:
     """Releases every worker."""
@@ -64,5 +68,5 @@ class Bsp:
 
 
 def make(*, num_workers: int, pipelined: bool = False) -> Bsp:
-  """Returns BSP for `num_workers` workers."""
+  """Returns BSP for `num_workers` workers, as published or pipelined."""
   return Bsp(members=scheme.members(num_workers), pipelined=pipelined)
