@@ -1,75 +1,43 @@
-"""Builds a run from a config: the only place that reads one.
+"""Builds a run from a config: with learning.py, the only place that reads one.
 
 `build` checks the whole config and makes the scheme, the data, the model, the
 optimiser and the cluster; calling what it returns trains.
 """
 
 import copy
-import dataclasses
 import functools
-import importlib
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
+import learning
 from cluster import compilations, roles, transport
-from cluster import optimizer as optimizers
-from cluster import schedule as schedules
 from cluster import speed as speeds
 from cluster.checkpoints import Checkpoints
 from cluster.checks import require
 from cluster.console import Console
 from cluster.faults import Faults
 from cluster.files import RunFiles, fingerprint, manifest
-from cluster.gradient import Evaluation, Gradient
 from cluster.heart import START
-from cluster.journal import Journal, Plan
-from cluster.layout import Layout
+from cluster.journal import Journal
 from cluster.lead import Lead
 from cluster.network import Network
 from cluster.processes import Processes
 from cluster.rendezvous import Rendezvous
 from cluster.run import Run
-from cluster.server import Server
-from cluster.timing import (
-  TimingGradient,
-  TimingLayout,
-  TimingServer,
-  TimingWire,
-)
 from cluster.virtual import VirtualCluster
-from cluster.wire import Wire
 from configs import default, sections
 from configs.sections import named
-from data import augment as augmentation
 from data.dataset import Dataset
-from data.stream import Stream
-from models.task import Task, classification
+from learning import Choose, Learning, made
+from models.task import Task
 from sync.scheme import Scheme
-
-Choose = Callable[[str], tuple[str, dict[str, Any]]]
-
-
-@dataclasses.dataclass
-class _Learning:
-  """What is learned, whoever learns it: in one process or in many."""
-
-  plan: Plan
-  stream: Stream
-  gradient: Gradient | TimingGradient
-  evaluate: Evaluation | None
-  wire: Wire | TimingWire
-  layout: Callable[..., Layout | TimingLayout]  # Of a number of servers.
-  server: Callable[..., Server | TimingServer]  # Of parameters, statistics.
-  schedule: schedules.Schedule | None
-  params: Any = None
-  stats: Any = None
 
 
 def build(
@@ -110,32 +78,32 @@ def build(
   meeting = _meeting(config, workdir, process or {}) if real else None
   if meeting and files.finished() is None:
     meeting.join()
-  scheme = copy.deepcopy(scheme) or _make(
+  scheme = copy.deepcopy(scheme) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
   if config.model.name == 'none':
-    learning = _timing(config, choose)
+    learned = learning.nothing(config, choose)
   else:
-    learning = _learning(config, choose, task, dataset)
+    learned = learning.learning(config, choose, task, dataset)
   console = Console(
-    target=learning.plan.target, clock='real' if real else 'virtual'
+    target=learned.plan.target, clock='real' if real else 'virtual'
   )
   described = manifest(config.to_dict(), own)
   pipelined = getattr(scheme, 'pipelined', False)
   if meeting:
     processes = _processes(
-      config, choose, meeting, learning, files, described, pipelined
+      config, choose, meeting, learned, files, described, pipelined
     )
     if not processes.leads:
       return processes
     server = processes.servers
   else:
     require(not process, 'process', 'nothing in the virtual runtime', process)
-    server = learning.server(learning.params, learning.stats)
+    server = learned.server(learned.params, learned.stats)
   journal = Journal(
-    plan=learning.plan,
+    plan=learned.plan,
     server=server,
-    evaluate=learning.evaluate,
+    evaluate=learned.evaluate,
     files=files,
     console=console,
     later=ThreadPoolExecutor(1).submit if real else None,
@@ -143,7 +111,7 @@ def build(
   lead = Lead(
     scheme=scheme,
     server=server,
-    stream=learning.stream,
+    stream=learned.stream,
     journal=journal,
     num_workers=config.cluster.workers,
     worker_batch=config.batching.worker_batch,
@@ -152,7 +120,7 @@ def build(
     if meeting:
       cluster, checkpoints = processes.cluster(lead), processes.checkpoints
     else:
-      cluster = _virtual(config, choose, lead, learning, pipelined)
+      cluster = _virtual(config, choose, lead, learned, pipelined)
       checkpoints = Checkpoints(
         files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
@@ -181,157 +149,6 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   return functools.partial(sections.chosen, config, defaults)
 
 
-def _make(section: str, choose: Choose, **shared: Any) -> Any:
-  """Calls `make` of the module that a section names."""
-  name, own = choose(section)
-  package = {'sync': 'sync', 'data': 'data', 'model': 'models'}[section]
-  module = importlib.import_module(f'{package}.{name}')
-  with named(f'config.{section}.{name}'):
-    return module.make(**shared, **own)
-
-
-def _timing(config: ConfigDict, choose: Choose) -> _Learning:
-  """Returns that nothing is learned."""
-  _, sizes = choose('model')
-  size_bytes = sizes['size_bytes']
-  plan = _plan(config, sizes['num_train'])
-  return _Learning(
-    plan=plan,
-    stream=_stream(config, plan),
-    gradient=TimingGradient(),
-    evaluate=None,
-    wire=TimingWire(size_bytes=size_bytes),
-    layout=functools.partial(TimingLayout, size_bytes),
-    server=lambda params, stats: TimingServer(),
-    schedule=None,
-  )
-
-
-def _learning(
-  config: ConfigDict, choose: Choose, task: Task | None, dataset: Dataset | None
-) -> _Learning:
-  directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
-  dataset = dataset or _make('data', choose, directory=directory)
-  dataset.check()
-  plan = _plan(config, len(dataset.train.targets))
-  stream = _stream(config, plan)
-  task = task or _task(config, choose, dataset)
-  schedule = _schedule(config, choose, plan.epoch)
-  with named('config.wire.dense'):
-    wire = Wire(**config.wire.dense)
-  return _Learning(
-    plan=plan,
-    stream=stream,
-    gradient=_gradient(config, task, dataset, stream),
-    evaluate=Evaluation(task, dataset.test),
-    wire=wire,
-    layout=functools.partial(Layout, task.params, task.stats, dtype=wire.dtype),
-    server=functools.partial(_server, config, choose, schedule),
-    schedule=schedule,
-    params=task.params,
-    stats=task.stats,
-  )
-
-
-def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
-  with named('config.data'):
-    augment = augmentation.make(
-      crop_padding=config.data.crop_padding,
-      flip=config.data.flip,
-      input_shape=dataset.input_shape,
-    )
-  model = _make(
-    'model',
-    choose,
-    input_shape=dataset.input_shape,
-    num_classes=dataset.num_classes,
-    seed=config.seed,
-  )
-  with named(f'config.model.{config.model.name}'):
-    return classification(model, dataset.prepare, augment)
-
-
-def _gradient(
-  config: ConfigDict, task: Task, dataset: Dataset, stream: Stream
-) -> Gradient:
-  devices, count = jax.local_devices(), config.cluster.devices_per_worker
-  most = f'at most {len(devices)}, the devices of this process'
-  field = 'config.cluster.devices_per_worker'
-  require(count <= len(devices), field, most, count)
-  with named('config.batching'):
-    return Gradient(
-      task,
-      dataset.train,
-      stream.indices,
-      micro_batch=config.batching.micro_batch,
-      seed=config.seed,
-      devices=devices[:count],
-    )
-
-
-def _server(
-  config: ConfigDict,
-  choose: Choose,
-  schedule: schedules.Schedule,
-  params: Any,
-  stats: Any,
-) -> Server:
-  name, own = choose('optimizer')
-  with named(f'config.optimizer.{name}'):
-    tx = getattr(optimizers, name)(**own)
-  with named('config.optimizer'):
-    return Server(
-      params=params,
-      stats=stats,
-      tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
-      schedule=schedule,
-      reduction=config.optimizer.reduction,
-      num_workers=config.cluster.workers,
-      worker_batch=config.batching.worker_batch,
-    )
-
-
-def _schedule(
-  config: ConfigDict, choose: Choose, epoch: int
-) -> schedules.Schedule:
-  name, own = choose('schedule')
-  with named(f'config.schedule.{name}'):
-    shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
-  with named('config.schedule'):
-    return schedules.schedule(
-      rate=config.optimizer.learning_rate,
-      warmup_epochs=config.schedule.warmup_epochs,
-      counts=config.schedule.counts,
-      shape=shape,
-      epoch=epoch,
-      update=config.cluster.workers * config.batching.worker_batch,
-    )
-
-
-def _plan(config: ConfigDict, epoch: int) -> Plan:
-  batch, epochs = config.batching.worker_batch, config.epochs
-  most, least = f'at most the {epoch} training examples', 'at least one example'
-  require(batch <= epoch, 'config.batching.worker_batch', most, batch)
-  target = round(epochs * epoch)
-  require(target > 0, 'config.epochs', least, epochs)
-  return Plan(
-    target=target,
-    epoch=epoch,
-    eval_every=max(round(config.eval_every * epoch), 1),
-    log_every=config.log_every,
-    accuracies=config.time_to,
-  )
-
-
-def _stream(config: ConfigDict, plan: Plan) -> Stream:
-  ahead = config.data.ahead
-  held = config.cluster.workers * config.batching.worker_batch * (ahead + 1)
-  least = f'no more examples held ahead ({held}) than an epoch has'
-  require(held <= plan.epoch, 'config.data.ahead', least, ahead)
-  with named('config.data'):
-    return Stream(num_examples=plan.epoch, seed=config.seed, ahead=ahead)
-
-
 def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
   name, own = choose('cluster.speed')
   workers, section = config.cluster.workers, config.cluster.speed
@@ -350,14 +167,14 @@ def _virtual(
   config: ConfigDict,
   choose: Choose,
   lead: Lead,
-  learning: _Learning,
+  learned: Learning,
   pipelined: bool,
 ) -> VirtualCluster:
   with named('config.cluster'):
     return VirtualCluster(
       lead=lead,
-      gradient=learning.gradient,
-      wire=learning.wire,
+      gradient=learned.gradient,
+      wire=learned.wire,
       speed=_speed(config, choose),
       network=_network(config),
       num_servers=config.route.server.servers,
@@ -394,7 +211,7 @@ def _processes(
   config: ConfigDict,
   choose: Choose,
   meeting: Rendezvous,
-  learning: _Learning,
+  learned: Learning,
   files: RunFiles,
   described: Mapping[str, Any],
   pipelined: bool,
@@ -408,7 +225,7 @@ def _processes(
     one = 'inf unless one server applies updates as a whole'
     clips = (servers > 1 or pipelined) and optimizer.clip_norm < math.inf
     whole = 'False for models with running statistics'
-    valid = not (pipelined and jax.tree.leaves(learning.stats))
+    valid = not (pipelined and jax.tree.leaves(learned.stats))
     require(valid, 'config.sync.bsp.pipelined', whole, pipelined)
     field = 'config.optimizer.clip_norm'
     require(not clips, field, one, optimizer.clip_norm)
@@ -422,14 +239,14 @@ def _processes(
       timeout_s=config.cluster.timeout_s,
     )
   with named('config.route.server'):
-    layout = learning.layout(num_servers=servers)
+    layout = learned.layout(num_servers=servers)
   with named('config.checkpoint'):
     return Processes(
       meeting=meeting,
       num_servers=servers,
       dedicated=config.route.server.dedicated,
       layout=layout,
-      learning=learning,
+      learning=learned,
       worker_batch=config.batching.worker_batch,
       pipelined=pipelined,
       speed=speed,
