@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ class _Member:
   """A worker, as the lead sees it.
 
   Attributes:
-    life: How many there have been.
+    lives: How many there have been.
+    life: Which of them was ready last.
     stream: Of the living one; None before it is ready and once it is gone.
     seen: When it gave the last sign of life, monotonic seconds.
     closed: Set once its stream has ended.
@@ -43,6 +44,7 @@ class _Member:
     compilations: After warm-up, of the lives that have pushed.
   """
 
+  lives: int = 0
   life: int = -1
   stream: Stream | None = None
   seen: float = 0.0
@@ -122,6 +124,7 @@ class DistributedCluster:
     self._members = [_Member() for _ in lead.workers]
     self._remote: dict[int, RemoteServer] = {}
     self._complete = threading.Event()  # All servers are there.
+    self._over = threading.Event()
     self._lock = threading.Lock()
     self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     self._wake: float | None = None
@@ -155,6 +158,7 @@ class DistributedCluster:
     if self._num_servers == 1:
       self._complete.set()
     self._announce(self._listener.address)
+    threading.Thread(target=self._watch, daemon=True).start()
     if self._local:
       threading.Thread(target=self._run_local, daemon=True).start()
     deadline = time.monotonic() + START * self._timeout_s
@@ -217,6 +221,7 @@ class DistributedCluster:
 
   def close(self) -> None:
     """Ends the run for all workers and servers, however it went."""
+    self._over.set()
     self.lead.close(self.time)
     self._running = False
     finished = self.lead.journal.finished
@@ -236,7 +241,7 @@ class DistributedCluster:
     return {
       'virtual_s': None,
       'padding_share': share,
-      'lives': [member.life + 1 for member in self._members],
+      'lives': [member.lives for member in self._members],
       'late_compilations': sum(
         sum(member.compilations.values()) for member in self._members
       ),
@@ -248,10 +253,12 @@ class DistributedCluster:
       self._own.serve(stream, hello['worker'], hello['life'])
       return
     if hello['fingerprint'] != self._fingerprint:
-      raise ValueError(
+      reason = (
         f'config: expected the same as that of the lead, got another from '
         f'{stream.peer}.'
       )
+      stream.send({'refused': reason})
+      raise ValueError(reason)
     if 'server' in hello:
       self._serve_server(stream, hello['server'])
     else:
@@ -262,24 +269,26 @@ class DistributedCluster:
       raise Unmendable('Not all servers are there.')
     member = self._members[index]
     with self._lock:
-      member.life += 1
-      life = member.life
+      life = member.lives
+      member.lives += 1
     remote = [self._remote[k].address for k in range(1, self._num_servers)]
     servers = [self._listener.address, *remote]
     event = {'worker': index, 'life': life}
+    closed = threading.Event()
     try:
       stream.send({'life': life, 'servers': servers})
       stream.receive()  # It has connected to all servers.
-      self._events.put(event | {'told': 'ready', 'stream': stream})
+      ready = {'told': 'ready', 'stream': stream, 'closed': closed}
+      self._events.put(event | ready)
       while True:
         beat = stream.receive().header
-        member.seen = time.monotonic()
+        if life == member.life:
+          member.seen = time.monotonic()
         stream.send(beat | {'clock': self._clock()})
     except TransportError as error:
       self._events.put(event | {'told': 'failed', 'reason': str(error)})
     finally:
-      if life == member.life:
-        member.closed.set()
+      closed.set()
 
   def _serve_server(self, stream: Stream, index: int) -> None:
     stream.send(self._greeting())
@@ -296,14 +305,16 @@ class DistributedCluster:
         if 'beat' in message.header:
           stream.send(message.header | {'clock': self._clock()})
         else:
-          report(message.header, message)
+          chunks = _noted(message.chunks, server)
+          report(message.header, message._replace(chunks=chunks))
     except TransportError as error:
-      reason = f'Server {index} is lost: {error}'
-      self._events.put({'told': 'unmendable', 'reason': reason})
+      self._give_up(f'Server {index} is lost: {error}')
 
   def _reporter(self, server: int) -> Callable[[dict[str, Any], Any], None]:
     def report(event: dict[str, Any], body: Any) -> None:
-      if 'id' in event:
+      if event['told'] == 'unmendable':
+        self._give_up(f'Server {server}: {event["reason"]}')
+      elif 'id' in event:
         answer = _floats(body)
         if 'error' in event:
           answer = Unmendable(f'Server {server}: {event["error"]}')
@@ -317,9 +328,22 @@ class DistributedCluster:
     try:
       self._local()
     except BaseException as error:  # The thread has nobody else to tell.
-      reason = f'The worker of the lead failed: {error!r}'
-      self._events.put({'told': 'unmendable', 'reason': reason})
+      self._give_up(f'The worker of the lead failed: {error!r}')
       raise
+
+  def _watch(self) -> None:
+    """Looks for silent servers, in a thread: others may wait for these."""
+    while not self._over.wait(self._timeout_s / BEATS):
+      for index, server in list(self._remote.items()):
+        if time.monotonic() - server.seen > self._timeout_s:
+          self._give_up(f'Server {index} was silent for too long.')
+          server.stream.cancel()
+          return
+
+  def _give_up(self, reason: str) -> None:
+    """Ends the run, whatever its thread waits for."""
+    self._events.put({'told': 'unmendable', 'reason': reason})
+    self._servers.fail(Unmendable(reason))
 
   def _take(self, wait_s: float) -> None:
     """Deals with the next event, if one comes in time."""
@@ -335,12 +359,15 @@ class DistributedCluster:
 
   def _on_ready(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
-    if event['life'] != member.life:
+    if event['life'] < member.life:
+      reason = 'It has come back as another process.'
+      self._send(event['stream'], {'end': 'left', 'reason': reason})
       return
     if member.stream is not None:
       self._lose(index, 'It has come back as another process.')
+    member.life = event['life']
     member.stream, member.seen = event['stream'], time.monotonic()
-    member.closed = threading.Event()
+    member.closed = event['closed']
     member.arrived = 0
     if self._running:
       logging.info('Worker %d is back.', index)
@@ -402,9 +429,6 @@ class DistributedCluster:
     for index, member in enumerate(self._members):
       if member.stream is not None and now - member.seen > self._timeout_s:
         self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
-    for index, server in self._remote.items():
-      if now - server.seen > self._timeout_s:
-        raise Unmendable(f'Server {index} was silent for too long.')
     if any(member.stream for member in self._members):
       self._alone_since = math.inf
       return
@@ -458,6 +482,15 @@ class DistributedCluster:
 
   def _clock(self) -> float:
     return time.monotonic()
+
+
+def _noted(
+  chunks: Iterator[np.ndarray], server: RemoteServer
+) -> Iterator[np.ndarray]:
+  """Yields the chunks; each is a sign of life, as beats wait behind them."""
+  for chunk in chunks:
+    server.seen = time.monotonic()
+    yield chunk
 
 
 def _floats(body: Any) -> Any:

@@ -28,6 +28,13 @@ from absl import logging
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
+# Of a config: what may be another when a run on real hosts goes on.
+_HOSTS = (
+  *('config.route.server.servers', 'config.route.server.dedicated'),
+  *('config.cluster.workers', 'config.cluster.speed.slowdown'),
+  *('config.cluster.timeout_s', 'config.cluster.interface'),
+  'config.cluster.faults',
+)
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
@@ -75,14 +82,21 @@ class RunFiles:
       return
     before = json.loads(path.read_text())
     differing = [
-      line
+      (field, line)
       for part in ('config', 'own')
-      for line in _differences(before[part], manifest[part], part)
+      for field, line in _differences(before[part], manifest[part], part)
     ]
-    if differing:
+    both = before['config'], manifest['config']
+    runtimes = {config['cluster']['runtime'] for config in both}
+    free = _HOSTS if runtimes == {'distributed'} else ()
+    for field, line in differing:
+      if field in free:
+        logging.warning('The run goes on with another %s', line)
+    refused = [line for field, line in differing if field not in free]
+    if refused:
       raise ValueError(
         f'workdir: {self.workdir} holds a run of another config.  '
-        + '  '.join(differing)
+        + '  '.join(refused)
       )
     for field in _EXACT:
       if before[field] != manifest[field]:
@@ -261,17 +275,17 @@ def _printed(leaf: Any) -> str:
   return f'{tuple(leaf.shape)}:{zlib.crc32(rows.tobytes()):08x}'
 
 
-def _differences(before: Any, now: Any, path: str) -> list[str]:
+def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
+  """Returns the fields that are not the same, each with what is said of it."""
   if path == 'config.checkpoint':
     return []  # How often a run is saved changes nothing in it.
   if not (isinstance(before, dict) and isinstance(now, dict)):
-    return (
-      [] if before == now else [f'{path}: expected {before!r}, got {now!r}.']
-    )
+    line = f'{path}: expected {before!r}, got {now!r}.'
+    return [] if before == now else [(path, line)]
   return [
-    line
+    difference
     for field in sorted(before.keys() | now.keys())
-    for line in _differences(
+    for difference in _differences(
       before.get(field), now.get(field), f'{path}.{field}'
     )
   ]

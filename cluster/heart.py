@@ -1,8 +1,9 @@
 """Whether the other end still lives, and what time it is there."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cluster.transport import Stream, TransportError
@@ -14,6 +15,17 @@ LOST = 75  # Exit code EX_TEMPFAIL: starting the process again may help.
 
 class Unmendable(Exception):
   """The run cannot go on, but can be started again from a checkpoint."""
+
+
+@contextlib.contextmanager
+def within(stream: Stream, limit_s: float) -> Iterator[None]:
+  """Cancels a stream if the body takes longer, which so has an end."""
+  timer = threading.Timer(limit_s, stream.cancel, ['no answer in time'])
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 class Heart:
@@ -49,7 +61,7 @@ class Heart:
     self._timeout_s = timeout_s
     self._ending = ending
     self._told = told
-    self._answered = time.monotonic()
+    self._unanswered = 0  # Beats.
     self._round_s, self._offset_s = float('inf'), 0.0
     for target in (self._beat, self._listen):
       threading.Thread(target=target, daemon=True).start()
@@ -60,9 +72,11 @@ class Heart:
 
   def _beat(self) -> None:
     while not self.ended.wait(self._timeout_s / BEATS):
-      silent_s = time.monotonic() - self._answered
-      if silent_s > self._timeout_s:
-        self._end({'end': 'lost', 'reason': f'no answer for {silent_s:.1f} s'})
+      # Beats, not seconds: this process itself may have been stopped.
+      self._unanswered += 1
+      if self._unanswered >= BEATS:
+        reason = f'no answer for {self._timeout_s:g} s'
+        self._end({'end': 'lost', 'reason': reason})
         return
       try:
         self._stream.send({'beat': time.monotonic()})
@@ -75,9 +89,9 @@ class Heart:
       while True:
         message = self._stream.receive()
         header = message.header
-        self._answered = time.monotonic()
+        self._unanswered = 0
         if 'beat' in header:
-          self._compare(header['beat'], header['clock'], self._answered)
+          self._compare(header['beat'], header['clock'], time.monotonic())
         elif 'end' in header:
           self._end(header)
           return

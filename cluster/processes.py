@@ -27,7 +27,7 @@ from cluster.servers import Servers
 from cluster.shard import Report, Shard, host
 from cluster.sharded import ShardedCheckpoints
 from cluster.speed import Speed
-from cluster.transport import Security
+from cluster.transport import Refused, Security
 from cluster.worker import Worker
 
 
@@ -125,7 +125,12 @@ class Processes:
       threads.append(threading.Thread(target=self._host, daemon=True))
     for thread in threads:
       thread.start()
-    self._worker(leaving=self.meeting.leave)()
+    try:
+      self._worker(leaving=self.meeting.leave)()
+    except SystemExit as end:
+      if end.code == LOST:
+        self.meeting.abandon()
+      raise
     for thread in threads:
       thread.join(START * self.timeout_s)
 
@@ -160,6 +165,8 @@ class Processes:
     except Unmendable as error:
       logging.error('%s', error)
       sys.exit(LOST)
+    except Refused as error:
+      sys.exit(f'Refused: {error}')
 
   def _shard(
     self, index: int, report: Report, greeting: Mapping[str, Any]

@@ -4,9 +4,13 @@ Workers are one run of jax.distributed, whose key-value store tells them where
 the lead is.  Dedicated servers are not part of it: the lead's address is given.
 """
 
+import os
+import sys
+
 import jax
 from jax._src import distributed  # The store has no public interface.
 
+from cluster.heart import LOST
 from cluster.roles import Role
 
 _KEY = 'syncopate/lead'
@@ -51,6 +55,7 @@ class Rendezvous:
       jax.config.update('jax_enable_recoverability', True)
       # It would take SIGTERM for itself.
       jax.config.update('jax_enable_preemption_service', False)
+      # If the others are not there in time, it ends the process by SIGABRT.
       jax.distributed.initialize(
         self.role.coordinator,
         self._workers,
@@ -75,3 +80,12 @@ class Rendezvous:
   def leave(self) -> None:
     """Leaves jax.distributed."""
     jax.distributed.shutdown()
+
+  def abandon(self) -> None:
+    """Ends this process, which is cut off from others, with LOST.
+
+    At a normal end JAX would take leave of them, and wait minutes for it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(LOST)

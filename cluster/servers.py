@@ -5,6 +5,7 @@ lead wants into numbered orders that all of them carry out in the same sequence.
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -46,6 +47,8 @@ class Servers:
     self._sequence = 0
     self._numbers = itertools.count()
     self._questions: dict[int, list[Future]] = {}
+    self._answering = threading.Lock()
+    self._error: Exception | None = None
 
   def attach(self, servers: list[Ordered]) -> None:
     """Names the servers, in the order of their shares."""
@@ -89,25 +92,34 @@ class Servers:
 
   def answer(self, server: int, number: int, answer: Any) -> None:
     """Takes in what a server says to a snapshot or save; from any thread."""
-    future = self._questions[number][server]
-    if isinstance(answer, Exception):
-      future.set_exception(answer)
-    else:
-      future.set_result(answer)
-    if all(future.done() for future in self._questions[number]):
-      self._questions.pop(number, None)
+    with self._answering:
+      if self._error is not None:
+        return  # Nobody waits any more.
+      future = self._questions[number][server]
+      if isinstance(answer, Exception):
+        future.set_exception(answer)
+      else:
+        future.set_result(answer)
+      if all(future.done() for future in self._questions[number]):
+        self._questions.pop(number)
 
   def fail(self, error: Exception) -> None:
-    """Lets all who wait for an answer know that there will be none."""
-    for futures in list(self._questions.values()):
-      for future in futures:
-        if not future.done():
-          future.set_exception(error)
+    """Lets all who wait for an answer, or will, know that there is none."""
+    with self._answering:
+      self._error = self._error or error
+      for futures in self._questions.values():
+        for future in futures:
+          if not future.done():
+            future.set_exception(error)
+      self._questions.clear()
 
   def _ask(self, name: str, *arguments: Any) -> list[Future]:
     number = next(self._numbers)
-    self._questions[number] = [Future() for _ in self._servers]
-    futures = self._questions[number]
+    futures = [Future() for _ in self._servers]
+    with self._answering:
+      if self._error is not None:
+        raise self._error
+      self._questions[number] = futures
     self._orders.append([name, number, *arguments])
     self.flush()  # Who waits for an answer may be the caller.
     return futures

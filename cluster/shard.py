@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 
 from cluster.checkpoints import Checkpoints
-from cluster.heart import START, Heart, Unmendable
+from cluster.heart import START, Heart, Unmendable, within
 from cluster.layout import Layout
 from cluster.pipeline import Pipeline
 from cluster.server import Server
@@ -25,6 +25,7 @@ from cluster.servers import Key
 from cluster.transport import (
   Listener,
   Message,
+  Refused,
   Security,
   Stream,
   TransportError,
@@ -48,6 +49,7 @@ class _Port:
     self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     # Used again and again: fresh memory costs more than the copy into it.
     self.buffer = np.empty(size_bytes, np.uint8)
+    self.ended = False
 
 
 class Shard:
@@ -109,7 +111,8 @@ class Shard:
       if self._pipelined:
         return
       buffer = np.zeros(self._size, np.uint8)
-      jax.block_until_ready(self._split(buffer.view(self._layout.dtype)))
+      vector = jnp.array(buffer.view(self._layout.dtype))
+      jax.block_until_ready(self._split(vector))
 
   def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     """Takes orders that are carried out after those of lower numbers.
@@ -153,7 +156,8 @@ class Shard:
         else:
           payload = self._taken(port, message)
         with self._lock:
-          self._payloads[worker, life] = payload
+          if not port.ended:  # Else nobody would take it out again.
+            self._payloads[worker, life] = payload
         self._report({'told': 'arrived'} | key | message.header, None)
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
@@ -204,10 +208,11 @@ class Shard:
       with _on_cpu():
         while (ordered := self._orders.get()) is not None:
           self._obey(*ordered)
-    except Exception as error:  # Whatever it is, the run cannot go on.
-      logging.exception('Server %d', self.index)
-      reason = f'Server {self.index} failed: {type(error).__name__}: {error}'
-      self._report({'told': 'unmendable', 'reason': reason}, None)
+    except Exception as error:  # The lead has to know, whatever it is.
+      reason = f'{type(error).__name__}: {error}'
+      logging.exception('Server %d has failed', self.index)
+      with contextlib.suppress(TransportError):
+        self._report({'told': 'unmendable', 'reason': reason}, None)
 
   def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     if sequence != self._sequence:
@@ -248,10 +253,11 @@ class Shard:
       port = self._ports.get((worker, life))
       self._payloads.pop((worker, life), None)
       self._piped.discard((worker, life))
+      if port is not None:
+        port.ended = True
+        port.releases.put(None)
     if self._pipelined:
       self.server.leave((worker, life))
-    if port is not None:
-      port.releases.put(None)
 
   def _snapshot(self, number: int) -> None:
     vector = self._whole(self.server.params, self.server.stats)
@@ -314,9 +320,9 @@ def host(
 
   Raises:
     Unmendable: If the lead is lost.
+    Refused: If the lead refuses this server.
   """
   hello = {'server': index, 'fingerprint': fingerprint}
-  stream = connect(lead(), hello, security, START * timeout_s)
 
   def report(event: dict[str, Any], body: Any) -> None:
     if body is None:
@@ -326,7 +332,12 @@ def host(
       stream.send(event, chunked(flat, CHUNK_BYTES), flat.size)
 
   try:
-    shard = make(report, stream.receive().header)
+    stream = connect(lead(), hello, security, START * timeout_s)
+    with within(stream, START * timeout_s):
+      greeting = stream.receive().header
+    if 'refused' in greeting:
+      raise Refused(greeting['refused'])
+    shard = make(report, greeting)
     shard.warm_up()
 
     def serve(pushes: Stream, hello: Mapping[str, Any]) -> None:
@@ -341,8 +352,12 @@ def host(
       told=lambda told: shard.order(told['sequence'], told['orders']),
     )
     heart.ended.wait()
+    if heart.verdict['end'] == 'lost':
+      stream.cancel()  # Orders may wait for it to take in a snapshot.
     shard.close()
     listener.close(timeout_s)
+  except Refused:
+    raise
   except TransportError as error:
     raise Unmendable(f'Server {index} has lost the lead: {error}') from error
   if heart.verdict['end'] == 'lost':

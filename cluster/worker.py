@@ -18,7 +18,7 @@ from absl import logging
 from cluster import compilations
 from cluster.faults import Faults, Kind
 from cluster.gradient import Gradient
-from cluster.heart import LOST, START, Heart
+from cluster.heart import LOST, START, Heart, within
 from cluster.layout import Layout
 from cluster.shard import CHUNK_BYTES
 from cluster.speed import Speed
@@ -86,6 +86,7 @@ class Worker:
     # A pull and a push at a time of each server, and the next input.
     self._pool = ThreadPoolExecutor(2 * len(servers) + 1)
     self._doing: list[Future] = []
+    self._compiled: int | None = None  # Programs, at the first pull.
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -96,7 +97,6 @@ class Worker:
     vectors, _ = self._layout.pack(payload)
     jax.block_until_ready(self._layout.unpack(list(map(np.asarray, vectors))))
     self._params = None
-    self._compiled = compilations.count()
 
   def __call__(self) -> None:
     """Takes part in the run until it is over.
@@ -121,13 +121,19 @@ class Worker:
       control = self._connect(
         stack, self._lead(), self._hello, START * self._timeout_s
       )
-      welcome = control.receive().header
+      with within(control, START * self._timeout_s):
+        welcome = control.receive().header
+      if 'refused' in welcome:
+        raise Refused(welcome['refused'])
       key = {'worker': self.index, 'life': welcome['life']}
       streams = [
         self._connect(stack, address, key, self._timeout_s)
         for address in welcome['servers']
       ]
-      self._pieces = [stream.receive().header['pieces'] for stream in streams]
+      self._pieces = []
+      for stream in streams:
+        with within(stream, self._timeout_s):
+          self._pieces.append(stream.receive().header['pieces'])
       self._doing = []
       control.send({'ready': True})
 
@@ -171,6 +177,8 @@ class Worker:
     header = [pull.result() for pull in pulls].pop()
     for done in self._doing:
       done.result()
+    if self._compiled is None:  # A server of this process compiles, too.
+      self._compiled = compilations.count()
     pulled_at = heart.lead_time(time.monotonic())
     start = time.monotonic()
     iteration = header['iteration']

@@ -6,17 +6,20 @@ from absl.testing import absltest, parameterized
 
 from tests import small
 
+_TWO = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0, 3.1)}
+
 
 def _replay(*folders):
   return small.python('-m', 'tools.replay', *map(str, folders))
 
 
-def _run(scheme):
+def _run(scheme, **changed):
   run = small.build(
     small.config(
       sync__name=scheme,
       cluster__speed__name='lognormal',
       cluster__script=((0.2, 'leave', 1), (0.9, 'join', 1)),
+      **changed,
     )
   )
   run()
@@ -48,6 +51,15 @@ class ReplayTest(parameterized.TestCase):
 
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stdout, r': event \d+ was .*, is ')
+
+  def test_each_start_has_a_scheme_for_as_many_workers_as_there_were(self):
+    folder, fewer = _run('elastic'), _run('elastic', **_TWO)
+    with (folder / 'events.jsonl').open('a') as events:
+      events.write((fewer / 'events.jsonl').read_text())
+
+    done = _replay(folder)
+
+    self.assertEqual(done.returncode, 0, done.stdout)
 
   @parameterized.parameters(
     (lambda folder: folder / 'none', 'no folder'),

@@ -3,12 +3,15 @@
   python -m tools.replay RUN_DIR [RUN_DIR ...]
 
 Every verdict must be the recorded one, to the last bit; the first one that is
-not is printed, and the exit code is then 1.
+not is printed, and the exit code is then 1.  Each start of a run on real hosts
+has a scheme of its own, for as many workers as there were then.
 """
 
 import importlib
 import pathlib
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import app
 
@@ -28,34 +31,39 @@ def main(argv: list[str]) -> None:
   sys.exit(0 if all(same) else 1)
 
 
-def scheme(path: pathlib.Path) -> Scheme:
+def scheme(config: Mapping[str, Any], num_workers: int) -> Scheme:
   """Returns the scheme of a run, as it was before the run.
 
   Args:
-    path: Folder of the run; its scheme is one of sync/.
+    config: Of the run; its scheme is one of sync/.
+    num_workers: Number of workers.
 
   Raises:
-    ValueError: If there is no run, or if its scheme is not what it was.
-    OSError: If the run cannot be read.
+    ValueError: If its scheme is not what it was.
   """
-  config = records.config(path)
   name = config['sync']['name']
   module = importlib.import_module(f'sync.{name}')
-  return module.make(
-    num_workers=config['cluster']['workers'], **config['sync'][name]
-  )
+  return module.make(num_workers=num_workers, **config['sync'][name])
 
 
 def _replayed(path: pathlib.Path) -> bool:
   """Prints whether a run's verdicts are those of today, and returns it."""
   number = 0
-  pairs = record.replay(scheme(path), records.events(path))
-  for number, (recorded, replayed) in enumerate(pairs, start=1):
+  for number, (recorded, replayed) in enumerate(_pairs(path), start=1):
     if recorded != replayed:
       print(f'{path}: event {number} was {recorded}, is {replayed}.')
       return False
   print(f'{path}: {number} events, the same verdicts.')
   return True
+
+
+def _pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
+  """Yields each recorded row beside that of today."""
+  config, fresh = records.config(path), None
+  for row in records.events(path):
+    if row['told'] == 'start' or fresh is None:
+      fresh = scheme(config, len(row['said'].get('release', ())))
+    yield from record.replay(fresh, [row])
 
 
 if __name__ == '__main__':
