@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test compare lint bench clean
+.PHONY: train test compare lint bench soak clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -21,6 +21,9 @@ lint: .venv/dev
 
 bench: .venv/run
 	$(BIN)/python -m bench
+
+soak: .venv/run
+	$(BIN)/python -m bench.soak
 
 clean:
 	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis

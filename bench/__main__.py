@@ -1,4 +1,9 @@
-"""Every benchmark: python -m bench, or `make bench`."""
+"""Every benchmark: python -m bench, or `make bench`.
+
+Not among them, as they take longer: python -m bench.lab (real runs on shaped
+links, needs root) and python -m bench.soak, or `make soak` (workers that are
+killed).
+"""
 
 from bench import checkpoint, runtime, scale, training, zipline
 

@@ -110,6 +110,7 @@ class Run:
       summary = self.journal.summary(
         self.cluster.time,
         ended=ended,
+        issued=self.cluster.lead.issued,
         outstanding=self.cluster.lead.outstanding,
         **self.cluster.summary(),
         compilations=compilations.count() - warm,

@@ -139,7 +139,7 @@ class _Run:
       if self._code is not None and not self._processes.names():
         return self._code
       for ended in self._processes.wait(next_s):
-        self._row(ended.name, ended.pid, 'exit', ended.code)
+        self._note(ended)
         self._ended(ended)
       while self.signals:
         self._signalled(self.signals.pop(0))
@@ -180,8 +180,8 @@ class _Run:
   def _mend(self, ended: Exit) -> None:
     """Starts again what has died with a process, or gives up."""
     name = ended.name
-    short = self._short[name] + 1 if ended.lived_s < _QUICK_S else 0
-    self._short[name] = short
+    self._short[name] += ended.lived_s < _QUICK_S
+    short = self._short[name]
     if ended.code < 0:
       how = f'{name} has died ({signal.strsignal(-ended.code)})'
       code = 128 - ended.code
@@ -242,7 +242,13 @@ class _Run:
 
   def _kill(self, names: Sequence[str]) -> None:
     for ended in self._processes.kill(names):
-      self._row(ended.name, ended.pid, 'exit', ended.code)
+      self._note(ended)
+
+  def _note(self, ended: Exit) -> None:
+    """Writes the row of an end, whoever has caused it."""
+    if ended.lived_s >= _QUICK_S:
+      self._short[ended.name] = 0
+    self._row(ended.name, ended.pid, 'exit', ended.code)
 
   def _start(self, name: str) -> None:
     argv = [*self._program, *self._plan.arguments]
@@ -256,7 +262,8 @@ class _Run:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
-    environ = os.environ | self._devices[name] | self._screen.environ(name)
+    environ = {**_compiled(self._plan.workdir), **os.environ}
+    environ |= self._devices[name] | self._screen.environ(name)
     environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
     pid = self._processes.start(name, argv, environ)
     self._starts[name] += 1
@@ -274,6 +281,15 @@ class _Run:
     if 'server 0' in names:
       host = self._places['server 0'] or '127.0.0.1'
       self._lead = f'{host}:{ports[1]}'
+
+
+def _compiled(workdir: pathlib.Path) -> dict[str, str]:
+  """Returns what makes JAX keep all that it compiles, for who starts again."""
+  return {
+    'JAX_COMPILATION_CACHE_DIR': str(workdir.resolve() / 'compiled'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
 
 
 def main(argv: list[str]) -> None:

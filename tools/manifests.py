@@ -14,7 +14,7 @@ from tools import records
 
 # Fields of the real cluster, which the virtual one does not use or has from the
 # measurements: they stay at their defaults, known or unknown.
-_REAL = ('cluster.*',)
+_REAL = ('cluster.*', 'route.server.dedicated')
 _KEPT = ('cluster.workers',)
 
 
