@@ -14,6 +14,8 @@ import numpy as np
 
 from cluster.gradient import Payload
 
+PIECES = 64  # Of a server's share, if they travel one by one (pipelined BSP).
+
 
 def even(size: int, parts: int) -> list[int]:
   """Splits a size as evenly as possible, larger parts first."""

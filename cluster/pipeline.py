@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from cluster.gradient import Payload
-from cluster.layout import even, share
+from cluster.layout import PIECES, even, share
 from cluster.server import Server
 from cluster.servers import Key
 
-PIECES = 32
-_AHEAD = 4  # Pieces that a worker may have sent before the slowest one.
+# A worker sends a piece once the one so many before it is back: so all keep
+# pace, and what waits in the queues of the links stays short.
+AHEAD = 4
 
 
 class _Piece:
@@ -80,7 +81,6 @@ class Pipeline:
       server = first.twin(params[end - size : end], stats)
       self._pieces.append(_Piece(server, size))
     self._expected: dict[Key, int] = {}
-    self._made = 0  # Pieces of this superstep that are complete.
     self._changed = threading.Condition()
     self._vector = jax.jit(lambda params: params.astype(self._dtype))
     for piece in self._pieces:
@@ -90,19 +90,11 @@ class Pipeline:
     """Starts a superstep of these workers, with their examples."""
     with self._changed:
       self._expected = dict(examples)
-      self._made = 0
 
   def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
-    """Sums a worker's piece, uint8, which may complete it.
-
-    It lets the others catch up first: who is not read from sends no more, and
-    leaves the links to them.
-    """
+    """Sums a worker's piece, uint8, which may complete it."""
     piece = self._pieces[number]
     with self._changed:
-      self._changed.wait_for(
-        lambda: number < self._made + _AHEAD or key not in self._expected
-      )
       if key not in self._expected:
         return
       sent = chunk.view(self._dtype)
@@ -193,7 +185,6 @@ class Pipeline:
     piece.server.commit(0)
     piece.total, piece.examples = None, 0
     piece.got.clear()
-    self._made += 1
     self._renew(piece)
     self._changed.notify_all()
 

@@ -8,10 +8,8 @@ both directions at once, the pulls of a barrier then overlap with its pushes.
 import dataclasses
 from typing import NamedTuple
 
-from cluster.layout import even
+from cluster.layout import PIECES, even
 from cluster.network import Network
-
-CHUNKS = 32  # Of a shard, if it is pipelined.
 
 
 class Delivered(NamedTuple):
@@ -125,7 +123,7 @@ class Pipelined:
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
   way, a shard of S bytes and l seconds of latency, a superstep costs
-  C + N (S + c) / B + (CHUNKS + 1) l, where c is the largest chunk.
+  C + N (S + c) / B + (PIECES + 1) l, where c is the largest chunk.
 
   A worker that dies in the middle of its push does not count, although its part
   may be in sums that were served: these are void, and served anew without it.
@@ -140,9 +138,9 @@ class Pipelined:
     """Starts nothing yet; arguments are those of Transfers."""
     self.network = network
     self._num_workers = num_workers
-    self._chunks = [even(size, CHUNKS) for size in shards]
+    self._chunks = [even(size, PIECES) for size in shards]
     # By server and chunk: of how many pushes it has not arrived.
-    self._missing = [[0] * CHUNKS for _ in shards]
+    self._missing = [[0] * PIECES for _ in shards]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
 
@@ -153,11 +151,11 @@ class Pipelined:
     if index not in self._members:
       self._members[index] = _Member(self._none(), self._none())
       for server in range(len(self._chunks)):
-        self._start(time, index, server, pulls=True, chunks=CHUNKS)
+        self._start(time, index, server, pulls=True, chunks=PIECES)
       return Delivered(0, [])
     member = self._members[index]
     member.pushed = self._none()
-    member.pulling = min(member.pulled) < CHUNKS
+    member.pulling = min(member.pulled) < PIECES
     size_bytes = sum(
       sum(sizes[:count])
       for sizes, count in zip(self._chunks, member.pulled, strict=True)
@@ -204,17 +202,17 @@ class Pipelined:
     server, chunk = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
     self._missing[server][chunk] -= 1
-    if member.pushed[server] < CHUNKS:
+    if member.pushed[server] < PIECES:
       self._start(time, flow.worker, server, pulls=False)
     if not self._missing[server][chunk]:
       self._serve_all(time, server)
-    return min(member.pushed) == CHUNKS
+    return min(member.pushed) == PIECES
 
   def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Goes on after a chunk of a pull; returns whether a worker has it now."""
     member.pulled[flow.server] += flow.chunks
     self._serve(time, flow.worker, flow.server)
-    ended = member.pulling and min(member.pulled) == CHUNKS
+    ended = member.pulling and min(member.pulled) == PIECES
     member.pulling = member.pulling and not ended
     return ended
 
@@ -226,7 +224,7 @@ class Pipelined:
     """Starts the next chunk of a pull, if it is time."""
     member = self._members[index]
     chunk = member.pulled[server]
-    if chunk == CHUNKS or (True, server) in member.flows:
+    if chunk == PIECES or (True, server) in member.flows:
       return
     # After the release, pushes of the next superstep are missing.
     if member.pulling or not self._missing[server][chunk]:

@@ -6,8 +6,9 @@ again, as a new life, when the lead has given it up.
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,9 +21,11 @@ from cluster.faults import Faults, Kind
 from cluster.gradient import Gradient
 from cluster.heart import LOST, START, Heart, within
 from cluster.layout import Layout
+from cluster.pipeline import AHEAD
 from cluster.shard import CHUNK_BYTES
 from cluster.speed import Speed
 from cluster.transport import (
+  Closed,
   Refused,
   Security,
   Stream,
@@ -130,10 +133,10 @@ class Worker:
         self._connect(stack, address, key, self._timeout_s)
         for address in welcome['servers']
       ]
-      self._pieces = []
+      self._windows = []
       for stream in streams:
         with within(stream, self._timeout_s):
-          self._pieces.append(stream.receive().header['pieces'])
+          self._windows.append(_Window(stream.receive().header['pieces']))
       self._doing = []
       control.send({'ready': True})
 
@@ -171,8 +174,10 @@ class Worker:
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     pulls = [
-      self._pool.submit(_pull, stream, buffer)
-      for stream, buffer in zip(streams, self._buffers, strict=True)
+      self._pool.submit(_pull, stream, buffer, window)
+      for stream, buffer, window in zip(
+        streams, self._buffers, self._windows, strict=True
+      )
     ]
     header = [pull.result() for pull in pulls].pop()
     for done in self._doing:
@@ -210,9 +215,9 @@ class Worker:
     )
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
-      self._pool.submit(_push, stream, report, vector, pieces, fault)
-      for stream, vector, pieces in zip(
-        streams, vectors, self._pieces, strict=True
+      self._pool.submit(_push, stream, report, vector, window, fault)
+      for stream, vector, window in zip(
+        streams, vectors, self._windows, strict=True
       )
     ]
 
@@ -224,24 +229,75 @@ class Worker:
         time.sleep(rest_s)
 
 
-def _pull(stream: Stream, buffer: np.ndarray) -> dict[str, Any]:
-  message = stream.receive()
-  message.read(buffer)
-  if not message.header:  # It came in pieces, before the barrier.
+class _Window:
+  """Lets a push in pieces be but a little ahead of the pull that answers it.
+
+  Attributes:
+    pieces: Bytes of each; empty if pushes do not travel in pieces.
+  """
+
+  def __init__(self, pieces: Sequence[int]):
+    self.pieces = pieces
+    self._back = 0  # Pieces that have come back.
+    self._lost = False
+    self._changed = threading.Condition()
+
+  def cut(self, vector: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the pieces of a vector, uint8, when they may be sent."""
+    with self._changed:
+      self._back = 0
+    ends = np.cumsum(self.pieces)
+    for number, piece in enumerate(np.split(vector, ends[:-1])):
+      with self._changed:
+        self._changed.wait_for(
+          lambda n=number: n < self._back + AHEAD or self._lost
+        )
+        if self._lost:
+          raise Closed('The stream was lost.')
+      yield piece
+
+  def came(self) -> None:
+    """Notes that a piece has come back."""
+    with self._changed:
+      self._back += 1
+      self._changed.notify_all()
+
+  def lose(self) -> None:
+    """Lets nobody wait any more: nothing will come."""
+    with self._changed:
+      self._lost = True
+      self._changed.notify_all()
+
+
+def _pull(
+  stream: Stream, buffer: np.ndarray, window: _Window
+) -> dict[str, Any]:
+  """Returns the header of a version, which is in the buffer then."""
+  try:
     message = stream.receive()
-  return message.header
+    if message.header:
+      message.read(buffer)
+      return message.header
+    start = 0  # It comes in pieces, before the barrier.
+    for piece in message.chunks:
+      buffer[start : start + piece.size] = piece
+      start += piece.size
+      window.came()
+    return stream.receive().header
+  except TransportError:
+    window.lose()
+    raise
 
 
 def _push(
   stream: Stream,
   report: dict[str, Any],
   vector: np.ndarray,
-  pieces: Sequence[int],
+  window: _Window,
   fault: Kind | None,
 ) -> None:
-  """Sends a push, in pieces of these bytes if there are any."""
   size = vector.size // 2 if fault == Kind.WRONG_SIZE else vector.size
   chunks = chunked(vector[:size], CHUNK_BYTES)
-  if pieces and size == vector.size:
-    chunks = np.split(vector, np.cumsum(pieces)[:-1])
+  if window.pieces and size == vector.size:
+    chunks = window.cut(vector)
   stream.send(report, chunks, size, spoil=fault == Kind.CORRUPT)

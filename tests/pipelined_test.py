@@ -13,9 +13,9 @@ import train
 from cluster.layout import even
 from sync import record
 from tests import small, stopping
-from tools import replay
+from tools import records, replay
 
-_CHUNKS = 32
+_CHUNKS = 64
 _INF = math.inf
 
 
@@ -71,7 +71,7 @@ class EqualWorkersTest(parameterized.TestCase):
     whole_s = workers * shard / servers_Bps
     chunk_s = workers * chunk / servers_Bps
     barriers = _barriers(run)
-    # The first pull is whole; there is one latency in it, and 32 in a push.
+    # The first pull is whole; there is one latency in it, and 64 in a push.
     first = whole_s + 0.1 + whole_s + (1 + _CHUNKS) * latency_s
     self.assertAlmostEqual(barriers[0], first, places=9)
     expected = 0.1 + whole_s + chunk_s + (_CHUNKS + 1) * latency_s
@@ -296,7 +296,7 @@ class RecordTest(parameterized.TestCase):
   def test_the_recorded_events_give_the_recorded_verdicts(self):
     run = small.build(self._eventful())
     run()
-    scheme = replay.scheme(run.files.workdir)
+    scheme = replay.scheme(records.config(run.files.workdir), 3)
     self.assertTrue(scheme.pipelined)
     rows = small.rows(run, 'events.jsonl')
     for recorded, replayed in record.replay(scheme, rows):
