@@ -22,6 +22,7 @@ from cluster.heart import LOST, START, Unmendable
 from cluster.layout import share
 from cluster.lead import Lead
 from cluster.pipeline import Pipeline
+from cluster.reception import Reception
 from cluster.rendezvous import Rendezvous
 from cluster.servers import Servers
 from cluster.shard import Report, Shard, host
@@ -90,18 +91,25 @@ class Processes:
   def cluster(self, lead: Lead) -> DistributedCluster:
     """Returns the whole cluster, for the process that leads."""
     local = None if self.dedicated else self._worker(leaving=lambda: None)
-    return DistributedCluster(
-      lead=lead,
-      shard=lambda report, greeting: self._shard(0, report, greeting),
+    reception = Reception(
+      servers=self.servers,
+      num_workers=len(lead.workers),
       num_servers=self.num_servers,
       host=self.meeting.address,
       port=self.meeting.port,
-      announce=self.meeting.announce,
+      greeting=lambda: {'restore': self.checkpoints.found},
       fingerprint=self.fingerprint,
       security=self.security,
       timeout_s=self.timeout_s,
+    )
+    return DistributedCluster(
+      lead=lead,
+      reception=reception,
+      shard=lambda report, greeting: self._shard(0, report, greeting),
+      num_servers=self.num_servers,
+      announce=self.meeting.announce,
+      timeout_s=self.timeout_s,
       local=local,
-      greeting=lambda: {'restore': self.checkpoints.found},
     )
 
   def __call__(self) -> None:
