@@ -36,22 +36,22 @@ def main(argv: list[str]) -> None:
   """Builds the run that the flags describe, and runs it."""
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  process = {name: flag.value for name, flag in _PROCESS.items() if flag.value}
   try:
-    process = {name: flag.value for name, flag in _PROCESS.items()}
-    run = train.build(
-      _CONFIG.value,
-      workdir=_WORKDIR.value,
-      process={name: value for name, value in process.items() if value},
-    )
-  except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
-  try:
-    run()
+    _run(process)
   except KeyboardInterrupt:
     sys.exit(130)
   except Unmendable as error:
     logging.error('%s', error)
     sys.exit(LOST)
+
+
+def _run(process: dict[str, str]) -> None:
+  try:
+    run = train.build(_CONFIG.value, workdir=_WORKDIR.value, process=process)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  run()
 
 
 def _parse(argv: list[str]) -> list[str]:

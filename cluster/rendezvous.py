@@ -11,6 +11,7 @@ import jax
 from jax._src import distributed  # The store has no public interface.
 
 from cluster.heart import LOST
+from cluster.heart import Unmendable
 from cluster.roles import Role
 
 _KEY = 'syncopate/lead'
@@ -46,7 +47,7 @@ class Rendezvous:
     """Joins jax.distributed, if this is a worker; before XLA starts.
 
     Raises:
-      RuntimeError: If the others are not there in time.
+      Unmendable: If they cannot be met.
     """
     self.joined = True
     if self.role.kind == 'worker':
@@ -55,14 +56,17 @@ class Rendezvous:
       jax.config.update('jax_enable_recoverability', True)
       # It would take SIGTERM for itself.
       jax.config.update('jax_enable_preemption_service', False)
-      # If the others are not there in time, it ends the process by SIGABRT.
-      jax.distributed.initialize(
-        self.role.coordinator,
-        self._workers,
-        self.role.index,
-        initialization_timeout=round(self._wait_s),
-        coordinator_bind_address=f'{self.address}:{port}',
-      )
+      try:
+        # If the others are not there in time, it ends the process by SIGABRT.
+        jax.distributed.initialize(
+          self.role.coordinator,
+          self._workers,
+          self.role.index,
+          initialization_timeout=round(self._wait_s),
+          coordinator_bind_address=f'{self.address}:{port}',
+        )
+      except RuntimeError as error:
+        raise Unmendable(f'jax.distributed: {error}') from error
 
   def announce(self, address: str) -> None:
     """Tells the others where the lead is."""

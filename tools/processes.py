@@ -89,9 +89,7 @@ class Screen:
   def environ(self, name: str) -> dict[str, str]:
     """Returns the variables that tell a child what it may show."""
     shown = {'PYTHONUNBUFFERED': '1'}
-    if name != self._drawing:
-      shown['SYNCOPATE_QUIET'] = '1'
-    elif self.terminal:
+    if name == self._drawing and self.terminal:
       width = shutil.get_terminal_size().columns - len(f'[{name}] ')
       shown |= {'TTY_COMPATIBLE': '1', 'COLUMNS': str(max(width, 20))}
     return shown
