@@ -136,7 +136,7 @@ class Journal:
     loss: jax.Array | None,
   ) -> None:
     """Records a push of version `pulled` and its summed loss, not yet known."""
-    self.ledger.pushed(into, push, pulled)
+    self.ledger.pushed(into, push, iteration=iteration, pulled=pulled)
     if loss is not None:
       self._losses.append((push, iteration, loss))
 

@@ -27,6 +27,24 @@ class Lost(NamedTuple):
   reason: str
 
 
+class Pending(NamedTuple):
+  """A push that was summed into an update which is not applied yet.
+
+  Attributes:
+    worker: Whose it is.
+    iteration: Which one.
+    pulled: Version that it was computed from.
+    compute_s: Seconds of computing alone.
+    examples: How many it was computed from.
+  """
+
+  worker: int
+  iteration: int
+  pulled: int
+  compute_s: float
+  examples: int
+
+
 @dataclasses.dataclass
 class Ledger:
   """Sums over a run so far; plain data.
@@ -40,8 +58,7 @@ class Ledger:
     bytes: Bytes delivered, both ways.
     applied_s: Seconds of computing gradients that were applied.
     staleness: Applied pushes by staleness, versions.
-    pending: By update not yet applied: (version pulled, compute_s, examples) of
-      its pushes.
+    pending: Pushes by update not yet applied.
     lost: Iterations that were given up.
   """
 
@@ -56,27 +73,29 @@ class Ledger:
   staleness: collections.Counter[int] = dataclasses.field(
     default_factory=collections.Counter
   )
-  pending: dict[int, list[tuple[int, float, int]]] = dataclasses.field(
-    default_factory=dict
-  )
+  pending: dict[int, list[Pending]] = dataclasses.field(default_factory=dict)
   lost: list[Lost] = dataclasses.field(default_factory=list)
 
   def spent(self, phase: str, seconds: float) -> None:
     """A worker has spent `seconds` in a phase."""
     self.seconds[phase] += seconds
 
-  def pushed(self, into: int, push: Push, pulled: int) -> None:
+  def pushed(
+    self, into: int, push: Push, *, iteration: int, pulled: int
+  ) -> None:
     """A push computed from version `pulled` was summed into an update."""
     self.iterations += 1
-    entry = pulled, push.compute_s, push.examples
+    entry = Pending(
+      push.worker, iteration, pulled, push.compute_s, push.examples
+    )
     self.pending.setdefault(into, []).append(entry)
 
   def committed(self, update: int) -> None:
     """An update was applied."""
-    for pulled, compute_s, examples in self.pending.pop(update):
-      self.staleness[self.updates - pulled] += 1
-      self.applied_s += compute_s
-      self.examples += examples
+    for push in self.pending.pop(update):
+      self.staleness[self.updates - push.pulled] += 1
+      self.applied_s += push.compute_s
+      self.examples += push.examples
     self.updates += 1
 
   @property
@@ -102,11 +121,12 @@ class Ledger:
 
   def summary(self) -> dict[str, Any]:
     """Returns the accounts' part of summary.json."""
+    pending = [push for pushes in self.pending.values() for push in pushes]
     return {
       'iterations': self.iterations,
       'updates': self.updates,
       'examples': self.examples,
-      'examples_pending': sum(e for p in self.pending.values() for *_, e in p),
+      'examples_pending': sum(push.examples for push in pending),
       'waiting_share': self.waiting_share,
       'staleness_mean': self.staleness_mean,
       'staleness_max': self.staleness_max,
@@ -114,6 +134,7 @@ class Ledger:
       'goodput': self.goodput,
       'bytes': self.bytes,
       'worker_seconds': dict(self.seconds),
+      'pending': [push._asdict() for push in pending],
       'lost': [lost._asdict() for lost in self.lost],
     }
 

@@ -10,8 +10,7 @@ import sys
 import jax
 from jax._src import distributed  # The store has no public interface.
 
-from cluster.heart import LOST
-from cluster.heart import Unmendable
+from cluster.heart import LOST, Unmendable
 from cluster.roles import Role
 
 _KEY = 'syncopate/lead'
