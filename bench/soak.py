@@ -29,7 +29,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bench import clusters
-from sync import record
 from tools import records, replay
 
 _WORKERS = 4
@@ -244,8 +243,7 @@ def judged(
     told['join'] > 0,
     f'{told["leave"]} times left, {told["join"]} times back',
   )
-  pairs = record.replay(replay.scheme(killed), records.events(killed))
-  same = [recorded == replayed for recorded, replayed in pairs]
+  same = [recorded == replayed for recorded, replayed in replay.pairs(killed)]
   detail = f'{sum(same)} of {len(same)} verdicts are the same'
   yield Check('events replay', all(same), detail)
   left = _left(killed)

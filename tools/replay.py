@@ -49,7 +49,7 @@ def scheme(config: Mapping[str, Any], num_workers: int) -> Scheme:
 def _replayed(path: pathlib.Path) -> bool:
   """Prints whether a run's verdicts are those of today, and returns it."""
   number = 0
-  for number, (recorded, replayed) in enumerate(_pairs(path), start=1):
+  for number, (recorded, replayed) in enumerate(pairs(path), start=1):
     if recorded != replayed:
       print(f'{path}: event {number} was {recorded}, is {replayed}.')
       return False
@@ -57,8 +57,16 @@ def _replayed(path: pathlib.Path) -> bool:
   return True
 
 
-def _pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
-  """Yields each recorded row beside that of today."""
+def pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
+  """Yields each recorded row of a run beside that of today.
+
+  Args:
+    path: Folder of the run.
+
+  Raises:
+    ValueError: If there is no run, or if its scheme is not what it was.
+    OSError: If the run cannot be read.
+  """
   config, fresh = records.config(path), None
   for row in records.events(path):
     if row['told'] == 'start' or fresh is None:
