@@ -116,14 +116,18 @@ def build(
     num_workers=config.cluster.workers,
     worker_batch=config.batching.worker_batch,
   )
+  if meeting:
+    cluster = processes.cluster(lead)
+  else:
+    cluster = _virtual(config, choose, lead, learned, pipelined)
   with named('config.checkpoint'):
-    if meeting:
-      cluster, checkpoints = processes.cluster(lead), processes.checkpoints
-    else:
-      cluster = _virtual(config, choose, lead, learned, pipelined)
-      checkpoints = Checkpoints(
+    checkpoints = (
+      processes.checkpoints
+      if meeting
+      else Checkpoints(
         files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
+    )
   checkpoints.check('scheme, task', cluster.state())
   files.claim(described)
   run = Run(

@@ -219,13 +219,16 @@ class _Worker:
     self._streams = [
       connect(each, key, Security(), 10.0) for each in welcome['servers']
     ]
-    self._sizes = [s.receive().header['size_bytes'] for s in self._streams]
+    for stream in self._streams:
+      stream.receive()
     self.control.send({'ready': True})
 
   def pull(self):
-    for stream, size in zip(self._streams, self._sizes, strict=True):
+    self._sizes = []
+    for stream in self._streams:
       message = stream.receive()
-      message.read(np.empty(size, np.uint8))
+      message.read(np.empty(message.size_bytes, np.uint8))
+      self._sizes.append(message.size_bytes)
       self._iteration = message.header['iteration']
 
   def push(self, servers=(0, 1)):

@@ -139,7 +139,7 @@ class RunTest(parameterized.TestCase):
       total = np.sum(dataset.train.inputs[rows] * pulled, axis=0)
       params = params - np.float32(_RATE) * _rounded(total) / _BATCH
     self.assertEqual(summary['updates'], 24)
-    np.testing.assert_array_equal(run.cluster.server.params, params)
+    np.testing.assert_array_equal(run.cluster.lead.server.params, params)
     self.assertFalse(np.array_equal(_rounded(params), params))
 
   @parameterized.parameters('bsp', 'asp')
@@ -157,7 +157,7 @@ class RunTest(parameterized.TestCase):
     summary = run()
     # Of the 8 bits of bfloat16 a step of 2^-12 from 1 changes none.
     left = 1 - summary['iterations'] * 2.0**-12
-    np.testing.assert_array_equal(run.cluster.server.params, [left] * 3)
+    np.testing.assert_array_equal(run.cluster.lead.server.params, [left] * 3)
 
   @parameterized.parameters('bsp', 'ssp', 'r2sp')
   def test_bytes_and_transfer_times_halve(self, scheme):
@@ -198,7 +198,7 @@ class RunTest(parameterized.TestCase):
     self.assertIsNotNone(run.sizes)
     self.assertEqual(small.timeless(run()), small.timeless(expected))
     for got, other in zip(
-      jax.tree.leaves(run.cluster.server.params),
+      jax.tree.leaves(run.cluster.lead.server.params),
       jax.tree.leaves(straight.cluster.server.params),
       strict=True,
     ):
