@@ -10,7 +10,7 @@ from jax import numpy as jnp
 import train
 from cluster import compilations
 from cluster.gradient import Payload
-from cluster.server import Server
+from cluster.lead.server import Server
 from cluster.wire import Wire
 from configs import default
 from data.dataset import Dataset, Split
@@ -199,7 +199,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(small.timeless(run()), small.timeless(expected))
     for got, other in zip(
       jax.tree.leaves(run.cluster.lead.server.params),
-      jax.tree.leaves(straight.cluster.server.params),
+      jax.tree.leaves(straight.cluster.lead.server.params),
       strict=True,
     ):
       np.testing.assert_array_equal(got, other)
