@@ -10,7 +10,7 @@ from jax import numpy as jnp
 import train
 from cluster import compilations
 from cluster.gradient import Payload
-from cluster.lead.server import Server
+from cluster.server import Server
 from cluster.wire import Wire
 from configs import default
 from data.dataset import Dataset, Split
