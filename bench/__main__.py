@@ -5,10 +5,11 @@ links, needs root) and python -m bench.soak, or `make soak` (workers that are
 killed).
 """
 
-from bench import checkpoint, runtime, scale, training, zipline
+from bench import checkpoint, runtime, scale, training, transport, zipline
 
 training.main([])
 runtime.main([])
 zipline.main([])
 scale.main([])
 checkpoint.main([])
+transport.main([])
