@@ -171,7 +171,7 @@ class LeadTest(processes.TestCase, parameterized.TestCase):
 class CutTest(processes.TestCase, parameterized.TestCase):
   """A host that nobody reaches any more, in a lab."""
 
-  @parameterized.parameters('bsp', 'asp')
+  @parameterized.parameters(*processes.SCHEMES)
   @unittest.skipIf(lab_test._why_not(), lab_test._why_not())
   def test_a_worker_that_is_cut_off_is_given_up(self, scheme):
     with processes.launched(
