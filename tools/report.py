@@ -57,7 +57,7 @@ _PHASE_COLORS = dict(
 
 
 class Curve(NamedTuple):
-  """Something measured against virtual time.
+  """Something measured against the time of a run.
 
   Attributes:
     times: Virtual seconds, [N], never falling.
@@ -283,7 +283,7 @@ def _draw_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     axes.plot(times, 100 * values, label=_wrapped(label), linewidth=1.8, **line)
     for times, values in curves[label] if len(curves) <= _SEEDS else ():
       axes.plot(times, 100 * values, linewidth=0.6, alpha=0.4, color=color)
-  axes.set(xlabel='virtual time (s)', ylabel='test accuracy (%)')
+  axes.set(xlabel='time (s)', ylabel='test accuracy (%)')
   axes.set_xlim(left=0)
   axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
   axes.grid(alpha=0.3)
@@ -358,7 +358,7 @@ def _draw_timeline(label: str, run: RunRecord) -> Figure:
   workers = run.config['cluster']['workers']
   if len(run.workers) < workers:
     label = f'{label} ({len(run.workers)} of {workers} workers)'
-  axes.set(xlim=run.window, xlabel='virtual time (s)')
+  axes.set(xlim=run.window, xlabel='time (s)')
   axes.set_title(label, loc='left', fontsize='medium')
   figure.legend(loc='outside upper right', ncols=5)
   return figure
