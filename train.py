@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 import learning
@@ -96,6 +97,9 @@ def build(
     )
     if not processes.leads:
       return processes
+    if not config.cluster.speed.injected:
+      logging.info('Not used by real hosts: config.cluster.speed.')
+    logging.info('Not used by real hosts: config.cluster.network.')
     server = processes.servers
   else:
     require(not process, 'process', 'nothing in the virtual runtime', process)

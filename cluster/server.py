@@ -153,7 +153,7 @@ class Server:
 
   @property
   def size_bytes(self) -> int:
-    """Bytes of a push and of a pull: parameters and statistics."""
+    """Bytes of the parameters and statistics that it holds."""
     leaves = jax.tree.leaves((self.params, self.stats))
     return sum(leaf.nbytes for leaf in leaves)
 
