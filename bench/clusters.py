@@ -21,6 +21,7 @@ def command(
   *,
   workers: int,
   link: str = '',
+  congestion: str = 'cubic',
 ) -> list[str]:
   """Returns the command of a run with one dedicated server.
 
@@ -30,6 +31,7 @@ def command(
     fields: What differs from it, by dotted name.
     workers: How many; each has a host of its own, as the server has.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
+    congestion: TCP's congestion control in the lab.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}', '--servers=1']
@@ -37,7 +39,7 @@ def command(
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   if link:
     lab = [*python, 'tools.lab', f'--hosts={workers + 1}', f'--link={link}']
-    words = [*lab, '--', *words]
+    words = [*lab, f'--congestion={congestion}', '--', *words]
   return words
 
 

@@ -1,7 +1,7 @@
 """Real runs on shaped links, beside bounds, a paper and predictions.
 
   python -m bench.lab [--parts=rounds,sweep,schemes] [--out=DIR]
-    [--rounds=16] [--epochs=16] [--link=1gbit]
+    [--rounds=16] [--epochs=16] [--link=1gbit] [--congestion=cubic]
 
 Needs root, for network namespaces: four workers and one dedicated server, each
 on a host of its own (tools.lab).  Every run is a real one of tools.launch whose
@@ -9,9 +9,10 @@ workers take at least an injected time to compute.  The tables are Markdown.
 Parts take about 3, 9 and 12 minutes on two cores.
 
 rounds: 5 MB each way at 200 Mbit/s, beside C + 2NS/B, which assumes that links
-are shared equally.  TCP does not always: who has pulled first then pushes while
-others still pull, and the round is shorter.  B is the nominal rate of a link,
-of which frames and their headers take about 4.7 %.
+are shared equally.  Whether TCP does so is up to its congestion control: with
+BBR who has pulled first pushes while others still pull, BSP's round is shorter
+than with CUBIC and R2SP's longer.  B is the nominal rate of a link, of which
+frames and their headers take about 4.7 %.
 sweep: the same at 400 to 50 Mbit/s, with the paper's share of communication.
 schemes: VGG16 (1/8) on digits with workers of speeds 1, 1, 1/2 and 1/3: all six
 schemes, beside what tools.calibrate predicts of them from one of the runs.
@@ -79,21 +80,22 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--rounds', type=int, default=16)
   parser.add_argument('--epochs', type=float, default=16.0)
   parser.add_argument('--link', default='1gbit', help='of schemes')
+  parser.add_argument('--congestion', default='cubic', help="TCP's")
   given = parser.parse_args(argv)
   out = pathlib.Path(given.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
   for part in given.parts.split(','):
     if part == 'rounds':
-      print_rounds(out / part, given.rounds)
+      print_rounds(out / part, given.rounds, given.congestion)
     elif part == 'sweep':
-      print_sweep(out / part, given.rounds)
+      print_sweep(out / part, given.rounds, given.congestion)
     elif part == 'schemes':
-      print_schemes(out / part, given.epochs, given.link)
+      print_schemes(out / part, given.epochs, given.link, given.congestion)
     else:
       parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
 
 
-def print_rounds(out: pathlib.Path, rounds: int) -> None:
+def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
   """Prints rounds in units of their bounds, and R2SP's pace beside BSP's."""
   rate_Bps = _RATE_MBIT * 1e6 / 8
   one_s = _SIZE_BYTES / rate_Bps
@@ -103,7 +105,9 @@ def print_rounds(out: pathlib.Path, rounds: int) -> None:
     ('BSP, pipelined', _PIPELINED, 1, 1.15),
   ):
     if _known(fields):
-      took_s = _bytes(out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds)
+      took_s = _bytes(
+        out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds, congestion
+      )
       bound_s = _COMPUTE_S + times * _WORKERS * one_s
       bound = f'C + {"2" if times == 2 else ""}NS/B'
       row = (f'{bound_s:.3f}', f'{took_s:.3f}', f'{took_s / bound_s:.3f}')
@@ -122,7 +126,10 @@ def print_rounds(out: pathlib.Path, rounds: int) -> None:
     ('R2SP', _R2SP, 'at least 1.50'),
   ):
     if _known(fields):
-      rate = _WORKERS / _bytes(out, name, fields, _SMALL_S, _RATE_MBIT, rounds)
+      took_s = _bytes(
+        out, name, fields, _SMALL_S, _RATE_MBIT, rounds, congestion
+      )
+      rate = _WORKERS / took_s
       base = base or rate
       rows.append((name, f'{rate:.3f}', f'{rate / base:.2f}', aim))
   print(
@@ -131,13 +138,13 @@ def print_rounds(out: pathlib.Path, rounds: int) -> None:
   )
 
 
-def print_sweep(out: pathlib.Path, rounds: int) -> None:
+def print_sweep(out: pathlib.Path, rounds: int, congestion: str) -> None:
   """Prints by how much iterations are shorter than BSP's, by rate."""
   rows = [('Mbit/s', 'BSP s', 'BSP pipelined s', 'R2SP s')]
   rows[0] += ('pipelined, shorter by', 'R2SP, shorter by', 'R2SP, bound')
   for rate_mbit in _RATES_MBIT:
     bsp_s, pipelined_s, r2sp_s = (
-      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds)
+      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds, congestion)
       if _known(fields)
       else None
       for name, fields in (
@@ -172,7 +179,9 @@ def print_sweep(out: pathlib.Path, rounds: int) -> None:
   print(clusters.table(head, *papers), flush=True)
 
 
-def print_schemes(out: pathlib.Path, epochs: float, link: str) -> None:
+def print_schemes(
+  out: pathlib.Path, epochs: float, link: str, congestion: str
+) -> None:
   """Prints all schemes, real beside virtual."""
   fields = _UNEQUAL | {'epochs': epochs}
   paths = {}
@@ -183,6 +192,7 @@ def print_schemes(out: pathlib.Path, epochs: float, link: str) -> None:
       fields,
       workers=_WORKERS,
       link=link,
+      congestion=congestion,
     )
     print(f'  {name}: real run done', flush=True)
   compare(paths, link)
@@ -231,6 +241,7 @@ def _bytes(
   compute_s: float,
   rate_mbit: int,
   rounds: int,
+  congestion: str,
 ) -> float:
   """Returns the seconds of a round of a run that only moves bytes."""
   config = default.get_config()
@@ -255,6 +266,7 @@ def _bytes(
     fields,
     workers=_WORKERS,
     link=f'{rate_mbit}mbit',
+    congestion=congestion,
   )
   took_s = clusters.round_s(path, workers=_WORKERS)
   print(

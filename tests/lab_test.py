@@ -24,7 +24,10 @@ _PROBE = """unshare --net --uts --mount sh -ec '
   ip link add name veth0 type veth peer name veth1
   tc qdisc add dev veth0 root handle 1: htb default 1
   tc class add dev veth0 parent 1: classid 1:1 htb rate 1mbit
-  tc filter add dev veth0 parent 1: u32 match u32 0 0 flowid 1:1'
+  tc filter add dev veth0 parent 1: u32 match u32 0 0 flowid 1:1
+  ip addr add 10.213.0.1/24 dev veth0 noprefixroute
+  ip link set veth0 up
+  ip route add 10.213.0.0/24 dev veth0 congctl cubic'
 """
 # Prints the bit/s of the payload that one host gets from another, without the
 # first 256 KiB.
@@ -57,6 +60,21 @@ for sender, receiver, size in json.loads(sys.argv[1]):
     with start(sender, {_SEND!r}, receiver, str(size)):
       rates.append(float(server.stdout.readline()))
 print(json.dumps(rates))
+"""
+# Prints the congestion control of a connection's two ends.
+_CONNECT = """
+import socket
+with socket.create_connection(('host0', 5000)) as link:
+  print(link.getsockopt(6, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
+"""
+_CONGESTION = f"""
+import socket, subprocess, sys
+from tools import lab
+with socket.create_server(('', 5000)) as server:
+  argv = lab.command('host1', [sys.executable, '-c', {_CONNECT!r}])
+  with subprocess.Popen(argv), server.accept()[0] as link:
+    name = link.getsockopt(6, socket.TCP_CONGESTION, 16)
+  print(name.rstrip(bytes(1)).decode())
 """
 _UNEQUAL = {
   'hosts': {'host0': {'up': '40mbit', 'down': '20mbit'}},
@@ -167,6 +185,11 @@ class LinksTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'from 2 to 250, got {number}'):
       hosts.parse_links(number, '1gbit')
 
+  @parameterized.parameters('', 'two words', 'Cubic', 16 * 'x')
+  def test_other_names_of_congestion_control_are_refused(self, name):
+    with self.assertRaisesRegex(ValueError, 'congestion: expected a name'):
+      hosts.parse_links(2, '1gbit', congestion=name)
+
   def test_leaves_of_a_link_are_not_granted_more_than_the_link_has(self):
     pairs = [
       {'from': 'host0', 'to': f'host{number}', 'rate': f'{number}00mbit'}
@@ -254,6 +277,15 @@ class LabTest(parameterized.TestCase):
     reached = [rate / 1e6 for rate in json.loads(out)]
     for rate, got in zip(expected.values(), reached, strict=True):
       self.assertBetween(got / rate, 0.7, 1.1, reached)
+
+  @parameterized.parameters(([], 'cubic'), (['--congestion=reno'], 'reno'))
+  def test_both_ends_of_a_connection_have_the_congestion_control(
+    self, words, expected
+  ):
+    code, out, errors = _run(*words, '--', sys.executable, '-c', _CONGESTION)
+
+    self.assertEqual(code, 0, errors)
+    self.assertEqual(out.split(), 2 * [expected])
 
   def test_each_host_has_its_name_and_the_names_of_all(self):
     other = f'{sys.executable} -m tools.lab --exec=host1 --'

@@ -8,6 +8,8 @@ interface nor a route, so the addresses below cannot collide with its own.  HTB
 shapes what a host sends, as a whole and to one destination, at its end of the
 link, and what it receives at the other.  Rates count Ethernet frames; there is
 no delay but that of queues (1000 packets), and a host's way to itself is free.
+TCP's congestion control is that of the lab, whatever the machine's is: what a
+scheme gains depends on how evenly transfers share a link.
 """
 
 import dataclasses
@@ -24,23 +26,27 @@ _RATE = re.compile(r'(\d{1,12}(?:\.\d{1,12})?)([kmg])bit')
 _LOWEST, _HIGHEST = 8_000, 10**11
 _BURST_S = 1e-3  # What may leave at once after a pause, as time at the rate.
 _PACKETS = 3028  # At least so many bytes of it: two full Ethernet frames.
-_MOST = 250  # Hosts: addresses of one /24.
+_MOST = 250  # Hosts.
+_CONGESTION = re.compile('[a-z0-9_]{1,15}')
+_NETWORK = '10.213.0'  # Of the addresses, one /24.
 _OTHERS = 2  # HTB class of frames to hosts without a rate of their own.
 
 
 @dataclasses.dataclass
 class Links:
-  """Rates of all links, in bit/s.
+  """Rates of all links, in bit/s, and how transfers share them.
 
   Attributes:
     up: What each host may send, by name, in the order of the addresses.
     down: What each host may receive, by name.
     pairs: What a host may send to another, by sender and receiver.
+    congestion: TCP's congestion control, by the kernel's name.
   """
 
   up: dict[str, int]
   down: dict[str, int]
   pairs: dict[tuple[str, str], int]
+  congestion: str
 
 
 def parse_rate(text: object, field: str) -> int:
@@ -60,7 +66,9 @@ def parse_rate(text: object, field: str) -> int:
   return rate
 
 
-def parse_links(hosts: int, link: str, text: str = '{}') -> Links:
+def parse_links(
+  hosts: int, link: str, text: str = '{}', congestion: str = 'cubic'
+) -> Links:
   """Returns the links of hosts named host0, host1 and so on.
 
   Args:
@@ -69,6 +77,7 @@ def parse_links(hosts: int, link: str, text: str = '{}') -> Links:
     text: Exceptions, as JSON: {"hosts": {NAME: {"up": RATE, "down": RATE}},
       "pairs": [{"from": NAME, "to": NAME, "rate": RATE}]}; all but the fields
       of a pair may be left out.
+    congestion: TCP's congestion control, by the kernel's name.
 
   Raises:
     ValueError: If an argument is out of its range, or the text is not of this
@@ -77,7 +86,10 @@ def parse_links(hosts: int, link: str, text: str = '{}') -> Links:
   require(2 <= hosts <= _MOST, 'hosts', f'from 2 to {_MOST}', hosts)
   rate = parse_rate(link, 'link')
   names = [f'host{index}' for index in range(hosts)]
-  links = Links(dict.fromkeys(names, rate), dict.fromkeys(names, rate), {})
+  known = bool(_CONGESTION.fullmatch(congestion))
+  require(known, 'congestion', "a name such as 'cubic'", congestion)
+  up, down = dict.fromkeys(names, rate), dict.fromkeys(names, rate)
+  links = Links(up, down, {}, congestion)
   try:
     data = json.loads(text)
   except json.JSONDecodeError as error:
@@ -90,7 +102,7 @@ def parse_links(hosts: int, link: str, text: str = '{}') -> Links:
 
 def addresses(links: Links) -> dict[str, str]:
   """Returns the IPv4 address of each host by its name."""
-  return {name: f'10.213.0.{n}' for n, name in enumerate(links.up, start=1)}
+  return {name: f'{_NETWORK}.{n}' for n, name in enumerate(links.up, start=1)}
 
 
 def hosts_file(links: Links) -> str:
@@ -123,7 +135,8 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     veth = f'link add {host} type veth peer name eth0 netns {own}'
     yield f'ip netns add {own}'
     yield f'ip -n {switch} {veth}'
-    yield f'ip -n {own} addr add {address[host]}/24 dev eth0'
+    here = f'{address[host]}/24 dev eth0 noprefixroute'
+    yield f'ip -n {own} addr add {here}'
     pairs = {
       address[to]: rate
       for (sender, to), rate in links.pairs.items()
@@ -134,6 +147,8 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {switch} link set {host} master bridge up'
     yield f'ip -n {own} link set lo up'
     yield f'ip -n {own} link set eth0 up'
+    route = f'{_NETWORK}.0/24 dev eth0 congctl {links.congestion}'
+    yield f'ip -n {own} route add {route}'
 
 
 def _shape(

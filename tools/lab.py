@@ -1,6 +1,7 @@
 """Several hosts on one machine, with links that the kernel shapes.
 
-  python -m tools.lab --hosts=5 --link=200mbit [--links=FILE] -- COMMAND ...
+  python -m tools.lab --hosts=5 --link=200mbit [--links=FILE]
+    [--congestion=cubic] -- COMMAND ...
   python -m tools.lab --exec=HOST -- COMMAND ...
   python -m tools.lab --clean
 
@@ -70,7 +71,8 @@ def main(argv: list[str]) -> None:
       words = command(given.exec, argv[1:])
       os.execvp(words[0], words)
     text = _text(given.links) if given.links else '{}'
-    sys.exit(run(hosts.parse_links(given.hosts, given.link, text), argv[1:]))
+    links = given.hosts, given.link, text, given.congestion
+    sys.exit(run(hosts.parse_links(*links), argv[1:]))
   except ValueError as error:
     sys.exit(f'Refused: {error}')
 
@@ -260,6 +262,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('hosts', 2, 'Hosts of the lab.')
   flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
   flags.DEFINE_string('links', None, 'JSON file of the links that differ.')
+  flags.DEFINE_string('congestion', 'cubic', "TCP's congestion control.")
   flags.DEFINE_string('exec', None, 'Host of a lab to run the command on.')
   flags.DEFINE_bool('clean', False, 'Remove what killed labs have left.')
   return app.parse_flags_with_usage(argv)
