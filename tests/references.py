@@ -1,0 +1,89 @@
+"""Layers in float64 with NumPy, as the papers have them, for tests of models.
+
+Each takes a layer of the model, for its variables, and the inputs.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def f64(variable: Any) -> np.ndarray:
+  """Returns the values of a variable."""
+  return np.asarray(variable[...], np.float64)
+
+
+def conv(
+  layer: Any, x: np.ndarray, strides: int = 1, padding: int | None = None
+) -> np.ndarray:
+  """A norm.Conv in evaluation, with the zeros around the image spelt out."""
+  kernel = f64(layer.conv.kernel)
+  size = kernel.shape[0]
+  padding = size // 2 if padding is None else padding
+  x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+  windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))
+  windows = windows[:, ::strides, ::strides]
+  x = np.einsum('bhwcij,ijco->bhwo', windows, kernel, optimize=True)
+  if layer.conv.bias is not None:
+    return x + f64(layer.conv.bias)
+  return norm(layer.norm, x)
+
+
+def norm(layer: Any, x: np.ndarray) -> np.ndarray:
+  """Batch normalisation with the statistics held, or group normalisation."""
+  if 'mean' in vars(layer):
+    mean, var = f64(layer.mean), f64(layer.var)
+  else:
+    groups = x.reshape(*x.shape[:3], layer.num_groups, -1)
+    mean, var = (
+      np.repeat(moment(groups, axis=(1, 2, 4)), groups.shape[-1], axis=1)
+      for moment in (np.mean, np.var)
+    )
+    mean, var = mean[:, None, None], var[:, None, None]
+  x = (x - mean) / np.sqrt(var + 1e-5)
+  return x * f64(layer.scale) + f64(layer.bias)
+
+
+def dense(layer: Any, x: np.ndarray) -> np.ndarray:
+  """A linear layer with bias."""
+  return x @ f64(layer.kernel) + f64(layer.bias)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+  """The positive part."""
+  return np.maximum(x, 0)
+
+
+def pool(reduce: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
+  """3x3 windows two pixels apart; a last one may reach over the edge."""
+  size = math.ceil((x.shape[1] - 3) / 2) + 1
+  pooled = np.empty((len(x), size, size, x.shape[-1]))
+  for i, j in itertools.product(range(size), repeat=2):
+    window = x[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+    pooled[:, i, j] = reduce(window, axis=(1, 2))
+  return pooled
+
+
+def layer_norm(layer: Any, x: np.ndarray) -> np.ndarray:
+  """Normalisation of each position over its units."""
+  x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  return x * f64(layer.scale) + f64(layer.bias)
+
+
+def attention(layer: Any, x: np.ndarray, heads: int) -> np.ndarray:
+  """Head by head, and query by query: each sees what is not after it."""
+  normal = layer_norm(layer.attention_norm, x)
+  parts = np.split(dense(layer.queries_keys_values, normal), 3, -1)
+  mixed = np.zeros_like(x)
+  size = x.shape[-1] // heads
+  for example, head in itertools.product(range(len(x)), range(heads)):
+    units = slice(head * size, (head + 1) * size)
+    query, key, value = (part[example][:, units] for part in parts)
+    for t in range(len(query)):
+      weight = np.exp(key[: t + 1] @ query[t] / math.sqrt(size))
+      mixed[example, t, units] = weight @ value[: t + 1] / weight.sum()
+  return dense(layer.mix, mixed)
