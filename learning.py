@@ -33,6 +33,14 @@ from data.dataset import Dataset
 from data.stream import Stream
 from models.task import Task, classification
 
+# Where the modules are that a section names.
+_PACKAGES = {
+  'sync': 'sync',
+  'data': 'data',
+  'model': 'models',
+  'batching': 'sync.batching',
+  'batching.lb_bsp.predictor': 'predict',
+}
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 
@@ -53,12 +61,17 @@ class Learning:
 
 
 def made(section: str, choose: Choose, **shared: Any) -> Any:
-  """Calls `make` of the module that a section names."""
+  """Calls `make` of the module that a section names.
+
+  Args:
+    section: Of the config.
+    choose: Chooses a section of it.
+    **shared: Arguments beside the section's own or in their place.
+  """
   name, own = choose(section)
-  package = {'sync': 'sync', 'data': 'data', 'model': 'models'}[section]
-  module = importlib.import_module(f'{package}.{name}')
+  module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
   with named(f'config.{section}.{name}'):
-    return module.make(**shared, **own)
+    return module.make(**own | shared)
 
 
 def nothing(config: ConfigDict, choose: Choose) -> Learning:

@@ -6,6 +6,7 @@ optimiser and the cluster; calling what it returns trains.
 
 import copy
 import functools
+import json
 import math
 import os
 import pathlib
@@ -18,7 +19,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 import learning
-from cluster import compilations, roles, transport
+from cluster import compilations, driving, roles, transport
 from cluster import speed as speeds
 from cluster.checkpoints import Checkpoints
 from cluster.checks import require
@@ -38,6 +39,9 @@ from configs.sections import named
 from data.dataset import Dataset
 from learning import Choose, Learning, made
 from models.task import Task
+from sync.batching import curves
+from sync.batching.batching import Batching
+from sync.batching.curves import Curve
 from sync.scheme import Scheme
 
 
@@ -82,6 +86,9 @@ def build(
   scheme = copy.deepcopy(scheme) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
+  injected = config.cluster.speed.injected
+  speed = _speed(config, choose) if injected or not real else None
+  batching = _batching(config, choose, scheme, speed)
   if config.model.name == 'none':
     learned = learning.nothing(config, choose)
   else:
@@ -93,11 +100,11 @@ def build(
   pipelined = getattr(scheme, 'pipelined', False)
   if meeting:
     processes = _processes(
-      config, choose, meeting, learned, files, described, pipelined
+      config, meeting, learned, batching, speed, files, described, pipelined
     )
     if not processes.leads:
       return processes
-    if not config.cluster.speed.injected:
+    if not injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
     logging.info('Not used by real hosts: config.cluster.network.')
     server = processes.servers
@@ -114,16 +121,16 @@ def build(
   )
   lead = Lead(
     scheme=scheme,
+    batching=batching,
     server=server,
     stream=learned.stream,
     journal=journal,
     num_workers=config.cluster.workers,
-    worker_batch=config.batching.worker_batch,
   )
   if meeting:
     cluster = processes.cluster(lead)
   else:
-    cluster = _virtual(config, choose, lead, learned, pipelined)
+    cluster = _virtual(config, lead, learned, speed, pipelined)
   with named('config.checkpoint'):
     checkpoints = (
       processes.checkpoints
@@ -152,7 +159,7 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
-  for section in ('batching', 'wire', 'route'):
+  for section in ('wire', 'route'):
     sections.chosen(config, defaults, section)
   return functools.partial(sections.chosen, config, defaults)
 
@@ -166,16 +173,68 @@ def _speed(config: ConfigDict, choose: Choose) -> speeds.Speed:
     return speeds.Speed(
       fixed_s=section.fixed_s,
       per_example_s=section.per_example_s,
+      least_s=section.least_s,
       slowdown=sections.each('slowdown', section.slowdown, workers),
       model=model,
     )
 
 
-def _virtual(
+def _batching(
   config: ConfigDict,
   choose: Choose,
+  scheme: Scheme,
+  speed: speeds.Speed | None,
+) -> Batching:
+  workers, section = config.cluster.workers, config.batching
+  _, own = choose('batching')
+  shared = {}
+  if 'curves' in own:
+    shared['curves'] = _curves(f'config.batching.{section.name}', own)
+  if 'predictor' in own:
+    factors = speed.model.num_driving if speed else len(driving.NAMES)
+    shared['predictor'] = made(
+      f'batching.{section.name}.predictor',
+      choose,
+      num_workers=workers,
+      num_factors=factors,
+      seed=config.seed,
+    )
+  batching = made(
+    'batching',
+    choose,
+    num_workers=workers,
+    worker_batch=section.worker_batch,
+    **shared,
+  )
+  fits = getattr(scheme, 'barriers', False) or not batching.barrier
+  known = 'one that needs no barrier, as the scheme has none'
+  require(fits, 'config.batching.name', known, section.name)
+  return batching
+
+
+def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
+  """Returns the curves of a batching that does without some fields."""
+  paths = own['curves']
+  usual = default.get_config().batching.lb_bsp_gpu
+  for unused in ('window', 'step') if paths else ('smoothing',):
+    expected = f'the default {usual[unused]!r}, with curves {paths!r}'
+    valid = own[unused] == usual[unused]
+    require(valid, f'{field}.{unused}', expected, own[unused])
+  found = []
+  for path in paths.split(',') if paths else ():
+    with named(f'{field}.curves: {path}'):
+      try:
+        found.append(curves.parse(json.loads(pathlib.Path(path).read_text())))
+      except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f'expected a profile, got {error}.') from error
+  return found
+
+
+def _virtual(
+  config: ConfigDict,
   lead: Lead,
   learned: Learning,
+  speed: speeds.Speed,
   pipelined: bool,
 ) -> VirtualCluster:
   with named('config.cluster'):
@@ -183,7 +242,7 @@ def _virtual(
       lead=lead,
       gradient=learned.gradient,
       wire=learned.wire,
-      speed=_speed(config, choose),
+      speed=speed,
       network=_network(config),
       num_servers=config.route.server.servers,
       pipelined=pipelined,
@@ -217,9 +276,10 @@ def _meeting(
 
 def _processes(
   config: ConfigDict,
-  choose: Choose,
   meeting: Rendezvous,
   learned: Learning,
+  batching: Batching,
+  speed: speeds.Speed | None,
   files: RunFiles,
   described: Mapping[str, Any],
   pipelined: bool,
@@ -237,7 +297,6 @@ def _processes(
     require(valid, 'config.sync.bsp.pipelined', whole, pipelined)
     field = 'config.optimizer.clip_norm'
     require(not clips, field, one, optimizer.clip_norm)
-  speed = _speed(config, choose) if config.cluster.speed.injected else None
   with named('config.cluster'):
     faults = Faults(
       config.cluster.faults,
@@ -255,7 +314,7 @@ def _processes(
       dedicated=config.route.server.dedicated,
       layout=layout,
       learning=learned,
-      worker_batch=config.batching.worker_batch,
+      batching=batching,
       pipelined=pipelined,
       speed=speed,
       faults=faults,

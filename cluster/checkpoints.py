@@ -26,7 +26,7 @@ from absl import logging
 from cluster.checks import require
 from cluster.stores import UNFINISHED, Npz, Orbax
 
-_FORMAT = 2
+_FORMAT = 3
 # What a pickle may construct, beside dataclasses and named tuples.
 _CONSTRUCTED = {
   ('builtins', 'set'),

@@ -219,6 +219,7 @@ class DistributedCluster:
       index,
       self.time,
       compute_s=event['compute_s'],
+      factors=event['factors'],
       payload=(index, event['life']),
       loss=loss,
     )

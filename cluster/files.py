@@ -178,12 +178,15 @@ class RunFiles:
     """Appends what the scheme was told and said to events.jsonl."""
     self._files['events.jsonl'].write(_dumps(row) + '\n')
 
-  def span(self, worker: int, phase: str, start: float, end: float) -> None:
-    """Adds a phase of a worker to the timeline; seconds."""
+  def span(
+    self, worker: int, phase: str, start: float, end: float, examples: int
+  ) -> None:
+    """Adds a phase of a worker's iteration to the timeline; seconds."""
     # By hand: thousands of workers have millions of these.
     self._files['trace.json'].write(
       f',\n{{"name":"{phase}","ph":"X","ts":{start * 1e6!r},'
-      f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker}}}'
+      f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker},'
+      f'"args":{{"examples":{examples}}}}}'
     )
 
   def close(self, summary: Mapping[str, Any]) -> None:

@@ -192,11 +192,28 @@ class Gradient:
       return tree
     return jax.tree.map(self._spread.bound, tree)
 
-  def warm_up(self, params: Any, examples: int) -> None:
-    """Compiles all that batches of `examples` need."""
+  def warm_up(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles all that batches need.
+
+    Args:
+      params: Pytree of arrays.
+      examples: Of a batch; the largest one's if they are changing, or None if
+        there is no bound.
+      changing: Whether batches may be smaller.
+    """
     before = self.real, self.computed
-    ranges = ((0, examples),)
-    jax.block_until_ready(self(params, ranges, worker=0, iteration=0))
+    batches = [examples]
+    if changing:
+      most = self._micro_batch
+      if examples is not None:
+        most = min(most, examples * 8 // 7)  # With padding.
+      batches = [1 << bit for bit in range(most.bit_length())]
+      batches.append(3)  # In two parts or more, which are added.
+    for batch in batches:
+      ranges = ((0, batch),)
+      jax.block_until_ready(self(params, ranges, worker=0, iteration=0))
     self.real, self.computed = before
 
   def state(self) -> Any:

@@ -120,11 +120,21 @@ class Journal:
     """Records what the scheme was told and said."""
     self._files.event(record.row(told, dict(event), verdict))
 
-  def span(self, worker: int, phase: str, start: float, end: float) -> None:
-    """Records that a worker spent the seconds from start to end in a phase."""
+  def span(
+    self, worker: int, phase: str, start: float, end: float, examples: int
+  ) -> None:
+    """Records that a worker spent the seconds from start to end in a phase.
+
+    Args:
+      worker: Which one.
+      phase: One of ledger.PHASES.
+      start: Seconds.
+      end: Seconds.
+      examples: Of the iteration that it is part of.
+    """
     self.ledger.spent(phase, end - start)
     if end > start:
-      self._files.span(worker, phase, start, end)
+      self._files.span(worker, phase, start, end, examples)
 
   def pushed(
     self,
@@ -144,8 +154,19 @@ class Journal:
     """Records that an update was applied."""
     self.ledger.committed(update)
 
-  def reached(self, time: float, *, barrier: bool) -> None:
-    """Looks at the run after a verdict was carried out, at `time` seconds.
+  def reached(
+    self,
+    time: float,
+    *,
+    barrier: bool,
+    notes: Callable[[], Mapping[str, float]] = dict,
+  ) -> None:
+    """Looks at the run after a verdict was carried out.
+
+    Args:
+      time: Seconds.
+      barrier: Whether a superstep has ended.
+      notes: Returns what rows say of the batching.
 
     Raises:
       FloatingPointError: If a loss is not finite, and names worker and
@@ -155,10 +176,10 @@ class Journal:
     ledger = self.ledger
     self.finished = ledger.examples >= self._plan.target
     if barrier:
-      self._row('barrier', time)
+      self._row('barrier', time, **notes())
     if ledger.iterations >= self._next_log:
       self._next_log += self._plan.log_every
-      self._row('log', time, loss=self._mean_loss('log'))
+      self._row('log', time, loss=self._mean_loss('log'), **notes())
     if ledger.examples >= self._next_eval or self.finished:
       while self._next_eval <= ledger.examples:
         self._next_eval += self._plan.eval_every

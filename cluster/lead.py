@@ -5,8 +5,9 @@ examples, has the server sum and apply, keeps the accounts, and calls the
 runtime back to let workers go on.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.journal import Journal
@@ -14,10 +15,11 @@ from cluster.ledger import Lost
 from cluster.server import Server
 from data.stream import Ranges, Stream
 from sync import record
+from sync.batching.batching import Batching, Done
 from sync.scheme import Push, Scheme, Verdict
 
 # Attributes of a lead that change during a run.
-_STATE = ('workers', '_scheme', '_stream', '_pushes')
+_STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes')
 
 
 @dataclasses.dataclass
@@ -31,6 +33,10 @@ class Worker:
     version: Of the parameters that the iteration started from.
     ranges: Positions of its examples in the stream.
     examples: How many they are.
+    batch: How many its next iteration has, as far as is known.
+    spent: Seconds in each phase since the iteration began.
+    pushed: Seconds of computing and driving factors of the iteration, once it
+      is pushed; until the worker goes on.
   """
 
   iteration: int = -1
@@ -39,6 +45,11 @@ class Worker:
   version: int = 0
   ranges: Ranges = ()
   examples: int = 0
+  batch: int = 0
+  spent: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  pushed: tuple[float, tuple[float, ...]] | None = None
 
 
 class Lead:
@@ -47,35 +58,35 @@ class Lead:
   Attributes:
     workers: All of them, dead or alive.
     server: Sums pushes and applies updates.
+    batching: Says how many examples an iteration has.
     journal: Follows the run.
-    worker_batch: Examples of an iteration.
   """
 
   def __init__(
     self,
     *,
     scheme: Scheme,
+    batching: Batching,
     server: Server,
     stream: Stream,
     journal: Journal,
     num_workers: int,
-    worker_batch: int,
   ):
     """Tells the scheme nothing yet.
 
     Args:
       scheme: Says when a worker may go on.
+      batching: Says how many examples it computes.
       server: Sums pushes and applies updates.
       stream: Which examples an iteration uses.
       journal: Follows the run and says when it has finished.
       num_workers: Number of workers.
-      worker_batch: Examples of an iteration, X0.
     """
     self.workers = [Worker() for _ in range(num_workers)]
     self.server = server
     self.journal = journal
-    self.worker_batch = worker_batch
     self._scheme = scheme
+    self.batching = batching
     self._stream = stream
     self._pushes = 0
 
@@ -108,10 +119,17 @@ class Lead:
         f'workers, got {verdict.release}.'
       )
     self.journal.told('start', {'time': time}, verdict)
-    self._obey(verdict, time)
+    self._obey(verdict, time, starts=True)
 
   def push(
-    self, index: int, time: float, *, compute_s: float, payload: Any, loss: Any
+    self,
+    index: int,
+    time: float,
+    *,
+    compute_s: float,
+    factors: Sequence[float],
+    payload: Any,
+    loss: Any,
   ) -> None:
     """Takes in the push of a worker's iteration.
 
@@ -119,6 +137,7 @@ class Lead:
       index: The worker.
       time: Seconds at which it had arrived whole.
       compute_s: Seconds of computing alone.
+      factors: Driving factors of the worker's next iteration; may be none.
       payload: What the server's `add` takes.
       loss: Summed over the examples; None if there is none.
     """
@@ -127,6 +146,7 @@ class Lead:
     self._pushes += 1
     self._stream.done(index)
     self.enter(index, 'wait', time)
+    worker.pushed = compute_s, tuple(factors)
     verdict = self._scheme.push(push)
     self.journal.told('push', push._asdict(), verdict)
     self.server.add(verdict.into, payload, push.examples)
@@ -153,18 +173,23 @@ class Lead:
     """
     self._lose(index, self.workers[index], time, reason)
     self.enter(index, None, time)
+    self.workers[index].pushed = None
+    self.batching.leave(index)
     self._tell('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
     """A worker that was gone is back."""
     self.enter(index, 'wait', time)
+    self.batching.join(index)
     self._tell('join', worker=index, time=time)
 
   def enter(self, index: int, phase: str | None, time: float) -> None:
     """Ends a worker's phase and starts another."""
     worker = self.workers[index]
     if worker.phase is not None:
-      self.journal.span(index, worker.phase, worker.since, time)
+      span = worker.phase, worker.since, time
+      self.journal.span(index, *span, worker.examples)
+      worker.spent[worker.phase] += time - worker.since
     worker.phase = phase
     worker.since = time
 
@@ -190,14 +215,18 @@ class Lead:
       time: Seconds, then and now.
     """
     self._stream, self._pushes = state['_stream'], state['_pushes']
+    if len(state['workers']) == len(self.workers):
+      self.batching = state['batching']
     for index, before in enumerate(state['workers']):
       self._lose(index, before, time, 'The run was started again.')
       if index < len(self.workers):
         self.workers[index].iteration = before.iteration
+        if self.batching is state['batching'] and before.phase is None:
+          self.batching.join(index)
 
   def upcoming(self, index: int) -> Ranges:
     """Returns the positions that a worker is likely to use next."""
-    return self._stream.upcoming(index, self.worker_batch)
+    return self._stream.upcoming(index, self.workers[index].batch)
 
   @property
   def issued(self) -> int:
@@ -224,21 +253,53 @@ class Lead:
     self.journal.told(told, event, verdict)
     self._obey(verdict, event['time'])
 
-  def _obey(self, verdict: Verdict, time: float) -> None:
+  def _obey(
+    self, verdict: Verdict, time: float, *, starts: bool = False
+  ) -> None:
     self._wake_at(verdict.wake_at)
     for update in verdict.commit:
       self.server.commit(update)
       self.journal.committed(update)
-    self.journal.reached(time, barrier=verdict.barrier)
-    if not self.journal.finished:
+    self.journal.reached(
+      time, barrier=verdict.barrier, notes=self.batching.report
+    )
+    if not self.journal.finished and verdict.release:
+      self._assign(verdict.release, time, all_stop=verdict.barrier or starts)
       for index in verdict.release:
         self._start_iteration(index, time)
+
+  def _assign(
+    self, released: Sequence[int], time: float, *, all_stop: bool
+  ) -> None:
+    """Asks how many examples the next iterations have."""
+    for index in released:
+      worker = self.workers[index]
+      self.enter(index, 'wait', time)  # It has waited until now.
+      spent, worker.spent = worker.spent, collections.Counter()
+      if worker.pushed is None:  # It has just come.
+        continue
+      compute_s, factors = worker.pushed
+      worker.pushed = None
+      self.batching.observe(
+        Done(
+          worker=index,
+          time=time,
+          compute_s=compute_s,
+          transfer_s=spent['pull'] + spent['push'],
+          waited_s=spent['wait'],
+          examples=worker.examples,
+          factors=factors,
+        )
+      )
+    if all_stop or not self.batching.barrier:
+      for index, examples in self.batching.assign(released).items():
+        self.workers[index].batch = examples
 
   def _start_iteration(self, index: int, time: float) -> None:
     worker = self.workers[index]
     worker.iteration += 1
     worker.version = self.server.version
-    worker.ranges = self._stream.take(index, self.worker_batch)
-    worker.examples = self.worker_batch
+    worker.ranges = self._stream.take(index, worker.batch)
+    worker.examples = worker.batch
     self.enter(index, 'pull', time)
     self._release(index)

@@ -30,6 +30,7 @@ from cluster.sharded import ShardedCheckpoints
 from cluster.speed import Speed
 from cluster.transport import Refused, Security
 from cluster.worker import Worker
+from sync.batching.batching import Batching
 
 
 @dataclasses.dataclass
@@ -42,7 +43,7 @@ class Processes:
     dedicated: Whether servers are processes of their own.
     layout: Of what travels.
     learning: What is learned: a gradient, servers, initial parameters.
-    worker_batch: Examples of an iteration.
+    batching: How many examples iterations have.
     pipelined: Whether servers serve pieces before the barrier.
     speed: How long iterations take at least; None for as long as they take.
     faults: What goes wrong on purpose.
@@ -59,7 +60,7 @@ class Processes:
   dedicated: bool
   layout: Any
   learning: Any
-  worker_batch: int
+  batching: Batching
   pipelined: bool
   speed: Speed | None
   faults: Faults
@@ -148,7 +149,7 @@ class Processes:
       gradient=self.learning.gradient,
       layout=self.layout,
       params=self.learning.params,
-      worker_batch=self.worker_batch,
+      batching=self.batching,
       speed=self.speed,
       faults=self.faults,
       lead=self.meeting.lead,

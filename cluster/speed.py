@@ -7,7 +7,6 @@ that counts (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
 So a model has no state that a checkpoint must hold.
 """
 
-import csv
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -15,18 +14,29 @@ from typing import Protocol
 
 import numpy as np
 
+from cluster import traces
 from cluster.checks import require
 
 _BLOCK = 256  # Draws made at once, to spread the cost of a generator.
 
 
 class Model(Protocol):
-  """What the functions below return."""
+  """What the functions below return.
+
+  Attributes:
+    num_workers: Number of workers.
+    num_driving: Number of driving factors.
+  """
 
   num_workers: int
+  num_driving: int = 0
 
   def factor(self, worker: int, iteration: int) -> float:
     """Returns how many times as long as usual an iteration (from 0) takes."""
+
+  def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
+    """Returns what is read after an iteration, such as a share of a CPU."""
+    return ()
 
 
 @dataclasses.dataclass
@@ -37,6 +47,8 @@ class Speed:
     fixed_s: Seconds that an iteration takes whatever its batch.
     per_example_s: Seconds that each example adds.
     slowdown: Float [num_workers], how many times as long each worker takes.
+    least_s: Seconds that no iteration's base falls below: a small batch does
+      not fill a GPU.
     model: What varies from iteration to iteration.
 
   Raises:
@@ -48,9 +60,10 @@ class Speed:
   per_example_s: float
   slowdown: Sequence[float]
   model: Model
+  least_s: float = 0.0
 
   def __post_init__(self) -> None:
-    for name in ('fixed_s', 'per_example_s'):
+    for name in ('fixed_s', 'per_example_s', 'least_s'):
       value = getattr(self, name)
       require(0 <= value < math.inf, name, 'finite seconds >= 0', value)
     total = self.fixed_s + self.per_example_s
@@ -80,8 +93,12 @@ class Speed:
         f'Expected worker from 0 to {len(self.slowdown) - 1}, iteration >= 0 '
         f'and batch >= 0, got {worker}, {iteration} and {batch}.'
       )
-    base_s = self.fixed_s + self.per_example_s * batch
+    base_s = max(self.least_s, self.fixed_s + self.per_example_s * batch)
     return base_s * self.slowdown[worker] * self.model.factor(worker, iteration)
+
+  def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
+    """Returns the driving factors that a worker reads after an iteration."""
+    return self.model.driving(worker, iteration)
 
 
 def constant(*, num_workers: int, seed: int) -> Model:
@@ -117,7 +134,13 @@ def lognormal(*, num_workers: int, seed: int, sigma: float) -> Model:
 
 
 def regime(
-  *, num_workers: int, seed: int, factors: Sequence[float], stay: float
+  *,
+  num_workers: int,
+  seed: int,
+  factors: Sequence[float],
+  stay: float,
+  sigma: float = 0.0,
+  noise: float = 0.0,
 ) -> Model:
   """Returns a model in which workers change between fast and slow stretches.
 
@@ -125,13 +148,16 @@ def regime(
   of them on: it keeps its factor for the next iteration with probability
   `stay`, and otherwise takes one of the others, all equally likely.  A stretch
   lasts 1 / (1 - stay) iterations on average, and if stay < 1 each factor holds
-  equally often in the long run.
+  equally often in the long run.  The driving factor is the share of a processor
+  that the next iteration has: one over its factor, as measured.
 
   Args:
     num_workers: Number of workers.
     seed: Seed of the draws, from 0 to 2^64 - 1.
     factors: At least two factors.
     stay: Probability from 0 to 1.
+    sigma: Of what varies within a stretch, as in `lognormal`.
+    noise: Standard deviation of the driving factor's logarithm.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -144,8 +170,20 @@ def regime(
     factors,
   )
   require(0 <= stay <= 1, 'stay', 'a probability from 0 to 1', stay)
+  for name, value in (('sigma', sigma), ('noise', noise)):
+    require(0 <= value < math.inf, name, 'a finite number >= 0', value)
   values = [float(value) for value in factors]
-  return _Regime(num_workers, values, stay, _Draws(seed, 'random'))
+  chains = _Draws(seed, 'random')
+  return _Regime(
+    num_workers,
+    values,
+    stay,
+    chains,
+    sigma=sigma,
+    noise=noise,
+    jitter=_Draws(seed, 'standard_normal', stream=1),
+    readings=_Draws(seed, 'standard_normal', stream=2),
+  )
 
 
 def trace(
@@ -156,6 +194,7 @@ def trace(
   worker_column: str,
   order_column: str,
   value_column: str,
+  driving_columns: str = '',
 ) -> Model:
   """Returns a model that replays times measured on a real cluster.
 
@@ -171,6 +210,8 @@ def trace(
     worker_column: Column that tells the workers apart.
     order_column: Column of the numbers that put a worker's rows in order.
     value_column: Column of the times, in any unit.
+    driving_columns: Columns of the driving factors, read after the iteration,
+      with commas between them.
 
   Raises:
     ValueError: If the file cannot be read, lacks a column or has no rows, if a
@@ -178,21 +219,27 @@ def trace(
       another argument is out of its range.
   """
   _check(num_workers, seed)
-  rows = _rows(
+  names = driving_columns.split(',') if driving_columns else []
+  rows = traces.rows(
     path,
+    names,
     worker_column=worker_column,
     order_column=order_column,
     value_column=value_column,
   )
-  mean = math.fsum(value for _, _, value in rows) / len(rows)
-  series: dict[str, list[float]] = {name: [] for name, _, _ in rows}
-  for name, _, value in sorted(rows, key=lambda row: row[1]):
-    series[name].append(value / mean)
-  return _Trace(num_workers, list(series.values()))
+  mean = math.fsum(row.value for row in rows) / len(rows)
+  series: dict[str, list[float]] = {row.worker: [] for row in rows}
+  driving: dict[str, list[tuple[float, ...]]] = {row.worker: [] for row in rows}
+  for row in sorted(rows, key=lambda row: row.order):
+    series[row.worker].append(row.value / mean)
+    driving[row.worker].append(row.driving)
+  return _Trace(
+    num_workers, [*series.values()], [*driving.values()], num_driving=len(names)
+  )
 
 
 @dataclasses.dataclass
-class _Constant:
+class _Constant(Model):
   num_workers: int
 
   def factor(self, worker: int, iteration: int) -> float:
@@ -201,26 +248,41 @@ class _Constant:
 
 
 @dataclasses.dataclass
-class _Lognormal:
+class _Lognormal(Model):
   num_workers: int
   sigma: float
   draws: '_Draws'
 
   def factor(self, worker: int, iteration: int) -> float:
-    z = self.draws.draw(worker, iteration)
-    return math.exp(self.sigma * z - self.sigma * self.sigma / 2)
+    return _jitter(self.sigma, self.draws.draw(worker, iteration))
 
 
 @dataclasses.dataclass
-class _Regime:
+class _Regime(Model):
   num_workers: int
   factors: list[float]
   stay: float
   draws: '_Draws'
+  sigma: float
+  noise: float
+  jitter: '_Draws'
+  readings: '_Draws'
+  num_driving: int = 1
   # What has been asked for of each chain, as places in `factors`.
   chains: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
   def factor(self, worker: int, iteration: int) -> float:
+    factor = self._stretch(worker, iteration)
+    if not self.sigma:
+      return factor
+    return factor * _jitter(self.sigma, self.jitter.draw(worker, iteration))
+
+  def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
+    share = 1 / self._stretch(worker, iteration + 1)
+    z = self.readings.draw(worker, iteration)
+    return (share * math.exp(self.noise * z),)
+
+  def _stretch(self, worker: int, iteration: int) -> float:
     chain = self.chains.setdefault(worker, [0])
     while len(chain) <= iteration:
       chain.append(self._next(chain[-1], self.draws.draw(worker, len(chain))))
@@ -236,13 +298,19 @@ class _Regime:
 
 
 @dataclasses.dataclass
-class _Trace:
+class _Trace(Model):
   num_workers: int
   series: list[list[float]]
+  read: list[list[tuple[float, ...]]]  # After each of the iterations.
+  num_driving: int = 0
 
   def factor(self, worker: int, iteration: int) -> float:
     values = self.series[worker % len(self.series)]
     return values[iteration % len(values)]
+
+  def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
+    read = self.read[worker % len(self.read)]
+    return read[iteration % len(read)]
 
 
 @dataclasses.dataclass
@@ -252,11 +320,13 @@ class _Draws:
   Attributes:
     seed: First half of the generator's key; the worker is the second.
     method: Method of `numpy.random.Generator` that draws them.
+    stream: Sets draws of one seed and worker apart.
     blocks: Number and draws of the block last used by each worker.
   """
 
   seed: int
   method: str
+  stream: int = 0
   blocks: dict[int, tuple[int, list[float]]] = dataclasses.field(
     default_factory=dict
   )
@@ -271,44 +341,14 @@ class _Draws:
     # Draws advance the first word of the counter, so blocks never overlap.
     philox = np.random.Philox(
       key=np.array([self.seed, worker], np.uint64),
-      counter=np.array([0, number, 0, 0], np.uint64),
+      counter=np.array([0, number, self.stream, 0], np.uint64),
     )
     return getattr(np.random.Generator(philox), self.method)(_BLOCK).tolist()
 
 
-def _rows(path: str, **columns: str) -> list[tuple[str, float, float]]:
-  """Returns the worker, order and value of each row of a CSV file."""
-  try:
-    with open(path, newline='', encoding='utf-8') as file:
-      reader = csv.DictReader(file)
-      header = reader.fieldnames or []
-      rows = [(reader.line_num, row) for row in reader]
-  except (OSError, UnicodeDecodeError, csv.Error) as error:
-    raise ValueError(f'path: expected a CSV file, got {error}.') from error
-  for name, column in columns.items():
-    require(column in header, name, f'one of {header} of {path}', column)
-  require(bool(rows), 'path', f'rows below the header of {path}', 'none')
-  worker, order, value = columns.values()
-  for line, row in rows:
-    place = f'{path}, line {line}, {worker}'
-    require(bool(row[worker]), place, 'a worker', row[worker])
-  return [
-    (
-      row[worker],
-      _number(row[order], f'{path}, line {line}, {order}'),
-      _number(row[value], f'{path}, line {line}, {value}', above=0.0),
-    )
-    for line, row in rows
-  ]
-
-
-def _number(text: str | None, name: str, above: float = -math.inf) -> float:
-  try:
-    number = float(text or 'nan')
-  except ValueError:
-    number = math.nan
-  require(above < number < math.inf, name, f'a finite number > {above}', text)
-  return number
+def _jitter(sigma: float, z: float) -> float:
+  """Returns a lognormal factor of mean 1."""
+  return math.exp(sigma * z - sigma * sigma / 2)
 
 
 def _is_factor(value: float) -> bool:

@@ -83,7 +83,9 @@ class TimingGradient:
     """Returns the tree: nothing is computed anywhere."""
     return tree
 
-  def warm_up(self, params: None, examples: int) -> None:
+  def warm_up(
+    self, params: None, examples: int | None, *, changing: bool
+  ) -> None:
     """Nothing to compile."""
 
   def state(self) -> None:

@@ -116,7 +116,11 @@ class VirtualCluster:
     server, wire = self.lead.server, self._wire
     server.restore(self.gradient.placed(server.state()))
     wire.warm_up(server.params, server.stats)
-    self.gradient.warm_up(wire.pulled(server.params), self.lead.worker_batch)
+    self.gradient.warm_up(
+      wire.pulled(server.params),
+      self.lead.batching.largest,
+      changing=self.lead.batching.changes,
+    )
     server.warm_up()
 
   def start(self) -> None:
@@ -225,6 +229,7 @@ class VirtualCluster:
       index,
       self.time,
       compute_s=worker.compute_s,
+      factors=self._speed.driving(index, known.iteration),
       payload=self._wire.pushed(payload),
       loss=loss,
     )

@@ -17,6 +17,7 @@ import numpy as np
 from absl import logging
 
 from cluster import compilations
+from cluster.driving import Driving
 from cluster.faults import Faults, Kind
 from cluster.gradient import Gradient
 from cluster.heart import LOST, START, Heart, within
@@ -33,6 +34,7 @@ from cluster.transport import (
   chunked,
   connect,
 )
+from sync.batching.batching import Batching
 
 
 class Worker:
@@ -45,7 +47,7 @@ class Worker:
     gradient: Gradient,
     layout: Layout,
     params: Any,
-    worker_batch: int,
+    batching: Batching,
     speed: Speed | None,
     faults: Faults,
     lead: Callable[[], str],
@@ -61,7 +63,7 @@ class Worker:
       gradient: Computes.
       layout: Of what travels.
       params: To compile with.
-      worker_batch: Examples of an iteration.
+      batching: How many examples iterations have.
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
       lead: Returns the address of the lead, which may have to be waited for.
@@ -74,7 +76,7 @@ class Worker:
     self._gradient = gradient
     self._layout = layout
     self._params = params
-    self._batch = worker_batch
+    self._batching = batching
     self._speed = speed
     self._faults = faults
     self._lead = lead
@@ -82,6 +84,8 @@ class Worker:
     self._security = security
     self._timeout_s = timeout_s
     self._leaving = leaving
+    # Only a batching that assigns makes use of what drives a host's speed.
+    self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(layout.sizes))
     self._buffers = [
       np.empty(layout.size_bytes(server), np.uint8) for server in servers
@@ -93,10 +97,10 @@ class Worker:
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
-    self._gradient.warm_up(self._params, self._batch)
-    payload, _ = self._gradient(
-      self._params, ((0, self._batch),), worker=0, iteration=0
-    )
+    largest, changing = self._batching.largest, self._batching.changes
+    self._gradient.warm_up(self._params, largest, changing=changing)
+    ranges = ((0, 1 if changing else largest),)
+    payload, _ = self._gradient(self._params, ranges, worker=0, iteration=0)
     vectors, _ = self._layout.pack(payload)
     jax.block_until_ready(self._layout.unpack(list(map(np.asarray, vectors))))
     self._params = None
@@ -110,8 +114,9 @@ class Worker:
     """
     self.warm_up()
     try:
-      while self._session()['end'] == 'left':
-        logging.info('Worker %d joins again.', self.index)
+      with self._host or contextlib.nullcontext():
+        while self._session()['end'] == 'left':
+          logging.info('Worker %d joins again.', self.index)
     except Refused as error:
       sys.exit(f'Refused: {error}')
     except TransportError as error:
@@ -205,6 +210,7 @@ class Worker:
       'pulled_at': pulled_at,
       'computed_at': heart.lead_time(end),
       'compute_s': end - start,
+      'factors': self._factors(iteration),
       'loss': None if loss is None else float(loss),
       'finite': bool(finite),
       'computed': self._gradient.computed - before,
@@ -220,6 +226,12 @@ class Worker:
         streams, vectors, self._windows, strict=True
       )
     ]
+
+  def _factors(self, iteration: int) -> Sequence[float]:
+    """Returns the driving factors after an iteration."""
+    if self._speed is not None:
+      return self._speed.driving(self.index, iteration)
+    return self._host.read() if self._host else ()
 
   def _delay(self, iteration: int, examples: int, start: float) -> None:
     if self._speed is not None:

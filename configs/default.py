@@ -43,6 +43,57 @@ def get_config() -> ml_collections.ConfigDict:
   config.batching.worker_batch = 16  # Examples of an iteration (X0).
   config.batching.micro_batch = 128  # Largest compiled shape, power of two.
   config.batching.fixed = ConfigDict()
+  config.batching.lb_bsp = ConfigDict()  # By predicted speeds.
+  config.batching.lb_bsp.threshold = 0.05  # Share of time a change must save.
+  config.batching.lb_bsp.least = 1  # Fewest examples of a worker.
+  config.batching.lb_bsp.most = ()  # One, or one each; (): no bound.
+  # How fast will each worker be?  Chosen on the first 70 % of
+  # bench/recorded.csv (least error from 40 % to 70 %), unless said otherwise.
+  config.batching.lb_bsp.predictor = ConfigDict()
+  predictor = config.batching.lb_bsp.predictor
+  predictor.name = 'narx'  # Module of predict/.
+  predictor.last = ConfigDict()
+  predictor.ema = ConfigDict()
+  predictor.ema.smoothing = 0.7  # Weight of the newest speed.
+  predictor.arima = ConfigDict()
+  predictor.arima.p = 0  # Past values.
+  predictor.arima.d = 1  # 1: of differences of speeds.
+  predictor.arima.q = 1  # Past errors.
+  predictor.arima.kept = 300  # Speeds that are fitted; cost grows with them.
+  predictor.arima.needed = 50  # Observations before the first fit.
+  predictor.arima.refit = 100  # Observations between fits.
+  predictor.arima.smoothing = 0.7  # Of the average before the first fit.
+  predictor.narx = ConfigDict()
+  predictor.narx.lags = 3  # Past speeds and factors that it sees (d).
+  predictor.narx.hidden = 16  # Width of the tanh layer.
+  _add_training(predictor.narx, steps=8, decay=0.03)
+  predictor.rnn = ConfigDict()
+  predictor.rnn.window = 4  # Observations that it reads.
+  predictor.rnn.hidden = 8  # Width of its state.
+  _add_training(predictor.rnn, steps=4, decay=0.1)
+  predictor.lstm = ConfigDict()
+  predictor.lstm.window = 5  # Observations that it reads.
+  predictor.lstm.hidden = 8  # Width of its state.
+  _add_training(predictor.lstm, steps=4, decay=0.1)
+  predictor.auto = ConfigDict()
+  predictor.auto.discount = 0.01  # Weight of the newest squared error.
+  predictor.auto.ema = predictor.ema.copy_and_resolve_references()
+  predictor.auto.narx = predictor.narx.copy_and_resolve_references()
+  config.batching.lb_bsp_gpu = ConfigDict()  # By curves, or by trying.
+  # Files of tools.profile_batches, one or one each, with commas; '' for none.
+  config.batching.lb_bsp_gpu.curves = ''
+  config.batching.lb_bsp_gpu.smoothing = 0.2  # Weight of the newest time.
+  # Without curves, at first: between two steps, and of a step.
+  config.batching.lb_bsp_gpu.window = 5  # Supersteps.
+  config.batching.lb_bsp_gpu.step = 4  # Examples.
+  config.batching.lb_bsp_gpu.threshold = 0.05  # As above.
+  config.batching.lb_bsp_gpu.least = 1  # Fewest examples of a worker.
+  config.batching.lb_bsp_gpu.most = ()  # One, or one each; (): no bound.
+  config.batching.r2sp = ConfigDict()  # Who waits computes more instead.
+  config.batching.r2sp.window = 10  # Iterations from one tuning to the next.
+  config.batching.r2sp.recent = 5  # Waits that are averaged, the last ones.
+  config.batching.r2sp.threshold = 0.1  # Share of time that waits must pass.
+  config.batching.r2sp.most = ()  # One, or one each; (): no bound.
 
   # What travels?
   config.wire = ConfigDict()
@@ -79,6 +130,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.speed.name = 'lognormal'  # Where the factor comes from.
   config.cluster.speed.fixed_s = 0.02  # Seconds, whatever the batch.
   config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.
+  config.cluster.speed.least_s = 0.0  # Of fixed and per_example together.
   config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
   config.cluster.speed.constant = ConfigDict()  # Always 1.
   config.cluster.speed.lognormal = ConfigDict()  # Independent, of mean 1.
@@ -86,11 +138,14 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.speed.regime = ConfigDict()  # A Markov chain per worker.
   config.cluster.speed.regime.factors = (1.0, 3.0)  # Its states.
   config.cluster.speed.regime.stay = 0.98  # Probability per iteration.
+  config.cluster.speed.regime.sigma = 0.0  # As of lognormal, beside it.
+  config.cluster.speed.regime.noise = 0.0  # Of the driving factor read.
   config.cluster.speed.trace = ConfigDict()  # Recorded iteration times.
   config.cluster.speed.trace.path = ''  # A CSV file with a header.
   config.cluster.speed.trace.worker_column = 'worker'  # Whose row it is.
   config.cluster.speed.trace.order_column = 'time'  # Orders its rows.
   config.cluster.speed.trace.value_column = 'batch_time_norm'  # The times.
+  config.cluster.speed.trace.driving_columns = ''  # With commas between them.
   # One value for all hosts, or one each.
   config.cluster.network = ConfigDict()
   config.cluster.network.worker_up_Bps = (125e6,)  # Bytes per second.
@@ -196,3 +251,15 @@ def get_config() -> ml_collections.ConfigDict:
   config.schedule.cosine = ConfigDict()
   config.schedule.cosine.final = 0.0  # Share of the rate at the end.
   return config.lock()
+
+
+def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
+  """Adds how predict/online.py trains a network."""
+  network.smoothing = 0.3  # Of the average that it corrects.
+  network.kept = 2000  # Observations of a worker that it learns from.
+  network.needed = 30  # Of a worker, before it predicts.  A guess.
+  network.steps = steps  # Of Adam, per observation.
+  network.minibatch = 64  # Examples of a step.
+  network.learning_rate = 3e-3  # Of Adam.
+  network.decay = decay  # Weight decay, decoupled.
+  network.averaging = 1e-2  # Weight of the newest parameters in the mean.

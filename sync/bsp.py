@@ -9,6 +9,7 @@ runtime that overlaps pushes and pulls.
 """
 
 import dataclasses
+from typing import ClassVar
 
 from sync import scheme
 from sync.scheme import Push, Verdict
@@ -23,8 +24,10 @@ class Bsp:
     update: The update that pushes of this superstep are summed into.
     pushes: How many have been.
     pipelined: Whether the runtime serves chunks before the barrier.
+    barriers: Whether supersteps end at barriers.
   """
 
+  barriers: ClassVar[bool] = True
   members: scheme.Members
   update: int = 0
   pushes: int = 0

@@ -11,6 +11,7 @@ learning', ICDM 2019.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +36,10 @@ class Elastic:
     left: Int [num_workers], pushes to the chosen one, from the search on.
     barrier: The update that the chosen pushes are summed into, if any was.
     updates: Ids given to updates so far.
+    barriers: Whether supersteps end at barriers.
   """
+
+  barriers: ClassVar[bool] = True
 
   lookahead: int
   monitor_pushes: int

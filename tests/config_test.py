@@ -56,7 +56,7 @@ class CheckTest(parameterized.TestCase):
       {'sync__name': 'elastic', 'sync__elastic__monitor_pushes': 1},
       r'config.sync.elastic.monitor_pushes: expected an integer of at least 2',
     ),
-    ({'batching__name': 'lb_bsp'}, r"config.batching.name: .*'fixed'.*lb_bsp"),
+    ({'batching__name': 'even'}, r"config.batching.name: .*'fixed'.*even"),
     ({'wire__name': 'half'}, r"config.wire.name: .*'dense'.* got 'half'"),
     ({'route__name': 'ring'}, r"config.route.name: .*'server'.* got 'ring'"),
     ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),

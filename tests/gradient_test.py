@@ -81,18 +81,27 @@ class GradientTest(parameterized.TestCase):
     np.testing.assert_allclose(got['w'], 2 * errors @ inputs, rtol=1e-4)
     np.testing.assert_allclose(got['b'], 2 * errors.sum(), rtol=1e-4)
 
-  def test_no_size_compiles_after_all_powers_of_two(self):
+  @parameterized.parameters(1, 2, 3, 31, 57, 100)
+  def test_no_smaller_batch_compiles_after_the_warm_up(self, largest):
     task = _task()
     gradient = _gradient(task, _examples(100))
-    for size in (1, 2, 4, 8, 16, 32, 33):
-      gradient.warm_up(task.params, size)
+    gradient.warm_up(task.params, largest, changing=True)
     before = compilations.count()
 
-    for count in range(1, 100):
+    for count in range(1, largest + 1):
       gradient(task.params, ((0, count),), worker=1, iteration=count)
 
     self.assertEqual(compilations.count(), before)
     self.assertBetween(gradient.padding_share, 0, 1 / 8)
+
+  def test_one_size_compiles_what_it_needs(self):
+    task = _task()
+    gradient = _gradient(task, _examples(100))
+    before = compilations.count()
+    gradient.warm_up(task.params, 32, changing=False)
+    one = compilations.count() - before
+    gradient.warm_up(task.params, 32, changing=True)
+    self.assertLess(one, compilations.count() - before)
 
   def test_every_iteration_of_every_worker_has_its_own_key(self):
     def loss(params, inputs, targets, key):

@@ -229,9 +229,11 @@ class TestCase(absltest.TestCase):
 
   def _check_accounts(self, launch: Launch) -> None:
     summary = launch.summary
+    told = launch.rows('events.jsonl')
+    pushed = [event['examples'] for event in told if event['told'] == 'push']
+    self.assertLen(pushed, summary['iterations'])
     self.assertEqual(
-      summary['iterations'] * BATCH,
-      summary['examples'] + summary['examples_pending'],
+      sum(pushed), summary['examples'] + summary['examples_pending']
     )
     size_bytes = _size_bytes(launch.folder)
     self.assertEqual(summary['bytes'], summary['iterations'] * 2 * size_bytes)
@@ -245,7 +247,10 @@ class TestCase(absltest.TestCase):
     stream = state['cluster']['lead']['_stream']
     ledger = state['journal']['ledger']
     held = sum(stop - start for start, stop in stream.outstanding())
-    self.assertEqual(stream.used, ledger.iterations * BATCH)
+    pending = [push for pushes in ledger.pending.values() for push in pushes]
+    self.assertEqual(
+      stream.used, ledger.examples + sum(push.examples for push in pending)
+    )
     self.assertEqual(stream.used + held, stream.cursor)
     for server in servers:
       self.assertEqual(server['version'], ledger.updates)

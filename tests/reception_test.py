@@ -22,6 +22,7 @@ from cluster.shard import Shard, host
 from cluster.timing import TimingLayout, TimingServer
 from cluster.transport import Security, connect
 from sync import asp
+from sync.batching import fixed
 
 _TIMEOUT_S = 1.0  # Of what is in this process.
 
@@ -117,11 +118,11 @@ class _Lead:
     self.ledger = journal.ledger
     lead = Lead(
       scheme=asp.make(num_workers=1),
+      batching=fixed.make(num_workers=1, worker_batch=8),
       server=self.servers,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       journal=journal,
       num_workers=1,
-      worker_batch=8,
     )
     reception = Reception(
       servers=self.servers,
@@ -234,7 +235,7 @@ class _Worker:
   def push(self, servers=(0, 1)):
     report = {'iteration': self._iteration, 'loss': None, 'finite': True}
     report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
-    report |= {'computed': 8, 'compilations': 0}
+    report |= {'computed': 8, 'compilations': 0, 'factors': ()}
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)
       self._streams[index].send(report, [body], body.size)

@@ -62,6 +62,27 @@ class ResumeTest(parameterized.TestCase):
 
     check()
 
+  @parameterized.parameters('ema', 'narx', 'auto')
+  def test_batches_and_predictions_are_part_of_it(self, predictor):
+    balanced = {
+      'batching__name': 'lb_bsp',
+      'batching__lb_bsp__predictor__name': predictor,
+      'batching__lb_bsp__threshold': 0.0,
+      'cluster__speed__name': 'regime',
+      'cluster__speed__regime__sigma': 0.1,
+      'cluster__speed__regime__noise': 0.1,
+    }
+    expected, steps = stopping.straight('bsp', **balanced)
+    config = stopping.eventful('bsp', **balanced)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[steps // 2], killed_at=steps // 2 + 9)
+    run = train.build(config, workdir=workdir)
+    summary = run()
+    self.assertEqual(summary['compilations'], 0)
+    self._check(stopping.results(run), expected)
+
   def test_it_may_be_stopped_again_and_again(self):
     expected, steps = stopping.straight('elastic')
     workdir = f'{tempfile.mkdtemp()}/run'

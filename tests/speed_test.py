@@ -1,5 +1,6 @@
 """Tests for cluster.speed."""
 
+import itertools
 import math
 import pathlib
 import random
@@ -135,6 +136,51 @@ class RandomTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(table, other))
 
 
+class DrivingTest(parameterized.TestCase):
+  def test_a_regime_shows_what_the_next_iteration_has(self):
+    model = speed.regime(num_workers=3, seed=0, factors=(1.0, 4.0), stay=0.7)
+
+    for worker, k in itertools.product(range(3), range(200)):
+      expected = (1 / model.factor(worker, k + 1),)
+      self.assertEqual(model.driving(worker, k), expected)
+
+  def test_noise_and_jitter_have_their_deviations(self):
+    plain, noisy = (
+      speed.regime(
+        num_workers=2, seed=1, factors=(1.0, 4.0), stay=0.7, **deviations
+      )
+      for deviations in ({}, {'sigma': 0.2, 'noise': 0.1})
+    )
+    places = [(w, k) for w in range(2) for k in range(4000)]
+    jitter = [noisy.factor(*p) / plain.factor(*p) for p in places]
+    error = [noisy.driving(*p)[0] / plain.driving(*p)[0] for p in places]
+
+    self.assertAlmostEqual(np.mean(jitter), 1.0, delta=0.01)
+    self.assertAlmostEqual(np.std(np.log(jitter)), 0.2, delta=0.01)
+    self.assertAlmostEqual(np.std(np.log(error)), 0.1, delta=0.005)
+    self.assertLess(abs(np.corrcoef(jitter, error)[0, 1]), 0.05)
+
+  @parameterized.parameters(
+    lambda: speed.constant(num_workers=2, seed=0),
+    lambda: speed.lognormal(num_workers=2, seed=0, sigma=0.1),
+  )
+  def test_other_models_have_none(self, make):
+    self.assertEqual(make().driving(1, 5), ())
+    self.assertEqual(make().num_driving, 0)
+
+  def test_small_batches_take_the_least_time(self):
+    model = speed.constant(num_workers=1, seed=0)
+    made = speed.Speed(
+      fixed_s=0.1,
+      per_example_s=0.01,
+      slowdown=[2.0],
+      model=model,
+      least_s=0.3,
+    )
+    for batch, expected in ((1, 0.6), (20, 0.6), (21, 0.62)):
+      self.assertAlmostEqual(made.seconds(0, 0, batch), expected)
+
+
 class TraceTest(parameterized.TestCase):
   def test_each_worker_replays_its_rows_in_order_and_wraps_around(self):
     model = self._model()
@@ -154,7 +200,21 @@ class TraceTest(parameterized.TestCase):
 
     self.assertAlmostEqual(np.mean(factors), 1.0, places=15)
 
+  def test_driving_factors_are_those_of_the_iteration(self):
+    model = self._model(driving_columns='ms,gpu')
+
+    self.assertEqual(model.num_driving, 2)
+    for worker, values in ((0, [100, 200, 500]), (1, [300, 400])):
+      for k in range(8):
+        expected = (float(values[k % len(values)]), 25.0)
+        self.assertEqual(model.driving(worker, k), expected)
+
   @parameterized.named_parameters(
+    (
+      'driving_columns',
+      {'driving_columns': 'gpu,cpu'},
+      "driving_columns: .* 'cpu'",
+    ),
     ('worker_column', {'worker_column': 'host'}, "worker_column: .* 'host'"),
     ('order_column', {'order_column': 'step'}, "order_column: .* 'step'"),
     ('value_column', {'value_column': 's'}, "value_column: .* got 's'"),

@@ -35,9 +35,9 @@ def eventful(scheme, **changed):
 
 
 @functools.cache
-def straight(scheme):
+def straight(scheme, **changed):
   """The results of a run that is not stopped, and its number of steps."""
-  run = small.build(eventful(scheme))
+  run = small.build(eventful(scheme, **changed))
   with mock.patch.object(run.cluster, 'step', wraps=run.cluster.step) as step:
     run()
   return results(run), step.call_count

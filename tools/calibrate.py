@@ -135,6 +135,8 @@ def measure(path: str | pathlib.Path) -> Calibration:
   path = pathlib.Path(path)
   recorded = timeline.read(path)
   config = manifests.config(path)
+  batching, one = config.batching.name, "'fixed': its times are of one batch"
+  require(batching == 'fixed', f'{path}: config.batching.name', one, batching)
   times = timeline.compute_times(recorded)
   for worker, own in enumerate(times):
     expected = f'at least {links.LEAST} iterations'

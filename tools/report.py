@@ -2,7 +2,8 @@
 
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
 
-Makes accuracy.png, staleness.png, waiting.png and a timeline-*.png per run.
+Makes accuracy.png, staleness.png, waiting.png, a timeline-*.png per run and a
+batches-*.png per run whose batches change.
 What cannot be drawn is named in a log line.
 """
 
@@ -25,7 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cluster.ledger import PHASES
-from tools import records
+from tools import batches, records
 from tools.records import RunRecord
 
 _TOLD = 5  # Parts of a label, at most.
@@ -238,6 +239,8 @@ def _figures(
   if seconds := _found(groups, 'waiting', operator.attrgetter('seconds')):
     yield 'waiting', _draw_waiting(seconds)
   for name, label, run in _named(groups, timelines):
+    if figure := batches.draw(label, run):
+      yield f'batches-{name}', figure
     if run.spans:
       yield f'timeline-{name}', _draw_timeline(label, run)
     else:

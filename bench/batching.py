@@ -1,0 +1,303 @@
+"""What balancing the batches gains when workers are unequal.
+
+  python -m bench.batching [--parts=constant,ratio,traces] [--lab] [--out=DIR]
+    [--data=DIR]
+
+constant: workers that are 1, 1, 2 and 3 times as slow.  Examples per second
+over the sum of what the workers reach alone, with equal batches and LB-BSP.
+ratio: how much faster LB-BSP is than BSP with one slow worker among four, and
+R2SP with tuned batches than without, beside what their papers claim.
+traces: speeds as they were recorded.  How much of what an oracle gains over
+equal batches, which knows the next speeds, LB-BSP gains with each predictor.
+
+With --lab (root; 6 minutes more) the first two parts run on real hosts as well,
+with injected compute times and links of 1 Gbit/s.  --data is the folder that
+has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import io
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import train
+from bench import clusters
+from cluster import speed as speeds
+from configs import default
+from sync.batching import allocation, fixed, lb_bsp
+from sync.batching.batching import Batching, Done
+from tools import records
+
+_PARTS = ('constant', 'ratio', 'traces')
+_WORKERS = 4
+_BATCH = 32
+_EXAMPLE_S = 0.004
+_SLOWDOWN = (1.0, 1.0, 2.0, 3.0)
+_RATIOS = (1, 2, 4, 8)
+_ROUNDS = 40
+_SKIPPED = 10  # Rounds in which LB-BSP and R2SP find their batches.
+_RECORDED = pathlib.Path(__file__).with_name('recorded.csv')
+_PREDICTORS = ('last', 'ema', 'narx', 'auto')
+_CLAIMS = (
+  'LB-BSP: up to 2x (poster, 2018), up to 54 % (SoCC 2020)',
+  'R2SP: 40 % faster convergence by tuned batches (INFOCOM 2019)',
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the table of every part."""
+  parser = argparse.ArgumentParser(
+    prog='bench.batching', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--parts', default=','.join(_PARTS))
+  parser.add_argument('--lab', action='store_true', help='real hosts, too')
+  parser.add_argument('--out', help='folder of the runs; a new one by default')
+  parser.add_argument('--data', default=os.environ.get('SYNCOPATE_DATA'))
+  given = parser.parse_args(argv)
+  out = pathlib.Path(given.out or tempfile.mkdtemp())
+  for part in given.parts.split(','):
+    if part == 'constant':
+      print_constant(out / part, lab=given.lab)
+    elif part == 'ratio':
+      print_ratio(out / part, lab=given.lab)
+    elif part == 'traces':
+      print_traces(given.data)
+    else:
+      parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
+
+
+def print_constant(out: pathlib.Path, *, lab: bool) -> None:
+  """Prints what of the workers' own speeds equal and balanced batches reach."""
+  alone = sum(1 / (_EXAMPLE_S * slowdown) for slowdown in _SLOWDOWN)
+  rows = [('batching', 'virtual', 'aim', 'lab', 'aim')]
+  for name, aims in (('fixed', ('', '')), ('lb_bsp', ('0.95', '0.90'))):
+    reached = [
+      f'{pace / alone:.3f}' if pace else '-'
+      for pace in _paces(out, 'bsp', name, _SLOWDOWN, lab=lab)
+    ]
+    rows.append((name, reached[0], aims[0], reached[1], aims[1]))
+  print(
+    f'\nExamples/s over the sum of the solo speeds, workers '
+    f'{_SLOWDOWN} times as slow:\n\n{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
+  """Prints speed-ups against how much slower the slowest worker is."""
+  rows = [('slowest/fastest', 'bound', 'LB-BSP', 'LB-BSP, lab')]
+  rows[0] += ('R2SP tuned', 'R2SP tuned, lab')
+  for ratio in _RATIOS:
+    slowdown = (1.0,) * (_WORKERS - 1) + (float(ratio),)
+    bound = ratio * sum(1 / each for each in slowdown) / _WORKERS
+    cells = [f'{ratio}', f'{bound:.2f}']
+    for sync, tuned in (('bsp', 'lb_bsp'), ('r2sp', 'r2sp')):
+      base, balanced = (
+        _paces(out / f'{ratio}', sync, name, slowdown, lab=lab)
+        for name in ('fixed', tuned)
+      )
+      cells += [
+        f'{new / old:.2f}' if new else '-'
+        for new, old in zip(balanced, base, strict=True)
+      ]
+    rows.append(tuple(cells))
+  print(
+    f'\nExamples/s over the same scheme with equal batches, one slow worker of '
+    f'{_WORKERS}:\n\n{clusters.table(*rows)}\n\n' + '\n'.join(_CLAIMS),
+    flush=True,
+  )
+
+
+def print_traces(data: str | None) -> None:
+  """Prints how much of an oracle's gain LB-BSP reaches on recorded speeds."""
+  traces = {
+    'recorded': _speed(_RECORDED, 'compute_s', 'iteration', 'cpu,memory')
+  }
+  for job in ('job1', 'job3'):
+    path = pathlib.Path(data or '', 'pai', f'{job}.csv')
+    if path.exists():
+      traces[f'PAI {job}'] = _speed(path, 'batch_time_norm', 'time', '')
+    else:
+      print(f'PAI {job}: left out, there is no {path}.')
+  rows = [('trace', 'fixed', 'oracle', *_PREDICTORS, 'aim')]
+  for name, (speed, rounds) in traces.items():
+    workers = speed.model.num_workers
+    equal = pace(
+      fixed.make(num_workers=workers, worker_batch=_BATCH), speed, rounds
+    )
+    oracle = pace(_Oracle(speed, workers * _BATCH), speed, rounds)
+    alone = _alone(speed, rounds)
+    cells = [name, f'{equal / alone:.3f}', f'{oracle / alone:.3f}']
+    for predictor in _PREDICTORS:
+      reached = pace(_lb_bsp(predictor, speed), speed, rounds)
+      cells.append(
+        f'{reached / alone:.3f} ({(reached - equal) / (oracle - equal):.0%})'
+      )
+    rows.append((*cells, '50%'))
+  print(
+    '\nExamples/s over the mean sum of solo speeds (share of the gap between '
+    f'fixed and\noracle), bulk-synchronous:\n\n{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def pace(batching: Batching, speed: speeds.Speed, rounds: int) -> float:
+  """Returns the examples per second of bulk-synchronous rounds.
+
+  Args:
+    batching: Assigns; it is told of each round and keeps what it learns.
+    speed: How long workers compute; transfers take no time.
+    rounds: How many.
+  """
+  workers = range(speed.model.num_workers)
+  time, examples = 0.0, 0
+  for iteration in range(rounds):
+    sizes = batching.assign(workers)
+    took = [speed.seconds(w, iteration, sizes[w]) for w in workers]
+    time += max(took)
+    examples += sum(sizes.values())
+    for worker in workers:
+      batching.observe(
+        Done(
+          worker=worker,
+          time=time,
+          compute_s=took[worker],
+          transfer_s=0.0,
+          waited_s=max(took) - took[worker],
+          examples=sizes[worker],
+          factors=speed.driving(worker, iteration),
+        )
+      )
+  return examples / time
+
+
+@dataclasses.dataclass
+class _Oracle:
+  """Knows the speeds of the iterations that it assigns."""
+
+  speed: speeds.Speed
+  total: int
+  iteration: int = 0
+  barrier: ClassVar[bool] = True
+
+  def observe(self, done: Done) -> None:
+    del done
+
+  def assign(self, workers: Sequence[int]) -> dict[int, int]:
+    next_speeds = [
+      1 / self.speed.seconds(worker, self.iteration, 1) for worker in workers
+    ]
+    self.iteration += 1
+    sizes = allocation.proportional(self.total, next_speeds)
+    return dict(zip(workers, map(int, sizes), strict=True))
+
+
+def _lb_bsp(name: str, speed: speeds.Speed) -> Batching:
+  section = default.get_config().batching.lb_bsp.to_dict()
+  own = section.pop('predictor')[name]
+  workers = speed.model.num_workers
+  predictor = importlib.import_module(f'predict.{name}').make(
+    num_workers=workers, num_factors=speed.model.num_driving, seed=0, **own
+  )
+  return lb_bsp.make(
+    num_workers=workers, worker_batch=_BATCH, predictor=predictor, **section
+  )
+
+
+def _speed(
+  path: pathlib.Path, value: str, order: str, driving: str
+) -> tuple[speeds.Speed, int]:
+  """Returns recorded speeds, and how many iterations all workers have."""
+  columns = {'worker_column': 'worker', 'order_column': order}
+  columns |= {'value_column': value, 'driving_columns': driving}
+  with path.open(encoding='utf-8') as file:
+    place = file.readline().strip().split(',').index('worker')
+    workers = [line.split(',')[place] for line in file]
+  counts = [workers.count(worker) for worker in dict.fromkeys(workers)]
+  model = speeds.trace(
+    num_workers=len(counts), seed=0, path=str(path), **columns
+  )
+  speed = speeds.Speed(
+    fixed_s=0.0,
+    per_example_s=_EXAMPLE_S,
+    slowdown=[1.0] * len(counts),
+    model=model,
+  )
+  return speed, min(counts)
+
+
+def _alone(speed: speeds.Speed, rounds: int) -> float:
+  """Returns the mean sum of the workers' own speeds, examples/s."""
+  workers = range(speed.model.num_workers)
+  took = [[speed.seconds(w, k, 1) for w in workers] for k in range(rounds)]
+  return float(np.mean(np.sum(1 / np.array(took), axis=1)))
+
+
+def _paces(
+  out: pathlib.Path,
+  sync: str,
+  batching: str,
+  slowdown: Sequence[float],
+  *,
+  lab: bool,
+) -> tuple[float, float | None]:
+  """Returns the examples/s of a virtual run, and of a real one if asked for."""
+  fields = {
+    'sync.name': sync,
+    'batching.name': batching,
+    'batching.worker_batch': _BATCH,
+    'epochs': 1.0,
+    'model.name': 'none',
+    'model.none.size_bytes': 100_000,
+    'model.none.num_train': _ROUNDS * _WORKERS * _BATCH,
+    'cluster.speed.name': 'constant',
+    'cluster.speed.fixed_s': 0.0,
+    'cluster.speed.per_example_s': _EXAMPLE_S,
+    'cluster.speed.slowdown': tuple(slowdown),
+    'checkpoint.every_s': 'inf',
+  }
+  path = out / f'{sync}_{batching}'
+  virtual = _pace(_run(path / 'virtual', fields))
+  if not lab:
+    return virtual, None
+  real = clusters.run(
+    path / 'real',
+    'configs/default.py',
+    fields | {'cluster.speed.injected': True},
+    workers=_WORKERS,
+    link='1gbit',
+  )
+  return virtual, _pace(real)
+
+
+def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
+  config = default.get_config()
+  for name, value in fields.items():
+    section, _, field = name.rpartition('.')
+    place = config
+    for part in section.split('.') if section else ():
+      place = place[part]
+    place[field] = float(value) if value == 'inf' else value
+  with contextlib.redirect_stdout(io.StringIO()):  # Its table.
+    train.build(config, workdir=str(path))()
+  return path
+
+
+def _pace(path: pathlib.Path) -> float:
+  """Returns a run's examples/s after its first rounds."""
+  pushes = [e for e in records.events(path) if e['told'] == 'push']
+  pushes = pushes[_SKIPPED * _WORKERS - 1 :]
+  examples = sum(push['examples'] for push in pushes[1:])
+  return examples / (pushes[-1]['time'] - pushes[0]['time'])
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,20 @@
+"""VGG16 at 1/8 width with LB-BSP: batches as large as the workers are fast.
+
+Batching: Chen et al., 'Semi-dynamic load balancing', SoCC 2020.  Model:
+Simonyan and Zisserman, ICLR 2015.  Four virtual workers, the slowest three
+times slower, 10 % jitter.
+
+python main.py --config=configs/vgg16_lb_bsp.py           (digits)
+python main.py --config=configs/vgg16_lb_bsp.py:cifar10   (needs its archive)
+"""
+
+import ml_collections
+
+from configs import vgg16_bsp
+
+
+def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
+  """Returns the experiment on the data set that `variant` names."""
+  config = vgg16_bsp.get_config(variant)
+  config.batching.name = 'lb_bsp'
+  return config

@@ -1,0 +1,106 @@
+"""NARX: a nonlinear autoregression with exogenous inputs (driving factors).
+
+  v[k] = F(v[k-1], ..., v[k-d], c[k], c[k-1], ..., c[k-d])
+
+with speeds v, driving factors c (those read before iteration k are current),
+and F a perceptron of one hidden tanh layer beside a linear part.  F gives the
+distance from the exponential average of the speeds, which is an input too.
+The predictor of Chen et al., 'Semi-dynamic load balancing: efficient
+distributed learning in non-dedicated environments', SoCC 2020; sizes, training
+and the average are this project's.  How it learns: predict/online.py.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from predict import online, predictor
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """Of the network.
+
+  Attributes:
+    lags: Past speeds and factors that it sees, d.
+    factors: Driving factors.
+    hidden: Width of the tanh layer.
+  """
+
+  lags: int
+  factors: int
+  hidden: int
+
+  @property
+  def window(self) -> int:
+    """Rows that hold d speeds and d + 1 readings of factors."""
+    return self.lags + 1
+
+  def build(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the network."""
+    inputs = self.lags + self.window * self.factors + 1
+    return Narx(inputs=inputs, hidden=self.hidden, rngs=rngs)
+
+
+class Narx(nnx.Module):
+  """A perceptron beside a linear map; all is zero at first."""
+
+  def __init__(self, *, inputs: int, hidden: int, rngs: nnx.Rngs):
+    """Draws the parameters."""
+    self.hidden = nnx.Linear(inputs, hidden, rngs=rngs)
+    self.output = nnx.Linear(
+      hidden + inputs, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
+    )
+
+  def __call__(self, windows: jax.Array) -> jax.Array:
+    """Returns [B] for standardised windows [B, lags + 1, F + 2]."""
+    size = len(windows)
+    # A row's factors were read after its speed: the oldest speed is one more
+    # than there are to be.  Of the averages the newest one is enough.
+    x = jnp.concatenate(
+      [
+        windows[:, 1:, 0],
+        windows[:, :, 1:-1].reshape(size, -1),
+        windows[:, -1, -1:],
+      ],
+      axis=1,
+    )
+    hidden = jnp.tanh(self.hidden(x))
+    return self.output(jnp.concatenate([hidden, x], axis=1))[:, 0]
+
+
+def make(
+  *,
+  num_workers: int,
+  num_factors: int,
+  seed: int,
+  lags: int,
+  hidden: int,
+  **training: Any,
+) -> online.Online:
+  """Returns a NARX predictor.
+
+  Args:
+    num_workers: Number of workers.
+    num_factors: Number of driving factors; may be 0.
+    seed: Of the parameters and of the draws.
+    lags: Past speeds and factors that the network sees, d.
+    hidden: Width of its tanh layer.
+    **training: The other arguments of `online.make`.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  predictor.check_sizes(num_workers, num_factors, seed)
+  predictor.check_integer('lags', lags, at_least=1)
+  predictor.check_integer('hidden', hidden, at_least=1)
+  return online.make(
+    Shape(lags=lags, factors=num_factors, hidden=hidden),
+    num_workers=num_workers,
+    num_factors=num_factors,
+    seed=seed,
+    **training,
+  )

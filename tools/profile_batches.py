@@ -1,0 +1,239 @@
+"""Measures how long batches take on this device, and fits a curve.
+
+  python -m tools.profile_batches --config=FILE.py --out=FILE.json
+    [--batches=1,2,3,4,6,8,...] [--rounds=9] [--plot=FILE.png]
+
+Batches of the config's model and data are computed as a worker computes them,
+in micro-batches of compiled shapes.  FILE.json is what
+config.batching.lb_bsp_gpu.curves takes.
+"""
+
+import functools
+import itertools
+import json
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict, config_flags
+
+import learning
+from cluster import compilations
+from cluster.checks import require
+from configs import default, sections
+from sync.batching import curves
+from sync.batching.curves import Curve
+
+_CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
+
+
+class Profile(NamedTuple):
+  """What was measured on a device.
+
+  Attributes:
+    device: Its name.
+    model: Its name, its fields and the data.
+    micro_batch: Largest batch that is computed at once, examples.
+    batches: Examples, ascending.
+    seconds: Median of each batch.
+    curve: Fitted.
+  """
+
+  device: str
+  model: str
+  micro_batch: int
+  batches: Sequence[int]
+  seconds: Sequence[float]
+  curve: Curve
+
+
+def main(argv: list[str]) -> None:
+  """Measures, writes and draws as the flags describe."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  given = flags.FLAGS
+  try:
+    batches = _numbers(given.batches)
+    profile = measure(given.config, batches=batches, rounds=given.rounds)
+    write(profile, given.out)
+    print(describe(profile))
+    if given.plot:
+      draw(profile, given.plot)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+
+
+def measure(
+  config: ConfigDict, *, batches: Sequence[int], rounds: int
+) -> Profile:
+  """Returns how long batches take on the device of this process.
+
+  Every round measures each batch once, so that load that comes and goes slows
+  all of them.
+
+  Args:
+    config: Names the model and the data; every field is checked.
+    batches: Examples, ascending, at least three; () for a default, up to twice
+      the largest micro-batch.
+    rounds: How often each is measured.
+
+  Raises:
+    ValueError: If an argument is wrong, or if times do not grow.
+  """
+  compilations.make_repeatable()
+  learned = _learning(config)
+  largest = config.batching.micro_batch
+  batches = batches or _default(2 * largest)
+  ascending = all(a < b for a, b in itertools.pairwise(batches))
+  valid = len(batches) >= 3 and batches[0] > 0 and ascending
+  require(valid, 'batches', 'at least three, ascending', list(batches))
+  require(rounds > 0, 'rounds', 'at least 1', rounds)
+  params = learned.gradient.placed(learned.params)
+  for batch in batches:
+    learned.gradient.warm_up(params, batch, changing=False)
+  times = [
+    [_seconds(learned.gradient, params, batch) for batch in batches]
+    for _ in range(rounds)
+  ]
+  seconds = [statistics.median(each) for each in zip(*times, strict=True)]
+  return Profile(
+    device=_device(),
+    model=_model(config),
+    micro_batch=largest,
+    batches=batches,
+    seconds=seconds,
+    curve=curves.fit(batches, seconds),
+  )
+
+
+def write(profile: Profile, path: str | pathlib.Path) -> None:
+  """Writes a profile for `curves.parse`.
+
+  Raises:
+    OSError: If the file cannot be written.
+  """
+  content = {'version': curves.VERSION} | profile._asdict()
+  content['curve'] = profile.curve._asdict()
+  text = json.dumps(content, indent=2)
+  pathlib.Path(path).write_text(f'{text}\n', encoding='utf-8')
+
+
+def describe(profile: Profile) -> str:
+  """Returns a table of what was measured and fitted."""
+  curve, found = profile.curve, _errors(profile)
+  lines = [
+    f'{profile.model} on {profile.device}, micro-batches up to '
+    f'{profile.micro_batch}',
+    'examples  measured ms  fitted ms   error',
+  ]
+  lines += [
+    f'{batch:8}  {1e3 * seconds:11.2f}  {1e3 * curve.seconds(batch):9.2f}  '
+    f'{error:+6.1%}'
+    for batch, seconds, error in zip(
+      profile.batches, profile.seconds, found, strict=True
+    )
+  ]
+  lines.append(
+    f'max({1e3 * curve.flat_s:.4g}, {1e3 * curve.intercept_s:.4g} + '
+    f'{1e3 * curve.slope_s:.4g} x) ms; error {np.abs(found).mean():.1%} in the '
+    f'mean, {np.abs(found).max():.1%} at most'
+  )
+  return '\n'.join(lines)
+
+
+def draw(profile: Profile, path: str | pathlib.Path) -> None:
+  """Draws what was measured and fitted.
+
+  Raises:
+    OSError: If the file cannot be written.
+  """
+  figure = Figure((8, 4.5), dpi=130, layout='constrained')
+  axes = figure.subplots()
+  x = np.geomspace(profile.batches[0], profile.batches[-1], 300)
+  fitted = [1e3 * profile.curve.seconds(each) for each in x]
+  axes.plot(x, fitted, color='#D55E00', label='fitted')
+  measured = [1e3 * seconds for seconds in profile.seconds]
+  axes.plot(profile.batches, measured, 'o', color='#0072B2', label='measured')
+  axes.set_xscale('log', base=2)
+  axes.set_yscale('log')
+  axes.set_xlabel('batch, examples')
+  axes.set_ylabel('time of a gradient, ms')
+  axes.set_title(f'{profile.model} on {profile.device}', fontsize='medium')
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False)
+  figure.savefig(path)
+
+
+def _learning(config: ConfigDict) -> learning.Learning:
+  defaults = default.get_config()
+  sections.check_fields(config, defaults)
+  sections.check_values(config)
+  model = config.model.name
+  require(model != 'none', 'config.model.name', 'a model to measure', model)
+  choose = functools.partial(sections.chosen, config, defaults)
+  return learning.learning(config, choose, None, None)
+
+
+def _model(config: ConfigDict) -> str:
+  fields = config.model[config.model.name].items()
+  told = ', '.join(f'{field}={value}' for field, value in fields)
+  return f'{config.model.name}({told}) of {config.data.name}'
+
+
+def _default(most: int) -> list[int]:
+  """Returns powers of two and, halfway, the sum of two."""
+  powers = [1 << bit for bit in range(most.bit_length())]
+  return sorted({*powers, *(3 * p // 2 for p in powers[1:-1])})
+
+
+def _seconds(gradient: Any, params: Any, batch: int) -> float:
+  """Returns the time of one gradient, with its input prepared as by workers."""
+  ranges = ((0, batch),)
+  gradient.prepare(ranges)
+  start = time.perf_counter()
+  jax.block_until_ready(gradient(params, ranges, worker=0, iteration=0))
+  return time.perf_counter() - start
+
+
+def _device() -> str:
+  device = jax.local_devices()[0]
+  if device.platform != 'cpu':
+    return device.device_kind
+  lines = _CPU.read_text().splitlines() if _CPU.exists() else []
+  names = [line.split(':')[1] for line in lines if 'model name' in line]
+  name = names[0].strip() if names else platform.machine()
+  return f'{name}, {len(names) or "some"} CPUs'
+
+
+def _errors(profile: Profile) -> np.ndarray:
+  return curves.errors(profile.curve, profile.batches, profile.seconds)
+
+
+def _numbers(texts: Sequence[str]) -> list[int]:
+  valid = all(text.isdecimal() for text in texts)
+  require(valid, 'batches', 'integers', list(texts))
+  return [int(text) for text in texts]
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
+  flags.DEFINE_list('batches', [], 'Examples of the batches, ascending.')
+  flags.DEFINE_integer('rounds', 9, 'How often each batch is measured.')
+  flags.DEFINE_string('plot', None, 'PNG to draw.')
+  told = 'Names model and data; --config.SECTION.FIELD=VALUE changes a field.'
+  with sections.known_fields(argv):
+    config_flags.DEFINE_config_file('config', None, told)
+    flags.mark_flag_as_required('config')
+    return app.parse_flags_with_usage(argv)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)
