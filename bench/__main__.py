@@ -5,7 +5,16 @@ links, needs root) and python -m bench.soak, or `make soak` (workers that are
 killed).
 """
 
-from bench import checkpoint, runtime, scale, training, transport, zipline
+from bench import (
+  batching,
+  checkpoint,
+  predict,
+  runtime,
+  scale,
+  training,
+  transport,
+  zipline,
+)
 
 training.main([])
 runtime.main([])
@@ -13,3 +22,5 @@ zipline.main([])
 scale.main([])
 checkpoint.main([])
 transport.main([])
+predict.main([])
+batching.main([])

@@ -18,7 +18,6 @@ has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import io
 import os
 import pathlib
@@ -29,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import train
-from bench import clusters
+from bench import clusters, predict
 from cluster import speed as speeds
 from configs import default
 from sync.batching import allocation, fixed, lb_bsp
@@ -44,7 +43,6 @@ _SLOWDOWN = (1.0, 1.0, 2.0, 3.0)
 _RATIOS = (1, 2, 4, 8)
 _ROUNDS = 40
 _SKIPPED = 10  # Rounds in which LB-BSP and R2SP find their batches.
-_RECORDED = pathlib.Path(__file__).with_name('recorded.csv')
 _PREDICTORS = ('last', 'ema', 'narx', 'auto')
 _CLAIMS = (
   'LB-BSP: up to 2x (poster, 2018), up to 54 % (SoCC 2020)',
@@ -119,7 +117,7 @@ def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
 def print_traces(data: str | None) -> None:
   """Prints how much of an oracle's gain LB-BSP reaches on recorded speeds."""
   traces = {
-    'recorded': _speed(_RECORDED, 'compute_s', 'iteration', 'cpu,memory')
+    'recorded': _speed(predict.RECORDED, 'compute_s', 'iteration', 'cpu,memory')
   }
   for job in ('job1', 'job3'):
     path = pathlib.Path(data or '', 'pai', f'{job}.csv')
@@ -196,20 +194,18 @@ class _Oracle:
       1 / self.speed.seconds(worker, self.iteration, 1) for worker in workers
     ]
     self.iteration += 1
-    sizes = allocation.proportional(self.total, next_speeds)
+    most = [self.total] * len(workers)
+    sizes = allocation.proportional(self.total, next_speeds, 1, most)
     return dict(zip(workers, map(int, sizes), strict=True))
 
 
 def _lb_bsp(name: str, speed: speeds.Speed) -> Batching:
   section = default.get_config().batching.lb_bsp.to_dict()
-  own = section.pop('predictor')[name]
-  workers = speed.model.num_workers
-  predictor = importlib.import_module(f'predict.{name}').make(
-    num_workers=workers, num_factors=speed.model.num_driving, seed=0, **own
+  workers, factors = speed.model.num_workers, speed.model.num_driving
+  section['predictor'] = predict.make(
+    name, num_workers=workers, num_factors=factors
   )
-  return lb_bsp.make(
-    num_workers=workers, worker_batch=_BATCH, predictor=predictor, **section
-  )
+  return lb_bsp.make(num_workers=workers, worker_batch=_BATCH, **section)
 
 
 def _speed(

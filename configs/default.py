@@ -44,11 +44,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.batching.micro_batch = 128  # Largest compiled shape, power of two.
   config.batching.fixed = ConfigDict()
   config.batching.lb_bsp = ConfigDict()  # By predicted speeds.
-  config.batching.lb_bsp.threshold = 0.05  # Share of time a change must save.
+  config.batching.lb_bsp.threshold = 0.02  # Share of time a change must save.
   config.batching.lb_bsp.least = 1  # Fewest examples of a worker.
   config.batching.lb_bsp.most = ()  # One, or one each; (): no bound.
-  # How fast will each worker be?  Chosen on the first 70 % of
-  # bench/recorded.csv (least error from 40 % to 70 %), unless said otherwise.
+  # How fast will each worker be?  Chosen by the least error on
+  # bench/recorded.csv from 40 % to 70 % of each worker's values, unless said
+  # otherwise.  Around these values the networks' errors are flat.
   config.batching.lb_bsp.predictor = ConfigDict()
   predictor = config.batching.lb_bsp.predictor
   predictor.name = 'narx'  # Module of predict/.
@@ -59,9 +60,9 @@ def get_config() -> ml_collections.ConfigDict:
   predictor.arima.p = 0  # Past values.
   predictor.arima.d = 1  # 1: of differences of speeds.
   predictor.arima.q = 1  # Past errors.
-  predictor.arima.kept = 300  # Speeds that are fitted; cost grows with them.
-  predictor.arima.needed = 50  # Observations before the first fit.
-  predictor.arima.refit = 100  # Observations between fits.
+  predictor.arima.kept = 300  # Speeds that are fitted; for the cost.
+  predictor.arima.needed = 50  # Observations before the first fit; a guess.
+  predictor.arima.refit = 100  # Observations between fits; for the cost.
   predictor.arima.smoothing = 0.7  # Of the average before the first fit.
   predictor.narx = ConfigDict()
   predictor.narx.lags = 3  # Past speeds and factors that it sees (d).
@@ -257,7 +258,7 @@ def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
   """Adds how predict/online.py trains a network."""
   network.smoothing = 0.3  # Of the average that it corrects.
   network.kept = 2000  # Observations of a worker that it learns from.
-  network.needed = 30  # Of a worker, before it predicts.  A guess.
+  network.needed = 30  # Of a worker, before it predicts; a guess.
   network.steps = steps  # Of Adam, per observation.
   network.minibatch = 64  # Examples of a step.
   network.learning_rate = 3e-3  # Of Adam.

@@ -2,8 +2,7 @@
 
 `last`, `ema` and `narx` all predict, and a worker's prediction is that of the
 one whose squared errors, averaged with exponentially falling weights, are the
-smallest for it.  It is `last` unless another is better by a margin, so that
-noise does not lead away from the predictor that is never far off.
+smallest for it.  All three are told everything, whoever is followed.
 """
 
 import dataclasses
@@ -23,7 +22,6 @@ class Auto:
 
   Attributes:
     discount: Weight of the newest error.
-    margin: By which share of `last`'s another's error must be smaller.
     last: Predictor.
     ema: Predictor.
     narx: Predictor.
@@ -31,7 +29,6 @@ class Auto:
   """
 
   discount: float
-  margin: float
   last: last.Last
   ema: ema.Ema
   narx: Online
@@ -40,8 +37,7 @@ class Auto:
   @property
   def followed(self) -> np.ndarray:
     """Int64 [n]: 0 for `last`, 1 for `ema`, 2 for `narx`."""
-    bar = self.errors * np.array([[1 - self.margin], [1], [1]])
-    return np.argmin(bar, axis=0)
+    return np.argmin(self.errors, axis=0)
 
   @property
   def fallback(self) -> int:
@@ -86,7 +82,6 @@ def make(
   num_factors: int,
   seed: int,
   discount: float,
-  margin: float,
   ema: Mapping[str, Any],
   narx: Mapping[str, Any],
 ) -> Auto:
@@ -97,7 +92,6 @@ def make(
     num_factors: Number of driving factors; may be 0.
     seed: Of `narx`.
     discount: Weight of the newest squared error, above 0, at most 1.
-    margin: By which share of `last`'s another's error must be smaller, 0..1.
     ema: Arguments of `ema.make`, beside the first three.
     narx: Arguments of `narx.make`, beside the first three.
 
@@ -106,8 +100,6 @@ def make(
   """
   predictor.check_sizes(num_workers, num_factors, seed)
   predictor.check_share('discount', discount)
-  if not 0 <= margin < 1:
-    raise ValueError(f'margin: expected 0 <= margin < 1, got {margin!r}.')
   members = {
     name: importlib.import_module(f'predict.{name}').make(
       num_workers=num_workers, num_factors=num_factors, seed=seed, **own
@@ -116,7 +108,6 @@ def make(
   }
   return Auto(
     discount=discount,
-    margin=margin,
     errors=np.zeros((len(members), num_workers)),
     **members,
   )

@@ -4,7 +4,9 @@
 
 with speeds v, driving factors c (those read before iteration k are current),
 and F a perceptron of one hidden tanh layer beside a linear part.  F gives the
-distance from the exponential average of the speeds, which is an input too.
+distance from the exponential average of the speeds, and past speeds are given
+as distances from it too; the average itself goes to the hidden layer only.  So
+the linear part is not misled when a worker settles at a speed it never had.
 The predictor of Chen et al., 'Semi-dynamic load balancing: efficient
 distributed learning in non-dedicated environments', SoCC 2020; sizes, training
 and the average are this project's.  How it learns: predict/online.py.
@@ -46,29 +48,23 @@ class Shape:
 
 
 class Narx(nnx.Module):
-  """A perceptron beside a linear map; all is zero at first."""
+  """A perceptron beside a linear map; its output is zero at first."""
 
   def __init__(self, *, inputs: int, hidden: int, rngs: nnx.Rngs):
-    """Draws the parameters."""
+    """Draws the parameters; the level is one of the inputs."""
     self.hidden = nnx.Linear(inputs, hidden, rngs=rngs)
     self.output = nnx.Linear(
-      hidden + inputs, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
+      hidden + inputs - 1, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
     )
 
   def __call__(self, windows: jax.Array) -> jax.Array:
     """Returns [B] for standardised windows [B, lags + 1, F + 2]."""
-    size = len(windows)
+    level = windows[:, -1, -1:]
     # A row's factors were read after its speed: the oldest speed is one more
-    # than there are to be.  Of the averages the newest one is enough.
-    x = jnp.concatenate(
-      [
-        windows[:, 1:, 0],
-        windows[:, :, 1:-1].reshape(size, -1),
-        windows[:, -1, -1:],
-      ],
-      axis=1,
-    )
-    hidden = jnp.tanh(self.hidden(x))
+    # than there are to be.
+    factors = windows[:, :, 1:-1].reshape(len(windows), -1)
+    x = jnp.concatenate([windows[:, 1:, 0] - level, factors], axis=1)
+    hidden = jnp.tanh(self.hidden(jnp.concatenate([x, level], axis=1)))
     return self.output(jnp.concatenate([hidden, x], axis=1))[:, 0]
 
 

@@ -1,0 +1,231 @@
+"""Tests for predict/: how close predictions come to what can be known."""
+
+import importlib
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from bench import predict as bench
+from configs import default
+from predict import arima
+
+
+def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
+  """Root mean square of one-step errors, from an observation on."""
+  own = default.get_config().batching.lb_bsp.predictor[name].to_dict() | changed
+  predictor = importlib.import_module(f'predict.{name}').make(
+    num_workers=speeds.shape[1],
+    num_factors=factors.shape[2],
+    seed=0,
+    **own,
+  )
+  predicted = bench.walk(predictor, bench.Trace(speeds, factors))
+  return float(np.sqrt(np.mean((predicted - speeds)[from_:] ** 2)))
+
+
+def _driven(steps: int, workers: int, noise: float, seed: int = 0):
+  """A known NARX process; its factors come and go at random.
+
+    v[k] = 10 + 0.5 (v[k-1] - 10) - 4 / (1 + 9 c[k]) + e[k]
+
+  c[k] is read after iteration k-1: row k-1 of the factors.
+  """
+  draws = np.random.default_rng(seed)
+  current = draws.uniform(size=(steps + 1, workers))
+  for k in range(1, steps + 1):
+    stays = draws.uniform(size=workers) < 0.8
+    current[k] = np.where(stays, current[k - 1], current[k])
+  speeds = np.empty((steps, workers))
+  before = np.full(workers, 10.0)
+  for k in range(steps):
+    before = 10 + 0.5 * (before - 10) - 4 / (1 + 9 * current[k])
+    before = before + noise * draws.standard_normal(workers)
+    speeds[k] = before
+  return speeds, current[1:, :, None]
+
+
+class NarxTest(absltest.TestCase):
+  def test_learns_a_known_process_almost_to_its_noise(self):
+    speeds, factors = _driven(1500, 4, noise=0.2)
+    found = _error('narx', speeds, factors, from_=1050)
+    self.assertLess(found, 1.2 * 0.2)
+    for other in ('last', 'ema'):
+      self.assertGreater(
+        _error(other, speeds, factors, from_=1050), 1.5 * found
+      )
+
+  def test_needs_the_current_factors_for_that(self):
+    speeds, factors = _driven(1500, 4, noise=0.2)
+    found = _error('narx', speeds, factors, from_=1050)
+    for blind in bench.ablated(bench.Trace(speeds, factors)).values():
+      self.assertGreater(_error('narx', *blind, from_=1050), 1.5 * found)
+
+  def test_beats_the_average_without_factors_where_the_past_tells(self):
+    draws = np.random.default_rng(0)
+    speeds = 10 + 3 * np.sin(np.arange(1200)[:, None] * 0.9 + [0, 1, 2])
+    speeds += 0.1 * draws.standard_normal(speeds.shape)
+    factors = np.empty((*speeds.shape, 0))
+    found = _error('narx', speeds, factors, from_=900)
+    self.assertLess(found, 0.3)
+    self.assertGreater(_error('ema', speeds, factors, from_=900), 1.0)
+
+
+class RecurrentTest(parameterized.TestCase):
+  @parameterized.parameters('rnn', 'lstm')
+  def test_learn_a_known_process_better_than_an_average_does(self, name):
+    speeds, factors = _driven(1500, 4, noise=0.2)
+    found = _error(name, speeds, factors, from_=1050)
+    for other in ('last', 'ema'):
+      self.assertGreater(
+        _error(other, speeds, factors, from_=1050), 1.5 * found
+      )
+
+
+class ArimaTest(parameterized.TestCase):
+  def test_recovers_a_known_autoregression(self):
+    draws = np.random.default_rng(0)
+    noise = draws.standard_normal((600, 2))
+    values = noise.copy()
+    for k in range(2, 600):
+      values[k] += 1.2 * values[k - 1] - 0.7 * values[k - 2]
+    speeds = 50 + values
+    factors = np.empty((600, 2, 0))
+    floor = float(np.sqrt(np.mean(noise[300:] ** 2)))
+
+    found = _error('arima', speeds, factors, from_=300, p=2, d=0, q=0, kept=300)
+
+    self.assertLess(found, 1.03 * floor)
+    self.assertGreater(_error('last', speeds, factors, from_=300), 1.2 * floor)
+
+  def test_recovers_a_known_moving_average_of_differences(self):
+    # Of which the best prediction is an exponential average, of weight 0.3.
+    draws = np.random.default_rng(1)
+    noise = draws.standard_normal((600, 1))
+    steps = noise.copy()
+    steps[1:] -= 0.7 * noise[:-1]
+    speeds = 200 + np.cumsum(steps, axis=0)
+    factors = np.empty((600, 1, 0))
+
+    found = _error('arima', speeds, factors, from_=300, p=0, d=1, q=1)
+
+    best = _error('ema', speeds, factors, from_=300, smoothing=0.3)
+    self.assertLess(abs(found / best - 1), 0.03)
+
+  def test_fits_one_worker_at_a_time(self):
+    made = arima.make(
+      num_workers=5,
+      num_factors=0,
+      seed=0,
+      p=1,
+      d=0,
+      q=0,
+      kept=40,
+      needed=20,
+      refit=10,
+      smoothing=0.3,
+    )
+    draws = np.random.default_rng(0)
+    waiting = []
+    for _ in range(26):
+      made.observe(draws.uniform(1, 2, 5), np.empty((5, 0)))
+      waiting.append(made.fallback)
+    self.assertEqual(waiting[18:], [5, 4, 3, 2, 1, 0, 0, 0])
+
+
+class AutoTest(parameterized.TestCase):
+  def test_follows_the_best_after_a_switch(self):
+    # First every value is the one before, then there is only noise.
+    draws = np.random.default_rng(0)
+    walk = 100 + np.cumsum(draws.standard_normal((400, 2)), axis=0)
+    noise = 100 + 5 * draws.standard_normal((400, 2))
+    own = default.get_config().batching.lb_bsp.predictor.auto.to_dict()
+    made = importlib.import_module('predict.auto').make(
+      num_workers=2, num_factors=0, seed=0, **own
+    )
+    followed = []
+    for values in np.concatenate([walk, noise]):
+      made.observe(values, np.empty((2, 0)))
+      followed.append(made.followed)
+    followed = np.array(followed)
+    self.assertGreater(np.mean(followed[300:400] == 0), 0.5)
+    self.assertLess(np.mean(followed[500:] == 0), 0.1)
+
+  @parameterized.named_parameters(
+    ('noise', lambda draws, t: draws.standard_normal(t.shape)),
+    ('walk', lambda draws, t: np.cumsum(draws.standard_normal(t.shape), 0)),
+    ('levels', lambda draws, t: 5.0 * (t // 70 % 2)),
+    ('waves', lambda draws, t: 5 * np.sin(t / 3)),
+    ('mixed', lambda draws, t: draws.standard_normal(t.shape) * (t // 99 % 2)),
+  )
+  def test_is_never_much_worse_than_the_last_value(self, change):
+    draws = np.random.default_rng(0)
+    times = np.arange(600)[:, None] + np.array([0, 17, 40])
+    speeds = np.maximum(100 + change(draws, times), 1)
+    speeds += 0.01 * draws.standard_normal(speeds.shape)
+    factors = np.empty((*speeds.shape, 0))
+    self.assertLess(
+      _error('auto', speeds, factors, from_=30),
+      1.1 * _error('last', speeds, factors, from_=30),
+    )
+
+
+class TraceTest(parameterized.TestCase):
+  """On real traces, where they are."""
+
+  @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
+  def test_auto_is_never_much_worse_than_the_last_value(self, job, yardstick):
+    path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
+    if not path.exists():
+      self.skipTest(f'There is no {path}.')
+    found = self._errors(bench.pai(path))
+    self.assertAlmostEqual(found['last'], yardstick, delta=0.05)
+    self.assertLess(found['auto'], 1.1 * found['last'])
+
+  def test_current_factors_help_narx_on_the_recording(self):
+    trace = bench.recorded(bench.RECORDED)
+    found = self._errors(trace)
+    self.assertLess(found['auto'], 1.1 * found['last'])
+    self.assertLess(found['narx'], 0.97 * min(found['last'], found['ema']))
+    for blind in bench.ablated(trace).values():
+      self.assertGreater(self._errors(blind)['narx'], 1.02 * found['narx'])
+
+  def _errors(self, trace: bench.Trace) -> dict[str, float]:
+    _, workers, factors = trace.factors.shape
+    sizes = {'num_workers': workers, 'num_factors': factors}
+    return {
+      name: bench.error(bench.walk(bench.make(name, **sizes), trace), trace)
+      for name in ('last', 'ema', 'narx', 'auto')
+    }
+
+
+class BenchTest(absltest.TestCase):
+  def test_scores_the_end_of_each_worker_by_itself(self):
+    values = np.arange(1.0, 29.0)[:, None] * [1.0, 2.0]
+    values[18:, 1] = np.nan
+    trace = bench.Trace(values, np.empty((28, 2, 0)))
+    predictions = values - 3.0
+    predictions[:22, 0] = 99.0  # 8 + 70 % of 20 are no part of the score,
+    predictions[:15, 1] = 99.0  # nor are 8 + 70 % of 10.
+    self.assertEqual(bench.error(predictions, trace), 3.0)
+    predictions[22, 0] -= 3.0
+    self.assertGreater(bench.error(predictions, trace), 3.0)
+
+  def test_reads_what_was_recorded(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder, 'trace.csv')
+      path.write_text(
+        'worker,iteration,time,compute_s,cpu,memory\n'
+        '0,0,1.0,0.5,0.9,0.8\n0,1,2.0,0.25,0.7,0.6\n1,0,3.0,0.125,0.5,0.4\n'
+      )
+      trace = bench.recorded(str(path))
+    np.testing.assert_array_equal(trace.values, [[2, 8], [4, np.nan]])
+    np.testing.assert_array_equal(trace.factors[:, 0], [[0.9, 0.8], [0.7, 0.6]])
+    np.testing.assert_array_equal(trace.factors[0, 1], [0.5, 0.4])
+    self.assertTrue(np.isnan(trace.factors[1, 1]).all())
+
+
+if __name__ == '__main__':
+  absltest.main()
