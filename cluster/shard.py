@@ -33,7 +33,7 @@ from cluster.transport import (
   connect,
 )
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21
 # Called with what happened, by name, and with bytes that belong to it.
 Report = Callable[[dict[str, Any], Any], None]
 
