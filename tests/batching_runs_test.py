@@ -14,6 +14,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from bench import batching as bench_batching
+from cluster import driving
 from configs import default
 from data.dataset import Dataset, Split
 from data.stream import Stream
@@ -325,6 +326,20 @@ class RealTest(processes.TestCase):
     self.assertNotEmpty(after)
     self.assertEqual(rounds[-2].keys(), {0, 1, 2})
     self.assertEqual(sum(rounds[-2].values()), 42)
+
+  def test_hosts_tell_what_drives_their_speeds(self):
+    fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 8.0}
+    with processes.launched(workers=2, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+
+    sums = {sum(batch.values()) for batch in _rounds(launch.folder)}
+    self.assertEqual(sums, {2 * _BATCH})
+    state, _ = processes.newest(launch.folder)
+    history = state['cluster']['lead']['batching'].predictor.history
+    self.assertEqual(history.known.shape, (2, 1 + len(driving.NAMES)))
+    np.testing.assert_array_equal(history.known.T, 3 * [history.count])
+    self.assertGreater(history.count.min(), 50)
 
 
 class PictureTest(absltest.TestCase):

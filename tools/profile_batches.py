@@ -164,6 +164,9 @@ def draw(profile: Profile, path: str | pathlib.Path) -> None:
   axes.plot(profile.batches, measured, 'o', color='#0072B2', label='measured')
   axes.set_xscale('log', base=2)
   axes.set_yscale('log')
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_formatter('{x:g}')
+  axes.yaxis.set_minor_formatter('{x:g}')
   axes.set_xlabel('batch, examples')
   axes.set_ylabel('time of a gradient, ms')
   axes.set_title(f'{profile.model} on {profile.device}', fontsize='medium')
