@@ -27,6 +27,7 @@ from cluster.timing import (
   TimingWire,
 )
 from cluster.wire import Wire
+from configs import default, sections
 from configs.sections import named
 from data import augment as augmentation
 from data.dataset import Dataset
@@ -126,6 +127,21 @@ def learning(
     params=task.params,
     stats=task.stats,
   )
+
+
+def of_config(config: ConfigDict) -> Learning:
+  """Returns what a config says to learn, for tools that make no run.
+
+  Raises:
+    ValueError: If there is no model, or if anything is wrong; names the field.
+  """
+  defaults = default.get_config()
+  sections.check_fields(config, defaults)
+  sections.check_values(config)
+  model = config.model.name
+  require(model != 'none', 'config.model.name', 'a model', model)
+  choose = functools.partial(sections.chosen, config, defaults)
+  return learning(config, choose, None, None)
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:

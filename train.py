@@ -215,7 +215,7 @@ def _batching(
 def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
   """Returns the curves of a batching that does without some fields."""
   paths = own['curves']
-  usual = default.get_config().batching.lb_bsp_gpu
+  usual = default.get_config().batching[field.rpartition('.')[2]]
   for unused in ('window', 'step') if paths else ('smoothing',):
     expected = f'the default {usual[unused]!r}, with curves {paths!r}'
     valid = own[unused] == usual[unused]

@@ -149,10 +149,9 @@ class Gradient:
     summed = None
     if self._spread:
       params = self._spread.copies(params)
-    prepared, self._prepared = self._prepared, None
-    if prepared is None or prepared[0] != ranges:
-      prepared = ranges, list(self._inputs(ranges))
-    for part, (inputs, targets, real) in enumerate(prepared[1]):
+    self.prepare(ranges)
+    (_, inputs_of), self._prepared = self._prepared, None
+    for part, (inputs, targets, real) in enumerate(inputs_of):
       self.real += real
       self.computed += len(targets)
       stamp = np.array([worker, iteration, part], np.uint32)
@@ -161,8 +160,9 @@ class Gradient:
     return summed
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a call that is likely to be the next one."""
-    self._prepared = ranges, list(self._inputs(ranges))
+    """Gathers the examples of a call, unless it has been done before."""
+    if self._prepared is None or self._prepared[0] != ranges:
+      self._prepared = ranges, list(self._inputs(ranges))
 
   def _inputs(
     self, ranges: Ranges
@@ -194,7 +194,7 @@ class Gradient:
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
-  ) -> None:
+  ) -> list[Payload]:
     """Compiles all that batches need.
 
     Args:
@@ -202,8 +202,12 @@ class Gradient:
       examples: Of a batch; the largest one's if they are changing, or None if
         there is no bound.
       changing: Whether batches may be smaller.
+
+    Returns:
+      Payloads, of every kind that may be pushed.
     """
     before = self.real, self.computed
+    payloads = []
     batches = [examples]
     if changing:
       most = self._micro_batch
@@ -212,9 +216,10 @@ class Gradient:
       batches = [1 << bit for bit in range(most.bit_length())]
       batches.append(3)  # In two parts or more, which are added.
     for batch in batches:
-      ranges = ((0, batch),)
-      jax.block_until_ready(self(params, ranges, worker=0, iteration=0))
+      payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
+      payloads.append(jax.block_until_ready(payload))
     self.real, self.computed = before
+    return payloads
 
   def state(self) -> Any:
     """Returns what calls change."""

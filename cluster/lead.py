@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from absl import logging
+
 from cluster.journal import Journal
 from cluster.ledger import Lost
 from cluster.server import Server
@@ -210,6 +212,8 @@ class Lead:
   def rejoin(self, state: dict[str, Any], time: float) -> None:
     """Goes on from where `state` was taken, with workers and a scheme anew.
 
+    The batching goes on, too, if there are as many workers as before.
+
     Args:
       state: From `state`, perhaps with another number of workers.
       time: Seconds, then and now.
@@ -217,6 +221,8 @@ class Lead:
     self._stream, self._pushes = state['_stream'], state['_pushes']
     if len(state['workers']) == len(self.workers):
       self.batching = state['batching']
+    else:
+      logging.info('Batches begin anew, with another number of workers.')
     for index, before in enumerate(state['workers']):
       self._lose(index, before, time, 'The run was started again.')
       if index < len(self.workers):

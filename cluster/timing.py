@@ -85,8 +85,9 @@ class TimingGradient:
 
   def warm_up(
     self, params: None, examples: int | None, *, changing: bool
-  ) -> None:
-    """Nothing to compile."""
+  ) -> list[None]:
+    """Nothing to compile; returns what is pushed."""
+    return [None]
 
   def state(self) -> None:
     """Nothing changes."""

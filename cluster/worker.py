@@ -84,7 +84,7 @@ class Worker:
     self._security = security
     self._timeout_s = timeout_s
     self._leaving = leaving
-    # Only a batching that assigns makes use of what drives a host's speed.
+    # What never changes makes no use of what drives a host's speed.
     self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(layout.sizes))
     self._buffers = [
@@ -98,10 +98,10 @@ class Worker:
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
     largest, changing = self._batching.largest, self._batching.changes
-    self._gradient.warm_up(self._params, largest, changing=changing)
-    ranges = ((0, 1 if changing else largest),)
-    payload, _ = self._gradient(self._params, ranges, worker=0, iteration=0)
-    vectors, _ = self._layout.pack(payload)
+    for payload in self._gradient.warm_up(
+      self._params, largest, changing=changing
+    ):
+      vectors, _ = self._layout.pack(payload)
     jax.block_until_ready(self._layout.unpack(list(map(np.asarray, vectors))))
     self._params = None
 
@@ -190,9 +190,11 @@ class Worker:
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heart.lead_time(time.monotonic())
-    start = time.monotonic()
     iteration = header['iteration']
     ranges = tuple(map(tuple, header['ranges']))
+    # What was not foreseen is not part of the speed.
+    self._gradient.prepare(ranges)
+    start = time.monotonic()
     vectors = [b.view(self._layout.dtype) for b in self._buffers]
     params, _ = self._layout.unpack(vectors)
     before = self._gradient.computed

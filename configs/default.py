@@ -257,7 +257,7 @@ def get_config() -> ml_collections.ConfigDict:
 def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
   """Adds how predict/online.py trains a network."""
   network.smoothing = 0.3  # Of the average that it corrects.
-  network.kept = 2000  # Observations of a worker that it learns from.
+  network.kept = 2000  # Observations of each; of all at most 200,000.
   network.needed = 30  # Of a worker, before it predicts; a guess.
   network.steps = steps  # Of Adam, per observation.
   network.minibatch = 64  # Examples of a step.

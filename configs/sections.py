@@ -121,12 +121,13 @@ def chosen(
       f'config.{section}.name: expected one of {options}, got {mine.name!r}.'
     )
   for option in options:
-    for field, value in theirs[option].items():
-      if option != mine.name and mine[option][field] != value:
+    for field, value in _leaves(theirs[option]):
+      got = _leaf(mine[option], field)
+      if option != mine.name and got != value:
         raise ValueError(
           f'config.{section}.{option}.{field}: expected the default {value!r}, '
           f'because config.{section}.name is {mine.name!r} and would ignore '
-          f'it, got {mine[option][field]!r}.'
+          f'it, got {got!r}.'
         )
   return mine.name, mine[mine.name].to_dict()
 

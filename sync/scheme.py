@@ -60,7 +60,8 @@ class Scheme(Protocol):
   `start` is told first, with all workers alive.  Simultaneous events are told
   in the order leave, join, push, wake, and then by worker.  Late and spurious
   wakes are legal.  A push of a worker that was not released, a second leave or
-  a join of a living worker is a ValueError.
+  a join of a living worker is a ValueError.  Schemes whose supersteps end at
+  barriers have the class attribute `barriers = True`: batchings ask for it.
   """
 
   def start(self, time: float) -> Verdict:

@@ -1,10 +1,11 @@
 """Tests for batches in runs: what is learned, what is told, who comes back."""
 
-import collections
 import contextlib
 import csv
+import io
 import json
 import pathlib
+import re
 import signal
 import tempfile
 
@@ -44,14 +45,23 @@ def _pushes(path):
   return [e for e in records.events(path) if e['told'] == 'push']
 
 
-def _rounds(path):
-  """Returns the batches of each superstep, by worker."""
-  found = [{}]
+def _rounds(path, whole=None):
+  """Returns the batches of each superstep, by worker.
+
+  Fails if their sum is not `whole` where nobody has left, or if a worker's
+  batches differ within a superstep.
+  """
+  found, left = [{}], False
   for event in records.events(path):
+    batch = found[-1]
     if event['told'] == 'push':
-      found[-1][event['worker']] = event['examples']
+      size = batch.setdefault(event['worker'], event['examples'])
+      assert whole is None or size == event['examples'], (batch, event)
+    left |= event['told'] in ('leave', 'start')
     if event['said'].get('barrier'):
+      assert whole is None or left or sum(batch.values()) == whole, batch
       found.append({})
+      left = False
   return found[:-1] if not found[-1] else found
 
 
@@ -94,14 +104,16 @@ def _trained(task, dataset, **changed):
 
 
 class PooledTest(parameterized.TestCase):
-  @parameterized.parameters((np.float32, 1e-5), (np.float64, 1e-12))
+  @parameterized.parameters(
+    (np.float32, 1e-5, False), (np.float32, 1e-5, True), (np.float64, 1e-12)
+  )
   def test_parameters_are_those_of_one_machine_with_the_pooled_batch(
-    self, dtype, tolerance
+    self, dtype, tolerance, pipelined=False
   ):
     wide = dtype == np.float64
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
       task, dataset, losses = _task(dtype)
-      run, summary = _trained(task, dataset)
+      run, summary = _trained(task, dataset, sync__bsp__pipelined=pipelined)
       expected = self._one_machine(task, dataset, losses)
       got = run.cluster.lead.server.params
 
@@ -161,20 +173,15 @@ class VirtualTest(parameterized.TestCase):
     last = _rounds(run.files.workdir)[-1]
     self.assertEqual(last, {0: 24, 1: 24, 2: 12, 3: 8})
 
-  def test_the_sum_stays_while_workers_leave_and_come_back(self):
-    script = ((0.2, 'leave', 1), (0.7, 'join', 1), (0.9, 'leave', 3))
-    run, _ = small.trained(
-      **_CHANGING | {'cluster__script': script, 'epochs': 8.0}
-    )
+  @parameterized.parameters('bsp', 'elastic')
+  def test_the_sum_stays_while_workers_leave_and_come_back(self, scheme):
+    script = ((0.2, 'leave', 1), (2.0, 'join', 1), (4.0, 'leave', 3))
+    fields = {'sync__name': scheme, 'cluster__script': script, 'epochs': 50.0}
+    run, _ = small.trained(**_CHANGING | fields)
 
-    crews = collections.defaultdict(set)
-    for batch in _rounds(run.files.workdir)[:-1]:
-      crews[tuple(sorted(batch))].add(sum(batch.values()))
     whole = _WORKERS * _BATCH
-    self.assertContainsSubset([(0, 1, 2, 3), (0, 2, 3), (0, 1, 2)], crews)
-    for crew, totals in crews.items():
-      # A worker that leaves in a superstep takes its examples with it.
-      self.assertContainsSubset({whole}, totals, crew)
+    crews = {tuple(sorted(b)) for b in _rounds(run.files.workdir, whole)}
+    self.assertContainsSubset({(0, 1, 2, 3), (0, 2, 3), (0, 1, 2)}, crews)
 
   def test_rows_tell_of_batches_and_of_predictions_without_history(self):
     run, _ = small.trained(
@@ -243,10 +250,14 @@ class VirtualTest(parameterized.TestCase):
       **fields,
     )
     last = _rounds(run.files.workdir)[-1]
-    # Times 1, 1.3 and 3.1 of max(0.05, 0.02 + 0.002 x): the best division of 60
-    # lasts 0.155 s, as the slowest one has its least time up to 15 examples.
-    self.assertLess(last[2], 18)
     self.assertEqual(sum(last.values()), 60)
+    took_s = [
+      slower * max(0.05, 0.02 + 0.002 * last[worker])
+      for worker, slower in enumerate((1.0, 1.3, 3.1))
+    ]
+    # The best is 0.155 s: up to 15 examples the slowest one has its least time.
+    # Trying stops within a threshold of 5 %.
+    self.assertLess(max(took_s), 0.156 if with_curves else 1.1 * 0.155)
 
   def test_speeds_and_factors_of_a_recording_are_replayed(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'trace.csv')
@@ -255,13 +266,12 @@ class VirtualTest(parameterized.TestCase):
       writer.writerow(['worker', 'iteration', 'compute_s', 'cpu'])
       for worker in range(2):
         for k in range(40):
-          writer.writerow(
-            [worker, k, 1.0 + worker + k % 2, 0.5 - 0.1 * (k % 2)]
-          )
+          writer.writerow([worker, k, 1.0 + worker + k % 2, worker + k / 64])
     run, _ = small.trained(
       **_CHANGING
       | {
         'cluster__workers': 2,
+        'batching__lb_bsp__predictor__name': 'narx',
         'cluster__speed__name': 'trace',
         'cluster__speed__slowdown': (1.0,),
         'cluster__speed__regime__stay': 0.98,
@@ -273,9 +283,21 @@ class VirtualTest(parameterized.TestCase):
     )
     last = _rounds(run.files.workdir)[-1]
     self.assertGreater(last[0], last[1])
+    history = run.cluster.lead.batching.predictor.history
+    for worker in range(2):
+      known = history.rows[worker, : history.count[worker], 1]
+      self.assertGreater(len(known), 15)
+      expected = worker + np.arange(len(known)) / 64
+      np.testing.assert_array_equal(known, expected)
 
 
 class BenchTest(absltest.TestCase):
+  def test_constant_speeds_reach_almost_their_sum(self):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      bench_batching.print_constant(pathlib.Path(tempfile.mkdtemp()), lab=False)
+    reached = re.search(r'lb_bsp\s*\|\s*([\d.]+)', out.getvalue())[1]
+    self.assertGreaterEqual(float(reached), 0.95)
+
   def test_rounds_of_the_benchmark_are_those_of_the_runtime(self):
     run, summary = small.trained(**_CHANGING)
     speed = run.cluster._speed
@@ -318,14 +340,28 @@ class RealTest(processes.TestCase):
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
+    told = self._told(launch)
 
-    rounds = _rounds(launch.folder)
+    rounds = _rounds(launch.folder, whole=42)
     self.assertEqual(rounds[6], {0: 18, 1: 18, 2: 6})
-    without = [batch for batch in rounds if sorted(batch) == [0, 2]]
-    after = [batch for batch in without if sum(batch.values()) == 42]
-    self.assertNotEmpty(after)
+    self.assertIn([0, 2], [sorted(batch) for batch in rounds])
     self.assertEqual(rounds[-2].keys(), {0, 1, 2})
-    self.assertEqual(sum(rounds[-2].values()), 42)
+
+    before = launch.summary['examples']
+    with processes.launched(
+      workers=3, folder=launch.folder, **fields
+    ) as launch:
+      launch.reach(before + 5 * 42)
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+    self.check(launch)
+    _rounds(launch.folder, whole=42)
+    self.assertTrue((self._told(launch) > told).all())
+
+  def _told(self, launch):
+    """Returns how many iterations of each worker the predictor knows."""
+    state, _ = processes.newest(launch.folder)
+    return state['cluster']['lead']['batching'].predictor.history.count
 
   def test_hosts_tell_what_drives_their_speeds(self):
     fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 8.0}

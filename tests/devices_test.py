@@ -81,8 +81,10 @@ def _pushes():
         devices=jax.local_devices()[:count],
       )
       params = gradient.placed(learned.params)
-      gradient.warm_up(params, _EXAMPLES, changing=False)
+      gradient.warm_up(params, _EXAMPLES, changing=True)
       before = compilations.count()
+      for examples in range(1, _EXAMPLES):
+        gradient(params, ((0, examples),), worker=0, iteration=0)
       results = [
         gradient(params, ((0, examples),), worker=1, iteration=examples)
         for examples in (_EXAMPLES, 8)
@@ -180,7 +182,7 @@ class PushTest(parameterized.TestCase):
   def test_devices_exchange_sums_and_no_examples(self):
     _, programs = _in_a_process('_pushes')
     spread = [text for text in programs if 'all-reduce' in text]
-    self.assertLen(spread, 4)  # Of two tasks on 2 and on 4 devices.
+    self.assertLen(spread, 10)  # Of two tasks: of 2, 4, 8 on 2 and 4, 8 on 4.
     for text in programs:
       for other in ('all-gather', 'all-to-all', 'collective-permute'):
         self.assertNotIn(other, text)

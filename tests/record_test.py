@@ -34,7 +34,7 @@ class RecordTest(absltest.TestCase):
     path = pathlib.Path(tempfile.mkdtemp(), 'trace.csv')
     before = set(psutil.pids())
     done = small.python(
-      *('-m', 'tools.record', f'--out={path}', '--minutes=0.1'),
+      *('-m', 'tools.record', f'--out={path}', '--minutes=0.05'),
       *('--workers=2', '--batch=4'),
     )
     self.assertEqual(done.returncode, 0, done.stderr)

@@ -62,8 +62,10 @@ class ResumeTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.parameters('ema', 'narx', 'auto')
-  def test_batches_and_predictions_are_part_of_it(self, predictor):
+  @parameterized.parameters(
+    ('bsp', 'ema'), ('elastic', 'narx'), ('bsp', 'auto')
+  )
+  def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',
       'batching__lb_bsp__predictor__name': predictor,
@@ -72,8 +74,8 @@ class ResumeTest(parameterized.TestCase):
       'cluster__speed__regime__sigma': 0.1,
       'cluster__speed__regime__noise': 0.1,
     }
-    expected, steps = stopping.straight('bsp', **balanced)
-    config = stopping.eventful('bsp', **balanced)
+    expected, steps = stopping.straight(scheme, **balanced)
+    config = stopping.eventful(scheme, **balanced)
     workdir = f'{tempfile.mkdtemp()}/run'
     run = train.build(config, workdir=workdir)
     with self.assertRaises(stopping.Killed):

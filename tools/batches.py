@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from tools import records
 from tools.records import RunRecord
 
-_SHOWN = 12  # Workers with a line of their own.
+_SHOWN = 10  # Workers with a line of their own, as many as there are colors.
 
 
 def draw(label: str, run: RunRecord) -> Figure | None:

@@ -8,7 +8,6 @@ in micro-batches of compiled shapes.  FILE.json is what
 config.batching.lb_bsp_gpu.curves takes.
 """
 
-import functools
 import itertools
 import json
 import pathlib
@@ -28,7 +27,7 @@ from ml_collections import ConfigDict, config_flags
 import learning
 from cluster import compilations
 from cluster.checks import require
-from configs import default, sections
+from configs import sections
 from sync.batching import curves
 from sync.batching.curves import Curve
 
@@ -89,7 +88,7 @@ def measure(
     ValueError: If an argument is wrong, or if times do not grow.
   """
   compilations.make_repeatable()
-  learned = _learning(config)
+  learned = learning.of_config(config)
   largest = config.batching.micro_batch
   batches = batches or _default(2 * largest)
   ascending = all(a < b for a, b in itertools.pairwise(batches))
@@ -173,16 +172,6 @@ def draw(profile: Profile, path: str | pathlib.Path) -> None:
   axes.spines[['top', 'right']].set_visible(False)
   axes.legend(frameon=False)
   figure.savefig(path)
-
-
-def _learning(config: ConfigDict) -> learning.Learning:
-  defaults = default.get_config()
-  sections.check_fields(config, defaults)
-  sections.check_values(config)
-  model = config.model.name
-  require(model != 'none', 'config.model.name', 'a model to measure', model)
-  choose = functools.partial(sections.chosen, config, defaults)
-  return learning.learning(config, choose, None, None)
 
 
 def _model(config: ConfigDict) -> str:

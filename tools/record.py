@@ -15,7 +15,6 @@ The file is a trace for config.cluster.speed.trace and for bench.predict.
 
 import contextlib
 import csv
-import functools
 import itertools
 import os
 import pathlib
@@ -25,16 +24,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 import learning
 from cluster import driving
 from cluster.checks import require
-from configs import default, sections
 
 _MARK = '# A load of tools.record.\n'
 _COMPUTES = 'while True: pass'
@@ -70,18 +69,19 @@ def main(argv: list[str]) -> None:
     require(given.minutes > 0, '--minutes', 'more than 0', given.minutes)
     require(given.workers > 0, '--workers', 'more than 0', given.workers)
     require(given.batch > 0, '--batch', 'more than 0', given.batch)
-    step = _step(given.batch)
     share_s = 60 * given.minutes / given.workers
-    with (
-      pathlib.Path(given.out).open('x', newline='', encoding='utf-8') as file,
-      _loads(given.seed),
-    ):
-      record(file, step, [share_s] * given.workers)
+    path = pathlib.Path(given.out)
+    with path.open('x', newline='', encoding='utf-8') as file:
+      step = _step(given.batch)
+      with _loads(given.seed):
+        record(file, step, [share_s] * given.workers)
   except (ValueError, OSError) as error:
     sys.exit(f'Refused: {error}')
 
 
-def record(file, step: Callable[[], None], shares_s: list[float]) -> None:
+def record(
+  file: TextIO, step: Callable[[], None], shares_s: Sequence[float]
+) -> None:
   """Writes a row for each step of each worker.
 
   Args:
@@ -110,9 +110,7 @@ def record(file, step: Callable[[], None], shares_s: list[float]) -> None:
 
 def _step(batch: int) -> Callable[[], None]:
   """Returns what makes one training step of the config's model."""
-  config = flags.FLAGS.config
-  choose = functools.partial(sections.chosen, config, default.get_config())
-  learned = learning.learning(config, choose, None, None)
+  learned = learning.of_config(flags.FLAGS.config)
   server = learned.server(learned.params, learned.stats)
   numbers = itertools.count()
 
@@ -173,6 +171,8 @@ def _come_and_go(
       try:
         over.wait(draws.expovariate(1 / on_s))
       finally:
+        if load.poll() is not None:
+          logging.warning('A load has ended by itself: %s', code)
         load.terminate()
         try:
           load.wait(_GRACE_S)

@@ -40,7 +40,7 @@ class Batching(Protocol):
 
   Each iteration's Done is told when its worker is released, before the `assign`
   that follows.  Anything about a worker that has left, a second leave or a join
-  of a living worker is a ValueError.
+  of a living worker is a ValueError, except for `fixed`, which keeps no books.
 
   Attributes:
     barrier: Whether `assign` may be called at barriers alone, with all living
@@ -110,9 +110,13 @@ def check_done(members: scheme.Members, done: Done) -> None:
     )
 
 
-def extremes(sizes: Iterable[int]) -> dict[str, float]:
-  """Returns the least and the largest batch, as rows of metrics have them."""
+def summed(sizes: Iterable[int]) -> dict[str, float]:
+  """Returns batches' sum and extremes, as rows of metrics have them."""
   sizes = list(sizes)
   if not sizes:
     return {}
-  return {'batch_least': min(sizes), 'batch_largest': max(sizes)}
+  return {
+    'batch_sum': sum(sizes),
+    'batch_least': min(sizes),
+    'batch_largest': max(sizes),
+  }

@@ -48,6 +48,7 @@ class LbBsp:
     predictor: Of the speeds, examples per second.
     seen: By worker, what it did since the last barrier: examples, the seconds
       they took, and the last factors.
+    told: Living workers that the predictor knows.
   """
 
   barrier: ClassVar[bool] = True
@@ -59,6 +60,7 @@ class LbBsp:
   seen: dict[int, tuple[int, float, tuple[float, ...]]] = dataclasses.field(
     default_factory=dict
   )
+  told: set[int] = dataclasses.field(default_factory=set)
 
   @property
   def largest(self) -> int:
@@ -91,8 +93,8 @@ class LbBsp:
     )
 
   def report(self) -> dict[str, float]:
-    """Returns the least and the largest batch and who lacks history."""
-    return batching.extremes(self.division.sizes.values()) | {
+    """Returns what batches are, and how many workers lack history."""
+    return batching.summed(self.division.sizes.values()) | {
       'predictor_fallback': self.predictor.fallback
     }
 
@@ -100,6 +102,7 @@ class LbBsp:
     """Forgets the worker."""
     self.division.leave(worker)
     self.seen.pop(worker, None)
+    self.told.discard(worker)
     self.predictor.reset(worker)
 
   def join(self, worker: int) -> None:
@@ -122,6 +125,7 @@ class LbBsp:
       speeds[worker] = examples / compute_s
       if read:
         factors[worker] = read
+    self.told |= self.seen.keys()
     self.seen = {}
     self.predictor.observe(speeds, factors)
 
@@ -134,7 +138,11 @@ class LbBsp:
         f'of shape {predicted.shape}.'
       )
     speeds = {worker: float(predicted[worker]) for worker in workers}
-    known = [speed for speed in speeds.values() if not math.isnan(speed)]
+    known = [
+      speed
+      for worker, speed in speeds.items()
+      if worker in self.told or not math.isnan(speed)
+    ]
     if not all(0 < speed < math.inf for speed in known):
       raise ValueError(f'predictor: expected speeds above 0, got {known}.')
     mean = math.fsum(known) / len(known) if known else 1.0

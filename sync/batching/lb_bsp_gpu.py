@@ -80,8 +80,8 @@ class LbBspGpu:
     )
 
   def report(self) -> dict[str, float]:
-    """Returns the least and the largest batch."""
-    return batching.extremes(self.division.sizes.values())
+    """Returns the sum, the least and the largest batch."""
+    return batching.summed(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
     """Forgets the worker's scale."""

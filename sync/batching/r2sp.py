@@ -81,8 +81,13 @@ class R2spTuning:
     return {worker: self.sizes[worker] for worker in workers}
 
   def report(self) -> dict[str, float]:
-    """Returns the least and the largest batch."""
-    return batching.extremes(self.sizes)
+    """Returns the sum, the least and the largest batch."""
+    living = [
+      size
+      for size, state in zip(self.sizes, self.members.state, strict=True)
+      if state != scheme.GONE
+    ]
+    return batching.summed(living)
 
   def leave(self, worker: int) -> None:
     """Forgets the worker."""

@@ -79,8 +79,8 @@ class Windowed:
     return dict(self.division.sizes)
 
   def report(self) -> dict[str, float]:
-    """Returns the least and the largest batch."""
-    return batching.extremes(self.division.sizes.values())
+    """Returns the sum, the least and the largest batch."""
+    return batching.summed(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
     """Leaves the worker's part to the others, from the next barrier on."""
