@@ -213,7 +213,16 @@ def _batching(
 
 
 def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
-  """Returns the curves of a batching that does without some fields."""
+  """Returns the curves that a batching's files hold.
+
+  Args:
+    field: The batching's section, for messages.
+    own: Its fields; with curves some are not used, and others without.
+
+  Raises:
+    ValueError: If a field that is not used differs from its default, or if a
+      file holds no curve.
+  """
   paths = own['curves']
   usual = default.get_config().batching[field.rpartition('.')[2]]
   for unused in ('window', 'step') if paths else ('smoothing',):

@@ -41,8 +41,8 @@ _BATCH = 32
 _EXAMPLE_S = 0.004
 _SLOWDOWN = (1.0, 1.0, 2.0, 3.0)
 _RATIOS = (1, 2, 4, 8)
-_ROUNDS = 40
-_SKIPPED = 10  # Rounds in which LB-BSP and R2SP find their batches.
+_SUPERSTEPS = 40
+_SKIPPED = 10  # Supersteps in which LB-BSP and R2SP find their batches.
 _PREDICTORS = ('last', 'ema', 'narx', 'auto')
 _CLAIMS = (
   'LB-BSP: up to 2x (poster, 2018), up to 54 % (SoCC 2020)',
@@ -126,16 +126,16 @@ def print_traces(data: str | None) -> None:
     else:
       print(f'PAI {job}: left out, there is no {path}.')
   rows = [('trace', 'fixed', 'oracle', *_PREDICTORS, 'aim')]
-  for name, (speed, rounds) in traces.items():
+  for name, (speed, supersteps) in traces.items():
     workers = speed.model.num_workers
     equal = pace(
-      fixed.make(num_workers=workers, worker_batch=_BATCH), speed, rounds
+      fixed.make(num_workers=workers, worker_batch=_BATCH), speed, supersteps
     )
-    oracle = pace(_Oracle(speed, workers * _BATCH), speed, rounds)
-    alone = _alone(speed, rounds)
+    oracle = pace(_Oracle(speed, workers * _BATCH), speed, supersteps)
+    alone = _alone(speed, supersteps)
     cells = [name, f'{equal / alone:.3f}', f'{oracle / alone:.3f}']
     for predictor in _PREDICTORS:
-      reached = pace(_lb_bsp(predictor, speed), speed, rounds)
+      reached = pace(_lb_bsp(predictor, speed), speed, supersteps)
       cells.append(
         f'{reached / alone:.3f} ({(reached - equal) / (oracle - equal):.0%})'
       )
@@ -147,17 +147,17 @@ def print_traces(data: str | None) -> None:
   )
 
 
-def pace(batching: Batching, speed: speeds.Speed, rounds: int) -> float:
-  """Returns the examples per second of bulk-synchronous rounds.
+def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
+  """Returns the examples per second of bulk-synchronous supersteps.
 
   Args:
-    batching: Assigns; it is told of each round and keeps what it learns.
+    batching: Assigns; it is told of each superstep and keeps what it learns.
     speed: How long workers compute; transfers take no time.
-    rounds: How many.
+    supersteps: How many.
   """
   workers = range(speed.model.num_workers)
   time, examples = 0.0, 0
-  for iteration in range(rounds):
+  for iteration in range(supersteps):
     sizes = batching.assign(workers)
     took = [speed.seconds(w, iteration, sizes[w]) for w in workers]
     time += max(took)
@@ -230,10 +230,10 @@ def _speed(
   return speed, min(counts)
 
 
-def _alone(speed: speeds.Speed, rounds: int) -> float:
+def _alone(speed: speeds.Speed, supersteps: int) -> float:
   """Returns the mean sum of the workers' own speeds, examples/s."""
   workers = range(speed.model.num_workers)
-  took = [[speed.seconds(w, k, 1) for w in workers] for k in range(rounds)]
+  took = [[speed.seconds(w, k, 1) for w in workers] for k in range(supersteps)]
   return float(np.mean(np.sum(1 / np.array(took), axis=1)))
 
 
@@ -253,7 +253,7 @@ def _paces(
     'epochs': 1.0,
     'model.name': 'none',
     'model.none.size_bytes': 100_000,
-    'model.none.num_train': _ROUNDS * _WORKERS * _BATCH,
+    'model.none.num_train': _SUPERSTEPS * _WORKERS * _BATCH,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': 0.0,
     'cluster.speed.per_example_s': _EXAMPLE_S,
@@ -288,7 +288,7 @@ def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
 
 
 def _pace(path: pathlib.Path) -> float:
-  """Returns a run's examples/s after its first rounds."""
+  """Returns a run's examples/s after its first supersteps."""
   pushes = [e for e in records.events(path) if e['told'] == 'push']
   pushes = pushes[_SKIPPED * _WORKERS - 1 :]
   examples = sum(push['examples'] for push in pushes[1:])
