@@ -50,8 +50,8 @@ class PackTest(parameterized.TestCase):
     self.assertEqual(first.root, 'w0')
     self.assertEqual(first.weight_Bps, Fraction(25 * 10**9))
     self.assertEqual(first.share, Fraction(1, 4))
-    self.assertEqual(first.up, ())
-    self.assertEqual(first.down, (('w0', 'w1'), ('w0', 'w2'), ('w0', 'w3')))
+    self.assertEqual(first.up, [])
+    self.assertEqual(first.down, [('w0', 'w1'), ('w0', 'w2'), ('w0', 'w3')])
 
   def test_star_sends_straight_through_its_switch(self):
     packed = forest.pack(builders.star([100] * 8), collective='allgather')
@@ -68,8 +68,8 @@ class PackTest(parameterized.TestCase):
 
     tree = packed.trees[0]
     self.assertEqual(tree.root, 'w0')
-    self.assertEqual(tree.up, (('w2', 'w1'), ('w1', 'w0')))
-    self.assertEqual(tree.down, ())
+    self.assertEqual(tree.up, [('w2', 'w1'), ('w1', 'w0')])
+    self.assertEqual(tree.down, [])
     self.assertEqual(packed.rate_Bps, Fraction(3 * 10**9 * 5, 4))
 
   @parameterized.product(up=(10, 40), down=(10, 40), collective=COLLECTIVES)
@@ -113,7 +113,7 @@ class PackTest(parameterized.TestCase):
     packed = forest.pack(builders.random_mesh(6, 1, symmetric=True))
 
     for tree in packed.trees:
-      self.assertEqual(tree.up, tuple(hop[::-1] for hop in tree.down[::-1]))
+      self.assertEqual(tree.up, [hop[::-1] for hop in tree.down[::-1]])
 
   @parameterized.parameters(*COLLECTIVES)
   def test_single_worker_needs_no_trees(self, collective):

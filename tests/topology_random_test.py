@@ -116,7 +116,7 @@ class MetamorphicTest(parameterized.TestCase):
     self.assertEqual(gather.rate_Bps, scatter.rate_Bps)
     self.assertEqual(
       [t.down for t in gather.trees],
-      [tuple(hop[::-1] for hop in t.up[::-1]) for t in scatter.trees],
+      [[hop[::-1] for hop in t.up[::-1]] for t in scatter.trees],
     )
 
   @parameterized.parameters(*range(10))

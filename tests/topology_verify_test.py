@@ -110,7 +110,7 @@ class CheckTest(parameterized.TestCase):
     ('no_trees', {'trees': ()}, 'The rate is 0'),
     ('bound', {'bound_Bps': Fraction(10**12)}, 'The bound is'),
     ('no_bound', {'bound_Bps': None}, 'no proof'),
-    ('no_cut', {'cut': None}, 'no proof'),
+    ('no_cut', {'certificate': None}, 'no proof'),
   )
   def test_wrong_totals_are_found(self, changes, message):
     packed = forest.pack(STAR, collective='allgather')
@@ -161,7 +161,7 @@ class CheckTest(parameterized.TestCase):
     packed = forest.pack(LINE, collective='allgather')
     cut = bounds.Cut(('w0',), (('w0', 'w1'),), ((Fraction(1), ('w0',)),), ())
     weaker = dataclasses.replace(
-      packed, cut=cut, bound_Bps=Fraction(30 * 10**9)
+      packed, certificate=cut, bound_Bps=Fraction(30 * 10**9)
     )
 
     verify.check(LINE, weaker)
@@ -190,9 +190,12 @@ class CheckTest(parameterized.TestCase):
     packed = forest.pack(STAR, collective='allreduce')
     other = forest.pack(STAR, collective='allgather')
 
-    for forest_, cut in ((packed, other.cut), (other, packed.cut)):
+    for forest_, cut in (
+      (packed, other.certificate),
+      (other, packed.certificate),
+    ):
       with self.assertRaisesRegex(ValueError, 'no proof'):
-        verify.check(STAR, dataclasses.replace(forest_, cut=cut))
+        verify.check(STAR, dataclasses.replace(forest_, certificate=cut))
 
   def test_loads_are_those_of_all_hops(self):
     packed = forest.pack(LINE, collective='allgather')

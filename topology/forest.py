@@ -66,8 +66,8 @@ def _one_way(cluster: clusters.Cluster, collective: str) -> Forest:
       root,
       weight * _GB,
       weight / rate,
-      _turned(hops) if up else (),
-      () if up else hops,
+      _turned(hops) if up else [],
+      [] if up else list(hops),
     )
     for root in cluster.workers
     for hops, weight in packed[root]
@@ -92,7 +92,7 @@ def _allreduce(cluster: clusters.Cluster) -> Forest:
       for root in down
     }
   trees = tuple(
-    Tree(root, weight * _GB, weight / rate, above, below)
+    Tree(root, weight * _GB, weight / rate, above, list(below))
     for root in cluster.workers
     for above, below, weight in pairs.get(root, [])
   )
@@ -101,7 +101,7 @@ def _allreduce(cluster: clusters.Cluster) -> Forest:
 
 def _both_ways(
   cluster: clusters.Cluster, packed: _Packed
-) -> dict[str, list[tuple[tuple[Hop, ...], tuple[Hop, ...], Fraction]]]:
+) -> dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]:
   """Trees with their reversal, which may have their root at any worker.
 
   It is put into the middle, where they are least deep: whichever worker is the
@@ -112,7 +112,7 @@ def _both_ways(
     for hops, weight in trees:
       tree = _centered(hops)
       weight_of[tree] = weight_of.get(tree, Fraction(0)) + weight
-  centered: dict[str, list[tuple[tuple[Hop, ...], tuple[Hop, ...], Fraction]]]
+  centered: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
   centered = {root: [] for root in cluster.workers}
   for (root, hops), weight in weight_of.items():
     centered[root].append((_turned(hops), hops, weight))
@@ -186,5 +186,5 @@ def _routed(
   )
 
 
-def _turned(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
-  return tuple(hop[::-1] for hop in reversed(hops))
+def _turned(hops: Sequence[Hop]) -> list[Hop]:
+  return [hop[::-1] for hop in reversed(hops)]

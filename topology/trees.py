@@ -2,11 +2,17 @@
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from topology import allreduce, bounds
+from topology import cluster as clusters
 
 Hop = tuple[str, ...]
+Ends = tuple[str, str]  # Of a link: src and dst.
+_GB = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +36,8 @@ class Tree:
   root: str
   weight_Bps: Fraction
   share: Fraction
-  up: tuple[Hop, ...]
-  down: tuple[Hop, ...]
+  up: list[Hop]
+  down: list[Hop]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +51,16 @@ class Forest:
     rate_Bps: Bytes per second of all trees together: M bytes take M / rate_Bps
       seconds without latency.  None for a single worker.
     bound_Bps: A rate that no forest can exceed; None for a single worker.
-    cut: The proof of the bound: for `bounds.proven`, in the reversed cluster
-      if the collective is a reduce-scatter; for `allreduce.proven` if it is an
-      allreduce.  None for a single worker.
+    certificate: The proof of the bound: for `bounds.proven`, in the reversed
+      cluster if the collective is a reduce-scatter; for `allreduce.proven` if
+      it is an allreduce.  None for a single worker.
   """
 
   collective: str
   trees: tuple[Tree, ...]
   rate_Bps: Fraction | None
   bound_Bps: Fraction | None
-  cut: bounds.Cut | allreduce.Proof | None
+  certificate: bounds.Cut | allreduce.Proof | None
 
   @property
   def gap(self) -> Fraction:
@@ -82,3 +88,81 @@ class Forest:
       total += tree.share
       ends.append(int(total * size_bytes))
     return list(itertools.pairwise(ends))
+
+
+class Column(NamedTuple):
+  """A tree that has a weight beside others, but no bytes per second yet.
+
+  Attributes:
+    root: Id of a worker.
+    weight: Positive; only the ratio to those of other columns counts.
+    up: Hops towards the root, as in `Tree`.
+    down: Hops away from the root.
+  """
+
+  root: str
+  weight: Fraction | int
+  up: Sequence[Hop]
+  down: Sequence[Hop]
+
+
+def loads(
+  weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
+) -> dict[Ends, Fraction]:
+  """Returns the sum of the weights of all hops over each link.
+
+  Args:
+    weighted: Pairs of a weight and the hops that carry it.
+  """
+  columns = list(weighted)
+  scale = math.lcm(*(weight.denominator for weight, _ in columns))
+  total: dict[Ends, int] = {}
+  for weight, hops in columns:
+    units = int(weight * scale)
+    for hop in hops:
+      for ends in itertools.pairwise(hop):
+        total[ends] = total.get(ends, 0) + units
+  return {ends: Fraction(units, scale) for ends, units in total.items()}
+
+
+def fitted(
+  cluster: clusters.Cluster,
+  columns: Sequence[Column],
+  bound: Forest,
+  *,
+  overlap: bool = True,
+) -> Forest:
+  """Returns the columns as a forest, as fast as the links let it be.
+
+  Weights keep their ratios; the fullest link is full.
+
+  Args:
+    cluster: The links.
+    columns: At least one, over links that exist, with weights per root as
+      `bound.collective` asks for.
+    bound: A forest of the same cluster, for its collective and its proof.
+    overlap: Whether hops up and down share the links.  If not, one phase
+      follows the other, and each has all links.
+  """
+  ordered = sorted(columns, key=lambda c: cluster.workers.index(c.root))
+  capacity = {(src, dst): GBps * _GB for src, dst, GBps in cluster.links}
+
+  def per_byte(*stages: str) -> Fraction:
+    carried = loads(
+      (c.weight, getattr(c, stage)) for c in ordered for stage in stages
+    )
+    times = (load / capacity[ends] for ends, load in carried.items())
+    return max(times, default=Fraction(0))
+
+  if overlap:
+    time = per_byte('up', 'down')
+  else:
+    time = per_byte('up') + per_byte('down')
+  total = sum((Fraction(c.weight) for c in ordered), Fraction(0))
+  trees = tuple(
+    Tree(c.root, c.weight / time, c.weight / total, list(c.up), list(c.down))
+    for c in ordered
+  )
+  return Forest(
+    bound.collective, trees, total / time, bound.bound_Bps, bound.certificate
+  )

@@ -36,7 +36,12 @@ def check(cluster: clusters.Cluster, forest: trees.Forest) -> None:
   if forest.collective not in _STAGES:
     raise ValueError(f'Unknown collective {forest.collective!r}.')
   if len(cluster.workers) == 1:
-    given = (forest.trees, forest.rate_Bps, forest.bound_Bps, forest.cut)
+    given = (
+      forest.trees,
+      forest.rate_Bps,
+      forest.bound_Bps,
+      forest.certificate,
+    )
     if given != ((), None, None, None):
       raise ValueError('A single worker needs neither trees nor a rate.')
     return
@@ -50,16 +55,13 @@ def check(cluster: clusters.Cluster, forest: trees.Forest) -> None:
   _check_bound(cluster, forest)
 
 
-def loads_Bps(
-  forest: trees.Forest,
-) -> dict[tuple[str, str], Fraction]:
+def loads_Bps(forest: trees.Forest) -> dict[trees.Ends, Fraction]:
   """Returns what each link (src, dst) carries, in bytes per second."""
-  load: dict[tuple[str, str], Fraction] = {}
-  for tree in forest.trees:
-    for hop in (*tree.up, *tree.down):
-      for ends in itertools.pairwise(hop):
-        load[ends] = load.get(ends, Fraction(0)) + tree.weight_Bps
-  return load
+  return trees.loads(
+    (tree.weight_Bps, hops)
+    for tree in forest.trees
+    for hops in (tree.up, tree.down)
+  )
 
 
 def _check_tree(
@@ -95,7 +97,7 @@ def _check_hops(cluster: clusters.Cluster, hops: Iterable[trees.Hop]) -> None:
 
 
 def _aggregate(
-  workers: Iterable[str], root: str, hops: tuple[trees.Hop, ...]
+  workers: Iterable[str], root: str, hops: Iterable[trees.Hop]
 ) -> None:
   """Sends partial sums, as counts of contributions, in the order of hops."""
   held = {worker: collections.Counter([worker]) for worker in workers}
@@ -117,7 +119,7 @@ def _aggregate(
 
 
 def _broadcast(
-  workers: Iterable[str], root: str, hops: tuple[trees.Hop, ...]
+  workers: Iterable[str], root: str, hops: Iterable[trees.Hop]
 ) -> None:
   """Sends the result, in the order of hops, and counts who receives it."""
   received = collections.Counter([root])
@@ -161,14 +163,16 @@ def _check_loads(cluster: clusters.Cluster, forest: trees.Forest) -> None:
 
 def _check_bound(cluster: clusters.Cluster, forest: trees.Forest) -> None:
   kind = allreduce.Proof if forest.collective == 'allreduce' else bounds.Cut
-  if not isinstance(forest.cut, kind) or not forest.bound_Bps:
+  if not isinstance(forest.certificate, kind) or not forest.bound_Bps:
     raise ValueError('The bound has no proof.')
   if forest.collective == 'allreduce':
-    bound = allreduce.proven(cluster, forest.cut) * _GB
+    bound = allreduce.proven(cluster, forest.certificate) * _GB
   else:
     backwards = forest.collective == 'reduce_scatter'
     graph = cluster.reversed() if backwards else cluster
-    bound = len(cluster.workers) * _GB / bounds.proven(graph, forest.cut)
+    bound = (
+      len(cluster.workers) * _GB / bounds.proven(graph, forest.certificate)
+    )
   if forest.bound_Bps != bound:
     raise ValueError(f'The bound is {bound} B/s, not {forest.bound_Bps}.')
   if forest.rate_Bps > bound:
