@@ -20,7 +20,9 @@ _STAGES = {
 }
 
 
-def check(cluster: clusters.Cluster, forest: trees.Forest) -> None:
+def check(
+  cluster: clusters.Cluster, forest: trees.Forest, *, relays: bool = False
+) -> None:
   """Returns if the forest is sound, in O(trees x workers x path length).
 
   Every tree spans all workers over links that exist, through switches only, in
@@ -30,24 +32,25 @@ def check(cluster: clusters.Cluster, forest: trees.Forest) -> None:
   root to an equal part of it but in an allreduce; shares are proportional to
   them and cover all bytes.  The rate is not above the bound, which is proved.
 
+  Args:
+    cluster: Workers, switches and links.
+    forest: What to check.
+    relays: Whether hops may pass through workers, which then forward what they
+      do not add up, as some baselines need it.
+
   Raises:
     ValueError: If anything of this does not hold; the message says what.
   """
   if forest.collective not in _STAGES:
     raise ValueError(f'Unknown collective {forest.collective!r}.')
   if len(cluster.workers) == 1:
-    given = (
-      forest.trees,
-      forest.rate_Bps,
-      forest.bound_Bps,
-      forest.certificate,
-    )
-    if given != ((), None, None, None):
+    given = forest.trees, forest.rate_Bps, forest.bound_Bps
+    if given != ((), None, None):
       raise ValueError('A single worker needs neither trees nor a rate.')
     return
   for number, tree in enumerate(forest.trees):
     try:
-      _check_tree(cluster, forest.collective, tree)
+      _check_tree(cluster, forest.collective, tree, relays)
     except ValueError as error:
       raise ValueError(f'Tree {number}: {error}') from error
   _check_rates(cluster, forest)
@@ -65,7 +68,7 @@ def loads_Bps(forest: trees.Forest) -> dict[trees.Ends, Fraction]:
 
 
 def _check_tree(
-  cluster: clusters.Cluster, collective: str, tree: trees.Tree
+  cluster: clusters.Cluster, collective: str, tree: trees.Tree, relays: bool
 ) -> None:
   if tree.root not in cluster.workers:
     raise ValueError(f'The root {tree.root!r} is no worker.')
@@ -74,20 +77,22 @@ def _check_tree(
   for stage, hops in (('up', tree.up), ('down', tree.down)):
     if hops and stage not in _STAGES[collective]:
       raise ValueError(f'Hops {stage} have no place in {collective}.')
-  _check_hops(cluster, (*tree.up, *tree.down))
+  _check_hops(cluster, (*tree.up, *tree.down), relays)
   if 'up' in _STAGES[collective]:
     _aggregate(cluster.workers, tree.root, tree.up)
   if 'down' in _STAGES[collective]:
     _broadcast(cluster.workers, tree.root, tree.down)
 
 
-def _check_hops(cluster: clusters.Cluster, hops: Iterable[trees.Hop]) -> None:
+def _check_hops(
+  cluster: clusters.Cluster, hops: Iterable[trees.Hop], relays: bool
+) -> None:
   workers, switches = set(cluster.workers), set(cluster.switches)
   links = {(src, dst) for src, dst, _ in cluster.links}
   for hop in hops:
     if len(hop) < 2 or hop[0] not in workers or hop[-1] not in workers:
       raise ValueError(f'The hop {hop} does not go from worker to worker.')
-    if not set(hop[1:-1]) <= switches:
+    if not relays and not set(hop[1:-1]) <= switches:
       raise ValueError(f'The hop {hop} passes through what is no switch.')
     if len(set(hop)) < len(hop):
       raise ValueError(f'The hop {hop} passes through a node twice.')
