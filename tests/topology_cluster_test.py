@@ -1,9 +1,13 @@
-"""Tests for topology.cluster and topology.builders."""
+"""Tests for topology.cluster."""
 
 import dataclasses
 import json
+import pathlib
+import subprocess
+import sys
 from fractions import Fraction
 
+import networkx as nx
 from absl.testing import absltest, parameterized
 
 from topology import builders, cluster
@@ -121,6 +125,91 @@ class FromJsonTest(parameterized.TestCase):
       cluster.from_json(data)
 
 
+class FromNetworkxTest(parameterized.TestCase):
+  """Graphs of all four kinds."""
+
+  def test_undirected_edge_is_a_link_each_way(self):
+    graph = nx.complete_graph(['w0', 'w1', 'w2'])
+    nx.set_edge_attributes(graph, '2.5', 'GBps')
+
+    self.assertEqual(
+      cluster.from_networkx(graph), builders.full_mesh(3, Fraction(5, 2))
+    )
+
+  def test_directed_edge_is_a_link_one_way(self):
+    graph = nx.DiGraph()
+    nx.add_cycle(graph, ['w0', 'w1', 'w2'], GBps=0.1)
+
+    self.assertEqual(
+      cluster.from_networkx(graph),
+      builders.ring(3, Fraction(1, 10), both_ways=False),
+    )
+
+  @parameterized.parameters((nx.MultiGraph, 5), (nx.MultiDiGraph, 3))
+  def test_parallel_edges_add_up(self, kind, want):
+    graph = kind([('a', 'b', {'GBps': 1}), ('a', 'b', {'GBps': 2})])
+    graph.add_edge('b', 'a', GBps=2)
+
+    links = cluster.from_networkx(graph).links
+
+    self.assertLen(links, 2)
+    self.assertEqual(links[0].GBps, want)
+
+  def test_switches_are_marked(self):
+    graph = nx.Graph()
+    graph.add_nodes_from(['w0', 'w1'], worker=True)
+    graph.add_node('s0', worker=False)
+    graph.add_edge('w0', 's0', GBps=1)
+    graph.add_edge('s0', 'w1', GBps='1/3')
+
+    self.assertEqual(
+      cluster.from_networkx(graph), builders.star([1, Fraction(1, 3)])
+    )
+
+  def test_nodes_of_other_types_get_their_string_as_id(self):
+    graph = nx.grid_graph([2, 2])
+    nx.set_edge_attributes(graph, 3, 'GBps')
+
+    found = cluster.from_networkx(graph)
+
+    self.assertEqual(found.workers[1], '(0, 1)')
+    self.assertLen(found.links, 8)
+
+  @parameterized.named_parameters(
+    ('no_capacity', {}, {}, 'a to b: expected the attribute GBps'),
+    ('negative', {'GBps': -1}, {}, 'a to b: expected a finite GBps'),
+    ('some_marked', {'GBps': 1}, {'a': True}, 'b: expected the attribute work'),
+    ('other_type', {'GBps': 1}, {'a': True, 'b': 1}, 'a string and a bool'),
+    ('no_worker', {'GBps': 1}, {'a': False, 'b': False}, 'one or more, got no'),
+  )
+  def test_wrong_attributes_are_an_error(self, edge, workers, message):
+    graph = nx.Graph([('a', 'b', edge)])
+    nx.set_node_attributes(graph, workers, 'worker')
+
+    with self.assertRaisesRegex(ValueError, message):
+      cluster.from_networkx(graph)
+
+  @parameterized.named_parameters(
+    ('loop', nx.Graph([(1, 2, {'GBps': 1}), (1, 1, {'GBps': 1})]), 'to itself'),
+    ('same_string', nx.Graph([(1, '1', {'GBps': 1})]), "'1' twice"),
+    ('one_way', nx.DiGraph([(1, 2, {'GBps': 1})]), '1 is unreachable from 2'),
+    ('nothing', nx.Graph(), 'one or more, got none'),
+  )
+  def test_wrong_graph_is_an_error(self, graph, message):
+    with self.assertRaisesRegex(ValueError, message):
+      cluster.from_networkx(graph)
+
+  def test_networkx_is_not_needed(self):
+    code = (
+      'import sys\n'
+      'from topology import builders, cluster\n'
+      'sys.exit("networkx" in sys.modules)\n'
+    )
+    root = pathlib.Path(__file__).parent.parent
+
+    subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
+
+
 class ClusterTest(parameterized.TestCase):
   """Plain immutable data."""
 
@@ -141,82 +230,6 @@ class ClusterTest(parameterized.TestCase):
   def test_workers_that_are_no_nodes_are_an_error(self):
     with self.assertRaisesRegex(ValueError, 'expected distinct nodes'):
       cluster.Cluster(('a',), ('b',), ())
-
-
-class BuildersTest(parameterized.TestCase):
-  """Nodes, links and capacities of each shape."""
-
-  @parameterized.named_parameters(
-    ('full_mesh', builders.full_mesh(4, 25), 4, 0, 12),
-    ('ring', builders.ring(6, 25), 6, 0, 12),
-    ('one_way_ring', builders.ring(6, 25, both_ways=False), 6, 0, 6),
-    ('line', builders.line(5, 25), 5, 0, 8),
-    ('star', builders.star([1, 2, 3]), 3, 1, 6),
-    ('tree', builders.tree([2, 3, 2], [4, 2, 1]), 12, 9, 40),
-    ('random_mesh', builders.random_mesh(5, 0), 5, 0, 20),
-    ('one_worker', builders.ring(1, 1), 1, 0, 0),
-    ('torus', builders.torus([3, 3], 25), 9, 0, 36),
-    ('narrow_torus', builders.torus([2, 3], 25), 6, 0, 18),
-    ('fat_tree', builders.fat_tree(4, 10), 16, 20, 96),
-    ('bcube', builders.bcube(3, 2, 10), 9, 6, 36),
-    ('one_box', builders.dgx_a100(1), 8, 1, 16),
-    ('two_boxes', builders.dgx_a100(2), 16, 4, 64),
-  )
-  def test_shape_has_so_many_parts(self, graph, workers, switches, links):
-    self.assertLen(graph.workers, workers)
-    self.assertLen(graph.switches, switches)
-    self.assertLen(graph.links, links)
-
-  def test_ring_of_two_has_parallel_links(self):
-    self.assertEqual(builders.ring(2, 3), builders.line(2, 6))
-
-  def test_star_has_its_own_capacities_up_and_down(self):
-    capacity = {
-      link[:2]: link.GBps for link in builders.star([1, 2], [3, 4]).links
-    }
-
-    self.assertEqual(capacity['w1', 's0'], 2)
-    self.assertEqual(capacity['s0', 'w1'], 4)
-
-  def test_tree_has_a_capacity_for_each_level(self):
-    capacity = {
-      link[:2]: link.GBps for link in builders.tree([2, 2], [5, 1]).links
-    }
-
-    self.assertEqual(capacity['s0', 's1'], 5)
-    self.assertEqual(capacity['w3', 's2'], 1)
-
-  def test_same_seed_gives_the_same_random_mesh(self):
-    first, same, other = (builders.random_mesh(6, seed) for seed in (1, 1, 2))
-
-    self.assertEqual(first, same)
-    self.assertNotEqual(first, other)
-
-  @parameterized.parameters(*range(5))
-  def test_sparse_symmetric_mesh_is_its_own_reverse(self, seed):
-    graph = builders.random_mesh(7, seed, density=0.3, symmetric=True)
-
-    self.assertEqual(graph, graph.reversed())
-    self.assertLess(len(graph.links), 42)
-
-  @parameterized.named_parameters(
-    ('no_workers', lambda: builders.full_mesh(0, 1)),
-    ('no_capacity', lambda: builders.line(3, 0)),
-    ('negative', lambda: builders.ring(3, -1)),
-    ('lengths', lambda: builders.star([1, 2], [1])),
-    ('no_levels', lambda: builders.tree([], [])),
-    ('empty_level', lambda: builders.tree([2, 0], [1, 1])),
-    ('no_sides', lambda: builders.torus([], 1)),
-    ('empty_side', lambda: builders.torus([3, 0], 1)),
-    ('odd_ports', lambda: builders.fat_tree(3, 1)),
-    ('no_digits', lambda: builders.bcube(3, 0, 1)),
-    ('no_boxes', lambda: builders.dgx_a100(0)),
-    ('density', lambda: builders.random_mesh(3, 0, density=1.5)),
-    ('range', lambda: builders.random_mesh(3, 0, low_GBps=3, high_GBps=2)),
-  )
-  def test_wrong_arguments_are_an_error(self, build):
-    with self.assertRaises(ValueError):
-      build()
 
 
 def _node(node, worker=True):

@@ -138,6 +138,40 @@ def from_json(data: Mapping[str, Any]) -> Cluster:
   )
 
 
+def from_networkx(graph: Any) -> Cluster:
+  """Returns the cluster that a NetworkX graph describes.
+
+  An undirected edge is a link of its full capacity in each direction; parallel
+  edges add up.  NetworkX itself is not needed.
+
+  Args:
+    graph: A Graph, DiGraph, MultiGraph or MultiDiGraph.  The id of a node is
+      its `str`.  Edges have the attribute `GBps`, a capacity as of `from_json`.
+      Nodes have the attribute `worker`, a bool; only if none of them has it,
+      all are workers.
+
+  Raises:
+    ValueError: If an attribute is missing or not of its kind, and for the
+      reasons given at `Cluster`.
+  """
+  nodes = list(graph.nodes(data=True))
+  marked = any('worker' in attributes for _, attributes in nodes)
+  rows = [
+    {
+      'id': str(node),
+      'worker': _attribute(attributes, 'worker', node) if marked else True,
+    }
+    for node, attributes in nodes
+  ]
+  links = []
+  for src, dst, attributes in graph.edges(data=True):
+    GBps = _attribute(attributes, 'GBps', f'{src} to {dst}')
+    links.append({'src': str(src), 'dst': str(dst), 'GBps': GBps})
+    if not graph.is_directed():
+      links.append({'src': str(dst), 'dst': str(src), 'GBps': GBps})
+  return from_json({'nodes': rows, 'links': links})
+
+
 def to_json(cluster: Cluster) -> dict[str, Any]:
   """Returns what `from_json` reads, capacities as exact strings."""
   workers = set(cluster.workers)
@@ -154,6 +188,12 @@ def _get(row: Mapping[str, Any], key: str) -> Any:
   if not isinstance(row, Mapping) or key not in row:
     raise ValueError(f'Expected a mapping with {key!r}, got {row!r}.')
   return row[key]
+
+
+def _attribute(attributes: Mapping[str, Any], key: str, name: Any) -> Any:
+  if key not in attributes:
+    raise ValueError(f'{name}: expected the attribute {key}, got {attributes}.')
+  return attributes[key]
 
 
 def _positions(nodes: Sequence[str]) -> dict[str, int]:
