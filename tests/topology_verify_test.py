@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
-from topology import bounds, builders, forest, verify
+from topology import bounds, builders, forest, prices, verify
 
 STAR = builders.star([12, 12, 12, 12])
 LINE = builders.line(3, 10)
@@ -184,6 +184,30 @@ class CheckTest(parameterized.TestCase):
     broken = dataclasses.replace(packed, bound_Bps=packed.bound_Bps + 1)
 
     with self.assertRaisesRegex(ValueError, 'The bound is'):
+      verify.check(STAR, broken)
+
+  def test_weaker_bound_of_an_allreduce_is_accepted_if_prices_prove_it(self):
+    graph = builders.star([10, 10, 100, 100])
+    packed = forest.pack(graph)
+    equal = prices.Prices(tuple((a, b, Fraction(1)) for a, b, _ in graph.links))
+    weaker = dataclasses.replace(
+      packed, certificate=equal, bound_Bps=Fraction(220 * 10**9, 6)
+    )
+
+    verify.check(graph, weaker)
+
+    self.assertEqual(weaker.gap, Fraction(8, 11))
+
+  @parameterized.named_parameters(
+    ('negative', ('w0', 's0', Fraction(-1)), 'at least 0'),
+    ('of_no_link', ('w0', 'w1', Fraction(1)), 'prices of links'),
+    ('of_one_link', ('w0', 's0', Fraction(1)), 'The bound is'),
+  )
+  def test_wrong_prices_are_found(self, link, message):
+    packed = forest.pack(STAR)
+    broken = dataclasses.replace(packed, certificate=prices.Prices((link,)))
+
+    with self.assertRaisesRegex(ValueError, message):
       verify.check(STAR, broken)
 
   def test_proof_of_another_collective_is_none(self):

@@ -14,33 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from topology import cluster as clusters
-from topology import graphs, simplex
-
-
-class Stage(NamedTuple):
-  """Half of a proof: cuts that the trees of one direction have to leave.
-
-  Attributes:
-    parts: Pairs of a weight and of nodes, some workers among them but not all.
-    switch_prices: Pairs of a switch and a price, by which links out of the
-      switch, in the direction of the trees away from the root, become cheaper
-      and links into it dearer.
-  """
-
-  parts: tuple[tuple[Fraction, tuple[str, ...]], ...]
-  switch_prices: tuple[tuple[str, Fraction], ...]
-
-
-class Proof(NamedTuple):
-  """Why an allreduce cannot be faster: what `proven` recomputes.
-
-  Attributes:
-    up: For the trees towards the roots, with all links turned round.
-    down: For the trees away from the roots.
-  """
-
-  up: Stage
-  down: Stage
+from topology import graphs, prices, simplex
 
 
 class Optimum(NamedTuple):
@@ -48,7 +22,7 @@ class Optimum(NamedTuple):
 
   Attributes:
     rate_GBps: An allreduce of M GB takes M / rate_GBps seconds.
-    proof: That none is faster.
+    prices: The proof that none is faster, for `prices.proven`.
     root_GBps: Per worker, the rate of the trees with their root there.
     up: What the trees towards the roots may use of each link.
     down: What the trees away from the roots may use of each link: if all links
@@ -56,7 +30,7 @@ class Optimum(NamedTuple):
   """
 
   rate_GBps: Fraction
-  proof: Proof
+  prices: prices.Prices
   root_GBps: tuple[Fraction, ...]
   up: tuple[clusters.Link, ...]
   down: tuple[clusters.Link, ...]
@@ -74,61 +48,8 @@ def optimum(cluster: clusters.Cluster) -> Optimum:
   return _Search(cluster).run()
 
 
-def proven(cluster: clusters.Cluster, proof: Proof) -> Fraction:
-  """Returns a rate, in GB/s, that `proof` shows no allreduce to exceed.
-
-  Each direction gives every link a price: the weights of the cuts that it
-  leaves, corrected by the prices of switches, which cancel along a hop.  With
-  the higher of the two prices, a pair of trees costs at least the weights of
-  the cuts, of both directions, that hold its root, while all links together
-  are worth price times capacity.  O(m) for each cut.
-
-  Raises:
-    ValueError: If it is no proof: a set of nodes that holds all workers or
-      none, a negative weight, a price for what is no switch, or no cut around
-      some root.
-  """
-  weight_of = dict.fromkeys(cluster.workers, Fraction(0))
-  price: dict[tuple[str, str], Fraction] = {}
-  for stage, turned in ((proof.up, True), (proof.down, False)):
-    for src, dst, _ in cluster.links:
-      ends = (dst, src) if turned else (src, dst)
-      price[src, dst] = max(
-        price.get((src, dst), Fraction(0)), _price(stage, ends)
-      )
-    _check(cluster, stage)
-    for weight, nodes in stage.parts:
-      inside = set(nodes)
-      for worker in cluster.workers:
-        weight_of[worker] += weight if worker in inside else 0
-  least = min(weight_of.values())
-  if not least:
-    raise ValueError('Expected cuts around every root, got none around one.')
-  return sum(price[a, b] * c for a, b, c in cluster.links) / least
-
-
-def _check(cluster: clusters.Cluster, stage: Stage) -> None:
-  workers, switches = set(cluster.workers), set(cluster.switches)
-  for switch, price in stage.switch_prices:
-    if switch not in switches or price < 0:
-      raise ValueError(f'Expected prices of switches, got {switch}, {price}.')
-  for weight, nodes in stage.parts:
-    if weight < 0 or workers <= set(nodes) or not workers & set(nodes):
-      raise ValueError(f'Expected some workers, got {weight}, {nodes}.')
-
-
-def _price(stage: Stage, ends: tuple[str, str]) -> Fraction:
-  src, dst = ends
-  price_of = dict(stage.switch_prices)
-  price = price_of.get(dst, Fraction(0)) - price_of.get(src, Fraction(0))
-  for weight, nodes in stage.parts:
-    if src in nodes and dst not in nodes:
-      price += weight
-  return price
-
-
 class _Search:
-  """The linear program and the cuts found so far.
+  """The linear program and the cuts to start with.
 
   Variables are the rates of the workers, what trees down may use of each link
   and, unless the cluster is symmetric, what trees up may use of it.  In a
@@ -146,6 +67,11 @@ class _Search:
     if self._symmetric:
       index = {(src, dst): i for i, (src, dst, _) in enumerate(graph.links)}
       self._up = [self._down[index[b, a]] for a, b, _ in graph.links]
+    self._limited = [  # Else the same as its reverse.
+      i
+      for i, (src, dst, _) in enumerate(graph.links)
+      if not self._symmetric or src < dst
+    ]
     self._size = count + (m if self._symmetric else 2 * m)
     self._directions = (False,) if self._symmetric else (False, True)
     self._switches = [
@@ -166,29 +92,26 @@ class _Search:
     objective[: len(self._graph.workers)] = [1] * len(self._graph.workers)
     rows = [self._switch_row(*key) for key in self._switches]
     rows += [self._cut_row(*key) for key in self._cuts]
+    first = len(rows)
     rows += self._link_rows()
     program = simplex.Program(objective, *zip(*rows, strict=True))
-    # Prices come by row: of switches, of these cuts, of links, of new cuts.
-    first = len(self._switches), len(self._cuts), len(rows)
     while True:
-      z, prices = program.solve()
+      z, of_row = program.solve()
       new = self._violated(z)
       if not new:
         break
       for key in new:
-        self._cuts.append(key)
         program.add(*self._cut_row(*key))
-    of_switch = prices[: first[0]]
-    of_cut = prices[first[0] : first[0] + first[1]] + prices[first[2] :]
-    return self._answer(z, of_switch, of_cut)
+    # The dual prices of the rows of links: they pay for the cuts that trees of
+    # either direction leave, and prove the optimum by themselves.
+    return self._answer(z, of_row[first : first + len(self._limited)])
 
   def _link_rows(self) -> list[tuple[list[int], int]]:
     rows = []
-    for i, (src, dst, capacity) in enumerate(self._graph.links):
-      if not self._symmetric or src < dst:  # Else the same as its reverse.
-        row = [0] * self._size
-        row[self._down[i]] = row[self._up[i]] = 1
-        rows.append((row, capacity))
+    for i in self._limited:
+      row = [0] * self._size
+      row[self._down[i]] = row[self._up[i]] = 1
+      rows.append((row, self._graph.links[i][2]))
     return rows
 
   def _switch_row(self, turned: bool, switch: int) -> tuple[list[int], int]:
@@ -230,34 +153,29 @@ class _Search:
     return new
 
   def _answer(
-    self,
-    z: Sequence[Fraction],
-    of_switch: Sequence[Fraction],
-    of_cut: Sequence[Fraction],
+    self, z: Sequence[Fraction], of_row: Sequence[Fraction]
   ) -> Optimum:
-    names, scale = self._cluster.nodes, self._graph.scale
-    stages = []
-    for turned in (True, False):
-      wanted = False if self._symmetric else turned
-      parts = tuple(
-        (price, tuple(names[v] for v in side))
-        for price, (way, side) in zip(of_cut, self._cuts, strict=True)
-        if price and way == wanted
-      )
-      prices = tuple(
-        (names[v], price)
-        for price, (way, v) in zip(of_switch, self._switches, strict=True)
-        if price and way == wanted
-      )
-      stages.append(Stage(parts, prices))
+    scale, links = self._graph.scale, self._cluster.links
+    price_of: dict[tuple[str, str], Fraction] = {}
+    for i, price in zip(self._limited, of_row, strict=True):
+      src, dst, _ = links[i]
+      price_of[src, dst] = price
+      if self._symmetric:
+        price_of[dst, src] = price
+    priced = tuple(
+      (src, dst, price_of[src, dst])
+      for src, dst, _ in links
+      if price_of[src, dst]
+    )
     count = len(self._graph.workers)
     roots = tuple(rate / scale for rate in z[:count])
     up, down = (
       tuple(
         clusters.Link(src, dst, z[use[i]] / scale)
-        for i, (src, dst, _) in enumerate(self._cluster.links)
+        for i, (src, dst, _) in enumerate(links)
         if z[use[i]]
       )
       for use in (self._up, self._down)
     )
-    return Optimum(sum(roots, Fraction(0)), Proof(*stages), roots, up, down)
+    rate = sum(roots, Fraction(0))
+    return Optimum(rate, prices.Prices(priced), roots, up, down)

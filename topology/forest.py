@@ -96,7 +96,7 @@ def _allreduce(cluster: clusters.Cluster) -> Forest:
     for root in cluster.workers
     for above, below, weight in pairs.get(root, [])
   )
-  return Forest('allreduce', trees, rate * _GB, rate * _GB, best.proof)
+  return Forest('allreduce', trees, rate * _GB, rate * _GB, best.prices)
 
 
 def _both_ways(

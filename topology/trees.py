@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from topology import allreduce, bounds
+from topology import bounds, prices
 from topology import cluster as clusters
 
 Hop = tuple[str, ...]
@@ -52,15 +52,15 @@ class Forest:
       seconds without latency.  None for a single worker.
     bound_Bps: A rate that no forest can exceed; None for a single worker.
     certificate: The proof of the bound: for `bounds.proven`, in the reversed
-      cluster if the collective is a reduce-scatter; for `allreduce.proven` if
-      it is an allreduce.  None for a single worker.
+      cluster if the collective is a reduce-scatter; for `prices.proven` if it
+      is an allreduce.  None for a single worker.
   """
 
   collective: str
   trees: tuple[Tree, ...]
   rate_Bps: Fraction | None
   bound_Bps: Fraction | None
-  certificate: bounds.Cut | allreduce.Proof | None
+  certificate: bounds.Cut | prices.Prices | None
 
   @property
   def gap(self) -> Fraction:

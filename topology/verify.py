@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 from fractions import Fraction
 
-from topology import allreduce, bounds, trees
+from topology import bounds, prices, trees
 from topology import cluster as clusters
 
 _GB = 10**9
@@ -167,11 +167,11 @@ def _check_loads(cluster: clusters.Cluster, forest: trees.Forest) -> None:
 
 
 def _check_bound(cluster: clusters.Cluster, forest: trees.Forest) -> None:
-  kind = allreduce.Proof if forest.collective == 'allreduce' else bounds.Cut
+  kind = prices.Prices if forest.collective == 'allreduce' else bounds.Cut
   if not isinstance(forest.certificate, kind) or not forest.bound_Bps:
     raise ValueError('The bound has no proof.')
   if forest.collective == 'allreduce':
-    bound = allreduce.proven(cluster, forest.certificate) * _GB
+    bound = prices.proven(cluster, forest.certificate) * _GB
   else:
     backwards = forest.collective == 'reduce_scatter'
     graph = cluster.reversed() if backwards else cluster
