@@ -2,9 +2,11 @@
 
   python -m tools.launch --workers=4 --servers=1 [--dedicated] [--workdir=DIR]
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
+  python -m tools.launch --workers=4 --module=tools.probe -- [its flags]
 
 Lines of all processes come out behind their names; only the one that leads the
-run, server 0 if it is dedicated, else worker 0, draws progress.  In a lab (see
+run, server 0 if it is dedicated, else worker 0, draws progress.  --module names
+what runs in the place of main.py and takes the same flags.  In a lab (see
 tools/lab.py) dedicated servers are on the first hosts and workers on those that
 follow, and around.  Workers get GPUs of their own where there are some.
 
@@ -307,7 +309,8 @@ def main(argv: list[str]) -> None:
       grace_s=given.grace_s,
       devices_per_worker=given.devices_per_worker,
     )
-    code = launch(plan, [sys.executable, str(_MAIN)])
+    program = ['-m', given.module] if given.module else [str(_MAIN)]
+    code = launch(plan, [sys.executable, *program])
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   sys.exit(code)
@@ -325,6 +328,7 @@ def _parse(argv: list[str]) -> list[str]:
     'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
   )
   flags.DEFINE_integer('devices_per_worker', 1, 'GPUs of each worker.')
+  flags.DEFINE_string('module', None, 'Run in the place of main.py.')
   return app.parse_flags_with_usage(argv)
 
 

@@ -1,0 +1,336 @@
+"""Measures the links between the hosts of a run: a cluster graph as JSON.
+
+  python -m tools.launch --workers=4 --module=tools.probe -- --out=cluster.json
+    [--seconds=0.5] [--streams=1] [--tolerance=0.1] [--config.cluster.FIELD=...]
+  srun --ntasks-per-node=1 python -m tools.probe --out=cluster.json
+    --config.cluster.workers=4 --config.cluster.interface=eth0
+
+Every host runs one process.  It finds its rank and worker 0 as main.py does
+(see cluster/roles.py), and takes interface, token, TLS and timeout from the
+same config.  Worker 0 writes the file, which `topology.cluster.from_json`
+reads; topology/measured.py says how rates and graph follow from measurements.
+Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
+graph the file has `hosts`, `pairs` that are slower than both their ends,
+`latency_s`, `shortfalls`, `measurements` and `command`.
+
+  pairs   one host to another, alone; with more than 8 hosts together with other
+          pairs, no two with a host in common.  Before it, half a round trip
+  up      one host to all others
+  down    all others to one host
+  both    pairs without a host in common, both ways, all at once
+
+Of each test --seconds are counted, after half as many; of `both` 3 times that.
+H hosts make H (H - 1) + 3 H tests at most, or, if there are more than 8, 5 H.
+A rate is the best that any test has shown.  What `both` shows to be slower than
+that, by twice the tolerance, is named in `shortfalls`, as the graph cannot say
+it: a host or a link cannot do both at once, pairs share a link, or TCP's
+acknowledgements wait behind data, as they do where up and down differ.
+
+What travels is plain TCP, one connection for each pair or --streams: that is
+what collectives have, for which the graph is.  Flight, which parameter servers
+use, is bound by the processor where links are fast, and not by them.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
+
+from cluster import roles, transport
+from cluster.checks import require
+from configs import sections
+from tools import flows, lockstep, probing
+from topology import cluster as clusters
+from topology import measured
+
+_SHORTFALLS = """
+Hosts or links that cannot do both at once, links that pairs share, TCP's
+acknowledgements that wait behind data, or too few --seconds: the graph knows
+nothing of it."""
+_SHOWN = 10  # Of them, the worst.
+_CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs/default.py'
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What a process needs to take part.
+
+  Attributes:
+    hosts: How many there are.
+    rank: Which of them this one is.
+    leader: HOST:PORT where the first one listens.
+    address: IPv4 address of this host, to listen on.
+    security: Of the streams to the leader.
+    timeout_s: Silence of a process after which it counts as lost.
+    seconds: For which each transfer is counted.
+    streams: Connections of each transfer.
+    tolerance: Relative error of rates.
+    out: The file.
+  """
+
+  hosts: int
+  rank: int
+  leader: str
+  address: str
+  security: transport.Security
+  timeout_s: float
+  seconds: float
+  streams: int
+  tolerance: float
+  out: pathlib.Path
+
+  def __post_init__(self):
+    require(self.hosts > 1, 'config.cluster.workers', 'at least 2', self.hosts)
+    finite = 0 < self.seconds < float('inf')
+    require(finite, '--seconds', 'more than 0', self.seconds)
+    require(self.streams > 0, '--streams', 'at least 1', self.streams)
+    valid = 0 <= self.tolerance < 1
+    expected = 'at least 0 and less than 1'
+    require(valid, '--tolerance', expected, self.tolerance)
+
+
+def probe(setup: Setup) -> str:
+  """Takes part; writes the file, and prints it as tables, if it leads.
+
+  Returns:
+    Why it has ended too early, if another one leads; else ''.
+
+  Raises:
+    Failure: If another process fails or is lost and this one leads.
+    TransportError: If the leader is lost.
+    OSError: If an address cannot be listened on, or the file not be written.
+    ValueError: If a pair has carried nothing.
+  """
+  with flows.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
+    part = functools.partial(
+      probing.follow,
+      endpoint=endpoint,
+      rank=setup.rank,
+      address=setup.address,
+      security=setup.security,
+      timeout_s=setup.timeout_s,
+    )
+    if setup.rank:
+      return part(setup.leader)
+    leader = lockstep.Leader(setup.hosts, timeout_s=setup.timeout_s)
+    port = int(setup.leader.rpartition(':')[2])
+    listening = setup.address, port, leader.handle, setup.security
+    with transport.Listener(*listening) as listener:
+      own = threading.Thread(target=part, args=[listener.address], daemon=True)
+      own.start()
+      try:
+        found = probing.measure(
+          leader, setup.hosts, seconds=setup.seconds, streams=setup.streams
+        )
+      except lockstep.Failure as error:
+        # Not later: the others end now, and whoever is lost delays this one.
+        print(f'Failed: {error}', flush=True)
+        leader.dismiss(str(error))
+        raise
+      leader.dismiss('')
+      own.join(setup.timeout_s)
+  content = _content(setup, found)
+  setup.out.write_text(json.dumps(content, indent=1) + '\n')
+  print(describe(content))
+  return ''
+
+
+def describe(content: Mapping[str, Any]) -> str:
+  """Returns tables of what a file holds.
+
+  Args:
+    content: Of the file.
+  """
+  latency_s = {
+    (row['src'], row['dst']): row['s'] for row in content['latency_s']
+  }
+  rows = [('', 'Mbit/s up', 'GB/s', 'Mbit/s down', 'GB/s', 'latency', 'name')]
+  for host in content['hosts']:
+    rates = _both_units(host['up_GBps']) + _both_units(host['down_GBps'])
+    own = [s for pair, s in latency_s.items() if host['id'] in pair]
+    rows.append((host['id'], *rates, _us(statistics.median(own)), host['name']))
+  parts = [_table(rows)]
+  if pairs := content['pairs']:
+    rows = [('slower than both ends', 'Mbit/s', 'GB/s', 'latency')]
+    for row in pairs:
+      ends = row['src'], row['dst']
+      us = _us(latency_s[ends])
+      rows.append((' to '.join(ends), *_both_units(row['GBps']), us))
+    parts.append(_table(rows))
+  else:
+    parts.append('No pair is slower than both its ends.')
+  if short := sorted(content['shortfalls'], key=lambda row: row['share']):
+    rows = [(f'slower in both ({len(short)}, the worst)', 'share')]
+    for row in short[:_SHOWN]:
+      rows.append((f'{row["src"]} to {row["dst"]}', f'{row["share"]:.0%}'))
+    parts.append(f'{_table(rows)}\n{_SHORTFALLS}')
+  return '\n\n'.join(parts)
+
+
+def _content(setup: Setup, found: probing.Found) -> dict[str, Any]:
+  """Returns what is written."""
+  tolerance = setup.tolerance
+  rates = measured.fit(
+    [rates for _, rates in found.tests], hosts=setup.hosts, tolerance=tolerance
+  )
+  slower = {}
+  for test, each in found.tests:
+    if test.kind == 'both':
+      slower |= measured.shortfalls(each, rates, tolerance=2 * tolerance)
+  graph = clusters.to_json(measured.graph(rates))
+  # Decimals are as exact, and easier to read, than fractions.
+  graph['links'] = [
+    link | {'GBps': _decimal(Fraction(link['GBps']))} for link in graph['links']
+  ]
+  latency_s = {
+    pair: min(s, found.latency_s[pair[::-1]])
+    for pair, s in found.latency_s.items()
+  }
+  return {
+    **graph,
+    'hosts': [
+      {
+        'id': f'host{rank}',
+        'name': host['hostname'],
+        'address': host['address'],
+        'up_GBps': _decimal(rates.up_GBps[rank]),
+        'down_GBps': _decimal(rates.down_GBps[rank]),
+      }
+      for rank, host in enumerate(found.hosts)
+    ],
+    'pairs': _rows(
+      {p: _decimal(r) for p, r in rates.pairs_GBps.items()}, 'GBps'
+    ),
+    'latency_s': _rows(latency_s, 's'),
+    'shortfalls': _rows({p: float(s) for p, s in slower.items()}, 'share'),
+    'measurements': {
+      'seconds': setup.seconds,
+      'streams': setup.streams,
+      'tolerance': tolerance,
+      'tests': [
+        {'kind': test.kind, 'transfers': _rows(each, 'Bps')}
+        for test, each in found.tests
+      ],
+    },
+    'command': shlex.join([sys.executable, '-m', 'tools.probe', *sys.argv[1:]]),
+  }
+
+
+def _rows(values: Mapping[measured.Ends, Any], name: str) -> list[Any]:
+  return [
+    {'src': f'host{i}', 'dst': f'host{j}', name: value}
+    for (i, j), value in sorted(values.items())
+  ]
+
+
+def _decimal(GBps: Fraction) -> str:
+  return f'{Decimal(f"{float(GBps):.3g}"):f}'
+
+
+def _both_units(GBps: str) -> tuple[str, str]:
+  return f'{8000 * float(GBps):.4g}', GBps
+
+
+def _us(seconds: float) -> str:
+  return f'{1e6 * seconds:.0f} us'
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return '\n'.join(
+    '  '.join(map(str.rjust, row, widths)).rstrip() for row in rows
+  )
+
+
+def _setup(given: Any) -> Setup:
+  """Returns what flags, config and environment say.
+
+  Raises:
+    ValueError: If anything is missing or out of its range.
+    OSError: If a file cannot be read.
+  """
+  config = given.config.cluster
+  role = roles.find(
+    os.environ,
+    workers=config.workers,
+    dedicated=0,
+    role=given.role,
+    coordinator=given.coordinator,
+  )
+  path = given.out or (given.workdir and f'{given.workdir}/cluster.json')
+  require(bool(path), '--out', 'a file', path)
+  out = pathlib.Path(path)
+  there = role.index > 0 or out.parent.is_dir()
+  require(there, '--out', 'a file in a folder that there is', path)
+  with sections.named('config.cluster'):
+    address = transport.interface_address(config.interface)
+  return Setup(
+    hosts=config.workers,
+    rank=role.index,
+    leader=role.coordinator,
+    address=address,
+    security=_security(config),
+    timeout_s=config.timeout_s,
+    seconds=given.seconds,
+    streams=given.streams,
+    tolerance=given.tolerance,
+    out=out,
+  )
+
+
+def _security(config: ConfigDict) -> transport.Security:
+  paths = [config[f'{part}_file'] for part in transport.Security._fields]
+  token, certificate, key = (
+    pathlib.Path(path).read_bytes() if path else b'' for path in paths
+  )
+  return transport.Security(token.decode().strip(), certificate, key)
+
+
+def main(argv: list[str]) -> None:
+  """Does what the flags say."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  try:
+    setup = _setup(flags.FLAGS)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  try:
+    sys.exit(probe(setup) or 0)
+  except lockstep.Failure:
+    sys.exit(1)
+  except transport.TransportError as error:
+    sys.exit(f'Failed: host0 at {error}')
+  except (OSError, ValueError) as error:
+    sys.exit(f'Failed: {error}')
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_string(
+    'out', None, 'JSON file; WORKDIR/cluster.json by default.'
+  )
+  flags.DEFINE_string('workdir', None, 'Folder of the run.')
+  flags.DEFINE_float('seconds', 0.5, 'For which each transfer is counted.')
+  flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
+  flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
+  flags.DEFINE_string('role', '', 'Which process this is: worker:2.')
+  flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
+  told = 'Of the run; --config.cluster.FIELD=VALUE changes a field.'
+  with sections.known_fields(argv):
+    config_flags.DEFINE_config_file('config', str(_CONFIG), told)
+    return app.parse_flags_with_usage(argv)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)
