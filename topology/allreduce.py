@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from topology import cluster as clusters
-from topology import graphs, prices, simplex
+from topology import graphs, prices, simplex, stopping
 
 
 class Optimum(NamedTuple):
@@ -22,7 +22,8 @@ class Optimum(NamedTuple):
 
   Attributes:
     rate_GBps: An allreduce of M GB takes M / rate_GBps seconds.
-    prices: The proof that none is faster, for `prices.proven`.
+    prices: The proof that none is faster, for `prices.proven`; None if the
+      phases do not overlap.
     root_GBps: Per worker, the rate of the trees with their root there.
     up: What the trees towards the roots may use of each link.
     down: What the trees away from the roots may use of each link: if all links
@@ -30,13 +31,18 @@ class Optimum(NamedTuple):
   """
 
   rate_GBps: Fraction
-  prices: prices.Prices
+  prices: prices.Prices | None
   root_GBps: tuple[Fraction, ...]
   up: tuple[clusters.Link, ...]
   down: tuple[clusters.Link, ...]
 
 
-def optimum(cluster: clusters.Cluster) -> Optimum:
+def optimum(
+  cluster: clusters.Cluster,
+  *,
+  overlap: bool = True,
+  stop: stopping.Stop = stopping.never,
+) -> Optimum:
   """Returns the best allreduce of two or more workers.
 
   An exact linear program with a variable for each worker and each use of a
@@ -44,8 +50,17 @@ def optimum(cluster: clusters.Cluster) -> Optimum:
   around single workers to start with, then minimum cuts that are violated: one
   maximum flow for each worker, direction and round.  For some hundreds of
   links.
+
+  Args:
+    cluster: Workers, switches and links.
+    overlap: Whether sums go up while results go down.  If not, first one, then
+      the other, each for the same part of the time on all links.
+    stop: Asked after each round.
+
+  Raises:
+    Stopped: If `stop` said so.
   """
-  return _Search(cluster).run()
+  return _Search(cluster, overlap).run(stop)
 
 
 class _Search:
@@ -57,7 +72,8 @@ class _Search:
   and its reversal the mean is as good.
   """
 
-  def __init__(self, cluster: clusters.Cluster) -> None:
+  def __init__(self, cluster: clusters.Cluster, overlap: bool) -> None:
+    self._overlap = overlap
     self._cluster = cluster
     self._graph = graph = graphs.Graph.of(cluster)
     self._symmetric = cluster == cluster.reversed()
@@ -72,7 +88,7 @@ class _Search:
       for i, (src, dst, _) in enumerate(graph.links)
       if not self._symmetric or src < dst
     ]
-    self._size = count + (m if self._symmetric else 2 * m)
+    self._size = count + (m if self._symmetric else 2 * m) + (not overlap)
     self._directions = (False,) if self._symmetric else (False, True)
     self._switches = [
       (turned, v)
@@ -86,16 +102,17 @@ class _Search:
       for worker in graph.workers
     ]
 
-  def run(self) -> Optimum:
+  def run(self, stop: stopping.Stop) -> Optimum:
     """Returns the optimum once no cut is violated."""
     objective = [0] * self._size
     objective[: len(self._graph.workers)] = [1] * len(self._graph.workers)
     rows = [self._switch_row(*key) for key in self._switches]
     rows += [self._cut_row(*key) for key in self._cuts]
     first = len(rows)
-    rows += self._link_rows()
+    rows += self._link_rows() if self._overlap else self._phase_rows()
     program = simplex.Program(objective, *zip(*rows, strict=True))
     while True:
+      stopping.check(stop)
       z, of_row = program.solve()
       new = self._violated(z)
       if not new:
@@ -112,6 +129,21 @@ class _Search:
       row = [0] * self._size
       row[self._down[i]] = row[self._up[i]] = 1
       rows.append((row, self._graph.links[i][2]))
+    return rows
+
+  def _phase_rows(self) -> list[tuple[list[int], int]]:
+    """Rows that leave links to sums for a while, then to results.
+
+    The last variable is the part of the time that sums have.  It is one half
+    if all links are alike in both directions.
+    """
+    rows = []
+    for i, (_, _, capacity) in enumerate(self._graph.links):
+      for use, sign in ((self._down, 1), (self._up, -1)):
+        row = [0] * self._size
+        row[use[i]] = 1
+        row[-1] = sign * capacity
+        rows.append((row, capacity if sign > 0 else 0))
     return rows
 
   def _switch_row(self, turned: bool, switch: int) -> tuple[list[int], int]:
@@ -156,17 +188,6 @@ class _Search:
     self, z: Sequence[Fraction], of_row: Sequence[Fraction]
   ) -> Optimum:
     scale, links = self._graph.scale, self._cluster.links
-    price_of: dict[tuple[str, str], Fraction] = {}
-    for i, price in zip(self._limited, of_row, strict=True):
-      src, dst, _ = links[i]
-      price_of[src, dst] = price
-      if self._symmetric:
-        price_of[dst, src] = price
-    priced = tuple(
-      (src, dst, price_of[src, dst])
-      for src, dst, _ in links
-      if price_of[src, dst]
-    )
     count = len(self._graph.workers)
     roots = tuple(rate / scale for rate in z[:count])
     up, down = (
@@ -178,4 +199,21 @@ class _Search:
       for use in (self._up, self._down)
     )
     rate = sum(roots, Fraction(0))
-    return Optimum(rate, prices.Prices(priced), roots, up, down)
+    proof = self._prices(of_row) if self._overlap else None
+    return Optimum(rate, proof, roots, up, down)
+
+  def _prices(self, of_row: Sequence[Fraction]) -> prices.Prices:
+    links = self._cluster.links
+    price_of: dict[tuple[str, str], Fraction] = {}
+    for i, price in zip(self._limited, of_row, strict=True):
+      src, dst, _ = links[i]
+      price_of[src, dst] = price
+      if self._symmetric:
+        price_of[dst, src] = price
+    return prices.Prices(
+      tuple(
+        (src, dst, price_of[src, dst])
+        for src, dst, _ in links
+        if price_of[src, dst]
+      )
+    )

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from topology import cluster as clusters
-from topology import graphs, simplex
+from topology import graphs, simplex, stopping
 
 
 class Cut(NamedTuple):
@@ -85,7 +85,9 @@ def reduce_scatter(
   return allgather(cluster.reversed())
 
 
-def optimum(cluster: clusters.Cluster) -> Optimum:
+def optimum(
+  cluster: clusters.Cluster, stop: stopping.Stop = stopping.never
+) -> Optimum:
   """Returns the best allgather of two or more workers.
 
   Newton's method on minimum cuts (Dinkelbach): from a rate that is too large,
@@ -94,20 +96,37 @@ def optimum(cluster: clusters.Cluster) -> Optimum:
   more capacity out than in at a switch, cuts are collected in an exact linear
   program instead, with a variable for each link out of such switches and of
   those that they lead to: meant for up to some hundreds of links.
+
+  Args:
+    cluster: Workers, switches and links.
+    stop: Asked before each maximum flow.
+
+  Raises:
+    Stopped: If `stop` said so.
   """
   graph = graphs.Graph.of(cluster)
   variable = _adjustable(graph)
-  x, side = _newton(graph)
+  x, side = _newton(graph, stop)
   if not variable:
     parts = [(Fraction(1), side)]
     return Optimum(*_answer(cluster, graph, x, parts, []), cluster.links)
-  x, capacity, parts, prices = _program(graph, variable, side)
+  x, capacity, parts, prices = _program(graph, variable, side, stop)
   links = tuple(
     clusters.Link(src, dst, capacity[i] / graph.scale)
     for i, (src, dst, _) in enumerate(cluster.links)
     if capacity[i]
   )
   return Optimum(*_answer(cluster, graph, x, parts, prices), links)
+
+
+def around_workers(cluster: clusters.Cluster) -> Cut:
+  """Returns the cut around a single worker that proves most.
+
+  A quick bound, which need not be the best: O(n m) for n workers and m links.
+  """
+  graph = graphs.Graph.of(cluster)
+  x, side = _thinnest(graph)
+  return _answer(cluster, graph, x, [(Fraction(1), side)], [])[1]
 
 
 def proven(cluster: clusters.Cluster, cut: Cut) -> Fraction:
@@ -164,17 +183,25 @@ def _adjustable(graph: graphs.Graph) -> list[int]:
   return [i for i, (src, _, _) in enumerate(graph.links) if short[src]]
 
 
-def _newton(graph: graphs.Graph) -> tuple[Fraction, list[int]]:
-  """The largest rate of all cuts in the graph's units, and its cut."""
-  # The cuts around one worker, to start with.
+def _thinnest(graph: graphs.Graph) -> tuple[Fraction, list[int]]:
+  """The rate at which all can enter each single worker, and its cut."""
   sides = [[v for v in range(graph.nodes) if v != w] for w in graph.workers]
-  x, side = min((_rate(graph, side), side) for side in sides)
+  return min((_rate(graph, side), side) for side in sides)
+
+
+def _newton(
+  graph: graphs.Graph, stop: stopping.Stop
+) -> tuple[Fraction, list[int]]:
+  """The largest rate that all cuts allow in the graph's units, and its cut."""
+  x, side = _thinnest(graph)
   capacity = [Fraction(c) for _, _, c in graph.links]
   network = _fed(graph, capacity, x)
   for worker in graph.workers:
+    stopping.check(stop)
     while (found := network.missing(worker)) is not None:
       x, side = _rate(graph, found), found
       network = _fed(graph, capacity, x)
+      stopping.check(stop)
   return x, side
 
 
@@ -194,7 +221,10 @@ def _rate(graph: graphs.Graph, side: Sequence[int]) -> Fraction:
 
 
 def _program(
-  graph: graphs.Graph, variable: list[int], side: list[int]
+  graph: graphs.Graph,
+  variable: list[int],
+  side: list[int],
+  stop: stopping.Stop,
 ) -> tuple[
   Fraction,
   list[Fraction],
@@ -222,6 +252,7 @@ def _program(
     network = _fed(graph, capacity, z[0])
     known = len(cuts)
     for worker in graph.workers:
+      stopping.check(stop)
       cut = network.missing(worker)
       if cut is not None and cut not in cuts:
         cuts.append(cut)

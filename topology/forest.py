@@ -6,185 +6,188 @@ links together carry as much as the slowest cut allows (Zhang et al.,
 Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
 """
 
-from collections.abc import Sequence
-from fractions import Fraction
+import dataclasses
+import time
+from collections.abc import Callable
 
-from topology import allreduce, arborescences, bounds, graphs, splitting, verify
+from topology import approximate, bounds, exact, prices, stopping, verify
 from topology import cluster as clusters
-from topology.trees import Forest, Hop, Tree
+from topology.trees import Forest, Hop, Tree, fitted, turned
 
 __all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 _GB = 10**9
-_Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
+_SMALL = 16  # Workers up to which the exact way is the fastest.
+_EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
 
 
-def pack(cluster: clusters.Cluster, *, collective: str = 'allreduce') -> Forest:
-  """Returns a forest that reaches the bound exactly, and has been checked.
+def pack(
+  cluster: clusters.Cluster,
+  *,
+  collective: str = 'allreduce',
+  gap: float = 0.0,
+  max_trees: int | None = None,
+  time_limit_s: float | None = None,
+  overlap: bool = True,
+  progress: Callable[[str], None] | None = None,
+) -> Forest:
+  """Returns a forest with a proven bound, which has been checked.
 
-  What each link gives to the trees of each direction, from the proof of the
-  bound; switches replaced by the paths through them; spanning out-trees packed
-  into what is left.  Trees towards their roots are such trees in the cluster
-  with all links turned round.  The same cluster gives the same forest in every
-  process.  For up to some tens of workers: the costs are given at
-  `bounds.optimum`, `allreduce.optimum`, `splitting.bypass` and
-  `arborescences.pack`.
+  Two ways lead to it.  The exact one reaches the bound, whatever it takes:
+  milliseconds to seconds for up to 64 workers on the usual networks, hours for
+  hundreds (`topology.exact`).  The other takes seconds for up to 1,024 workers
+  and comes within one or a few percent (`topology.approximate`).
+
+  The same cluster gives the same forest in every process, with two exceptions:
+  a time limit, and the approximate way on processors that differ, where the
+  last digit of a matrix product may too.  Then let one process pack.
 
   Args:
     cluster: Workers, switches and links.
     collective: 'allreduce': each worker has all data, and gets the sum.
       'allgather': each has 1 / N of the data, and gets all.
       'reduce_scatter': each has all, and gets the sum of 1 / N of it.
+    gap: How far below the bound the rate may be, as a part of it; 0 asks for
+      the exact way.  Packing ends there, or where more trees cannot help.
+    max_trees: The most trees; in an allgather or reduce-scatter at least one
+      for each worker.  The rate is what so many can reach.
+    time_limit_s: Seconds after which packing ends with the best forest so far,
+      soon if not at once: bounds are finished, and one tree for each root.
+    overlap: Whether an allreduce sums up and sends down at the same time.  If
+      not, one phase follows the other; only for the exact way.
+    progress: Told in a few words how far it is.
 
   Returns:
     The forest: no trees and no rate for a single worker.
 
   Raises:
-    ValueError: If the collective is unknown.
+    ValueError: If an argument is out of its range.
   """
-  if collective not in COLLECTIVES:
-    raise ValueError(f'Expected one of {COLLECTIVES}, got {collective!r}.')
+  _check(cluster, collective, gap, max_trees, time_limit_s, overlap)
   if len(cluster.workers) == 1:
-    forest = Forest(collective, (), None, None, None)
-  elif collective == 'allreduce':
-    forest = _allreduce(cluster)
+    return Forest(collective, (), None, None, None)
+  packer = _Packer(collective, gap, max_trees, overlap, progress)
+  if collective == 'reduce_scatter':
+    forest = _backwards(packer.run(cluster.reversed(), time_limit_s))
   else:
-    forest = _one_way(cluster, collective)
+    forest = packer.run(cluster, time_limit_s)
   verify.check(cluster, forest)
   return forest
 
 
-def _one_way(cluster: clusters.Cluster, collective: str) -> Forest:
-  up = collective == 'reduce_scatter'
-  best = bounds.optimum(cluster.reversed() if up else cluster)
-  count = len(cluster.workers)
-  packed = _packed(cluster, best.links, [1 / best.inv_x] * count)
-  rate = count / best.inv_x
-  trees = tuple(
-    Tree(
-      root,
-      weight * _GB,
-      weight / rate,
-      _turned(hops) if up else [],
-      [] if up else list(hops),
+@dataclasses.dataclass(frozen=True)
+class _Packer:
+  """What is asked for; a reduce-scatter is an allgather run backwards."""
+
+  collective: str
+  gap: float
+  max_trees: int | None
+  overlap: bool
+  progress: Callable[[str], None] | None
+
+  def run(
+    self, cluster: clusters.Cluster, time_limit_s: float | None
+  ) -> Forest:
+    """Returns the forest: exact if that is asked for and can be, or easy."""
+    best = None
+    if not self.gap or len(cluster.workers) <= _SMALL or not self.overlap:
+      self._tell('packing exactly')
+      share = None if time_limit_s is None else time_limit_s * _EXACT_SHARE
+      try:
+        best = self._exact(cluster, _deadline(share))
+      except stopping.Stopped:
+        self._tell('not exact in time')
+    if best and (self.max_trees or len(best.trees)) >= len(best.trees):
+      return best
+    if time_limit_s is not None:
+      time_limit_s *= 1 - _EXACT_SHARE if not self.gap else 1
+    return self._approximate(cluster, _deadline(time_limit_s), best)
+
+  def _exact(self, cluster: clusters.Cluster, stop: stopping.Stop) -> Forest:
+    if self.collective == 'allreduce':
+      return exact.allreduce(cluster, stop, overlap=self.overlap)
+    return exact.allgather(cluster, stop)
+
+  def _approximate(
+    self,
+    cluster: clusters.Cluster,
+    stop: stopping.Stop,
+    known: Forest | None,
+  ) -> Forest:
+    """Returns grown trees; `known` is of the same cluster, but has too many."""
+    wanted = {'gap': self.gap, 'max_trees': self.max_trees, 'stop': stop}
+    if self.collective == 'allreduce':
+      columns, proof = approximate.allreduce(
+        cluster, **wanted, report=self._report
+      )
+      bound = prices.proven(cluster, proof)
+    else:
+      cut = known.certificate if known else self._cut(cluster, stop)
+      columns, proof = approximate.allgather(
+        cluster, cut, **wanted, report=self._report
+      )
+      bound = len(cluster.workers) / bounds.proven(cluster, proof)
+    if known is None:
+      known = Forest(self.collective, (), None, bound * _GB, proof)
+    return fitted(cluster, columns, known)
+
+  def _cut(self, cluster: clusters.Cluster, stop: stopping.Stop) -> bounds.Cut:
+    try:
+      return bounds.optimum(cluster, stop).cut
+    except stopping.Stopped:
+      return bounds.around_workers(cluster)
+
+  def _report(self, count: int, rate: float, bound: float) -> None:
+    self._tell(
+      f'{count} trees: {rate:.4g} of {bound:.4g} GB/s, '
+      f'gap {100 * (1 - rate / bound):.2g} %'
     )
-    for root in cluster.workers
-    for hops, weight in packed[root]
-  )
-  return Forest(collective, trees, rate * _GB, rate * _GB, best.cut)
+
+  def _tell(self, text: str) -> None:
+    if self.progress is not None:
+      self.progress(text)
 
 
-def _allreduce(cluster: clusters.Cluster) -> Forest:
-  best = allreduce.optimum(cluster)
-  rate = best.rate_GBps
-  down = _packed(cluster, best.down, best.root_GBps)
-  turned = tuple(clusters.Link(b, a, c) for a, b, c in best.up)
-  if set(turned) == set(best.down):  # As in all symmetric clusters.
-    pairs = _both_ways(cluster, down)
-  else:
-    up = _packed(cluster, turned, best.root_GBps)
-    pairs = {
-      root: [
-        (_turned(above), below, weight)
-        for (above, below), weight in splitting.aligned(up[root], down[root])
-      ]
-      for root in down
-    }
+def _deadline(seconds: float | None) -> stopping.Stop:
+  if seconds is None:
+    return stopping.never
+  end = time.monotonic() + seconds
+  return lambda: time.monotonic() >= end
+
+
+def _backwards(forest: Forest) -> Forest:
+  """An allgather of the reversed cluster, as a reduce-scatter."""
   trees = tuple(
-    Tree(root, weight * _GB, weight / rate, above, list(below))
-    for root in cluster.workers
-    for above, below, weight in pairs.get(root, [])
+    dataclasses.replace(tree, up=turned(tree.down), down=[])
+    for tree in forest.trees
   )
-  return Forest('allreduce', trees, rate * _GB, rate * _GB, best.prices)
+  return dataclasses.replace(forest, collective='reduce_scatter', trees=trees)
 
 
-def _both_ways(
-  cluster: clusters.Cluster, packed: _Packed
-) -> dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]:
-  """Trees with their reversal, which may have their root at any worker.
-
-  It is put into the middle, where they are least deep: whichever worker is the
-  root, each hop is used once in each direction.
-  """
-  weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
-  for trees in packed.values():
-    for hops, weight in trees:
-      tree = _centered(hops)
-      weight_of[tree] = weight_of.get(tree, Fraction(0)) + weight
-  centered: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
-  centered = {root: [] for root in cluster.workers}
-  for (root, hops), weight in weight_of.items():
-    centered[root].append((_turned(hops), hops, weight))
-  return centered
-
-
-def _centered(hops: tuple[Hop, ...]) -> tuple[str, tuple[Hop, ...]]:
-  """The middle of a longest path in the tree, and the hops away from it."""
-  end = _spread(hops, hops[0][0])[-1][-1]
-  away = _spread(hops, end)
-  parent = {hop[-1]: hop[0] for hop in away}
-  path = [away[-1][-1]]
-  while path[-1] != end:
-    path.append(parent[path[-1]])
-  middle = path[len(path) // 2]
-  return middle, _spread(hops, middle)
-
-
-def _spread(hops: tuple[Hop, ...], root: str) -> tuple[Hop, ...]:
-  """The hops of a tree, turned away from `root`, nearest first."""
-  ways: dict[str, list[Hop]] = {}
-  for hop in hops:
-    ways.setdefault(hop[0], []).append(hop)
-    ways.setdefault(hop[-1], []).append(hop[::-1])
-  reached, spread = [root], []
-  seen = {root}
-  for node in reached:
-    for hop in ways[node]:
-      if hop[-1] not in seen:
-        seen.add(hop[-1])
-        reached.append(hop[-1])
-        spread.append(hop)
-  return tuple(spread)
-
-
-def _packed(
+def _check(
   cluster: clusters.Cluster,
-  links: Sequence[clusters.Link],
-  rates: Sequence[Fraction],
-) -> _Packed:
-  """Per root, out-trees as hops with their GB/s, which add up to its rate."""
-  index = {node: v for v, node in enumerate(cluster.nodes)}
-  workers = [index[worker] for worker in cluster.workers]
-  scale = graphs.scale(*(c for _, _, c in links), *rates)
-  units = [int(rate * scale) for rate in rates]
-  exact = [(index[a], index[b], int(c * scale)) for a, b, c in links]
-  routes = splitting.bypass(len(index), workers, exact, units)
-  place = {worker: i for i, worker in enumerate(workers)}
-  bypassed = [
-    (place[a], place[b], sum(count for _, count in routes[a, b]))
-    for a, b in sorted(routes)
-  ]
-  trees: _Packed = {}
-  for branching in arborescences.pack(len(workers), bypassed, units):
-    ends = [(workers[a], workers[b]) for a, b in branching.hops]
-    for paths, count in _routed(ends, routes, branching.units):
-      hops = tuple(tuple(cluster.nodes[v] for v in path) for path in paths)
-      root = cluster.workers[branching.root]
-      trees.setdefault(root, []).append((hops, count / scale))
-  return trees
-
-
-def _routed(
-  hops: Sequence[tuple[int, int]],
-  routes: dict[tuple[int, int], list[splitting.Route]],
-  units: int,
-) -> list[tuple[tuple[tuple[int, ...], ...], int]]:
-  """A tree's paths, in as many copies as it takes to have one path a hop."""
-  return splitting.aligned(
-    *(splitting.take(routes, hop, units) for hop in hops)
-  )
-
-
-def _turned(hops: Sequence[Hop]) -> list[Hop]:
-  return [hop[::-1] for hop in reversed(hops)]
+  collective: str,
+  gap: float,
+  max_trees: int | None,
+  time_limit_s: float | None,
+  overlap: bool,
+) -> None:
+  if collective not in COLLECTIVES:
+    raise ValueError(
+      f'collective: expected one of {COLLECTIVES}, got {collective!r}.'
+    )
+  if not 0 <= gap < 1:
+    raise ValueError(f'gap: expected at least 0 and below 1, got {gap}.')
+  least = 1 if collective == 'allreduce' else len(cluster.workers)
+  if max_trees is not None and max_trees < least:
+    raise ValueError(
+      f'max_trees: expected at least {least} for this {collective}, got '
+      f'{max_trees}.'
+    )
+  if time_limit_s is not None and not 0 <= time_limit_s < float('inf'):
+    raise ValueError(
+      f'time_limit_s: expected at least 0 seconds, got {time_limit_s}.'
+    )
+  if not overlap and collective != 'allreduce':
+    raise ValueError(f'overlap: expected True for {collective}, got False.')

@@ -90,6 +90,14 @@ class Forest:
     return list(itertools.pairwise(ends))
 
 
+def turned(hops: Sequence[Hop]) -> list[Hop]:
+  """Returns the hops of a tree in the other direction, in an order that can be.
+
+  What went away from the root goes towards it, or the reverse.
+  """
+  return [hop[::-1] for hop in reversed(hops)]
+
+
 class Column(NamedTuple):
   """A tree that has a weight beside others, but no bytes per second yet.
 
@@ -144,7 +152,8 @@ def fitted(
     overlap: Whether hops up and down share the links.  If not, one phase
       follows the other, and each has all links.
   """
-  ordered = sorted(columns, key=lambda c: cluster.workers.index(c.root))
+  place = {worker: i for i, worker in enumerate(cluster.workers)}
+  ordered = sorted(columns, key=lambda column: place[column.root])
   capacity = {(src, dst): GBps * _GB for src, dst, GBps in cluster.links}
 
   def per_byte(*stages: str) -> Fraction:

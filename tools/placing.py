@@ -1,0 +1,189 @@
+"""Where the nodes of a cluster are drawn."""
+
+import collections
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from topology import cluster as clusters
+
+_ROUNDS = 100  # Of the stress layout: positions then hardly move.
+_NEAREST = 0.75  # Distance of nodes after it, where neighbors are 1 apart.
+_PUSHES = 30  # Rounds in which nodes are moved that far apart.
+_SHARED = 3  # Rows of switches next to the workers, at most.
+
+Places = dict[str, np.ndarray]
+
+
+def places(cluster: clusters.Cluster) -> Places:
+  """Returns a position [2] for each node.
+
+  Workers without switches are on a circle, if each is linked to two others or
+  to most.  If there are switches and links only join one layer to the next,
+  nodes are in rows: workers, above them the switches next to them, and so on
+  up; switches that share workers with others, such as rails across boxes, in
+  rows below.  Else distances are as near as possible to the numbers of links
+  between nodes (stress majorization: Gansner, Koren and North, "Graph drawing
+  by stress majorization", 2004).  The same cluster gives the same places.  A
+  unit is about as far as neighbors should be from each other.
+  """
+  if len(cluster.nodes) == 1:
+    return {cluster.nodes[0]: np.zeros(2)}
+  neighbors = _neighbors(cluster)
+  if cluster.switches:
+    rows = _rows(cluster, neighbors)
+    if rows is not None:
+      return _in_rows(cluster, neighbors, rows)
+  else:
+    degrees = [len(others) for others in neighbors.values()]
+    if max(degrees) <= 2 or np.mean(degrees) > len(degrees) / 2:
+      return _circle(cluster.workers)
+  return _spread(cluster, neighbors)
+
+
+def _neighbors(cluster: clusters.Cluster) -> dict[str, list[str]]:
+  """The nodes that links join to each, whatever the direction."""
+  joined: dict[str, dict[str, None]] = {node: {} for node in cluster.nodes}
+  for src, dst, _ in cluster.links:
+    joined[src][dst] = joined[dst][src] = None
+  return {node: list(others) for node, others in joined.items()}
+
+
+def _circle(nodes: Sequence[str]) -> Places:
+  """The first on top, the others clockwise."""
+  angles = 2 * np.pi * np.arange(len(nodes)) / len(nodes)
+  radius = max(len(nodes) / (2 * np.pi), 1.0)
+  points = radius * np.stack([np.sin(angles), np.cos(angles)], axis=1)
+  return dict(zip(nodes, points, strict=True))
+
+
+def _distances(
+  neighbors: Mapping[str, Sequence[str]], starts: Sequence[str]
+) -> dict[str, int]:
+  """The links from the nearest of `starts` to each node that they reach."""
+  distance = dict.fromkeys(starts, 0)
+  queue = collections.deque(starts)
+  while queue:
+    node = queue.popleft()
+    for other in neighbors[node]:
+      if other not in distance:
+        distance[other] = distance[node] + 1
+        queue.append(other)
+  return distance
+
+
+def _rows(
+  cluster: clusters.Cluster, neighbors: Mapping[str, Sequence[str]]
+) -> dict[str, int] | None:
+  """The row of each node, workers 0, if all links join a row to another."""
+  level = _distances(neighbors, cluster.workers)
+  if len(level) < len(cluster.nodes):
+    return None  # Of switches without a way to any worker.
+  if any(level[src] == level[dst] for src, dst, _ in cluster.links):
+    return None
+  top = max(level.values())
+  groups: list[set[str]] = []  # The workers below the switches of each row.
+  row = dict(level)
+  for switch in cluster.switches:
+    if level[switch] > 1:
+      continue
+    own = {n for n in neighbors[switch] if level[n] == 0}
+    shared = [bool(group & own) for group in groups]
+    place = shared.index(False) if False in shared else len(groups)
+    if place == len(groups):
+      groups.append(set())
+    groups[place] |= own
+    row[switch] = 1 if place == 0 else -place
+  few = len(groups) == 1 or (top == 1 and len(groups) <= _SHARED)
+  return row if few else None
+
+
+def _in_rows(
+  cluster: clusters.Cluster,
+  neighbors: Mapping[str, Sequence[str]],
+  rows: Mapping[str, int],
+) -> Places:
+  """Workers in their order, each switch above the middle of what it joins."""
+  across = {worker: float(i) for i, worker in enumerate(cluster.workers)}
+  width = max(collections.Counter(rows.values()).values())
+  stretch = (width - 1) / max(len(cluster.workers) - 1, 1)
+  across = {worker: x * stretch for worker, x in across.items()}
+  order = sorted(set(rows.values()) - {0}, key=abs)
+  for row in order:
+    nodes = [node for node in cluster.nodes if rows[node] == row]
+    wanted = {
+      node: np.mean(
+        [across[n] for n in neighbors[node] if abs(rows[n]) < abs(row)]
+        or [width / 2]
+      )
+      for node in nodes
+    }
+    nodes.sort(key=wanted.__getitem__)
+    xs = _apart([wanted[node] for node in nodes], width)
+    across.update(zip(nodes, xs, strict=True))
+  height = max(width / (3.5 * max(len(order), 1)), 1.2)
+  return {
+    node: np.array([across[node], height * rows[node]])
+    for node in cluster.nodes
+  }
+
+
+def _apart(wanted: Sequence[float], width: int) -> list[float]:
+  """Sorted positions, moved as little as spacing them out takes."""
+  gap = 0.7 * width / len(wanted)
+  if len(wanted) == 1 or min(np.diff(wanted)) >= gap:
+    return list(wanted)
+  middle = (len(wanted) - 1) / 2
+  center = float(np.mean(wanted))
+  step = (width - 1) / len(wanted)
+  return [center + step * (i - middle) for i in range(len(wanted))]
+
+
+def _spread(
+  cluster: clusters.Cluster, neighbors: Mapping[str, Sequence[str]]
+) -> Places:
+  nodes = cluster.nodes
+  far = len(nodes)  # Between nodes that are not joined at all.
+  wanted = np.array(
+    [
+      [found.get(other, far) for other in nodes]
+      for found in (_distances(neighbors, [node]) for node in nodes)
+    ],
+    dtype=float,
+  )
+  points = np.random.default_rng(0).normal(size=(len(nodes), 2))
+  points += np.stack([*_circle(nodes).values()])
+  weights = 1 / (wanted + np.eye(len(nodes))) ** 2
+  np.fill_diagonal(weights, 0)
+  laplacian = np.diag(weights.sum(axis=1)) - weights
+  inverse = np.linalg.pinv(laplacian)
+  for _ in range(_ROUNDS):
+    points = inverse @ _pulled(points, weights * wanted)
+  points = _pushed(points * _unit(points))
+  return dict(zip(nodes, points, strict=True))
+
+
+def _pulled(points: np.ndarray, pull: np.ndarray) -> np.ndarray:
+  """The right-hand side of a step of stress majorization."""
+  apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+  ratio = pull / np.maximum(apart, 1e-9)
+  np.fill_diagonal(ratio, 0)
+  return ratio.sum(axis=1)[:, None] * points - ratio @ points
+
+
+def _unit(points: np.ndarray) -> float:
+  """What makes the usual distance to the nearest node 1."""
+  apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+  np.fill_diagonal(apart, np.inf)
+  return 1 / float(np.median(apart.min(axis=1)))
+
+
+def _pushed(points: np.ndarray) -> np.ndarray:
+  """The points, moved out of each other's way."""
+  for _ in range(_PUSHES):
+    way = points[:, None] - points[None]
+    apart = np.linalg.norm(way, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    short = np.maximum(_NEAREST - apart, 0) / np.maximum(apart, 1e-9)
+    points = points + (way * short[..., None]).sum(axis=1) / 2
+  return points

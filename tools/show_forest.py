@@ -1,0 +1,207 @@
+"""Draws a forest: the cluster with its loads and bottleneck, and its trees.
+
+  python -m tools.show_forest FILE [--out=FILE.png] [--trees=4]
+
+FILE is a forest as JSON, as tools.pack writes it, or a cluster, which is then
+drawn alone.  Of the trees those are drawn that carry the most.
+"""
+
+import math
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from absl import app, flags
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from cluster.checks import require
+from tools import forests, panels, placing
+from topology import bounds, usage
+from topology import cluster as clusters
+from topology.trees import Forest, Tree
+
+_Box = tuple[float, float, float, float]  # Left, bottom, width, height: inches.
+
+
+def main(argv: list[str]) -> None:
+  """Draws the file that the command line names."""
+  given = flags.FLAGS
+  if len(argv) != 2:
+    raise app.UsageError(f'Expected a file, got {argv[1:]}.')
+  out = given.out or str(pathlib.Path(argv[1]).with_suffix('.png'))
+  try:
+    require(given.trees >= 0, 'trees', 'at least 0', given.trees)
+    cluster, forest = forests.read(argv[1])
+    draw(cluster, forest, trees=given.trees).savefig(out)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  print(f'Picture: {out}')
+
+
+def draw(
+  cluster: clusters.Cluster, forest: Forest | None = None, *, trees: int = 4
+) -> Figure:
+  """Returns the picture.
+
+  Args:
+    cluster: What is drawn.
+    forest: Of the cluster, or None to draw the cluster alone.
+    trees: Panels of single trees, at most.
+  """
+  heaviest = sorted(
+    forest.trees if forest else (), key=lambda t: t.weight_Bps, reverse=True
+  )[:trees]
+  places = placing.places(cluster)
+  low, high = panels.extent(places)
+  with matplotlib.rc_context({'figure.dpi': 130, 'font.size': 9}):
+    figure, boxes = _layout(high - low, len(heaviest))
+    head = {'x': 0.02, 'y': 0.99, 'ha': 'left', 'va': 'top', 'fontsize': 10}
+    figure.suptitle(_title(cluster, forest), **head)
+    whole, band, *others = (_axes(figure, box) for box in boxes)
+    widths = panels.draw_cluster(panels.on(whole, cluster, places), forest)
+    for tree, axes in zip(heaviest, others, strict=True):
+      panels.draw_tree(panels.on(axes, cluster, places), tree)
+    if cluster.links:
+      _add_legends(band, cluster, widths, forest, heaviest)
+  return figure
+
+
+def _title(cluster: clusters.Cluster, forest: Forest | None) -> str:
+  counts = (
+    (len(cluster.workers), 'worker', 's'),
+    (len(cluster.switches), 'switch', 'es'),
+    (len(cluster.links), 'link', 's'),
+  )
+  size = ', '.join(
+    f'{n} {name}{plural if n > 1 else ""}' for n, name, plural in counts if n
+  )
+  if forest is None or forest.rate_Bps is None or forest.bound_Bps is None:
+    return size
+  rate, bound = forest.rate_Bps / 10**9, forest.bound_Bps / 10**9
+  gap = f'{float(forest.gap):.2%} below' if forest.gap else 'which is'
+  return (
+    f'{forest.collective} over {size}\n{float(rate):.4g} GB/s, {gap} the bound '
+    f'of {float(bound):.4g} GB/s; number of trees: {len(forest.trees)}'
+  )
+
+
+def _layout(size: np.ndarray, trees: int) -> tuple[Figure, list[_Box]]:
+  """The figure, and where the cluster, the legends and the trees are.
+
+  All panels beside each other, or in rows if they are wide.
+  """
+  width, height = size
+  top, legend = 0.6, 0.75
+  if width > 1.6 * height:
+    full = min(14.0, max(10.0, 1.1 * width))
+    big = min(full * height / width, 5.5)
+    columns = min(trees, 2)
+    each = full / max(columns, 1)
+    small = min(each * height / width, 4.0) + 0.45
+    lines = math.ceil(trees / 2)
+    total = top + big + legend + lines * small + (0.35 if trees else 0)
+    boxes = [
+      (0.0, total - top - big, full, big),
+      (0.0, total - top - big - legend, full, legend),
+    ]
+    for k in range(trees):
+      bottom = total - top - big - legend - (k // 2 + 1) * small
+      left = k % 2 * each + 0.1
+      boxes.append((left, bottom, each - 0.2, small - 0.45))
+    return Figure((full, total)), boxes
+  big = 6.6
+  lines = max(math.ceil(math.sqrt(trees)), 1)
+  columns = math.ceil(trees / lines)
+  small = big / max(lines, 1.4)
+  total = top + big + legend
+  boxes = [(0.0, legend, big, big), (0.0, 0.0, big + columns * small, legend)]
+  for k in range(trees):
+    bottom = legend + (big + lines * small) / 2 - (k // columns + 1) * small
+    boxes.append((big + k % columns * small, bottom, small, small - 0.45))
+  return Figure((big + columns * small, total)), boxes
+
+
+def _axes(figure: Figure, box: _Box) -> Axes:
+  inches = np.array([*figure.get_size_inches()] * 2)
+  axes = figure.add_axes(tuple(np.array(box) / inches))
+  axes.set_axis_off()
+  return axes
+
+
+def _add_legends(
+  band: Axes,
+  cluster: clusters.Cluster,
+  widths: np.ndarray,
+  forest: Forest | None,
+  trees: Sequence[Tree],
+) -> None:
+  """Says in a band of its own what colors, widths and shapes mean."""
+  handles = [_mark('o', panels.WORKER, 'worker')]
+  if cluster.switches:
+    handles.append(_mark('s', panels.SWITCH, 'switch'))
+  capacity = [float(link.GBps) for link in cluster.links]
+  for k in sorted({int(np.argmin(capacity)), int(np.argmax(capacity))}):
+    line = Line2D([], [], color=panels.LINK, linewidth=max(widths[k], 0.6))
+    line.set_label(f'{capacity[k]:.4g} GB/s')
+    handles.append(line)
+  if forest:
+    handles.append(_bottleneck(cluster, forest))
+  if trees:
+    handles.append(_mark('o', panels.ROOT, 'root of a tree'))
+    stages = (
+      (trees[0].up, panels.UP, 'up: sums, to the root'),
+      (trees[0].down, panels.DOWN, 'down: results, from the root'),
+    )
+    for hops, color, label in stages:
+      if hops:
+        handles.append(Line2D([], [], color=color, linewidth=2, label=label))
+  left = 0.0
+  if forest:
+    inches = band.get_position().width * band.figure.get_size_inches()[0]
+    left = 1.9 / inches
+    bar = band.inset_axes((0.25 / inches, 0.62, 1.4 / inches, 0.16))
+    scale = ScalarMappable(cmap=panels.LOAD)
+    band.figure.colorbar(scale, cax=bar, orientation='horizontal')
+    bar.set_xticks([0, 0.5, 1], ['0', '50 %', '100 %'], fontsize=7)
+    bar.set_xlabel('load / capacity', fontsize=7.5, labelpad=1)
+  band.legend(
+    handles=handles,
+    loc='center left',
+    bbox_to_anchor=(left, 0.5),
+    ncols=math.ceil(len(handles) / 2),
+    fontsize=7.5,
+    frameon=False,
+    columnspacing=1.2,
+  )
+
+
+def _bottleneck(cluster: clusters.Cluster, forest: Forest) -> Line2D:
+  cut = isinstance(forest.certificate, bounds.Cut)
+  if len(usage.bottleneck(cluster, forest)) == len(cluster.links):
+    return Line2D([], [], color='none', label='bottleneck: all links')
+  label = 'bottleneck: slowest cut' if cut else 'bottleneck: full links'
+  return Line2D([], [], color=panels.BOTTLENECK, linewidth=5, label=label)
+
+
+def _mark(shape: str, color: str, label: str) -> Line2D:
+  return Line2D(
+    [],
+    [],
+    marker=shape,
+    color='none',
+    markerfacecolor=color,
+    markeredgecolor='black',
+    markersize=8,
+    label=label,
+  )
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('out', None, 'File for the picture; beside FILE if none.')
+  flags.DEFINE_integer('trees', 4, 'Panels of single trees, at most.')
+  app.run(main)

@@ -1,0 +1,180 @@
+"""Forests that reach their bound exactly, for small and medium clusters.
+
+What each link gives to the trees of each direction, from the proof of the
+bound; switches replaced by the paths through them; spanning out-trees packed
+into what is left.  Trees towards their roots are such trees in the cluster with
+all links turned round.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from topology import allreduce as optima
+from topology import arborescences, bounds, graphs, splitting, stopping
+from topology import cluster as clusters
+from topology.trees import Forest, Hop, Tree, turned
+
+_GB = 10**9
+_Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
+
+
+def allgather(
+  cluster: clusters.Cluster, stop: stopping.Stop = stopping.never
+) -> Forest:
+  """Returns the best allgather of two or more workers.
+
+  The costs are given at `bounds.optimum`, `splitting.bypass` and
+  `arborescences.pack`.
+
+  Args:
+    cluster: Workers, switches and links.
+    stop: Asked now and then.
+
+  Raises:
+    Stopped: If `stop` said so.
+  """
+  best = bounds.optimum(cluster, stop)
+  count = len(cluster.workers)
+  packed = _packed(cluster, best.links, [1 / best.inv_x] * count, stop)
+  rate = count / best.inv_x
+  trees = tuple(
+    Tree(root, weight * _GB, weight / rate, [], list(hops))
+    for root in cluster.workers
+    for hops, weight in packed[root]
+  )
+  return Forest('allgather', trees, rate * _GB, rate * _GB, best.cut)
+
+
+def allreduce(
+  cluster: clusters.Cluster,
+  stop: stopping.Stop = stopping.never,
+  *,
+  overlap: bool = True,
+) -> Forest:
+  """Returns the best allreduce of two or more workers.
+
+  The costs are given at `allreduce.optimum`, `splitting.bypass` and
+  `arborescences.pack`.
+
+  Args:
+    cluster: Workers, switches and links.
+    stop: Asked now and then.
+    overlap: Whether sums go up while results go down.  If not, one phase
+      follows the other; the bound is still that of both at the same time.
+
+  Raises:
+    Stopped: If `stop` said so.
+  """
+  bound = best = optima.optimum(cluster, stop=stop)
+  if not overlap:
+    best = optima.optimum(cluster, overlap=False, stop=stop)
+  down = _packed(cluster, best.down, best.root_GBps, stop)
+  back = tuple(clusters.Link(b, a, c) for a, b, c in best.up)
+  if set(back) == set(best.down):  # As in all symmetric clusters.
+    pairs = _both_ways(cluster, down)
+  else:
+    up = _packed(cluster, back, best.root_GBps, stop)
+    pairs = {
+      root: [
+        (turned(above), below, weight)
+        for (above, below), weight in splitting.aligned(up[root], down[root])
+      ]
+      for root in down
+    }
+  rate = best.rate_GBps
+  trees = tuple(
+    Tree(root, weight * _GB, weight / rate, above, list(below))
+    for root in cluster.workers
+    for above, below, weight in pairs.get(root, [])
+  )
+  return Forest(
+    'allreduce', trees, rate * _GB, bound.rate_GBps * _GB, bound.prices
+  )
+
+
+def _both_ways(
+  cluster: clusters.Cluster, packed: _Packed
+) -> dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]:
+  """Trees with their reversal, which may have their root at any worker.
+
+  It is put into the middle, where they are least deep: whichever worker is the
+  root, each hop is used once in each direction.
+  """
+  weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
+  for trees in packed.values():
+    for hops, weight in trees:
+      tree = _centered(hops)
+      weight_of[tree] = weight_of.get(tree, Fraction(0)) + weight
+  centered: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
+  centered = {root: [] for root in cluster.workers}
+  for (root, hops), weight in weight_of.items():
+    centered[root].append((turned(hops), hops, weight))
+  return centered
+
+
+def _centered(hops: tuple[Hop, ...]) -> tuple[str, tuple[Hop, ...]]:
+  """The middle of a longest path in the tree, and the hops away from it."""
+  end = _spread(hops, hops[0][0])[-1][-1]
+  away = _spread(hops, end)
+  parent = {hop[-1]: hop[0] for hop in away}
+  path = [away[-1][-1]]
+  while path[-1] != end:
+    path.append(parent[path[-1]])
+  middle = path[len(path) // 2]
+  return middle, _spread(hops, middle)
+
+
+def _spread(hops: tuple[Hop, ...], root: str) -> tuple[Hop, ...]:
+  """The hops of a tree, turned away from `root`, nearest first."""
+  ways: dict[str, list[Hop]] = {}
+  for hop in hops:
+    ways.setdefault(hop[0], []).append(hop)
+    ways.setdefault(hop[-1], []).append(hop[::-1])
+  reached, spread = [root], []
+  seen = {root}
+  for node in reached:
+    for hop in ways[node]:
+      if hop[-1] not in seen:
+        seen.add(hop[-1])
+        reached.append(hop[-1])
+        spread.append(hop)
+  return tuple(spread)
+
+
+def _packed(
+  cluster: clusters.Cluster,
+  links: Sequence[clusters.Link],
+  rates: Sequence[Fraction],
+  stop: stopping.Stop,
+) -> _Packed:
+  """Per root, out-trees as hops with their GB/s, which add up to its rate."""
+  index = {node: v for v, node in enumerate(cluster.nodes)}
+  workers = [index[worker] for worker in cluster.workers]
+  scale = graphs.scale(*(c for _, _, c in links), *rates)
+  units = [int(rate * scale) for rate in rates]
+  exact = [(index[a], index[b], int(c * scale)) for a, b, c in links]
+  routes = splitting.bypass(len(index), workers, exact, units)
+  place = {worker: i for i, worker in enumerate(workers)}
+  bypassed = [
+    (place[a], place[b], sum(count for _, count in routes[a, b]))
+    for a, b in sorted(routes)
+  ]
+  trees: _Packed = {}
+  for branching in arborescences.pack(len(workers), bypassed, units):
+    ends = [(workers[a], workers[b]) for a, b in branching.hops]
+    for paths, count in _routed(ends, routes, branching.units):
+      hops = tuple(tuple(cluster.nodes[v] for v in path) for path in paths)
+      root = cluster.workers[branching.root]
+      trees.setdefault(root, []).append((hops, count / scale))
+  return trees
+
+
+def _routed(
+  hops: Sequence[tuple[int, int]],
+  routes: dict[tuple[int, int], list[splitting.Route]],
+  units: int,
+) -> list[tuple[tuple[tuple[int, ...], ...], int]]:
+  """A tree's paths, in as many copies as it takes to have one path a hop."""
+  return splitting.aligned(
+    *(splitting.take(routes, hop, units) for hop in hops)
+  )

@@ -1,0 +1,284 @@
+"""Trees grown hop by hop, while the links that they use become dearer.
+
+A tree that is cheapest at fixed prices crowds onto the links that are cheap at
+the moment.  Here each hop raises the prices of its links at once, by what it
+adds to their load, so that already one tree spreads over all of them, and a few
+trees are worth as much as thousands at fixed prices.
+"""
+
+import collections
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from topology import routing, stopping
+
+_STEEP = 20.0  # Price of a full link over that of an empty one, as exponent.
+_MOST = 40.0  # The same for a single tree on a link too thin for it.
+_DEAREST = 1e200  # Far from overflow.
+_KEEP = 8  # The hops that were cheap for so many trees are tried again.
+_AGAIN = 1 + 1e-7  # Prices that differ by less count as equal.
+
+
+class Prices:
+  """What links cost, by how full they are.
+
+  A link of which the share z is used costs exp(20 z) over its capacity, where z
+  is taken after one more tree of `unit_GBps`.
+
+  Args:
+    network: The links.
+    unit_GBps: What a tree carries.
+    full: Floats [c], the share of each link that is used to begin with.
+
+  Attributes:
+    now: Per capacity of the network, its price.
+  """
+
+  def __init__(
+    self, network: routing.Network, unit_GBps: float, full: np.ndarray
+  ) -> None:
+    factor = exp(np.minimum(_STEEP * unit_GBps / network.capacity, _MOST))
+    start = factor * exp(_STEEP * full) / network.capacity
+    self.now: list[float] = start.tolist()
+    self._factor: list[float] = factor.tolist()
+
+  def of(self, uses: Iterable[int]) -> float:
+    """Returns the price of a hop that uses all of these."""
+    now, total = self.now, 0.0
+    for use in uses:
+      total += now[use]
+    return total
+
+  def raise_(self, uses: Iterable[int]) -> None:
+    """Makes them dearer, for one more hop."""
+    now, factor = self.now, self._factor
+    for use in uses:
+      now[use] = min(now[use] * factor[use], _DEAREST)
+
+
+def exp(x: np.ndarray) -> np.ndarray:
+  """Returns about e^x, by multiplications that are alike on all machines."""
+  power = 1 + x / 4096
+  for _ in range(12):
+    power = power * power
+  return power
+
+
+class Grown(NamedTuple):
+  """A tree.
+
+  Attributes:
+    root: Node.
+    up: Hops towards the root, the nearest to it first; none in an allgather.
+    down: Hops away from the root, likewise.
+  """
+
+  root: int
+  up: tuple[routing.Hop, ...]
+  down: tuple[routing.Hop, ...]
+
+
+def paired(
+  network: routing.Network, count: int, GBps: float, stop: stopping.Stop
+) -> Iterator[Grown]:
+  """Yields trees that go up and down over the same links.
+
+  Args:
+    network: Paired.
+    count: How many trees.
+    GBps: What they are to carry together, about.
+    stop: Asked after each tree; if True, no more come.
+  """
+  prices = Prices(network, GBps / count, np.zeros(len(network.capacity)))
+  recent: collections.deque = collections.deque(maxlen=_KEEP)
+  for turn in range(count):
+    hops = _candidates(network, prices, turn, recent)
+    yield _centered(network, _spanning(network, hops, prices))
+    if stop():
+      break
+
+
+def one_way(
+  network: routing.Network,
+  GBps: float,
+  full: np.ndarray,
+  stop: stopping.Stop,
+) -> Iterator[Grown]:
+  """Yields a tree down for each root.
+
+  Args:
+    network: Not paired.
+    GBps: What a tree carries.
+    full: Floats [c], the share of each link that is used already.
+    stop: Asked before each tree; if True, the rest is grown in haste.
+  """
+  prices = Prices(network, GBps, full)
+  recent: collections.deque = collections.deque(maxlen=_KEEP)
+  for turn, root in enumerate(network.workers):
+    if not turn or not stop():
+      hops = _candidates(network, prices, turn, recent)
+    else:
+      hops = recent[-1]
+    down = _branching(root, network, hops, prices, up=False)
+    recent[-1] = list(dict.fromkeys([*recent[-1], *down]))  # All found so far.
+    yield Grown(root, (), tuple(down))
+
+
+def two_way(
+  network: routing.Network, count: int, GBps: float, stop: stopping.Stop
+) -> Iterator[Grown]:
+  """Yields trees up and down on links that differ in direction.
+
+  The root is the worker that would have to pay most to send up and to receive:
+  what it alone need not do.
+
+  Args:
+    network: Not paired.
+    count: How many trees.
+    GBps: What they are to carry together, about.
+    stop: Asked after each tree; if True, no more come.
+  """
+  prices = Prices(network, GBps / count, np.zeros(len(network.capacity)))
+  recent: collections.deque = collections.deque(maxlen=_KEEP)
+  for turn in range(count):
+    hops = _candidates(network, prices, turn, recent)
+    spared = dict.fromkeys(network.workers, 0.0)
+    for place in (0, 1):
+      least: dict[int, float] = {}
+      for hop in hops:
+        cost = prices.of(hop.uses)
+        least[hop[place]] = min(cost, least.get(hop[place], cost))
+      for worker, cost in least.items():
+        spared[worker] += cost
+    root = max(network.workers, key=spared.__getitem__)
+    up = _branching(root, network, hops, prices, up=True)
+    down = _branching(root, network, hops, prices, up=False)
+    yield Grown(root, tuple(up), tuple(down))
+    if stop():
+      break
+
+
+def _spanning(
+  network: routing.Network, hops: Sequence[routing.Hop], prices: Prices
+) -> list[routing.Hop]:
+  """Returns a tree of hops that are used in both directions.
+
+  Kruskal's algorithm with prices that rise.
+
+  Raises:
+    ValueError: If the hops do not connect all workers.
+  """
+  queue = [(prices.of(hop.uses), i) for i, hop in enumerate(hops)]
+  heapq.heapify(queue)
+  parent = list(range(network.nodes))
+  tree: list[routing.Hop] = []
+  while len(tree) < len(network.workers) - 1:
+    if not queue:
+      raise ValueError('Expected hops that connect all workers.')
+    _, i = heapq.heappop(queue)
+    hop = hops[i]
+    if routing.find(parent, hop.src) == routing.find(parent, hop.dst):
+      continue
+    now = prices.of(hop.uses)
+    if queue and now > queue[0][0] * _AGAIN:
+      heapq.heappush(queue, (now, i))
+      continue
+    routing.join(parent, hop.src, hop.dst)
+    prices.raise_(hop.uses)
+    tree.append(hop)
+  return tree
+
+
+def _branching(
+  root: int,
+  network: routing.Network,
+  hops: Sequence[routing.Hop],
+  prices: Prices,
+  *,
+  up: bool,
+) -> list[routing.Hop]:
+  """Returns a tree of hops away from a root, or towards it.
+
+  Prim's algorithm with prices that rise: a heuristic, as on links that differ
+  in direction the cheapest next hop need not be part of a cheapest tree.
+
+  Args:
+    root: Node.
+    network: Links.
+    hops: To choose from.
+    prices: Raised by the hops that are chosen.
+    up: Whether hops lead towards the root.
+
+  Returns:
+    Hops, the nearest to the root first.
+  """
+  beside: dict[int, list[int]] = {}
+  for i, hop in enumerate(hops):
+    beside.setdefault(hop.dst if up else hop.src, []).append(i)
+  reached, tree = {root}, []
+  queue = [(prices.of(hops[i].uses), i) for i in beside.get(root, ())]
+  heapq.heapify(queue)
+  while len(reached) < len(network.workers):
+    if queue:
+      _, i = heapq.heappop(queue)
+      hop = hops[i]
+      if (hop.src if up else hop.dst) in reached:
+        continue
+      now = prices.of(hop.uses)
+      if queue and now > queue[0][0] * _AGAIN:
+        heapq.heappush(queue, (now, i))
+        continue
+    else:
+      hop = network.nearest(reached, prices.now, up=up)
+    new = hop.src if up else hop.dst
+    prices.raise_(hop.uses)
+    reached.add(new)
+    tree.append(hop)
+    for i in beside.get(new, ()):
+      if (hops[i].src if up else hops[i].dst) not in reached:
+        heapq.heappush(queue, (prices.of(hops[i].uses), i))
+  return tree
+
+
+def _candidates(
+  network: routing.Network,
+  prices: Prices,
+  turn: int,
+  recent: collections.deque,
+) -> list[routing.Hop]:
+  recent.append(network.hops(np.array(prices.now), turn))
+  return list(dict.fromkeys(itertools.chain(*recent)))
+
+
+def _centered(network: routing.Network, hops: list[routing.Hop]) -> Grown:
+  """A tree of paired links with its root in the middle of a longest path."""
+  ways: dict[int, list[routing.Hop]] = {}
+  for hop in hops:
+    ways.setdefault(hop.src, []).append(hop)
+    ways.setdefault(hop.dst, []).append(network.backwards(hop))
+  end = _spread(ways, hops[0].src)[-1].dst
+  away = _spread(ways, end)
+  parent = {hop.dst: hop.src for hop in away}
+  path = [away[-1].dst]
+  while path[-1] != end:
+    path.append(parent[path[-1]])
+  root = path[len(path) // 2]
+  down = _spread(ways, root)
+  return Grown(root, tuple(map(network.backwards, down)), tuple(down))
+
+
+def _spread(ways: dict[int, list[routing.Hop]], root: int) -> list[routing.Hop]:
+  """The hops of a tree, turned away from `root`, nearest first."""
+  reached, spread = [root], []
+  seen = {root}
+  for node in reached:
+    for hop in ways[node]:
+      if hop.dst not in seen:
+        seen.add(hop.dst)
+        reached.append(hop.dst)
+        spread.append(hop)
+  return spread
