@@ -5,9 +5,8 @@ Some tens to hundreds of trees, each grown hop by hop at prices that rise
 whose dual prices bound an allreduce, beside others (`topology.pricing`).
 """
 
-import collections
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from topology.trees import Column
 _FIRST = 16  # Trees of the first attempt; each later one has twice as many.
 _LAST = 512  # Trees of the last attempt.
 _ATTEMPTS = 16  # At an allgather, each with a tree for each root.
-_WHOLE = 2**24  # Weights are rounded to this part of their sum.
+_WHOLE = 2**36  # Weights are rounded to this part of their sum.
+_NEAR = 1 - 1e-6  # A rate that is as good as another.
 _ROUNDS = 128  # Spanning trees for the bound before the first attempt.
 
 Report = Callable[[int, float, float], None]  # Of trees, rate, bound in GB/s.
@@ -59,18 +59,18 @@ def allreduce(
   bound = pricing.Bound(cluster, network)
   if network.paired:
     bound.follow(_ROUNDS, stop)
-    grow = growing.paired
-  else:
-    grow = growing.two_way
+  nothing = np.zeros(len(network.capacity))
   last = min(max_trees or _LAST, _LAST)
-  search = _Search(cluster, network, max_trees)
+  search = _Search(cluster, network, max_trees, one_way=False)
   for count in _doubled(min(_FIRST, last), last):
-    search.add(grow(network, count, bound.rate, stop))
+    grower = growing.Grower(network, bound.rate / count, nothing)
+    search.add(_until(stop, (grower.both() for _ in range(count))))
     bound.improve(search.prices)
-    report(len(search.columns), search.rate, bound.rate)
+    report(search.count, search.rate, bound.rate)
     if search.rate >= (1 - gap) * bound.rate or stop():
       break
-  return Packing(search.columns, bound.certificate())
+  search.thin(min(search.rate * _NEAR, (1 - gap) * bound.rate))
+  return Packing(search.columns(), bound.certificate())
 
 
 def allgather(
@@ -96,15 +96,29 @@ def allgather(
   workers = len(network.workers)
   bound = float(1 / bounds.proven(cluster, cut))
   last = min((max_trees or _ATTEMPTS * workers) // workers, _ATTEMPTS)
-  search = _Search(cluster, network, max_trees)
+  search = _Search(cluster, network, max_trees, one_way=True)
   for attempt in range(last):
     full = search.used * attempt / (attempt + 1)
-    unit = bound / (attempt + 1)
-    search.add(growing.one_way(network, unit, full, stop))
-    report(len(search.columns), search.rate, workers * bound)
+    grower = growing.Grower(network, bound / (attempt + 1), full)
+    search.add(
+      grower.down(root, hasty=i > 0 and stop())
+      for i, root in enumerate(network.workers)
+    )
+    report(search.count, search.rate, workers * bound)
     if search.rate >= (1 - gap) * workers * bound or stop():
       break
-  return Packing(search.columns, cut)
+  search.thin(min(search.rate * _NEAR, (1 - gap) * workers * bound))
+  return Packing(search.columns(), cut)
+
+
+def _until(
+  stop: stopping.Stop, trees: Iterable[growing.Grown]
+) -> Iterator[growing.Grown]:
+  """Yields one tree, and more until it is to stop."""
+  for tree in trees:
+    yield tree
+    if stop():
+      break
 
 
 def _doubled(first: int, last: int) -> Iterator[int]:
@@ -119,7 +133,7 @@ class _Search:
   """The trees so far, and their best weights.
 
   Attributes:
-    columns: The trees that have a weight.
+    count: Trees that have a weight.
     rate: GB/s of all of them.
     prices: Floats [c], the dual prices of the weights.
     used: Floats [c], the share of each link that the trees use.
@@ -130,67 +144,118 @@ class _Search:
     cluster: clusters.Cluster,
     network: routing.Network,
     max_trees: int | None,
+    *,
+    one_way: bool,
   ) -> None:
-    self._names = cluster.nodes
+    self._cluster = cluster
     self._network = network
     self._most = max_trees
-    self._trees: dict[growing.Grown, None] = {}
-    self.columns: list[Column] = []
+    self._one_way = one_way
+    self._trees: list[growing.Grown] = []
+    self._kept: list[growing.Grown] = []
+    self._weight = np.zeros(0)
+    self.count = 0
     self.rate = 0.0
     self.prices = np.ones(len(network.capacity))
     self.used = np.zeros(len(network.capacity))
 
-  def add(self, grown: Iterator[growing.Grown]) -> None:
+  def add(self, grown: Iterable[growing.Grown]) -> None:
     """Adds trees, and weighs all anew."""
-    new = dict.fromkeys(grown)
-    self._trees |= new
-    weight = self._weigh(list(self._trees))
-    if self._most is not None and np.count_nonzero(weight) > self._most:
-      # The heaviest of all, or the new ones alone: whichever are faster.
-      self._weigh(self._heaviest(weight))
-      self._weigh(list(new)[: self._most])
+    new = list(dict.fromkeys(grown))
+    self._trees = list(dict.fromkeys([*self._trees, *new]))
+    weight, self.prices = self._weighed(self._trees)
+    self.used = loads(self._network, self._trees) @ weight
+    self.used /= self._network.capacity
+    if self._most is None or np.count_nonzero(weight) <= self._most:
+      self._keep(self._trees, weight)
+      return
+    # The heaviest of all, or the new ones alone: whichever are faster.
+    for trees in (
+      self._heaviest(self._trees, weight, self._most),
+      new[: self._most],
+    ):
+      weight, _ = self._weighed(trees)
+      if weight.sum() > self.rate:
+        self._keep(trees, weight)
 
-  def _weigh(self, trees: list[growing.Grown]) -> np.ndarray:
-    """The best weights; kept, if they are few enough, as columns."""
-    network = self._network
-    one_way = not trees[0].up
-    roots = np.array([tree.root for tree in trees]) if one_way else None
-    table = _loads(network, trees)
-    weight, prices = weights.best(table, network.capacity, roots)
-    rate = float(weight.sum())
-    few = self._most is None or np.count_nonzero(weight) <= self._most
-    if few and rate > self.rate:
-      self.rate = rate
-      self.columns = [
-        self._column(tree, units)
-        for tree, units in zip(trees, _whole(weight, roots), strict=True)
-        if units
-      ]
-    if len(trees) == len(self._trees):
-      self.prices = prices
-      self.used = table @ weight / network.capacity
-    return weight
+  def thin(self, rate: float) -> None:
+    """Drops the lightest trees as long as the others reach a rate."""
+    least = len(self._network.workers) if self._one_way else 1
+    for part in (0.5, 0.75):
+      while True:
+        count = max(int(part * len(self._kept)), least)
+        trees = self._heaviest(self._kept, self._weight, count)
+        if len(trees) == len(self._kept):
+          break
+        weight, _ = self._weighed(trees)
+        if weight.sum() < rate:
+          break
+        self._keep(trees, weight)
 
-  def _heaviest(self, weight: np.ndarray) -> list[growing.Grown]:
-    """As many as there may be, first the heaviest of each root in turn."""
+  def columns(self) -> list[Column]:
+    """Returns the best trees that were found, by name and with weights."""
+    roots = self._roots(self._kept)
+    units = _whole(self._weight, roots)
+    return [
+      column(self._cluster, self._network, tree, count)
+      for tree, count in zip(self._kept, units, strict=True)
+    ]
+
+  def _weighed(
+    self, trees: list[growing.Grown]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    table = loads(self._network, trees)
+    return weights.best(table, self._network.capacity, self._roots(trees))
+
+  def _roots(self, trees: list[growing.Grown]) -> np.ndarray | None:
+    if self._one_way:
+      return np.array([tree.root for tree in trees])
+    return None
+
+  def _keep(self, trees: list[growing.Grown], weight: np.ndarray) -> None:
+    used = np.flatnonzero(weight)
+    self._kept = [trees[k] for k in used]
+    self._weight = weight[used]
+    self.rate = float(weight.sum())
+    self.count = len(used)
+
+  def _heaviest(
+    self, trees: list[growing.Grown], weight: np.ndarray, count: int
+  ) -> list[growing.Grown]:
+    """So many trees, but one for each root first if all roots need some."""
     order = np.argsort(-weight, kind='stable').tolist()
-    trees = list(self._trees)
-    if not trees[0].up:
-      rank: dict[int, int] = collections.Counter()
-      place = []
-      for k in order:
-        place.append((rank[trees[k].root], len(place), k))
-        rank[trees[k].root] += 1
-      order = [k for _, _, k in sorted(place)]
-    return [trees[k] for k in sorted(order[: self._most])]
+    if self._one_way:
+      first = dict(reversed([(trees[k].root, k) for k in order]))
+      order = list(dict.fromkeys([*first.values(), *order]))
+    return [trees[k] for k in sorted(order[:count])]
 
-  def _column(self, tree: growing.Grown, units: int) -> Column:
-    names, path = self._names, self._network.path
-    up, down = (
-      [tuple(names[v] for v in path(hop)) for hop in hops]
-      for hops in (reversed(tree.up), tree.down)
-    )
-    return Column(names[tree.root], units, up, down)
+
+def column(
+  cluster: clusters.Cluster,
+  network: routing.Network,
+  tree: growing.Grown,
+  weight: int,
+) -> Column:
+  """Returns a tree by the names of its nodes."""
+  names = cluster.nodes
+  up, down = (
+    [tuple(names[v] for v in network.path(hop)) for hop in hops]
+    for hops in (reversed(tree.up), tree.down)
+  )
+  return Column(names[tree.root], weight, up, down)
+
+
+def loads(
+  network: routing.Network, trees: Sequence[growing.Grown]
+) -> np.ndarray:
+  """Returns how often each tree uses what: floats [c, trees]."""
+  table = np.zeros((len(network.capacity), len(trees)))
+  for k, tree in enumerate(trees):
+    # On paired links what goes up is what goes down, over the other link.
+    hops = tree.down if network.paired else (*tree.up, *tree.down)
+    uses = list(itertools.chain.from_iterable(hop.uses for hop in hops))
+    table[:, k] = np.bincount(uses, minlength=len(table))
+  return table
 
 
 def _whole(weight: np.ndarray, roots: np.ndarray | None) -> list[int]:
@@ -202,14 +267,3 @@ def _whole(weight: np.ndarray, roots: np.ndarray | None) -> list[int]:
     units[own] = np.floor(weight[own] / weight[own].sum() * _WHOLE)
     units[own[weight[own].argmax()]] += _WHOLE - units[own].sum()
   return units.tolist()
-
-
-def _loads(network: routing.Network, trees: list[growing.Grown]) -> np.ndarray:
-  """How often each tree uses what: floats [c, trees]."""
-  table = np.zeros((len(network.capacity), len(trees)))
-  for k, tree in enumerate(trees):
-    # On paired links what goes up is what goes down, over the other link.
-    hops = tree.down if network.paired else (*tree.up, *tree.down)
-    uses = list(itertools.chain.from_iterable(hop.uses for hop in hops))
-    table[:, k] = np.bincount(uses, minlength=len(table))
-  return table

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from topology import approximate, bounds, exact, prices, stopping, verify
 from topology import cluster as clusters
-from topology.trees import Forest, Hop, Tree, fitted, turned
+from topology.trees import Forest, Hop, Tree, backwards, fitted
 
 __all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
 
@@ -67,18 +67,20 @@ def pack(
   _check(cluster, collective, gap, max_trees, time_limit_s, overlap)
   if len(cluster.workers) == 1:
     return Forest(collective, (), None, None, None)
-  packer = _Packer(collective, gap, max_trees, overlap, progress)
-  if collective == 'reduce_scatter':
-    forest = _backwards(packer.run(cluster.reversed(), time_limit_s))
-  else:
-    forest = packer.run(cluster, time_limit_s)
+  # A reduce-scatter is an allgather run backwards.
+  turn = collective == 'reduce_scatter'
+  packer = _Packer(
+    'allgather' if turn else collective, gap, max_trees, overlap, progress
+  )
+  forest = packer.run(cluster.reversed() if turn else cluster, time_limit_s)
+  forest = backwards(forest) if turn else forest
   verify.check(cluster, forest)
   return forest
 
 
 @dataclasses.dataclass(frozen=True)
 class _Packer:
-  """What is asked for; a reduce-scatter is an allgather run backwards."""
+  """What is asked for, an allreduce or an allgather."""
 
   collective: str
   gap: float
@@ -154,15 +156,6 @@ def _deadline(seconds: float | None) -> stopping.Stop:
     return stopping.never
   end = time.monotonic() + seconds
   return lambda: time.monotonic() >= end
-
-
-def _backwards(forest: Forest) -> Forest:
-  """An allgather of the reversed cluster, as a reduce-scatter."""
-  trees = tuple(
-    dataclasses.replace(tree, up=turned(tree.down), down=[])
-    for tree in forest.trees
-  )
-  return dataclasses.replace(forest, collective='reduce_scatter', trees=trees)
 
 
 def _check(

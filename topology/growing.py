@@ -9,12 +9,12 @@ trees are worth as much as thousands at fixed prices.
 import collections
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from topology import routing, stopping
+from topology import routing
 
 _STEEP = 20.0  # Price of a full link over that of an empty one, as exponent.
 _MOST = 40.0  # The same for a single tree on a link too thin for it.
@@ -59,6 +59,12 @@ class Prices:
     for use in uses:
       now[use] = min(now[use] * factor[use], _DEAREST)
 
+  def lower(self, uses: Iterable[int]) -> None:
+    """Makes them cheaper again, for one hop less."""
+    now, factor = self.now, self._factor
+    for use in uses:
+      now[use] /= factor[use]
+
 
 def exp(x: np.ndarray) -> np.ndarray:
   """Returns about e^x, by multiplications that are alike on all machines."""
@@ -82,84 +88,71 @@ class Grown(NamedTuple):
   down: tuple[routing.Hop, ...]
 
 
-def paired(
-  network: routing.Network, count: int, GBps: float, stop: stopping.Stop
-) -> Iterator[Grown]:
-  """Yields trees that go up and down over the same links.
+class Grower:
+  """Grows tree after tree, on links that become dearer.
 
   Args:
-    network: Paired.
-    count: How many trees.
-    GBps: What they are to carry together, about.
-    stop: Asked after each tree; if True, no more come.
+    network: Links.
+    unit_GBps: What a tree carries.
+    full: Floats [c], the share of each link that is used to begin with.
   """
-  prices = Prices(network, GBps / count, np.zeros(len(network.capacity)))
-  recent: collections.deque = collections.deque(maxlen=_KEEP)
-  for turn in range(count):
-    hops = _candidates(network, prices, turn, recent)
-    yield _centered(network, _spanning(network, hops, prices))
-    if stop():
-      break
 
+  def __init__(
+    self, network: routing.Network, unit_GBps: float, full: np.ndarray
+  ) -> None:
+    self._network = network
+    self._prices = Prices(network, unit_GBps, full)
+    self._turn = 0
+    # What was cheap lately.
+    self._recent: collections.deque = collections.deque(maxlen=_KEEP)
 
-def one_way(
-  network: routing.Network,
-  GBps: float,
-  full: np.ndarray,
-  stop: stopping.Stop,
-) -> Iterator[Grown]:
-  """Yields a tree down for each root.
+  def both(self) -> Grown:
+    """Returns a tree up and down.
 
-  Args:
-    network: Not paired.
-    GBps: What a tree carries.
-    full: Floats [c], the share of each link that is used already.
-    stop: Asked before each tree; if True, the rest is grown in haste.
-  """
-  prices = Prices(network, GBps, full)
-  recent: collections.deque = collections.deque(maxlen=_KEEP)
-  for turn, root in enumerate(network.workers):
-    if not turn or not stop():
-      hops = _candidates(network, prices, turn, recent)
-    else:
-      hops = recent[-1]
-    down = _branching(root, network, hops, prices, up=False)
-    recent[-1] = list(dict.fromkeys([*recent[-1], *down]))  # All found so far.
-    yield Grown(root, (), tuple(down))
+    If links are paired, it is the same tree both ways, and its root is in its
+    middle.  Otherwise its root is the worker that would have to pay most to
+    send up and to receive: what it alone need not do.
+    """
+    hops = self._candidates()
+    if self._network.paired:
+      return _centered(
+        self._network, _spanning(self._network, hops, self._prices)
+      )
+    root = self._dearest(hops)
+    up = _branching(root, self._network, hops, self._prices, up=True)
+    down = _branching(root, self._network, hops, self._prices, up=False)
+    return Grown(root, tuple(up), tuple(down))
 
+  def down(self, root: int, *, hasty: bool = False) -> Grown:
+    """Returns a tree down from a root; if hasty, from hops of the last tree."""
+    hops = list(self._recent[-1]) if hasty else self._candidates()
+    tree = _branching(root, self._network, hops, self._prices, up=False)
+    # With those that were found on the way.
+    self._recent[-1] = list(dict.fromkeys([*self._recent[-1], *tree]))
+    return Grown(root, (), tuple(tree))
 
-def two_way(
-  network: routing.Network, count: int, GBps: float, stop: stopping.Stop
-) -> Iterator[Grown]:
-  """Yields trees up and down on links that differ in direction.
+  def remove(self, tree: Grown) -> None:
+    """Makes the links of a tree cheaper again."""
+    hops = tree.down if self._network.paired else (*tree.up, *tree.down)
+    for hop in hops:
+      self._prices.lower(hop.uses)
 
-  The root is the worker that would have to pay most to send up and to receive:
-  what it alone need not do.
+  def _candidates(self) -> list[routing.Hop]:
+    now = np.array(self._prices.now)
+    self._recent.append(self._network.hops(now, self._turn))
+    self._turn += 1
+    return list(dict.fromkeys(itertools.chain(*self._recent)))
 
-  Args:
-    network: Not paired.
-    count: How many trees.
-    GBps: What they are to carry together, about.
-    stop: Asked after each tree; if True, no more come.
-  """
-  prices = Prices(network, GBps / count, np.zeros(len(network.capacity)))
-  recent: collections.deque = collections.deque(maxlen=_KEEP)
-  for turn in range(count):
-    hops = _candidates(network, prices, turn, recent)
-    spared = dict.fromkeys(network.workers, 0.0)
+  def _dearest(self, hops: Sequence[routing.Hop]) -> int:
+    spared = dict.fromkeys(self._network.workers, 0.0)
     for place in (0, 1):
       least: dict[int, float] = {}
       for hop in hops:
-        cost = prices.of(hop.uses)
+        cost = self._prices.of(hop.uses)
         least[hop[place]] = min(cost, least.get(hop[place], cost))
       for worker, cost in least.items():
         spared[worker] += cost
-    root = max(network.workers, key=spared.__getitem__)
-    up = _branching(root, network, hops, prices, up=True)
-    down = _branching(root, network, hops, prices, up=False)
-    yield Grown(root, tuple(up), tuple(down))
-    if stop():
-      break
+    return max(self._network.workers, key=spared.__getitem__)
 
 
 def _spanning(
@@ -242,16 +235,6 @@ def _branching(
       if (hops[i].src if up else hops[i].dst) not in reached:
         heapq.heappush(queue, (prices.of(hops[i].uses), i))
   return tree
-
-
-def _candidates(
-  network: routing.Network,
-  prices: Prices,
-  turn: int,
-  recent: collections.deque,
-) -> list[routing.Hop]:
-  recent.append(network.hops(np.array(prices.now), turn))
-  return list(dict.fromkeys(itertools.chain(*recent)))
 
 
 def _centered(network: routing.Network, hops: list[routing.Hop]) -> Grown:

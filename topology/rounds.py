@@ -146,7 +146,7 @@ def plan(
     raise ValueError(
       f'max_permutes: expected at least {needed} for {sum(units)} units of '
       f'weight, got {max_permutes}: a forest of fewer equal units is needed '
-      '(forest.equal_units).'
+      '(units.equal_units).'
     )
   slots = [
     t for t, k in zip(forest.trees, units, strict=True) for _ in range(k)

@@ -98,6 +98,21 @@ def turned(hops: Sequence[Hop]) -> list[Hop]:
   return [hop[::-1] for hop in reversed(hops)]
 
 
+def backwards(forest: Forest) -> Forest:
+  """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
+
+  The certificate is the same: that of a reduce-scatter is one of an allgather
+  in the reversed cluster.
+  """
+  gather = forest.collective == 'allgather'
+  trees = tuple(
+    dataclasses.replace(tree, up=turned(tree.down), down=turned(tree.up))
+    for tree in forest.trees
+  )
+  collective = 'reduce_scatter' if gather else 'allgather'
+  return dataclasses.replace(forest, collective=collective, trees=trees)
+
+
 class Column(NamedTuple):
   """A tree that has a weight beside others, but no bytes per second yet.
 
