@@ -16,6 +16,7 @@ from fractions import Fraction
 from topology import cluster as clusters
 from topology import forest, rings, routes, splitting, trees
 
+_EXACT = 64  # Workers up to which phases are packed exactly.
 _RINGS = 16  # Rotated rings, at most: each has N trees of N hops up and down.
 
 
@@ -197,12 +198,14 @@ def equal_shards(cluster: clusters.Cluster, best: trees.Forest) -> trees.Forest:
 
   The allreduce of ForestColl (Zhao et al., arXiv 2402.06787, 2024): the phases
   follow one another, with an equal shard for each worker.  For an allgather and
-  a reduce-scatter, which have such shards, `best`.
+  a reduce-scatter, which have such shards, `best`.  Beyond 64 workers each
+  phase is packed to within 1 % of its bound only.
   """
   if best.collective != 'allreduce' or len(cluster.workers) == 1:
     return best
-  scatter = forest.pack(cluster, collective='reduce_scatter')
-  gather = forest.pack(cluster, collective='allgather')
+  gap = 0.0 if len(cluster.workers) <= _EXACT else 0.01
+  scatter = forest.pack(cluster, collective='reduce_scatter', gap=gap)
+  gather = forest.pack(cluster, collective='allgather', gap=gap)
   columns = []
   for root in cluster.workers:
     ups = [(tree.up, tree.share) for tree in scatter.trees if tree.root == root]
@@ -222,8 +225,10 @@ def all_of(
   """Returns all of the above by their names, from rings to `equal_shards`.
 
   Without `hierarchical` if there is one group of workers only, and without
-  `equal_shards` unless `best` is an allreduce.
+  `equal_shards` unless `best` is an allreduce.  None for a single worker.
   """
+  if len(cluster.workers) == 1:
+    return {}
   schemes = [
     naive_ring,
     naive_ring_both_ways,

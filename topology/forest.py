@@ -19,6 +19,7 @@ __all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 _GB = 10**9
 _SMALL = 16  # Workers up to which the exact way is the fastest.
+_LARGE = 2**16  # Workers times links above which it is too slow.
 _EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
 
 
@@ -34,10 +35,12 @@ def pack(
 ) -> Forest:
   """Returns a forest with a proven bound, which has been checked.
 
-  Two ways lead to it.  The exact one reaches the bound, whatever it takes:
-  milliseconds to seconds for up to 64 workers on the usual networks, hours for
-  hundreds (`topology.exact`).  The other takes seconds for up to 1,024 workers
-  and comes within one or a few percent (`topology.approximate`).
+  Two ways lead to it.  The exact one reaches the bound, in milliseconds to
+  seconds for up to 64 workers on the usual networks, but in hours for hundreds
+  (`topology.exact`, which can be called itself).  The other comes within a few
+  percent in seconds, for up to 1,024 workers, and nearer in minutes
+  (`topology.approximate`).  Clusters of which the number of workers times that
+  of links is above 65,536 are packed the second way.
 
   The same cluster gives the same forest in every process, with two exceptions:
   a time limit, and the approximate way on processors that differ, where the
@@ -48,14 +51,15 @@ def pack(
     collective: 'allreduce': each worker has all data, and gets the sum.
       'allgather': each has 1 / N of the data, and gets all.
       'reduce_scatter': each has all, and gets the sum of 1 / N of it.
-    gap: How far below the bound the rate may be, as a part of it; 0 asks for
-      the exact way.  Packing ends there, or where more trees cannot help.
+    gap: How far below the bound the rate may be, as a part of it, so that
+      packing ends there.  0 asks for the exact way; large clusters get as near
+      as some hundreds of trees can.
     max_trees: The most trees; in an allgather or reduce-scatter at least one
       for each worker.  The rate is what so many can reach.
     time_limit_s: Seconds after which packing ends with the best forest so far,
       soon if not at once: bounds are finished, and one tree for each root.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
-      not, one phase follows the other; only for the exact way.
+      not, one phase follows the other, packed the exact way.
     progress: Told in a few words how far it is.
 
   Returns:
@@ -91,20 +95,26 @@ class _Packer:
   def run(
     self, cluster: clusters.Cluster, time_limit_s: float | None
   ) -> Forest:
-    """Returns the forest: exact if that is asked for and can be, or easy."""
+    """Returns the forest: exact if that is asked for and can be in time."""
+    end, exact_end = _deadline(time_limit_s), stopping.never
+    if time_limit_s is not None:
+      exact_end = _deadline(time_limit_s * _EXACT_SHARE)
     best = None
-    if not self.gap or len(cluster.workers) <= _SMALL or not self.overlap:
+    if self._is_exact(cluster):
       self._tell('packing exactly')
-      share = None if time_limit_s is None else time_limit_s * _EXACT_SHARE
       try:
-        best = self._exact(cluster, _deadline(share))
+        best = self._exact(cluster, exact_end)
       except stopping.Stopped:
         self._tell('not exact in time')
     if best and (self.max_trees or len(best.trees)) >= len(best.trees):
       return best
-    if time_limit_s is not None:
-      time_limit_s *= 1 - _EXACT_SHARE if not self.gap else 1
-    return self._approximate(cluster, _deadline(time_limit_s), best)
+    return self._approximate(cluster, end, best)
+
+  def _is_exact(self, cluster: clusters.Cluster) -> bool:
+    workers = len(cluster.workers)
+    if not self.overlap or workers <= _SMALL:
+      return True
+    return not self.gap and workers * len(cluster.links) <= _LARGE
 
   def _exact(self, cluster: clusters.Cluster, stop: stopping.Stop) -> Forest:
     if self.collective == 'allreduce':
@@ -184,3 +194,7 @@ def _check(
     )
   if not overlap and collective != 'allreduce':
     raise ValueError(f'overlap: expected True for {collective}, got False.')
+  if not overlap and (max_trees is not None or time_limit_s is not None):
+    raise ValueError(
+      'overlap: expected True with max_trees or time_limit_s, got False.'
+    )
