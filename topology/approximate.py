@@ -67,9 +67,9 @@ def allreduce(
     search.add(_until(stop, (grower.both() for _ in range(count))))
     bound.improve(search.prices)
     report(search.count, search.rate, bound.rate)
-    if search.rate >= (1 - gap) * bound.rate or stop():
+    if search.rate >= (1 - gap) * bound.rate * _NEAR or stop():
       break
-  search.thin(min(search.rate * _NEAR, (1 - gap) * bound.rate))
+  search.thin(min(search.rate, (1 - gap) * bound.rate) * _NEAR)
   return Packing(search.columns(), bound.certificate())
 
 
@@ -105,9 +105,9 @@ def allgather(
       for i, root in enumerate(network.workers)
     )
     report(search.count, search.rate, workers * bound)
-    if search.rate >= (1 - gap) * workers * bound or stop():
+    if search.rate >= (1 - gap) * workers * bound * _NEAR or stop():
       break
-  search.thin(min(search.rate * _NEAR, (1 - gap) * workers * bound))
+  search.thin(min(search.rate, (1 - gap) * workers * bound) * _NEAR)
   return Packing(search.columns(), cut)
 
 
