@@ -8,7 +8,7 @@ rounded by IEEE 754, so that every machine finds the same.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,30 +122,19 @@ class Network:
     if not self._switched:
       return self._direct
     cells = self.cells(prices)
-    kept = (
-      self.tree(cells, prices)[1] if self.paired else self._best(cells, prices)
-    )
+    if self.paired:
+      _, kept = self.tree(cells, prices)
+    else:
+      kept = self._best(cells, prices)
     hops = dict.fromkeys(self._hop(self._over(cells, link)) for link in kept)
-    arms = dict.fromkeys([*self._access, *kept])
-    ins: dict[int, list[_Way]] = {}
-    outs: dict[int, list[_Way]] = {}
-    for link in arms:
-      for one in (link, self._reverse[link]) if self.paired else (link,):
-        a, b = self._ends[one]
-        there, back = cells.there[a], cells.back[b]
-        if self._into_switch[one] and there is not None:
-          ins.setdefault(b, []).append((*there, one))
-        if self._out_of_switch[one] and back is not None:
-          outs.setdefault(a, []).append((one, *back))
+    ins, outs = self._arms(cells, dict.fromkeys([*self._access, *kept]))
     for switch, arriving in ins.items():
       leaving = outs.get(switch, [])
-      for i, way in enumerate(arriving):
-        # Arms are listed alike both ways: 0 would turn back where it came from.
-        step = 1 + turn % max(len(leaving) - 1, 1)
-        hop = leaving and self._simple(
-          (*way, *leaving[(i + step) % len(leaving)])
-        )
-        if hop:
+      # Arms are listed alike both ways: 0 would turn back where it came from.
+      step = 1 + turn % max(len(leaving) - 1, 1)
+      for i, way in enumerate(arriving if leaving else ()):
+        hop = self._hop((*way, *leaving[(i + step) % len(leaving)]))
+        if len(set(self.path(hop))) > len(hop.links):  # No node twice.
           hops[hop] = None
     return list(hops)
 
@@ -266,6 +255,22 @@ class Network:
     ]
     return np.unique(np.concatenate(kept)).tolist()
 
+  def _arms(
+    self, cells: Cells, links: Iterable[int]
+  ) -> tuple[dict[int, list[_Way]], dict[int, list[_Way]]]:
+    """Per switch, ways from a worker to it and from it to one, over links."""
+    ins: dict[int, list[_Way]] = {}
+    outs: dict[int, list[_Way]] = {}
+    for link in links:
+      for one in (link, self._reverse[link]) if self.paired else (link,):
+        a, b = self._ends[one]
+        there, back = cells.there[a], cells.back[b]
+        if self._into_switch[one] and there is not None:
+          ins.setdefault(b, []).append((*there, one))
+        if self._out_of_switch[one] and back is not None:
+          outs.setdefault(a, []).append((one, *back))
+    return ins, outs
+
   def _over(self, cells: Cells, link: int) -> _Way:
     a, b = self._ends[link]
     return (*cells.there[a], link, *cells.back[b])
@@ -273,11 +278,6 @@ class Network:
   def _hop(self, way: _Way) -> Hop:
     uses = tuple(self._uses[link] for link in way)
     return Hop(self._ends[way[0]][0], self._ends[way[-1]][1], way, uses)
-
-  def _simple(self, way: _Way) -> Hop | None:
-    """The way as a hop, if it passes no node twice."""
-    hop = self._hop(way)
-    return hop if len(set(self.path(hop))) > len(way) else None
 
   def _nearest(
     self,
