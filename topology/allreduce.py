@@ -55,7 +55,7 @@ def optimum(
     cluster: Workers, switches and links.
     overlap: Whether sums go up while results go down.  If not, first one, then
       the other, each for the same part of the time on all links.
-    stop: Asked after each round.
+    stop: Asked before each maximum flow and each pivot whether to give up.
 
   Raises:
     Stopped: If `stop` said so.
@@ -110,11 +110,10 @@ class _Search:
     rows += [self._cut_row(*key) for key in self._cuts]
     first = len(rows)
     rows += self._link_rows() if self._overlap else self._phase_rows()
-    program = simplex.Program(objective, *zip(*rows, strict=True))
+    program = simplex.Program(objective, *zip(*rows, strict=True), stop)
     while True:
-      stopping.check(stop)
       z, of_row = program.solve()
-      new = self._violated(z)
+      new = self._violated(z, stop)
       if not new:
         break
       for key in new:
@@ -168,7 +167,9 @@ class _Search:
       row[use[i]] = -1
     return row, 0
 
-  def _violated(self, z: Sequence[Fraction]) -> list[tuple[bool, list[int]]]:
+  def _violated(
+    self, z: Sequence[Fraction], stop: stopping.Stop
+  ) -> list[tuple[bool, list[int]]]:
     graph = self._graph
     new = []
     fed = list(zip(graph.workers, z, strict=False))
@@ -179,7 +180,7 @@ class _Search:
       ]
       network = graphs.rooted(graph.nodes, links, fed)
       for worker in graph.workers:
-        side = network.missing(worker)
+        side = network.missing(worker, stop)
         if side is not None and (turned, side) not in new:
           new.append((turned, side))
     return new

@@ -99,7 +99,7 @@ def optimum(
 
   Args:
     cluster: Workers, switches and links.
-    stop: Asked before each maximum flow.
+    stop: Asked before each maximum flow and each pivot whether to give up.
 
   Raises:
     Stopped: If `stop` said so.
@@ -185,8 +185,12 @@ def _adjustable(graph: graphs.Graph) -> list[int]:
 
 def _thinnest(graph: graphs.Graph) -> tuple[Fraction, list[int]]:
   """The rate at which all can enter each single worker, and its cut."""
-  sides = [[v for v in range(graph.nodes) if v != w] for w in graph.workers]
-  return min((_rate(graph, side), side) for side in sides)
+  entering = [0] * graph.nodes
+  for _, dst, capacity in graph.links:
+    entering[dst] += capacity
+  worker = min(reversed(graph.workers), key=entering.__getitem__)
+  rate = Fraction(entering[worker], len(graph.workers) - 1)
+  return rate, [v for v in range(graph.nodes) if v != worker]
 
 
 def _newton(
@@ -197,11 +201,9 @@ def _newton(
   capacity = [Fraction(c) for _, _, c in graph.links]
   network = _fed(graph, capacity, x)
   for worker in graph.workers:
-    stopping.check(stop)
-    while (found := network.missing(worker)) is not None:
+    while (found := network.missing(worker, stop)) is not None:
       x, side = _rate(graph, found), found
       network = _fed(graph, capacity, x)
-      stopping.check(stop)
   return x, side
 
 
@@ -243,7 +245,7 @@ def _program(
   others = [[v for v in range(graph.nodes) if v != w] for w in graph.workers]
   cuts = [side, *(cut for cut in others if cut != side)]
   rows = [_cut_row(graph, place, cut) for cut in cuts]
-  program = simplex.Program(objective, *zip(*fixed, *rows, strict=True))
+  program = simplex.Program(objective, *zip(*fixed, *rows, strict=True), stop)
   while True:
     z, prices = program.solve()
     capacity = [Fraction(c) for _, _, c in graph.links]
@@ -252,8 +254,7 @@ def _program(
     network = _fed(graph, capacity, z[0])
     known = len(cuts)
     for worker in graph.workers:
-      stopping.check(stop)
-      cut = network.missing(worker)
+      cut = network.missing(worker, stop)
       if cut is not None and cut not in cuts:
         cuts.append(cut)
         program.add(*_cut_row(graph, place, cut))

@@ -153,14 +153,14 @@ def _packed(
   scale = graphs.scale(*(c for _, _, c in links), *rates)
   units = [int(rate * scale) for rate in rates]
   exact = [(index[a], index[b], int(c * scale)) for a, b, c in links]
-  routes = splitting.bypass(len(index), workers, exact, units)
+  routes = splitting.bypass(len(index), workers, exact, units, stop)
   place = {worker: i for i, worker in enumerate(workers)}
   bypassed = [
     (place[a], place[b], sum(count for _, count in routes[a, b]))
     for a, b in sorted(routes)
   ]
   trees: _Packed = {}
-  for branching in arborescences.pack(len(workers), bypassed, units):
+  for branching in arborescences.pack(len(workers), bypassed, units, stop):
     ends = [(workers[a], workers[b]) for a, b in branching.hops]
     for paths, count in _routed(ends, routes, branching.units):
       hops = tuple(tuple(cluster.nodes[v] for v in path) for path in paths)

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from topology import cluster as clusters
-from topology import flow
+from topology import flow, stopping
 
 
 class Graph(NamedTuple):
@@ -63,12 +63,19 @@ class Rooted(NamedTuple):
   residual: flow.Residual
   wanted: int
 
-  def missing(self, worker: int) -> list[int] | None:
+  def missing(
+    self, worker: int, stop: stopping.Stop = stopping.never
+  ) -> list[int] | None:
     """Returns nodes whose links out keep `worker` from getting all, or None.
 
     They are the largest source side of a minimum cut: sets around few nodes,
-    and so the links that hold most workers back.  One maximum flow.
+    and so the links that hold most workers back.  One maximum flow, before
+    which `stop` is asked whether to give up.
+
+    Raises:
+      Stopped: If `stop` says so.
     """
+    stopping.check(stop)
     residual = flow.copied(self.residual)
     source = len(residual) - 1
     if flow.augment(residual, source, worker, self.wanted) == self.wanted:

@@ -11,7 +11,7 @@ ForestColl (Zhao et al., arXiv 2402.06787, 2024).
 from collections.abc import Sequence
 from typing import Any
 
-from topology import flow
+from topology import flow, stopping
 
 Route = tuple[tuple[int, ...], int]  # A path of nodes, and its units.
 
@@ -21,6 +21,7 @@ def bypass(
   workers: Sequence[int],
   links: Sequence[tuple[int, int, int]],
   units: Sequence[int],
+  stop: stopping.Stop = stopping.never,
 ) -> dict[tuple[int, int], list[Route]]:
   """Returns links between workers, each as the paths it stands for.
 
@@ -36,16 +37,18 @@ def bypass(
       out than in.
     units: Integers [N], what each worker has to send to all, with which the
       links must be able to cope.
+    stop: Asked before each maximum flow and each exchange whether to give up.
 
   Returns:
     Per pair of workers that are linked, paths from one to the other through
     switches only, with units that add up to the capacity of the link.
 
   Raises:
+    Stopped: If `stop` says so.
     ValueError: If some worker cannot be sent all, or a switch has more
       capacity out than in so that it cannot be bypassed.
   """
-  splitter = _Splitter(nodes, workers, links, units)
+  splitter = _Splitter(nodes, workers, links, units, stop)
   chosen = set(workers)
   for switch in range(nodes):
     if switch not in chosen:
@@ -66,7 +69,9 @@ class _Splitter:
     workers: Sequence[int],
     links: Sequence[tuple[int, int, int]],
     units: Sequence[int],
+    stop: stopping.Stop,
   ) -> None:
+    self._stop = stop
     self.routes: dict[tuple[int, int], list[Route]] = {
       (src, dst): [((src, dst), capacity)] for src, dst, capacity in links
     }
@@ -75,6 +80,7 @@ class _Splitter:
     self._flows = []
     wanted = sum(units)
     for worker in workers:
+      stopping.check(stop)
       residual = flow.copied(network)
       if flow.augment(residual, nodes, worker, wanted) < wanted:
         raise ValueError(f'Expected {wanted} units into node {worker}.')
@@ -111,8 +117,11 @@ class _Splitter:
     amount = min(limit, self._capacity(u, w), self._capacity(w, t))
     if not amount:
       return
+    stopping.check(self._stop)
     for i, residual in enumerate(self._flows):
       _exchange(residual, u, w, t, amount)
+      if residual[u][w] >= 0 and residual[w][t] >= 0:
+        continue
       lost = _repair(residual, u, w, t)
       if lost:
         # Each cut loses what is split, or nothing: so much less is right.
@@ -120,8 +129,8 @@ class _Splitter:
         for changed in self._flows[: i + 1]:
           _exchange(changed, u, w, t, -lost)
           _repair(changed, u, w, t)
-    if not amount:
-      return
+        if not amount:
+          return
     first = take(self.routes, (u, w), amount)
     second = take(self.routes, (w, t), amount)
     if u != t:
@@ -206,7 +215,7 @@ def _repair(residual: flow.Residual, u: int, w: int, t: int) -> int:
   for src, dst in ((u, w), (w, t), (u, t)):
     over = -residual[src].get(dst, 0)
     if over > 0:
-      moved = flow.augment(residual, src, dst, over)
+      moved = flow.detour(residual, src, dst, over)
       flow.push(residual, (dst, src), moved)
       lost += over - moved
   return lost

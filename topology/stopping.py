@@ -1,20 +1,28 @@
-"""How a search that takes too long is ended."""
+"""How a caller with a time limit gets control back from a long computation.
+
+A computation takes a callable without arguments, asks it every few
+milliseconds of work, and raises `Stopped` once it says True.
+"""
 
 from collections.abc import Callable
 
-Stop = Callable[[], bool]  # Asked now and then; True to end.
+Stop = Callable[[], bool]
 
 
 class Stopped(Exception):
-  """A search was told to end before it had an answer."""
+  """The caller has asked a computation to give up; it has no result."""
 
 
 def never() -> bool:
-  """Returns False: the search may take as long as it needs."""
+  """Returns False: a computation that asks this runs to its end."""
   return False
 
 
 def check(stop: Stop) -> None:
-  """Raises Stopped if `stop` says so."""
+  """Returns if the computation is to go on.
+
+  Raises:
+    Stopped: If `stop` says True.
+  """
   if stop():
     raise Stopped

@@ -6,7 +6,7 @@ contributions are counted as they are sent, and loads are added up as fractions.
 
 import collections
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 
 from topology import bounds, prices, trees
@@ -48,9 +48,10 @@ def check(
     if given != ((), None, None):
       raise ValueError('A single worker needs neither trees nor a rate.')
     return
+  links = {(src, dst) for src, dst, _ in cluster.links}
   for number, tree in enumerate(forest.trees):
     try:
-      _check_tree(cluster, forest.collective, tree, relays)
+      _check_tree(cluster, links, forest.collective, tree, relays)
     except ValueError as error:
       raise ValueError(f'Tree {number}: {error}') from error
   _check_rates(cluster, forest)
@@ -68,7 +69,11 @@ def loads_Bps(forest: trees.Forest) -> dict[trees.Ends, Fraction]:
 
 
 def _check_tree(
-  cluster: clusters.Cluster, collective: str, tree: trees.Tree, relays: bool
+  cluster: clusters.Cluster,
+  links: Collection[trees.Ends],
+  collective: str,
+  tree: trees.Tree,
+  relays: bool,
 ) -> None:
   if tree.root not in cluster.workers:
     raise ValueError(f'The root {tree.root!r} is no worker.')
@@ -77,7 +82,7 @@ def _check_tree(
   for stage, hops in (('up', tree.up), ('down', tree.down)):
     if hops and stage not in _STAGES[collective]:
       raise ValueError(f'Hops {stage} have no place in {collective}.')
-  _check_hops(cluster, (*tree.up, *tree.down), relays)
+  _check_hops(cluster, links, (*tree.up, *tree.down), relays)
   if 'up' in _STAGES[collective]:
     _aggregate(cluster.workers, tree.root, tree.up)
   if 'down' in _STAGES[collective]:
@@ -85,10 +90,12 @@ def _check_tree(
 
 
 def _check_hops(
-  cluster: clusters.Cluster, hops: Iterable[trees.Hop], relays: bool
+  cluster: clusters.Cluster,
+  links: Collection[trees.Ends],
+  hops: Iterable[trees.Hop],
+  relays: bool,
 ) -> None:
   workers, switches = set(cluster.workers), set(cluster.switches)
-  links = {(src, dst) for src, dst, _ in cluster.links}
   for hop in hops:
     if len(hop) < 2 or hop[0] not in workers or hop[-1] not in workers:
       raise ValueError(f'The hop {hop} does not go from worker to worker.')
@@ -102,10 +109,13 @@ def _check_hops(
 
 
 def _aggregate(
-  workers: Iterable[str], root: str, hops: Iterable[trees.Hop]
+  workers: Sequence[str], root: str, hops: Iterable[trees.Hop]
 ) -> None:
   """Sends partial sums, as counts of contributions, in the order of hops."""
-  held = {worker: collections.Counter([worker]) for worker in workers}
+  # As one integer, in which each worker has digits of its own: it sends once
+  # at most, so that no count is above the number of workers.
+  digits = len(workers).bit_length()
+  held = {worker: 1 << i * digits for i, worker in enumerate(workers)}
   sent: set[str] = set()
   for hop in hops:
     src, dst = hop[0], hop[-1]
@@ -114,10 +124,10 @@ def _aggregate(
     if dst in sent:
       raise ValueError(f'Worker {dst} sends up before it has all from {src}.')
     sent.add(src)
-    held[dst].update(held[src])
-  for worker in workers:
-    if held[root][worker] != 1:
-      count = held[root][worker]
+    held[dst] += held[src]
+  for i, worker in enumerate(workers):
+    count = held[root] >> i * digits & ~(-1 << digits)
+    if count != 1:
       raise ValueError(f'Worker {worker} is counted {count} times, not once.')
   if root in sent:
     raise ValueError(f'The root {root} sends up.')
