@@ -19,7 +19,8 @@ __all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 _GB = 10**9
 _SMALL = 16  # Workers up to which the exact way is the fastest.
-_LARGE = 2**16  # Workers times links above which it is too slow.
+_LARGE = 2**18  # Workers times links above which it is too slow.
+_LARGE_MESH = 2**20  # The same for an allgather without switches.
 _EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
 
 
@@ -35,12 +36,12 @@ def pack(
 ) -> Forest:
   """Returns a forest with a proven bound, which has been checked.
 
-  Two ways lead to it.  The exact one reaches the bound, in milliseconds to
-  seconds for up to 64 workers on the usual networks, but in hours for hundreds
-  (`topology.exact`, which can be called itself).  The other comes within a few
-  percent in seconds, for up to 1,024 workers, and nearer in minutes
-  (`topology.approximate`).  Clusters of which the number of workers times that
-  of links is above 65,536 are packed the second way.
+  Two ways lead to it.  The exact one reaches the bound: in a second or so for
+  64 workers on the usual networks, in half a minute for 256, but in hours for
+  more or for many links (`topology.exact`, which can be called itself).  The
+  other comes within a few percent in seconds, for up to 1,024 workers, and
+  nearer in minutes (`topology.approximate`).  Clusters of which the number of
+  workers times that of links is above 262,144 are packed the second way.
 
   The same cluster gives the same forest in every process, with two exceptions:
   a time limit, and the approximate way on processors that differ, where the
@@ -114,6 +115,8 @@ class _Packer:
     workers = len(cluster.workers)
     if not self.overlap or workers <= _SMALL:
       return True
+    if self.collective == 'allgather' and not cluster.switches:
+      return workers * len(cluster.links) <= _LARGE_MESH
     return not self.gap and workers * len(cluster.links) <= _LARGE
 
   def _exact(self, cluster: clusters.Cluster, stop: stopping.Stop) -> Forest:
