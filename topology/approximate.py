@@ -19,6 +19,7 @@ from topology.trees import Column
 _FIRST = 16  # Trees of the first attempt; each later one has twice as many.
 _LAST = 512  # Trees of the last attempt.
 _ATTEMPTS = 16  # At an allgather, each with a tree for each root.
+_NEW = 128  # How often cheap hops are looked for in each of them, at most.
 _WHOLE = 2**36  # Weights are rounded to this part of their sum.
 _NEAR = 1 - 1e-6  # A rate that is as good as another.
 _ROUNDS = 128  # Spanning trees for the bound before the first attempt.
@@ -99,7 +100,8 @@ def allgather(
   search = _Search(cluster, network, max_trees, one_way=True)
   for attempt in range(last):
     full = search.used * attempt / (attempt + 1)
-    grower = growing.Grower(network, bound / (attempt + 1), full)
+    unit = bound / (attempt + 1)
+    grower = growing.Grower(network, unit, full, every=-(-workers // _NEW))
     search.add(
       grower.down(root, hasty=i > 0 and stop())
       for i, root in enumerate(network.workers)

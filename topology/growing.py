@@ -95,12 +95,19 @@ class Grower:
     network: Links.
     unit_GBps: What a tree carries.
     full: Floats [c], the share of each link that is used to begin with.
+    every: After how many trees cheap hops are looked for anew.
   """
 
   def __init__(
-    self, network: routing.Network, unit_GBps: float, full: np.ndarray
+    self,
+    network: routing.Network,
+    unit_GBps: float,
+    full: np.ndarray,
+    *,
+    every: int = 1,
   ) -> None:
     self._network = network
+    self._every = every
     self._prices = Prices(network, unit_GBps, full)
     self._turn = 0
     # What was cheap lately.
@@ -138,8 +145,9 @@ class Grower:
       self._prices.lower(hop.uses)
 
   def _candidates(self) -> list[routing.Hop]:
-    now = np.array(self._prices.now)
-    self._recent.append(self._network.hops(now, self._turn))
+    if self._turn % self._every == 0:
+      now = np.array(self._prices.now)
+      self._recent.append(self._network.hops(now, self._turn // self._every))
     self._turn += 1
     return list(dict.fromkeys(itertools.chain(*self._recent)))
 
