@@ -10,7 +10,15 @@ from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
-from topology import bounds, builders, cluster, forest, verify
+from topology import (
+  baselines,
+  bounds,
+  builders,
+  cluster,
+  forest,
+  trees,
+  verify,
+)
 
 FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
@@ -124,9 +132,38 @@ class PackTest(parameterized.TestCase):
     self.assertIsNone(packed.bound_Bps)
     self.assertEqual(packed.gap, 0)
 
-  def test_unknown_collective_is_an_error(self):
-    with self.assertRaisesRegex(ValueError, 'allgather.*broadcast'):
-      forest.pack(builders.line(2, 1), collective='broadcast')
+  @parameterized.named_parameters(
+    ('collective', {'collective': 'broadcast'}, 'allgather.*broadcast'),
+    ('negative_gap', {'gap': -0.1}, 'gap: expected at least 0 .*got -0.1'),
+    ('gap_of_1', {'gap': 1}, 'gap: .*below 1, got 1'),
+    ('gap_nan', {'gap': float('nan')}, 'gap: .*got nan'),
+    ('no_tree', {'max_trees': 0}, 'max_trees: .*at least 1 .*got 0'),
+    ('part_of_a_tree', {'max_trees': 2.5}, 'max_trees: .*integer .*got 2.5'),
+    (
+      'fewer_trees_than_roots',
+      {'max_trees': 3, 'collective': 'allgather'},
+      'max_trees: .*at least 4 for this allgather, got 3',
+    ),
+    (
+      'fewer_trees_than_sums',
+      {'max_trees': 3, 'collective': 'reduce_scatter'},
+      'max_trees: .*at least 4 for this reduce_scatter, got 3',
+    ),
+    ('negative_time', {'time_limit_s': -1}, 'time_limit_s: .*got -1'),
+    ('nan_seconds', {'time_limit_s': float('nan')}, 'time_limit_s: .*got nan'),
+    ('no_end', {'time_limit_s': float('inf')}, 'time_limit_s: .*got inf'),
+    (
+      'one_phase',
+      {'overlap': False, 'collective': 'allgather'},
+      'overlap: expected True for allgather',
+    ),
+    ('few', {'overlap': False, 'max_trees': 9}, 'overlap: .*with max_trees'),
+    ('soon', {'overlap': False, 'time_limit_s': 9}, 'overlap: .*time_limit_s'),
+  )
+  def test_wrong_argument_is_an_error(self, arguments, message):
+    for graph in (builders.full_mesh(4, 1), builders.line(4, 1)):
+      with self.assertRaisesRegex(ValueError, message):
+        forest.pack(graph, **arguments)
 
   def test_other_processes_with_other_hash_seeds_get_the_same_forest(self):
     code = (
@@ -173,6 +210,130 @@ class PackTest(parameterized.TestCase):
     verify.check(graph, packed)
     inv_x, _ = bounds.allgather(graph)
     self.assertEqual(packed.rate_Bps, 16 * 10**9 / inv_x)
+
+
+class BadClusterTest(parameterized.TestCase):
+  """Links that are none, or count together, and what has no forest."""
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_link_of_capacity_zero_changes_nothing(self, collective):
+    # It would close a ring.
+    graph = builders.line(4, 3)
+    links = [*graph.links, ('w3', 'w0', 0), ('w0', 'w3', '0')]
+
+    packed = forest.pack(_cluster('0123', links), collective=collective)
+
+    self.assertEqual(packed, forest.pack(graph, collective=collective))
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_parallel_links_are_as_fast_as_their_sum(self, collective):
+    graph = builders.star(['1/2', 3, 2], [1, 1, '5/2'])
+    half = [(src, dst, GBps / 2) for src, dst, GBps in graph.links]
+    nodes, workers = graph.nodes, graph.workers
+
+    packed = forest.pack(
+      cluster.Cluster(nodes, workers, (*half, *half)), collective=collective
+    )
+
+    self.assertEqual(packed, forest.pack(graph, collective=collective))
+
+  @parameterized.parameters(-1, '-0.5', float('nan'), 'nan', '-inf')
+  def test_capacity_that_is_none_is_an_error(self, GBps):
+    links = [*builders.line(3, 1).links, ('w0', 'w2', GBps)]
+
+    with self.assertRaisesRegex(ValueError, 'w0 to w2: .*at least 0'):
+      _cluster('012', links)
+
+  @parameterized.named_parameters(
+    ('two_parts', ['01', '10', '23', '32'], 'w2 is unreachable from w0'),
+    ('cannot_answer', ['01', '12', '23', '21', '10'], 'w0 is .* from w3'),
+    ('only_sends', ['01', '10', '12', '21', '30'], 'w3 is unreachable from w0'),
+    ('one_way_line', ['01', '12', '23'], 'w0 is unreachable from w1'),
+    ('alone', ['01', '10', '12', '21'], 'w3 is unreachable from w0'),
+  )
+  def test_worker_out_of_reach_is_named(self, pairs, message):
+    links = [(f'w{a}', f'w{b}', 1) for a, b in pairs]
+
+    with self.assertRaisesRegex(ValueError, message):
+      _cluster('0123', links)
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_single_worker_among_switches_needs_no_trees(self, collective):
+    graph = cluster.Cluster(('w0', 's0', 's1'), ('w0',), (('w0', 's0', 1),))
+
+    for wanted in ({}, {'gap': 0.1, 'max_trees': 1, 'time_limit_s': 0}):
+      packed = forest.pack(graph, collective=collective, **wanted)
+
+      verify.check(graph, packed)
+      self.assertEqual((packed.trees, packed.rate_Bps), ((), None))
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_switch_that_leads_nowhere_changes_nothing(self, collective):
+    graph = builders.full_mesh(3, 2)
+    dead = [('w0', 's0', 9), ('s0', 's1', 9), ('s2', 's3', 9), ('s3', 's2', 9)]
+    more = cluster.Cluster(
+      (*graph.nodes, 's0', 's1', 's2', 's3'),
+      graph.workers,
+      (*graph.links, *dead),
+    )
+
+    packed = forest.pack(more, collective=collective)
+
+    rate = forest.pack(graph, collective=collective).rate_Bps
+    self.assertEqual(packed.rate_Bps, rate)
+
+
+class PhasesTest(parameterized.TestCase):
+  """An allreduce of which one phase follows the other."""
+
+  @parameterized.named_parameters(
+    ('star', builders.star([100] * 8), Fraction(400, 7)),
+    ('pair', builders.line(2, 10), 10),
+    ('line', builders.line(5, 10), 10),
+    ('mesh', builders.full_mesh(5, 8), 20),
+    ('ring', builders.ring(6, 10), 12),
+    ('one_way_ring', builders.ring(4, 3, both_ways=False), 2),
+  )
+  def test_equal_links_are_used_as_well_as_with_overlap(self, graph, GBps):
+    packed = forest.pack(graph, overlap=False)
+
+    self.assertEqual(packed.rate_Bps, GBps * 10**9)
+    self.assertEqual(forest.pack(graph).rate_Bps, packed.rate_Bps)
+
+  @parameterized.product(seed=[*range(10)], symmetric=(True, False))
+  def test_phases_are_between_equal_shards_and_overlap(self, seed, symmetric):
+    for graph in (
+      builders.random_mesh(5, seed, density=0.6, symmetric=symmetric),
+      builders.random_switched(5, 2, seed, symmetric=symmetric),
+    ):
+      best = forest.pack(graph)
+
+      packed = forest.pack(graph, overlap=False)
+
+      self.assertEqual(packed.bound_Bps, best.rate_Bps)
+      self.assertLessEqual(packed.rate_Bps, best.rate_Bps)
+      shards = baselines.equal_shards(graph, best)
+      self.assertGreaterEqual(packed.rate_Bps, shards.rate_Bps)
+      self.assertLessEqual(_phases(graph, packed), 1)
+
+
+def _phases(graph, packed):
+  """The part of the time that both phases need, if each has all links."""
+  capacity = {link[:2]: link.GBps * 10**9 for link in graph.links}
+  return sum(
+    max(
+      load / capacity[ends]
+      for ends, load in trees.loads(
+        (tree.weight_Bps, getattr(tree, stage)) for tree in packed.trees
+      ).items()
+    )
+    for stage in ('up', 'down')
+  )
+
+
+def _cluster(numbers, links):
+  workers = tuple(f'w{number}' for number in numbers)
+  return cluster.Cluster(workers, workers, tuple(links))
 
 
 def _known_rate_Bps(known, collective):

@@ -51,13 +51,27 @@ class OracleTest(parameterized.TestCase):
     want = _best_rate_Bps(graph, collective)
     self.assertAlmostEqual(float(packed.rate_Bps) / want, 1.0, places=9)
 
-  @parameterized.parameters(*range(4))
-  def test_symmetric_allreduce_is_the_strength_of_the_graph(self, seed):
-    graph = builders.random_mesh(5, seed, density=0.5, symmetric=True)
+  @parameterized.product(workers=(2, 3, 4, 5, 6, 7, 8), seed=[*range(4)])
+  def test_symmetric_allreduce_is_the_strength_of_the_graph(
+    self, workers, seed
+  ):
+    graph = builders.random_mesh(
+      workers, seed, density=(0, 0.3, 0.6, 1)[seed], symmetric=True
+    )
 
     packed = forest.pack(graph, collective='allreduce')
 
     self.assertEqual(packed.rate_Bps, _strength(graph) * 10**9)
+
+  @parameterized.product(workers=(3, 5), seed=[*range(2)])
+  def test_parts_of_a_graph_are_enumerated_once_each(self, workers, seed):
+    graph = builders.random_mesh(workers, seed, symmetric=True)
+
+    # 1, 2, 5, 15, 52 are the Bell numbers.
+    parts = list(_partitions(workers))
+    self.assertLen(parts, {3: 5, 5: 52}[workers])
+    self.assertLen(set(parts), len(parts))
+    self.assertLessEqual(_strength(graph), _thinnest(graph))
 
 
 class MetamorphicTest(parameterized.TestCase):
@@ -221,15 +235,29 @@ def _best_rate_Bps(graph, collective):
 
 def _strength(graph):
   """The least capacity between parts of the workers, over parts less one."""
-  best = None
-  for labels in itertools.product(graph.workers, repeat=len(graph.workers)):
-    part = dict(zip(graph.workers, labels, strict=True))
-    parts = len(set(labels))
-    if parts > 1:
-      between = sum(c for a, b, c in graph.links if part[a] != part[b]) / 2
-      strength = between / (parts - 1)
-      best = strength if best is None else min(best, strength)
-  return best
+  place = {worker: i for i, worker in enumerate(graph.workers)}
+  pairs = [(place[a], place[b], c) for a, b, c in graph.links if a < b]
+  return min(
+    sum(c for a, b, c in pairs if part[a] != part[b]) / max(part)
+    for part in _partitions(len(place))
+    if max(part)
+  )
+
+
+def _thinnest(graph):
+  """The capacity of the worker that has least."""
+  return min(
+    sum(link.GBps for link in graph.links if link.src == worker)
+    for worker in graph.workers
+  )
+
+
+def _partitions(count):
+  """Each way to divide items, once: of each its part, numbered as they come."""
+  parts = [(0,)]
+  for _ in range(count - 1):
+    parts = [(*p, new) for p in parts for new in range(max(p) + 2)]
+  return parts
 
 
 def _out_trees(workers, root):

@@ -70,7 +70,8 @@ def allreduce(
     best = optima.optimum(cluster, overlap=False, stop=stop)
   down = _packed(cluster, best.down, best.root_GBps, stop)
   back = tuple(clusters.Link(b, a, c) for a, b, c in best.up)
-  if set(back) == set(best.down):  # As in all symmetric clusters.
+  # As in all symmetric clusters.  In phases the root says when a hop is used.
+  if overlap and set(back) == set(best.down):
     pairs = _both_ways(cluster, down)
   else:
     up = _packed(cluster, back, best.root_GBps, stop)

@@ -186,10 +186,11 @@ def _check(
   if not 0 <= gap < 1:
     raise ValueError(f'gap: expected at least 0 and below 1, got {gap}.')
   least = 1 if collective == 'allreduce' else len(cluster.workers)
-  if max_trees is not None and max_trees < least:
+  whole = max_trees is None or isinstance(max_trees, int)
+  if not whole or (max_trees is not None and max_trees < least):
     raise ValueError(
-      f'max_trees: expected at least {least} for this {collective}, got '
-      f'{max_trees}.'
+      f'max_trees: expected an integer of at least {least} for this '
+      f'{collective}, got {max_trees!r}.'
     )
   if time_limit_s is not None and not 0 <= time_limit_s < float('inf'):
     raise ValueError(

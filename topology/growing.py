@@ -146,8 +146,12 @@ class Grower:
 
   def _candidates(self) -> list[routing.Hop]:
     if self._turn % self._every == 0:
-      now = np.array(self._prices.now)
-      self._recent.append(self._network.hops(now, self._turn // self._every))
+      now, turn = np.array(self._prices.now), self._turn // self._every
+      # Some more for the first tree, lest a root lack a way that it cannot do
+      # without.  A cheapest tree of paired links has them all.
+      extra = 0 if self._recent or self._network.paired else _KEEP - 1
+      for earlier in range(extra, -1, -1):
+        self._recent.append(self._network.hops(now, turn - earlier))
     self._turn += 1
     return list(dict.fromkeys(itertools.chain(*self._recent)))
 

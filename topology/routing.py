@@ -90,6 +90,7 @@ class Network:
     self._is_worker[self.workers] = True
     into, out = self._is_worker[self.dst], self._is_worker[self.src]
     self._into_switch, self._out_of_switch = ~into, ~out
+    self._inner = ~into & ~out
     self._switched = not self._is_worker.all()
     # Links that arms at switches always stand for; others only if cheap.
     self._access = np.flatnonzero(into ^ out).tolist()
@@ -111,9 +112,10 @@ class Network:
     """Returns hops that are cheap, enough to connect all workers in general.
 
     Links between workers, if there are no switches.  Otherwise ways from cell
-    to cell of `cells`: a cheapest tree of them, or the cheapest from and to
-    each worker; and at each switch, ways from each arm to another, so that not
-    all end at the one worker that is nearest.
+    to cell of `cells`: a cheapest tree of them, or the cheapest out of and into
+    each cell, and over links between switches from each to each; and at each
+    switch, ways from each arm to another, so that not all end at the one worker
+    that is nearest.
 
     Args:
       prices: Positive floats [c], of what links take from.
@@ -126,17 +128,17 @@ class Network:
       _, kept = self.tree(cells, prices)
     else:
       kept = self._best(cells, prices)
-    hops = dict.fromkeys(self._hop(self._over(cells, link)) for link in kept)
+    ways = [self._over(cells, link) for link in kept]
     ins, outs = self._arms(cells, dict.fromkeys([*self._access, *kept]))
     for switch, arriving in ins.items():
       leaving = outs.get(switch, [])
       # Arms are listed alike both ways: 0 would turn back where it came from.
       step = 1 + turn % max(len(leaving) - 1, 1)
       for i, way in enumerate(arriving if leaving else ()):
-        hop = self._hop((*way, *leaving[(i + step) % len(leaving)]))
-        if len(set(self.path(hop))) > len(hop.links):  # No node twice.
-          hops[hop] = None
-    return list(hops)
+        ways.append((*way, *leaving[(i + step) % len(leaving)]))
+    # Rounding can lead even a cheapest way through a node twice.
+    hops = dict.fromkeys(map(self._hop, ways))
+    return [hop for hop in hops if len(set(self.path(hop))) > len(hop.links)]
 
   def cells(self, prices: np.ndarray) -> Cells:
     """Returns the nearest workers of all nodes, in sweeps over all links."""
@@ -253,6 +255,11 @@ class Network:
       order[np.unique(owner[order], return_index=True)[1]]
       for owner in (source, sink)
     ]
+    # Between switches too, from each cell to each other: the worker that is
+    # cheapest to get to need not be able to send on.
+    inner = order[self._inner[order]]
+    pairs = source[inner] * self.nodes + sink[inner]
+    kept.append(inner[np.unique(pairs, return_index=True)[1]])
     return np.unique(np.concatenate(kept)).tolist()
 
   def _arms(
