@@ -8,6 +8,7 @@ killed).
 from bench import (
   batching,
   checkpoint,
+  forest,
   predict,
   runtime,
   scale,
@@ -24,3 +25,4 @@ checkpoint.main([])
 transport.main([])
 predict.main([])
 batching.main([])
+forest.main([])

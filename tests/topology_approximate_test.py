@@ -239,6 +239,23 @@ class LimitsTest(parameterized.TestCase):
     self.assertLess(few.rate_Bps, best.rate_Bps)
     self.assertGreater(few.rate_Bps, best.rate_Bps / 2)
 
+  @parameterized.parameters(
+    (builders.full_mesh(6, 1), 2, Fraction(2, 3)),
+    (builders.dgx_1('p100'), 2, Fraction(7, 8)),
+    (builders.torus([3, 3], 25), 4, Fraction(8, 9)),
+  )
+  def test_few_trees_may_be_the_heaviest_of_all(self, graph, count, part):
+    best = forest.pack(graph)
+
+    few = forest.pack(graph, max_trees=count)
+
+    self.assertGreaterEqual(few.rate_Bps, part * best.rate_Bps * (1 - BELOW))
+
+  def test_missed_gap_is_met_the_exact_way(self):
+    packed = forest.pack(builders.mi250(2), collective='allgather', gap=0.01)
+
+    self.assertEqual(packed.gap, 0)
+
   def test_as_many_trees_as_the_exact_way_has_are_enough_for_it(self):
     graph = builders.random_mesh(6, 1)
     best = forest.pack(graph)
@@ -250,7 +267,7 @@ class LimitsTest(parameterized.TestCase):
   def test_progress_is_told_in_words(self):
     told = []
 
-    forest.pack(builders.torus([5, 5], 1), gap=0.5, progress=told.append)
+    forest.pack(builders.torus([8, 9], 1), gap=0.5, progress=told.append)
 
     self.assertRegex(told[-1], r'1\d trees: .* of .* GB/s, gap .* %')
 

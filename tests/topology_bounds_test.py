@@ -169,6 +169,13 @@ class AllgatherTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       bounds.proven(builders.star([1, 1, 1]), cut)
 
+  def test_floats_prove_nothing(self):
+    graph = builders.star([1, 1, 1])
+    _, cut = bounds.allgather(graph)
+
+    with self.assertRaisesRegex(ValueError, 'Expected fractions'):
+      bounds.proven(graph, cut._replace(parts=((5e-324, ('w0',)),)))
+
 
 class AllreduceTest(parameterized.TestCase):
   """The optimum, what it leaves each direction, and its proof."""

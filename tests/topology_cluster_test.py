@@ -1,6 +1,7 @@
 """Tests for topology.cluster."""
 
 import dataclasses
+import decimal
 import json
 import pathlib
 import subprocess
@@ -8,9 +9,10 @@ import sys
 from fractions import Fraction
 
 import networkx as nx
+import numpy as np
 from absl.testing import absltest, parameterized
 
-from topology import builders, cluster
+from topology import builders, cluster, forest
 
 
 class FromJsonTest(parameterized.TestCase):
@@ -38,6 +40,27 @@ class FromJsonTest(parameterized.TestCase):
 
     self.assertLen(graph.links, 2)
     self.assertEqual(graph.links[0].GBps, Fraction(1, 2))
+
+  @parameterized.parameters(
+    (np.int32(3), Fraction(3)),
+    (np.int64(4 * 10**10), Fraction(4 * 10**10)),
+    (np.float64(0.1), Fraction(1, 10)),
+    (decimal.Decimal('12.50'), Fraction(25, 2)),
+    (Fraction(100, 3), Fraction(100, 3)),
+  )
+  def test_numbers_of_all_kinds_become_fractions(self, value, want):
+    ends = [{'id': 'a', 'worker': True}, {'id': 'b', 'worker': True}]
+    links = [
+      {'src': 'a', 'dst': 'b', 'GBps': value},
+      {'src': 'b', 'dst': 'a', 'GBps': value},
+    ]
+
+    graph = cluster.from_json({'nodes': ends, 'links': links})
+
+    for link in graph.links:
+      self.assertEqual(link.GBps, want)
+      self.assertIs(type(link.GBps.numerator), int)
+    self.assertEqual(forest.pack(graph).rate_Bps, want * 10**9)
 
   def test_zero_capacity_is_no_link(self):
     data = _pair('1')

@@ -157,7 +157,7 @@ class PackTest(parameterized.TestCase):
       {'overlap': False, 'collective': 'allgather'},
       'overlap: expected True for allgather',
     ),
-    ('few', {'overlap': False, 'max_trees': 9}, 'overlap: .*with max_trees'),
+    ('few', {'overlap': False, 'max_trees': 9}, 'overlap: .*max_trees'),
     ('soon', {'overlap': False, 'time_limit_s': 9}, 'overlap: .*time_limit_s'),
   )
   def test_wrong_argument_is_an_error(self, arguments, message):

@@ -95,6 +95,7 @@ class CheckTest(parameterized.TestCase):
     ('zero', {'weight_Bps': Fraction(0)}, 'no positive fraction'),
     ('other_weight', {'weight_Bps': Fraction(1)}, 'The rate is'),
     ('other_share', {'share': Fraction(1, 3)}, 'share 1/3 is not its own'),
+    ('float_share', {'share': 0.25}, 'share 0.25 is not its own'),
     ('up', {'up': (('w1', 's0', 'w0'),)}, 'Hops up have no place'),
   )
   def test_wrong_tree_is_found(self, changes, message):
@@ -178,6 +179,22 @@ class CheckTest(parameterized.TestCase):
 
     with self.assertRaisesRegex(ValueError, f'Tree 0: .*{message}'):
       verify.check(STAR, _with_tree(packed, **changes))
+
+  def test_float_bound_is_none(self):
+    packed = forest.pack(STAR)
+    broken = dataclasses.replace(packed, bound_Bps=float(packed.bound_Bps))
+
+    with self.assertRaisesRegex(ValueError, 'no fraction'):
+      verify.check(STAR, broken)
+
+  def test_bottleneck_must_be_that_of_the_proof(self):
+    packed = forest.pack(STAR, collective='allgather')
+    for change in ({'nodes': ('w0',)}, {'links': (('w0', 's0'),)}):
+      cut = packed.certificate._replace(**change)
+      broken = dataclasses.replace(packed, certificate=cut)
+
+      with self.assertRaisesRegex(ValueError, 'bottleneck is none'):
+        verify.check(STAR, broken)
 
   def test_bound_of_an_allreduce_needs_its_own_proof(self):
     packed = forest.pack(STAR, collective='allreduce')

@@ -14,7 +14,7 @@ import numpy as np
 from topology import bounds, growing, pricing, routing, stopping, weights
 from topology import cluster as clusters
 from topology import prices as certificates
-from topology.trees import Column
+from topology.trees import Column, Forest
 
 _FIRST = 16  # Trees of the first attempt; each later one has twice as many.
 _LAST = 512  # Trees of the last attempt.
@@ -113,6 +113,43 @@ def allgather(
   return Packing(search.columns(), cut)
 
 
+def heaviest(
+  cluster: clusters.Cluster, forest: Forest, count: int
+) -> list[Column]:
+  """Returns the heaviest trees of a forest, weighted for themselves.
+
+  Args:
+    cluster: Workers, switches and links.
+    forest: Of the cluster, an allreduce or an allgather.
+    count: How many trees; of an allgather at least one for each worker, which
+      each worker then has.
+  """
+  one_way = forest.collective == 'allgather'
+  order = sorted(forest.trees, key=lambda tree: -tree.share)
+  if one_way:
+    first = {tree.root: tree for tree in reversed(order)}
+    order = [
+      *first.values(),
+      *(tree for tree in order if tree is not first[tree.root]),
+    ]
+  chosen = order[:count]
+  place = {(src, dst): i for i, (src, dst, _) in enumerate(cluster.links)}
+  table = np.zeros((len(place), len(chosen)))
+  for k, tree in enumerate(chosen):
+    for hop in (*tree.up, *tree.down):
+      for ends in itertools.pairwise(hop):
+        table[place[ends], k] += 1
+  capacity = np.array([float(GBps) for _, _, GBps in cluster.links])
+  workers = {worker: i for i, worker in enumerate(cluster.workers)}
+  roots = np.array([workers[tree.root] for tree in chosen]) if one_way else None
+  weight, _ = weights.best(table, capacity, roots)
+  return [
+    Column(tree.root, units, tree.up, tree.down)
+    for tree, units in zip(chosen, _whole(weight, roots), strict=True)
+    if units
+  ]
+
+
 def _until(
   stop: stopping.Stop, trees: Iterable[growing.Grown]
 ) -> Iterator[growing.Grown]:
@@ -201,6 +238,7 @@ class _Search:
     return [
       column(self._cluster, self._network, tree, count)
       for tree, count in zip(self._kept, units, strict=True)
+      if count
     ]
 
   def _weighed(

@@ -140,10 +140,14 @@ def proven(cluster: clusters.Cluster, cut: Cut) -> Fraction:
 
   Raises:
     ValueError: If the cut is no proof: a set of nodes that holds all workers or
-      none, a negative weight, or a price for what is no switch.
+      none, a negative weight, one that is no fraction, or a price for what is
+      no switch.
   """
   workers, switches = set(cluster.workers), set(cluster.switches)
   price_of = dict(cut.switch_prices)
+  numbers = [*price_of.values(), *(weight for weight, _ in cut.parts)]
+  if not all(isinstance(number, Fraction | int) for number in numbers):
+    raise ValueError(f'Expected fractions, got {numbers}.')
   if not set(price_of) <= switches or min(price_of.values(), default=0) < 0:
     raise ValueError(f'Expected prices of switches, got {price_of}.')
   sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
@@ -161,6 +165,18 @@ def proven(cluster: clusters.Cluster, cut: Cut) -> Fraction:
   if not worth:
     raise ValueError('Expected a cut with links out of it, got none.')
   return needed / worth
+
+
+def leaving(
+  cluster: clusters.Cluster, nodes: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+  """Returns the links (src, dst) that leave a set of nodes, in their order."""
+  inside = set(nodes)
+  return tuple(
+    (src, dst)
+    for src, dst, _ in cluster.links
+    if src in inside and dst not in inside
+  )
 
 
 def _adjustable(graph: graphs.Graph) -> list[int]:
@@ -305,11 +321,6 @@ def _answer(
   names = cluster.nodes
   named = tuple((w, tuple(names[v] for v in side)) for w, side in parts)
   _, nodes = max(named, key=lambda part: part[0])
-  inside = set(nodes)
-  links = tuple(
-    (src, dst)
-    for src, dst, _ in cluster.links
-    if src in inside and dst not in inside
-  )
+  links = leaving(cluster, nodes)
   switch_prices = tuple((names[v], price) for v, price in prices)
   return graph.scale / x, Cut(nodes, links, named, switch_prices)

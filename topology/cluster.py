@@ -5,6 +5,7 @@ that rates and bounds computed from them can be compared for equality.
 """
 
 import dataclasses
+import decimal
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -215,13 +216,18 @@ def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
 def _capacity(value: Any, name: str) -> Fraction:
   """The capacity as a fraction; a float is the decimal that it prints as."""
   wrong = f'{name}: expected a finite GBps of at least 0, got {value!r}.'
-  if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+  kinds = str | numbers.Real | decimal.Decimal
+  if isinstance(value, bool) or not isinstance(value, kinds):
     raise ValueError(wrong)
   if isinstance(value, float) and not math.isfinite(value):
     raise ValueError(wrong)
-  exact = isinstance(value, numbers.Rational)
   try:
-    capacity = Fraction(value) if exact else Fraction(str(value))
+    if isinstance(
+      value, numbers.Rational
+    ):  # Of NumPy too, whose ints overflow.
+      capacity = Fraction(int(value.numerator), int(value.denominator))
+    else:
+      capacity = Fraction(str(value))
   except (ValueError, ZeroDivisionError) as error:
     raise ValueError(wrong) from error
   if capacity < 0:

@@ -7,6 +7,8 @@ Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
 """
 
 import dataclasses
+import math
+import numbers
 import time
 from collections.abc import Callable
 
@@ -18,9 +20,12 @@ __all__ = ['COLLECTIVES', 'Forest', 'Hop', 'Tree', 'pack']
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 _GB = 10**9
-_SMALL = 16  # Workers up to which the exact way is the fastest.
-_LARGE = 2**18  # Workers times links above which it is too slow.
-_LARGE_MESH = 2**20  # The same for an allgather without switches.
+# Workers times links up to which the exact way is as quick as the other, and up
+# to which it takes less than a minute or so, as far as was seen: switches have
+# to be split off, and links that differ in direction make two variables.
+_GATHER, _GATHER_MESH = (2**14, 2**18), (2**18, 2**20)
+_REDUCE = 2**14, 2**18
+_REDUCE_ONE_WAY, _REDUCE_ONE_WAY_MESH = (2**12, 2**13), (2**12, 2**15)
 _EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
 
 
@@ -40,12 +45,13 @@ def pack(
   64 workers on the usual networks, in half a minute for 256, but in hours for
   more or for many links (`topology.exact`, which can be called itself).  The
   other comes within a few percent in seconds, for up to 1,024 workers, and
-  nearer in minutes (`topology.approximate`).  Clusters of which the number of
-  workers times that of links is above 262,144 are packed the second way.
+  nearer in minutes (`topology.approximate`).  Which is taken depends on the
+  number of workers and links: the exact one as long as it takes a minute or so.
 
   The same cluster gives the same forest in every process, with two exceptions:
-  a time limit, and the approximate way on processors that differ, where the
-  last digit of a matrix product may too.  Then let one process pack.
+  a time limit, and the approximate way where processors differ, or the threads
+  that NumPy uses, and with them the last digit of a matrix product.  Then let
+  one process pack and send the others what it has (`topology.export`).
 
   Args:
     cluster: Workers, switches and links.
@@ -53,8 +59,9 @@ def pack(
       'allgather': each has 1 / N of the data, and gets all.
       'reduce_scatter': each has all, and gets the sum of 1 / N of it.
     gap: How far below the bound the rate may be, as a part of it, so that
-      packing ends there.  0 asks for the exact way; large clusters get as near
-      as some hundreds of trees can.
+      packing ends there.  0 asks for the exact way, which is also tried if
+      the other misses the gap; large clusters get as near as some hundreds of
+      trees can.
     max_trees: The most trees; in an allgather or reduce-scatter at least one
       for each worker.  The rate is what so many can reach.
     time_limit_s: Seconds after which packing ends with the best forest so far,
@@ -100,29 +107,44 @@ class _Packer:
     end, exact_end = _deadline(time_limit_s), stopping.never
     if time_limit_s is not None:
       exact_end = _deadline(time_limit_s * _EXACT_SHARE)
+    size = len(cluster.workers) * len(cluster.links)
+    small, large = self._limits(cluster)
     best = None
-    if self._is_exact(cluster):
-      self._tell('packing exactly')
-      try:
-        best = self._exact(cluster, exact_end)
-      except stopping.Stopped:
-        self._tell('not exact in time')
+    if not self.overlap or size <= (small if self.gap else large):
+      best = self._exact(cluster, exact_end)
     if best and (self.max_trees or len(best.trees)) >= len(best.trees):
       return best
-    return self._approximate(cluster, end, best)
+    found = self._approximate(cluster, end, best)
+    if best:
+      columns = approximate.heaviest(cluster, best, self.max_trees)
+      rival = fitted(cluster, columns, best)
+      found = max(found, rival, key=lambda forest: forest.rate_Bps)
+    if self.gap and found.gap > self.gap and not best and size <= large:
+      # What could not be reached in one way may be in the other.
+      best = self._exact(cluster, end)
+      if best and (self.max_trees or len(best.trees)) >= len(best.trees):
+        return best
+    return found
 
-  def _is_exact(self, cluster: clusters.Cluster) -> bool:
-    workers = len(cluster.workers)
-    if not self.overlap or workers <= _SMALL:
-      return True
-    if self.collective == 'allgather' and not cluster.switches:
-      return workers * len(cluster.links) <= _LARGE_MESH
-    return not self.gap and workers * len(cluster.links) <= _LARGE
+  def _limits(self, cluster: clusters.Cluster) -> tuple[int, int]:
+    """Workers times links up to which the exact way is quick, and not slow."""
+    if self.collective == 'allgather':
+      return _GATHER if cluster.switches else _GATHER_MESH
+    if cluster == cluster.reversed():
+      return _REDUCE
+    return _REDUCE_ONE_WAY if cluster.switches else _REDUCE_ONE_WAY_MESH
 
-  def _exact(self, cluster: clusters.Cluster, stop: stopping.Stop) -> Forest:
-    if self.collective == 'allreduce':
-      return exact.allreduce(cluster, stop, overlap=self.overlap)
-    return exact.allgather(cluster, stop)
+  def _exact(
+    self, cluster: clusters.Cluster, stop: stopping.Stop
+  ) -> Forest | None:
+    self._tell('packing exactly')
+    try:
+      if self.collective == 'allreduce':
+        return exact.allreduce(cluster, stop, overlap=self.overlap)
+      return exact.allgather(cluster, stop)
+    except stopping.Stopped:
+      self._tell('not exact in time')
+      return None
 
   def _approximate(
     self,
@@ -183,8 +205,8 @@ def _check(
     raise ValueError(
       f'collective: expected one of {COLLECTIVES}, got {collective!r}.'
     )
-  if not 0 <= gap < 1:
-    raise ValueError(f'gap: expected at least 0 and below 1, got {gap}.')
+  if not isinstance(gap, numbers.Real) or not 0 <= gap < 1:
+    raise ValueError(f'gap: expected at least 0 and below 1, got {gap!r}.')
   least = 1 if collective == 'allreduce' else len(cluster.workers)
   whole = max_trees is None or isinstance(max_trees, int)
   if not whole or (max_trees is not None and max_trees < least):
@@ -192,13 +214,14 @@ def _check(
       f'max_trees: expected an integer of at least {least} for this '
       f'{collective}, got {max_trees!r}.'
     )
-  if time_limit_s is not None and not 0 <= time_limit_s < float('inf'):
+  seconds = 0 if time_limit_s is None else time_limit_s
+  if not isinstance(seconds, numbers.Real) or not 0 <= seconds < math.inf:
     raise ValueError(
-      f'time_limit_s: expected at least 0 seconds, got {time_limit_s}.'
+      f'time_limit_s: expected 0 or more, finite, got {time_limit_s!r}.'
     )
   if not overlap and collective != 'allreduce':
     raise ValueError(f'overlap: expected True for {collective}, got False.')
-  if not overlap and (max_trees is not None or time_limit_s is not None):
+  if not overlap and (gap or max_trees or time_limit_s is not None):
     raise ValueError(
-      'overlap: expected True with max_trees or time_limit_s, got False.'
+      'overlap: expected True with a gap, max_trees or time_limit_s, got False.'
     )

@@ -44,8 +44,13 @@ def check(
   if forest.collective not in _STAGES:
     raise ValueError(f'Unknown collective {forest.collective!r}.')
   if len(cluster.workers) == 1:
-    given = forest.trees, forest.rate_Bps, forest.bound_Bps
-    if given != ((), None, None):
+    given = (
+      forest.trees,
+      forest.rate_Bps,
+      forest.bound_Bps,
+      forest.certificate,
+    )
+    if given != ((), None, None, None):
       raise ValueError('A single worker needs neither trees nor a rate.')
     return
   links = {(src, dst) for src, dst, _ in cluster.links}
@@ -160,7 +165,8 @@ def _check_rates(cluster: clusters.Cluster, forest: trees.Forest) -> None:
     if forest.collective != 'allreduce' and weight * len(weight_of) != rate:
       raise ValueError(f'Trees of {worker} carry {weight} B/s of {rate}.')
   for number, tree in enumerate(forest.trees):
-    if tree.share * rate != tree.weight_Bps:
+    own = isinstance(tree.share, Fraction)
+    if not own or tree.share * rate != tree.weight_Bps:
       raise ValueError(f'Tree {number}: the share {tree.share} is not its own.')
   if sum(tree.share for tree in forest.trees) != 1:
     raise ValueError('The shares do not add up to 1.')
@@ -180,11 +186,17 @@ def _check_bound(cluster: clusters.Cluster, forest: trees.Forest) -> None:
   kind = prices.Prices if forest.collective == 'allreduce' else bounds.Cut
   if not isinstance(forest.certificate, kind) or not forest.bound_Bps:
     raise ValueError('The bound has no proof.')
+  if not isinstance(forest.bound_Bps, Fraction):
+    raise ValueError(f'The bound {forest.bound_Bps!r} is no fraction.')
   if forest.collective == 'allreduce':
     bound = prices.proven(cluster, forest.certificate) * _GB
   else:
     backwards = forest.collective == 'reduce_scatter'
     graph = cluster.reversed() if backwards else cluster
+    cut = forest.certificate
+    named = cut.nodes in [nodes for _, nodes in cut.parts]
+    if not named or cut.links != bounds.leaving(graph, cut.nodes):
+      raise ValueError('The bottleneck is none of the cuts of the proof.')
     bound = (
       len(cluster.workers) * _GB / bounds.proven(graph, forest.certificate)
     )

@@ -1,0 +1,315 @@
+"""How fast packed forests are beside other schemes, and how soon packed.
+
+  python -m bench.forest [--parts=speedups,spread,times,trees,chunks]
+    [--topologies=FOLDER]
+
+speedups: the best rate of an allreduce over that of every scheme of
+topology/baselines.py, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
+JSON files, each with `topologies` and the optima that are known of them;
+without it, one of each kind that topology/builders.py makes.
+spread: the same where links are more and more unequal, up to 1:100.
+times: seconds of packing, with rates, gaps and trees.
+trees: what few trees, trees of equal weight, and phases one after the other
+reach of the best rate.
+chunks: the time of several sizes with latency, in the best chunks.
+
+All parts take about 3 minutes on two cores.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from bench import topologies
+from bench.clusters import table
+from topology import baselines, builders, forest, rounds, timing, units
+from topology import cluster as clusters
+
+_PARTS = ('speedups', 'spread', 'times', 'trees', 'chunks')
+_BASELINES = {
+  'naive_ring': 'naive ring',
+  'naive_ring_both_ways': 'naive both ways',
+  'best_ring': 'best ring',
+  'best_ring_both_ways': 'best both ways',
+  'rotated_rings': 'rotated',
+  'hierarchical': 'hierarchical',
+  'double_binary_tree': 'double tree',
+  'single_server': 'server',
+  'sharded_server': 'sharded',
+  'equal_shards': 'equal shards',
+}
+_EXACT = 64  # Workers up to which the table of speed-ups is exact,
+_GAP = 0.01  # and how far below the bound its forests may be above.
+_RATIOS = (1, 3, 10, 30, 100)
+_SEEDS = (1, 2, 3)
+_CLAIM = 18.3
+_PEER_S = {'dgx_a100(2)': 9.1, 'mi250(2)': 65.0, 'dgx_a100(4)': 77.0}
+_FEW = (8, 16, 32, 64)
+_PERMUTES = 128
+_BOXES = 'dgx_a100(2)'
+_SIZES_MB = (1, 100, 1000)
+_LATENCY_S = 5e-6
+_MESSAGE_S = 2e-6
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the tables of every part."""
+  parser = argparse.ArgumentParser(
+    prog='bench.forest', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--parts', default=','.join(_PARTS))
+  default = os.environ.get('SYNCOPATE_TOPOLOGIES')
+  parser.add_argument('--topologies', default=default)
+  given = parser.parse_args(argv)
+  for part in given.parts.split(','):
+    if part == 'speedups':
+      folder = given.topologies
+      print_speedups(
+        topologies.read(folder) if folder else topologies.built_in()
+      )
+    elif part == 'spread':
+      print_spread()
+    elif part == 'times':
+      print_times()
+    elif part == 'trees':
+      print_few()
+      print_phases()
+    elif part == 'chunks':
+      print_chunks()
+    else:
+      parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
+
+
+def ratios(
+  cluster: clusters.Cluster, best: forest.Forest
+) -> dict[str, float | None]:
+  """Returns the rate of a forest over that of each baseline, by its name.
+
+  None for a hierarchy where all workers are in one group.
+  """
+  schemes = baselines.all_of(cluster, best)
+  return {
+    name: float(best.rate_Bps / schemes[name].rate_Bps)
+    if name in schemes
+    else None
+    for name in _BASELINES
+  }
+
+
+def print_speedups(given: Sequence[topologies.Topology]) -> None:
+  """Prints a row per topology: the rate, and its ratio to each baseline."""
+  head = 'topology', 'workers', 'GB/s', 'optimum', 'gap'
+  rows = [(*head, *_BASELINES.values())]
+  equal = below = above = 0
+  for name, cluster, optimum in given:
+    count = len(cluster.workers)
+    best = forest.pack(cluster, gap=0 if count <= _EXACT else _GAP)
+    rate = best.rate_Bps / 10**9
+    if optimum is not None:
+      equal += rate == optimum
+      below += rate < optimum
+      above += rate > optimum
+    cells = [
+      name,
+      f'{count}',
+      f'{float(rate):.5g}',
+      f'{optimum or "-"}',
+      _gap(best),
+    ]
+    cells += map(_ratio, ratios(cluster, best).values())
+    rows.append(tuple(cells))
+  print(
+    '\nAllreduce: rate of the forest (optimal where the gap is 0), and over '
+    f'that of each scheme:\n\n{table(*rows)}\n\n'
+    '-: a hierarchy needs several groups of workers.  Above '
+    f'{_EXACT} workers the forest, and that of\nequal shards (as of '
+    f'ForestColl), are packed to a gap of {_GAP:.0%}: ratios are true to that.',
+    flush=True,
+  )
+  if equal + below + above:
+    print(
+      f'Of {equal + below + above} known optima, rates equal {equal}, as '
+      f'fractions, are below {below} and above {above}.',
+      flush=True,
+    )
+
+
+def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
+  """Prints a row per network and inequality of its links, mean and range."""
+  head = 'network', '1 :', *_BASELINES.values()
+  rows = [(*head, 'least', 'least without equal shards')]
+  above = []
+  for name, spec in topologies.SPREAD.items():
+    for ratio in _RATIOS:
+      runs = [
+        _unequal(spec, ratio, s) for s in seeds[: None if ratio > 1 else 1]
+      ]
+      found = {
+        title: [run[key] for run in runs if run[key] is not None]
+        for key, title in _BASELINES.items()
+      }
+      mean = {title: statistics.fmean(v) for title, v in found.items() if v}
+      cells = [name, f'{ratio}', *map(_range, found.values())]
+      cells.append(_least(mean))
+      mean.pop('equal shards')
+      cells.append(_least(mean))
+      rows.append(tuple(cells))
+      most = {title: max(values, default=0) for title, values in found.items()}
+      over = [f'{t} {r:.3g}' for t, r in most.items() if r > _CLAIM]
+      if over:
+        above.append(f'{name}, 1 : {ratio}: {", ".join(over)}')
+  print(
+    f'\nThe same where capacities are spread over 1 : ratio, mean and range of '
+    f'{len(seeds)} seeds, and\nthe baseline of the least mean:\n\n'
+    f'{table(*rows)}\n\nAbove {_CLAIM}, at most:\n' + '\n'.join(above) + '\n'
+    f'{_CLAIM} is the most that the paper reports (INFOCOM 2021) over schemes '
+    'and in settings\nthat are not known to us: the two cannot be compared.',
+    flush=True,
+  )
+
+
+def print_times() -> None:
+  """Prints a row per packing, as soon as it is done."""
+  print(
+    '\nSeconds of packing, and of the processor, for a gap of at most that '
+    "asked for; beside it\nForestColl's Python, measured beforehand on such a "
+    f'machine, not by this command:\n\n{"cluster":52}{"collective":16}'
+    f'{"N":>4}{"GB/s":>9}{"asked":>7}{"gap":>7}{"trees":>7}{"s":>8}{"CPU s":>8}'
+    f'{"ForestColl":>12}'
+  )
+  for specs, gap, collectives in topologies.TIMES:
+    for spec, collective in itertools.product(specs, collectives):
+      cluster = builders.named(spec)
+      start_s, start_cpu_s = time.perf_counter(), time.process_time()
+      best = forest.pack(cluster, collective=collective, gap=gap)
+      cpu_s = time.process_time() - start_cpu_s
+      took_s = time.perf_counter() - start_s
+      peer_s = _PEER_S.get(spec, '') if collective == 'allgather' else ''
+      print(
+        f'{spec:52}{collective:16}{len(cluster.workers):4}'
+        f'{float(best.rate_Bps) / 1e9:9.2f}{gap:7.0%}{_gap(best):>7}'
+        f'{len(best.trees):7}{took_s:8.2f}{cpu_s:8.2f}{peer_s:>12}',
+        flush=True,
+      )
+
+
+def print_few() -> None:
+  """Prints the part of the optimum that so many trees and units reach."""
+  few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
+  equal = [('cluster', *(f'{count}' for count in _FEW))]
+  for spec in topologies.FEW_OF:
+    cluster = builders.named(spec)
+    best = forest.pack(cluster)
+    found = [forest.pack(cluster, max_trees=most) for most in _FEW]
+    parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
+    few.append((spec, f'{len(best.trees)}', *parts))
+    found = [units.equal_units(cluster, best, count) for count in _FEW]
+    parts = [
+      f'{float(f.rate_Bps / best.rate_Bps):.3f} ({_planned(cluster, f)})'
+      for f in found
+    ]
+    equal.append((spec, *parts))
+  print(
+    '\nAllreduce: trees of the best forest, and the part of its rate with at '
+    f'most so many:\n\n{table(*few)}\n\n'
+    'The same with so many trees of equal weight; in brackets the permutes of '
+    'a step, and the part of\nthe rate that is lost if they run one after the '
+    f'other:\n\n{table(*equal)}',
+    flush=True,
+  )
+
+
+def print_phases() -> None:
+  """Prints what overlapping the ways up and down gains."""
+  rows = [('cluster', 'best shares', 'equal shards')]
+  for spec in topologies.PHASES_OF:
+    cluster = builders.named(spec)
+    best = forest.pack(cluster)
+    phases = forest.pack(cluster, overlap=False)
+    shards = baselines.equal_shards(cluster, best)
+    cells = [
+      f'{float(best.rate_Bps / f.rate_Bps):.3f}' for f in (phases, shards)
+    ]
+    rows.append((spec, *cells))
+  print(
+    '\nRate with both ways overlapped over that of one phase after the other:'
+    f'\n\n{table(*rows)}',
+    flush=True,
+  )
+
+
+def print_chunks() -> None:
+  """Prints how long sizes take with latency, in the best chunks."""
+  cluster = builders.named(_BOXES)
+  best = forest.pack(cluster)
+  schemes = {
+    'forest': best,
+    'of 8 trees': forest.pack(cluster, max_trees=8),
+    'rotated rings': baselines.rotated_rings(cluster, best),
+    'hierarchical': baselines.hierarchical(cluster, best),
+    'double tree': baselines.double_binary_tree(cluster, best),
+  }
+  rows = [('scheme', 'GB/s', *(f'{size} MB' for size in _SIZES_MB))]
+  for name, scheme in schemes.items():
+    cells = [name, f'{float(scheme.rate_Bps) / 1e9:.1f}']
+    for size in _SIZES_MB:
+      delays = {'latency_s': _LATENCY_S, 'message_s': _MESSAGE_S}
+      chunks, took = timing.best_chunks(cluster, scheme, size * 10**6, **delays)
+      rate = size / 1e3 / took.total_s
+      cells.append(f'{1e3 * took.total_s:.3g} ms, {rate:.3g} ({_span(chunks)})')
+    rows.append(tuple(cells))
+  print(
+    f'\nAllreduce of {_BOXES}: rate without latency; with {_LATENCY_S * 1e6:g} '
+    f'us for each link and {_MESSAGE_S * 1e6:g} us for each\nchunk and hop, '
+    'milliseconds, GB/s and, in brackets, the best chunks of a tree:\n\n'
+    f'{table(*rows)}',
+    flush=True,
+  )
+
+
+def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
+  cluster = builders.spread(builders.named(spec), ratio, seed)
+  return ratios(cluster, forest.pack(cluster))
+
+
+def _planned(cluster: clusters.Cluster, equal: forest.Forest) -> str:
+  try:
+    plan = rounds.plan(cluster, equal, max_permutes=_PERMUTES)
+  except ValueError:  # The forest needs more: no other reason is left.
+    return f'over {_PERMUTES}'
+  return f'{len(plan.pairs)}, {float(plan.loss):.0%}'
+
+
+def _gap(best: forest.Forest) -> str:
+  return f'{float(best.gap):.2%}' if best.gap else '0'
+
+
+def _ratio(value: float | None) -> str:
+  return '-' if value is None else f'{value:.2f}'
+
+
+def _range(values: Sequence[float]) -> str:
+  if not values:
+    return '-'
+  mean, low, high = (
+    f'{value:.3g}'
+    for value in (statistics.fmean(values), min(values), max(values))
+  )
+  return mean if low == high else f'{mean} ({low}-{high})'
+
+
+def _least(mean: Mapping[str, float]) -> str:
+  title = min(mean, key=mean.__getitem__)
+  return f'{title} {mean[title]:.2f}'
+
+
+def _span(counts: Sequence[int]) -> str:
+  low, high = min(counts), max(counts)
+  return f'{low}' if low == high else f'{low}-{high}'
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,83 @@
+"""Tests for what bench.forest computes for its tables, and that it prints."""
+
+import contextlib
+import io
+import json
+import pathlib
+import tempfile
+from fractions import Fraction
+
+from absl.testing import absltest
+
+from bench import forest as bench
+from bench import topologies
+from topology import builders, cluster, forest
+
+
+def _printed(*args):
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    bench.main([*args])
+  return out.getvalue()
+
+
+def _folder(**optima):
+  """A folder of full meshes of 3 with links of 2 GB/s, and what they reach."""
+  mesh = cluster.to_json(builders.full_mesh(3, 2))
+  rows = [
+    mesh | {'name': name, 'feasible': True, 'allreduce': {'rate_GBps': rate}}
+    for name, rate in optima.items()
+  ]
+  alone = {'name': 'alone', 'feasible': True, 'nodes': mesh['nodes'][:1]}
+  parted = {'name': 'parted', 'feasible': False, 'nodes': mesh['nodes']}
+  folder = pathlib.Path(tempfile.mkdtemp())
+  text = json.dumps({'topologies': [*rows, alone, parted]})
+  (folder / 'known.json').write_text(text)
+  return folder
+
+
+class BenchForestTest(absltest.TestCase):
+  def test_ratios_of_a_mesh_are_those_of_closed_forms(self):
+    graph = builders.full_mesh(5, 8)  # At best n c / 2.
+
+    ratio = bench.ratios(graph, forest.pack(graph))
+
+    self.assertEqual(ratio['naive_ring'], 4)
+    self.assertEqual(ratio['best_ring_both_ways'], 2)
+    self.assertEqual(ratio['single_server'], 2.5)
+    self.assertEqual(ratio['equal_shards'], 1)
+    self.assertIsNone(ratio['hierarchical'])
+
+  def test_rates_are_counted_beside_known_optima(self):
+    found = topologies.read(_folder(right='3', low='5/2', high='4'))
+    self.assertEqual([each.name for each in found], ['right', 'low', 'high'])
+    self.assertEqual(found[1].optimum_GBps, Fraction(5, 2))
+
+    folder = _folder(right='3', low='5/2', high='4', higher='5')
+    text = _printed('--parts=speedups', f'--topologies={folder}')
+
+    self.assertIn('Of 4 known optima, rates equal 1, ', text)
+    self.assertIn('are below 2 and above 1.', text)
+    self.assertNotIn('alone', text)
+
+  def test_folders_without_topologies_and_unknown_parts_are_refused(self):
+    with self.assertRaisesRegex(ValueError, '--topologies'):
+      topologies.read(tempfile.mkdtemp())
+    with self.assertRaises(SystemExit), contextlib.redirect_stderr(None):
+      bench.main(['--parts=none'])
+
+  def test_every_named_cluster_can_be_built(self):
+    *groups, _ = topologies.TIMES  # The largest take seconds to build.
+    specs = {*topologies.SPREAD.values(), *topologies.FEW_OF}
+    specs |= {*topologies.PHASES_OF}
+    specs |= {spec for group, *_ in groups for spec in group}
+
+    for spec in specs:
+      self.assertGreaterEqual(len(builders.named(spec).workers), 5)
+    self.assertLen(topologies.built_in(), 19)
+
+  def test_chunks_are_printed(self):
+    self.assertIn('| forest ', _printed('--parts=chunks'))
+
+
+if __name__ == '__main__':
+  absltest.main()
