@@ -74,6 +74,16 @@ def timeless(row: dict[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in row.items() if not k.startswith('wall_')}
 
 
+def printed(code: str, *seeds: str) -> set[str]:
+  """Returns what code prints, run once with each seed of Python's hashes."""
+  outputs = set()
+  for seed in seeds:
+    process = python('-c', code, PYTHONHASHSEED=seed)
+    process.check_returncode()
+    outputs.add(process.stdout)
+  return outputs
+
+
 def python(
   *argv: str, cwd: pathlib.Path = _ROOT, **environment: str
 ) -> subprocess.CompletedProcess:

@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from topology import builders, cluster, routing
+from topology import builders, cluster, graphs, routing
 
 PRICES = ('equal', 'random', 'extreme')
 SEEDS = (*range(10),)
@@ -272,11 +272,11 @@ class NetworkTest(absltest.TestCase):
   def test_union_find_joins_each_pair_once(self):
     parent = list(range(4))
 
-    joined = [routing.join(parent, *p) for p in ((0, 1), (2, 3), (1, 3))]
+    joined = [graphs.join(parent, *p) for p in ((0, 1), (2, 3), (1, 3))]
 
     self.assertEqual(joined, [True] * 3)
-    self.assertFalse(routing.join(parent, 0, 2))
-    self.assertLen({routing.find(parent, node) for node in range(4)}, 1)
+    self.assertFalse(graphs.join(parent, 0, 2))
+    self.assertLen({graphs.find(parent, node) for node in range(4)}, 1)
 
 
 def _networks(seed, *, directed=True, paired=True):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from topology import graphs
+
 Priced = tuple[int, int, int]  # Two nodes and the price of a link.
 
 
@@ -33,19 +35,7 @@ def spanning_tree(worker: Sequence[bool], links: Iterable[Priced]) -> int:
     if nearest[a] != nearest[b]
   )
   above = list(range(len(worker)))
-
-  def top(node: int) -> int:
-    while above[node] != node:
-      above[node] = node = above[above[node]]
-    return node
-
-  total = 0
-  for price, a, b in hops:
-    a, b = top(a), top(b)
-    if a != b:
-      above[a] = b
-      total += price
-  return total
+  return sum(price for price, a, b in hops if graphs.join(above, a, b))
 
 
 def _nearest(

@@ -12,7 +12,7 @@ from fractions import Fraction
 from topology import allreduce as optima
 from topology import arborescences, bounds, graphs, splitting, stopping
 from topology import cluster as clusters
-from topology.trees import Forest, Hop, Tree, turned
+from topology.trees import Forest, Hop, Tree, centered, turned
 
 _GB = 10**9
 _Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
@@ -104,42 +104,14 @@ def _both_ways(
   weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
   for trees in packed.values():
     for hops, weight in trees:
-      tree = _centered(hops)
-      weight_of[tree] = weight_of.get(tree, Fraction(0)) + weight
-  centered: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
-  centered = {root: [] for root in cluster.workers}
+      root, ways = centered([(hop[0], hop[-1]) for hop in hops])
+      down = tuple(hops[i][::-1] if back else hops[i] for i, back in ways)
+      weight_of[root, down] = weight_of.get((root, down), 0) + weight
+  pairs: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
+  pairs = {root: [] for root in cluster.workers}
   for (root, hops), weight in weight_of.items():
-    centered[root].append((turned(hops), hops, weight))
-  return centered
-
-
-def _centered(hops: tuple[Hop, ...]) -> tuple[str, tuple[Hop, ...]]:
-  """The middle of a longest path in the tree, and the hops away from it."""
-  end = _spread(hops, hops[0][0])[-1][-1]
-  away = _spread(hops, end)
-  parent = {hop[-1]: hop[0] for hop in away}
-  path = [away[-1][-1]]
-  while path[-1] != end:
-    path.append(parent[path[-1]])
-  middle = path[len(path) // 2]
-  return middle, _spread(hops, middle)
-
-
-def _spread(hops: tuple[Hop, ...], root: str) -> tuple[Hop, ...]:
-  """The hops of a tree, turned away from `root`, nearest first."""
-  ways: dict[str, list[Hop]] = {}
-  for hop in hops:
-    ways.setdefault(hop[0], []).append(hop)
-    ways.setdefault(hop[-1], []).append(hop[::-1])
-  reached, spread = [root], []
-  seen = {root}
-  for node in reached:
-    for hop in ways[node]:
-      if hop[-1] not in seen:
-        seen.add(hop[-1])
-        reached.append(hop[-1])
-        spread.append(hop)
-  return tuple(spread)
+    pairs[root].append((turned(hops), hops, weight))
+  return pairs
 
 
 def _packed(

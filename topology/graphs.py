@@ -124,3 +124,18 @@ def cut_links(
     elif inside[dst] and not inside[src]:
       entering.append(i)
   return sum(inside[w] for w in graph.workers), leaving, entering
+
+
+def find(parent: list[int], node: int) -> int:
+  """Returns the root of a node in a union-find forest, and shortens its way."""
+  while parent[node] != node:
+    parent[node] = parent[parent[node]]
+    node = parent[node]
+  return node
+
+
+def join(parent: list[int], a: int, b: int) -> bool:
+  """Makes one of two trees of a union-find forest; False if they are one."""
+  a, b = find(parent, a), find(parent, b)
+  parent[a] = b
+  return a != b

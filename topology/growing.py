@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topology import routing
+from topology import graphs, routing, trees
 
 _STEEP = 20.0  # Price of a full link over that of an empty one, as exponent.
 _MOST = 40.0  # The same for a single tree on a link too thin for it.
@@ -186,13 +186,13 @@ def _spanning(
       raise ValueError('Expected hops that connect all workers.')
     _, i = heapq.heappop(queue)
     hop = hops[i]
-    if routing.find(parent, hop.src) == routing.find(parent, hop.dst):
+    if graphs.find(parent, hop.src) == graphs.find(parent, hop.dst):
       continue
     now = prices.of(hop.uses)
     if queue and now > queue[0][0] * _AGAIN:
       heapq.heappush(queue, (now, i))
       continue
-    routing.join(parent, hop.src, hop.dst)
+    graphs.join(parent, hop.src, hop.dst)
     prices.raise_(hop.uses)
     tree.append(hop)
   return tree
@@ -251,29 +251,8 @@ def _branching(
 
 def _centered(network: routing.Network, hops: list[routing.Hop]) -> Grown:
   """A tree of paired links with its root in the middle of a longest path."""
-  ways: dict[int, list[routing.Hop]] = {}
-  for hop in hops:
-    ways.setdefault(hop.src, []).append(hop)
-    ways.setdefault(hop.dst, []).append(network.backwards(hop))
-  end = _spread(ways, hops[0].src)[-1].dst
-  away = _spread(ways, end)
-  parent = {hop.dst: hop.src for hop in away}
-  path = [away[-1].dst]
-  while path[-1] != end:
-    path.append(parent[path[-1]])
-  root = path[len(path) // 2]
-  down = _spread(ways, root)
-  return Grown(root, tuple(map(network.backwards, down)), tuple(down))
-
-
-def _spread(ways: dict[int, list[routing.Hop]], root: int) -> list[routing.Hop]:
-  """The hops of a tree, turned away from `root`, nearest first."""
-  reached, spread = [root], []
-  seen = {root}
-  for node in reached:
-    for hop in ways[node]:
-      if hop.dst not in seen:
-        seen.add(hop.dst)
-        reached.append(hop.dst)
-        spread.append(hop)
-  return spread
+  root, ways = trees.centered([(hop.src, hop.dst) for hop in hops])
+  back = [network.backwards(hop) for hop in hops]
+  down = [back[i] if turn else hops[i] for i, turn in ways]
+  up = [hops[i] if turn else back[i] for i, turn in ways]
+  return Grown(root, tuple(up), tuple(down))

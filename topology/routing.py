@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topology import cluster as clusters
+from topology import graphs
 
 _Way = tuple[int, ...]  # Links, in the order in which they are passed.
 
@@ -173,7 +174,7 @@ class Network:
     parent = list(range(self.nodes))
     total, kept = 0.0, []
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
-      if join(parent, a, b):
+      if graphs.join(parent, a, b):
         total += worth[i]
         kept.append(names[i])
         if len(kept) == len(self.workers) - 1:
@@ -340,18 +341,3 @@ class Network:
     if way is None:
       return None
     return tuple(self._reverse[link] for link in reversed(way))
-
-
-def find(parent: list[int], node: int) -> int:
-  """Returns the root of a node in a union-find forest, and shortens its way."""
-  while parent[node] != node:
-    parent[node] = parent[parent[node]]
-    node = parent[node]
-  return node
-
-
-def join(parent: list[int], a: int, b: int) -> bool:
-  """Makes one of two trees of a union-find forest; False if they are one."""
-  a, b = find(parent, a), find(parent, b)
-  parent[a] = b
-  return a != b

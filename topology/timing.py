@@ -115,7 +115,7 @@ def best_chunks(
   """
   parts = _parts(cluster, forest, size_bytes, latency_s, message_s)
   _check_count('most', most)
-  counts = tuple(part.best_chunks(most) for part in parts)
+  counts = tuple(part.best_count(most) for part in parts)
   return counts, _timing(cluster, forest, parts, counts)
 
 
@@ -179,7 +179,7 @@ class _Part(NamedTuple):
     """Seconds until all is done; at most as many chunks as bytes."""
     return self.summed_s(chunks) + self.down.slowest_s(self.slot_s(chunks))
 
-  def best_chunks(self, most: int) -> int:
+  def best_count(self, most: int) -> int:
     if not self.size_bytes:
       return 1
     counts = np.arange(1, min(most, self.size_bytes) + 1)

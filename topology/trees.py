@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from topology import bounds, prices
 from topology import cluster as clusters
@@ -96,6 +96,45 @@ def turned(hops: Sequence[Hop]) -> list[Hop]:
   What went away from the root goes towards it, or the reverse.
   """
   return [hop[::-1] for hop in reversed(hops)]
+
+
+def centered(
+  ends: Sequence[tuple[Any, Any]],
+) -> tuple[Any, list[tuple[int, bool]]]:
+  """Returns the middle of a longest path in a tree, and the way from there.
+
+  A root in the middle makes a tree least deep.  O(n).
+
+  Args:
+    ends: The two ends of each of its edges, at least one edge.
+
+  Returns:
+    The node and, the nearest first, each edge by its place in `ends` and
+    whether it is turned round to lead away from the node.
+  """
+  ways: dict[Any, list[tuple[Any, int, bool]]] = {}
+  for i, (src, dst) in enumerate(ends):
+    ways.setdefault(src, []).append((dst, i, False))
+    ways.setdefault(dst, []).append((src, i, True))
+
+  def spread(root: Any) -> dict[Any, tuple[Any, int, bool]]:
+    """Per other node, nearest first, the one before it and the edge."""
+    before = {root: (root, -1, False)}
+    reached = [root]
+    for node in reached:
+      for other, i, back in ways[node]:
+        if other not in before:
+          before[other] = node, i, back
+          reached.append(other)
+    return {node: before[node] for node in reached[1:]}
+
+  end = next(reversed(spread(ends[0][0])))
+  away = spread(end)
+  path = [next(reversed(away))]
+  while path[-1] != end:
+    path.append(away[path[-1]][0])
+  middle = path[len(path) // 2]
+  return middle, [(i, back) for _, i, back in spread(middle).values()]
 
 
 def backwards(forest: Forest) -> Forest:
