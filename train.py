@@ -19,7 +19,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 import learning
-from cluster import compilations, driving, roles, transport
+from cluster import compilations, driving, memory, roles, transport
 from cluster import speed as speeds
 from cluster.checkpoints import Checkpoints
 from cluster.checks import require
@@ -82,6 +82,7 @@ def build(
   files = RunFiles(workdir)
   meeting = _meeting(config, workdir, process or {}) if real else None
   if meeting and files.finished() is None:
+    memory.advise()
     meeting.join()
   scheme = copy.deepcopy(scheme) or made(
     'sync', choose, num_workers=config.cluster.workers

@@ -1,19 +1,27 @@
-"""What streams of messages cost beside bare Flight.
+"""What streams of messages, and whole runs, cost beside bare Flight.
 
-  python -m bench.transport [--mb=100] [--pairs=5] [--chunk_kb=2048]
+  python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
+    [--iterations=120]
 
-Two processes on the loopback interface: a float32 vector goes to the other
-one and comes back.  A stream reads every byte once more at each end for the
-checksum, and copies it to where it belongs.  Bare Flight, a DoPut and a DoGet
-in chunks of the size that suits it, keeps what arrives (`read_all`), or, for
-what the wire alone can do, drops it.  They run in turns, and the ratios of the
-throughputs of each turn are printed.
+A float32 vector goes to another process on the loopback interface and comes
+back.  A stream reads every byte once more at each end for the checksum, and
+copies it to where it belongs.  Bare Flight does a DoPut and a DoGet in chunks
+of the size that suits it, and keeps what arrives (`read_all`) or, for what the
+wire alone can do, drops it.  Both are measured in processes as they are and in
+processes that keep freed memory (`cluster.memory`), all in turns.  A run is one
+of tools.launch, without a model: one worker and one dedicated server; in one of
+its iterations the vector is pushed, the lead decides, and it is pulled.
 """
 
 import argparse
+import contextlib
 import multiprocessing
+import os
+import pathlib
 import statistics
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,95 +29,170 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from cluster import transport
+from bench import clusters
+from cluster import memory, transport
+from configs import default
+from tools import records
 
 _HOST = '127.0.0.1'
 _BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.
 _KEEP = b'keep'  # The command of a DoPut whose receiver keeps what arrives.
 _SCHEMA = pa.schema([pa.field('bytes', pa.uint8())])
+_NAMES = {
+  'stream': 'stream: checked, in place',
+  'keeps': 'bare Flight, keeps',
+  'drops': 'bare Flight, drops',
+}
+_AIM = 0.8
+_COMPUTE_S = 0.001  # Of an iteration of a run.
+Turn = Callable[[str], tuple[float, float]]
 
 
 def main(argv: list[str] | None = None) -> float:
-  """Prints the ratios of every pair; returns the median to the faster one."""
+  """Prints rates and ratios; returns the stream's to the aim's bare Flight."""
   parser = argparse.ArgumentParser(
     prog='bench.transport', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--mb', type=int, default=100)
-  parser.add_argument('--pairs', type=int, default=5)
+  parser.add_argument('--turns', type=int, default=30)
   parser.add_argument('--chunk_kb', type=int, default=2048)
-  arguments = parser.parse_args(argv)
+  parser.add_argument('--iterations', type=int, default=120)
+  given = parser.parse_args(argv)
 
-  size, chunk = 10**6 * arguments.mb, 2**10 * arguments.chunk_kb
-  vector = _vector(size)
-  landed = np.zeros(size, np.uint8)
-  ours, theirs = multiprocessing.Pipe()
-  other = multiprocessing.get_context('spawn').Process(
-    target=_serve, args=(theirs, size), daemon=True
+  size, chunk = 10**6 * given.mb, 2**10 * given.chunk_kb
+  with (
+    _pair({}, size, chunk) as as_it_is,
+    _pair(memory.ENVIRONMENT, size, chunk) as keeping,
+  ):
+    pairs = {'as it is': as_it_is, 'kept': keeping}
+    before = [_turn(pairs) for _ in range(given.turns // 2)]
+    iteration_s = _iteration_s(size, given.iterations)
+    turns = before + [_turn(pairs) for _ in range(given.turns - len(before))]
+
+  stream = 'stream', 'kept'
+  rows = [('', 'freed memory', 'MB/s there', 'back', 'stream', 'run')]
+  for key in turns[0]:
+    there, back = (
+      size / 1e6 / statistics.median(times)
+      for times in zip(*(turn[key] for turn in turns), strict=True)
+    )
+    took_s = [sum(turn[key]) for turn in turns]
+    ratio = statistics.median(
+      took / sum(turn[stream]) for took, turn in zip(took_s, turns, strict=True)
+    )
+    run = statistics.median(took_s) / iteration_s
+    cells = f'{there:.0f}', f'{back:.0f}', f'{ratio:.3f}', f'{run:.3f}'
+    rows.append((_NAMES[key[0]], key[1], *cells))
+    if key == ('drops', 'as it is'):
+      reached = ratio
+  print(
+    f'\n{given.mb} MB there and back, medians of {given.turns} turns; stream, '
+    f'run: the throughput of the\nstream that keeps freed memory, and of a run '
+    f"({1e3 * iteration_s:.0f} ms for an iteration), over the\nline's:\n\n"
+    f'{clusters.table(*rows)}\n\nstream over bare Flight as it is, which drops '
+    f'what arrives: {reached:.3f} (aim: at least {_AIM:.2f})'
   )
-  other.start()
-  print(f'stream over bare Flight, {arguments.mb} MB each way, MB/s')
-  kept, dropped = [], []
-  with flight.FlightClient(f'grpc://{ours.recv()}') as client:
-    stream = transport.connect(ours.recv(), {}, transport.Security(), 10.0)
-    _round_trip(stream, vector, landed, chunk)  # Touches all memory.
-    _bare_round_trip(client, vector, keep=True)
-    for pair in range(arguments.pairs):
-      stream_s = _round_trip(stream, vector, landed, chunk)
-      kept_s = _bare_round_trip(client, vector, keep=True)
-      dropped_s = _bare_round_trip(client, vector, keep=False)
-      kept.append(sum(kept_s) / sum(stream_s))
-      dropped.append(sum(dropped_s) / sum(stream_s))
-      rates = [
-        f'{size / 1e6 / s:.0f}' for s in (*stream_s, *kept_s, *dropped_s)
-      ]
-      print(
-        f'  pair {pair}: push {rates[0]} pull {rates[1]}, kept: put {rates[2]} '
-        f'get {rates[3]} = {kept[-1]:.3f}, dropped: put {rates[4]} get '
-        f'{rates[5]} = {dropped[-1]:.3f}'
-      )
+  return reached
+
+
+def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:
+  """Returns the seconds there and back, by what is done and with what memory.
+
+  Args:
+    pairs: Pairs of processes, by what happens to freed memory.
+  """
+  return {
+    (kind, kept): turn(kind) for kind in _NAMES for kept, turn in pairs.items()
+  }
+
+
+@contextlib.contextmanager
+def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
+  """Gives a function that moves bytes between two new processes and back.
+
+  Args:
+    environ: Of the processes, beside this one's.
+    size: Bytes each way.
+    chunk: Bytes of a chunk of the stream.
+  """
+  with (
+    _process(environ, _serve, size, chunk) as server,
+    _process(environ, _ask, size, chunk) as client,
+  ):
+    client.send(server.recv())
+
+    def turn(kind):
+      client.send(kind)
+      return client.recv()
+
+    for kind in _NAMES:
+      turn(kind)  # Touches all memory.
+    yield turn
+
+
+@contextlib.contextmanager
+def _process(
+  environ: Mapping[str, str], target: Callable[..., None], *args: Any
+) -> Iterator[Connection]:
+  """Gives the pipe of a new process, which ends with what is done with it."""
+  ours, theirs = multiprocessing.Pipe()
+  process = multiprocessing.get_context('spawn').Process(
+    target=target, args=(theirs, *args), daemon=True
+  )
+  before = dict(os.environ)
+  for name in memory.ENVIRONMENT:
+    os.environ.pop(name, None)
+  os.environ.update(environ)
+  try:
+    process.start()
+  finally:
+    os.environ.clear()
+    os.environ.update(before)
+  theirs.close()
+  yield ours
+  ours.send('')
+  process.join()
+
+
+def _ask(pipe: Connection, size: int, chunk: int) -> None:
+  """Sends and fetches, as often as it is told to; the client of `_serve`."""
+  bare, address = pipe.recv()
+  vector, landed = _vector(size), np.zeros(size, np.uint8)
+  with flight.FlightClient(f'grpc://{bare}') as client:
+    stream = transport.connect(address, {}, transport.Security(), 10.0)
+    while kind := pipe.recv():
+      start = time.perf_counter()
+      if kind == 'stream':
+        _push(stream, vector, chunk)
+        middle = time.perf_counter()
+        _pull(stream, landed)
+      else:
+        _put(client, vector, kind)
+        middle = time.perf_counter()
+        _received(client.do_get(flight.Ticket(b'')), kind == 'keeps')
+      pipe.send((middle - start, time.perf_counter() - middle))
     if not np.array_equal(landed, vector):
       raise RuntimeError('What came back is not what was sent.')
     stream.close()
-  ours.send('end')
-  other.join()
-  median = statistics.median(dropped)
-  print(
-    f'  median {median:.3f} of Flight that drops what arrives (aim: at least '
-    f'0.80), {statistics.median(kept):.3f} of one that keeps it'
-  )
-  return median
 
 
-def _vector(size: int) -> np.ndarray:
-  values = np.random.default_rng(0).normal(size=size // 4)
-  return values.astype(np.float32).view(np.uint8)
+def _push(stream: transport.Stream, vector: np.ndarray, chunk: int) -> None:
+  stream.send(None, transport.chunked(vector, chunk), vector.size)
+  stream.receive()  # It has arrived.
 
 
-def _round_trip(
-  stream: transport.Stream, vector: np.ndarray, landed: np.ndarray, chunk: int
-) -> tuple[float, float]:
-  """Returns the seconds of a push, until it has arrived, and of a pull."""
-  start = time.perf_counter()
-  stream.send(chunk, transport.chunked(vector, chunk), vector.size)
-  stream.receive()
-  middle = time.perf_counter()
-  stream.send(chunk)
+def _pull(stream: transport.Stream, landed: np.ndarray) -> None:
+  stream.send(None)
   stream.receive().read(landed)
-  return middle - start, time.perf_counter() - middle
 
 
-def _bare_round_trip(
-  client: flight.FlightClient, vector: np.ndarray, *, keep: bool
-) -> tuple[float, float]:
-  start = time.perf_counter()
-  command = flight.FlightDescriptor.for_command(_KEEP if keep else b'')
-  writer, _ = client.do_put(command, _SCHEMA)
+def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
+  command = _KEEP if kind == 'keeps' else b''
+  descriptor = flight.FlightDescriptor.for_command(command)
+  writer, _ = client.do_put(descriptor, _SCHEMA)
   for batch in _batches(vector):
     writer.write_batch(batch)
   writer.close()
-  middle = time.perf_counter()
-  _received(client.do_get(flight.Ticket(b'')), keep)
-  return middle - start, time.perf_counter() - middle
 
 
 def _received(reader: Any, keep: bool) -> pa.Table | None:
@@ -121,7 +204,12 @@ def _received(reader: Any, keep: bool) -> pa.Table | None:
   return None
 
 
-def _batches(vector: np.ndarray):
+def _vector(size: int) -> np.ndarray:
+  values = np.random.default_rng(0).normal(size=size // 4)
+  return values.astype(np.float32).view(np.uint8)
+
+
+def _batches(vector: np.ndarray) -> Iterator[pa.RecordBatch]:
   for chunk in transport.chunked(vector, _BARE_CHUNK_BYTES):
     buffers = [None, pa.py_buffer(chunk)]
     column = pa.Array.from_buffers(pa.uint8(), chunk.size, buffers)
@@ -140,23 +228,46 @@ class _Bare(flight.FlightServerBase):
     return flight.GeneratorStream(_SCHEMA, _batches(self._vector))
 
 
-def _serve(pipe: Connection, size: int) -> None:
+def _serve(pipe: Connection, size: int, chunk: int) -> None:
+  """Takes and gives back, as a stream and as bare Flight, until it is told."""
   landed = np.zeros(size, np.uint8)
 
   def handle(stream, hello):
     while True:
       stream.receive().read(landed)
       stream.send(None)
-      chunk = stream.receive().header
+      stream.receive()
       stream.send(None, transport.chunked(landed, chunk), size)
 
   with (
     _Bare(_vector(size)) as bare,
     transport.Listener(_HOST, 0, handle, transport.Security()) as listener,
   ):
-    pipe.send(f'{_HOST}:{bare.port}')
-    pipe.send(listener.address)
+    pipe.send((f'{_HOST}:{bare.port}', listener.address))
     pipe.recv()
+
+
+def _iteration_s(size: int, iterations: int) -> float:
+  """Returns the median seconds of an iteration of a run that moves bytes."""
+  fields = {
+    'epochs': 1.0,
+    'model.name': 'none',
+    'model.none.size_bytes': size,
+    'model.none.num_train': (
+      iterations * default.get_config().batching.worker_batch
+    ),
+    'cluster.speed.injected': True,
+    'cluster.speed.name': 'constant',
+    'cluster.speed.fixed_s': _COMPUTE_S,
+    'cluster.speed.per_example_s': 0.0,
+    'cluster.speed.slowdown': (1.0,),
+    'checkpoint.every_s': 'inf',
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, 'run')
+    clusters.run(path, 'configs/default.py', fields, workers=1)
+    times = [e['time'] for e in records.events(path) if e['told'] == 'push']
+  return statistics.median(np.diff(times)[2:])
 
 
 if __name__ == '__main__':

@@ -315,16 +315,6 @@ def ended(peer: str, why: Exception | str) -> TransportError:
   return Closed(f'{peer}: {text}')
 
 
-def keep_freed_memory() -> None:
-  """Makes glibc keep the memory of chunks that are freed, for the next ones.
-
-  It returns freed memory above a threshold to the kernel, and each chunk then
-  costs page faults again.  The threshold becomes twice the largest block that
-  was mapped and freed, which is at most 32 MiB; this one is never touched.
-  """
-  np.empty(2**25 - 2**13, np.uint8)
-
-
 def chunked(array: np.ndarray, chunk_bytes: int) -> Iterator[np.ndarray]:
   """Yields views of an array, uint8 [n], of `chunk_bytes` each but the last."""
   for start in range(0, array.size, chunk_bytes):

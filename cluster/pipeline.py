@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cluster import memory
 from cluster.gradient import Payload
 from cluster.layout import PIECES, even, share
 from cluster.server import Server
@@ -30,7 +31,7 @@ class _Piece:
   Attributes:
     server: Holds it.
     size: Elements.
-    total: Sum of what the workers `got` have sent, float32.
+    total: Sum of what the workers `got` have sent.
     examples: Of those.
     vector: Of the newest version, bytes as they travel.
   """
@@ -73,6 +74,9 @@ class Pipeline:
     """
     self.version = 0
     self._dtype = dtype
+    # Bytes that stand for nothing are no floats.
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    self._summed = np.dtype(np.float32) if floats else dtype
     self.sizes = even(len(params), min(PIECES, len(params)))
     first = make_server(params[: self.sizes[0]], stats)
     self._pieces = [_Piece(first, self.sizes[0])]
@@ -99,7 +103,9 @@ class Pipeline:
         return
       sent = chunk.view(self._dtype)
       if piece.total is None:
-        piece.total = sent.astype(np.float32)
+        total = memory.aligned(piece.size * self._summed.itemsize)
+        piece.total = total.view(self._summed)
+        piece.total[:] = sent
       else:
         piece.total += sent
       piece.got.add(key)
@@ -180,7 +186,8 @@ class Pipeline:
     """Makes the next version of a piece if all have sent theirs."""
     if piece.total is None or not piece.got.issuperset(self._expected):
       return
-    payload = Payload(jnp.array(piece.total), ())
+    total = jax.device_put(piece.total, may_alias=True)
+    payload = Payload(total, ())
     piece.server.add(0, payload, piece.examples)
     piece.server.commit(0)
     piece.total, piece.examples = None, 0

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster import memory
 from cluster.heart import BEATS, START, Unmendable
 from cluster.servers import Servers
 from cluster.shard import Report, Shard
@@ -294,6 +295,6 @@ def _floats(body: Any) -> Any:
   """Returns the vector of a snapshot, from here or from elsewhere."""
   if not isinstance(body, Message):
     return body
-  vector = np.empty(body.size_bytes, np.uint8)
+  vector = memory.aligned(body.size_bytes)
   body.read(vector)
   return vector.view(np.float32)

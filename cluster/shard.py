@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from cluster import memory
 from cluster.checkpoints import Checkpoints
 from cluster.heart import START, Heart, Unmendable, within
 from cluster.layout import Layout
@@ -45,10 +46,8 @@ class WrongPush(Exception):
 class _Port:
   """A worker's stream, seen from the server."""
 
-  def __init__(self, size_bytes: int):
+  def __init__(self):
     self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
-    # Used again and again: fresh memory costs more than the copy into it.
-    self.buffer = np.empty(size_bytes, np.uint8)
     self.ended = False
 
 
@@ -135,7 +134,7 @@ class Shard:
       worker: Who it is.
       life: How often it was there before.
     """
-    port = _Port(self._size)
+    port = _Port()
     with self._lock:
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
@@ -154,7 +153,7 @@ class Shard:
         if self._pipelined:
           payload = self._pipe(stream, message, (worker, life))
         else:
-          payload = self._taken(port, message)
+          payload = self._taken(message)
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
@@ -183,12 +182,14 @@ class Shard:
     if message.size_bytes != self._size:
       raise WrongPush(f'Expected {self._size} bytes, got {message.size_bytes}.')
 
-  def _taken(self, port: _Port, message: Message) -> Any:
+  def _taken(self, message: Message) -> Any:
     """Returns the payload of a push once it has arrived whole."""
-    message.read(port.buffer)
+    sent = memory.aligned(self._size)
+    message.read(sent)
     with _on_cpu():
-      # A copy, as the buffer is used again.
-      return self._split(jnp.array(port.buffer.view(self._layout.dtype)))
+      # Without a copy: nobody changes it any more.
+      vector = jax.device_put(sent.view(self._layout.dtype), may_alias=True)
+      return self._split(vector)
 
   def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""

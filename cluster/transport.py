@@ -36,7 +36,6 @@ from cluster.messages import (
   TransportError,
   chunked,
   ended,
-  keep_freed_memory,
 )
 
 __all__ = [
@@ -101,7 +100,6 @@ class Listener:
       ValueError: If `host` is not an address of one interface, or one of
         `certificate` and `key` is missing.
     """
-    keep_freed_memory()
     expected = 'the IPv4 address of an interface'
     require(_is_specific(host), 'host', expected, host)
     valid = bool(security.certificate) == bool(security.key)
@@ -229,7 +227,6 @@ def connect(
     Refused: If the token is not that of the listener.
     Closed: If there is no answer in time; says what went wrong last.
   """
-  keep_freed_memory()
   deadline = time.monotonic() + timeout_s
   while True:
     try:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cluster import compilations
+from cluster import compilations, memory
 from cluster.driving import Driving
 from cluster.faults import Faults, Kind
 from cluster.gradient import Gradient
@@ -88,7 +88,7 @@ class Worker:
     self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(layout.sizes))
     self._buffers = [
-      np.empty(layout.size_bytes(server), np.uint8) for server in servers
+      memory.aligned(layout.size_bytes(server)) for server in servers
     ]
     # A pull and a push at a time of each server, and the next input.
     self._pool = ThreadPoolExecutor(2 * len(servers) + 1)

@@ -15,6 +15,7 @@ import unittest
 
 from absl.testing import absltest, parameterized
 
+from cluster import memory
 from tests import lab_test, launches
 
 
@@ -58,6 +59,16 @@ for other in ('server:0', 'worker:0', 'worker:1'):
       role = name.replace(' ', ':')
       expected = [f'{role} {n} {"x" * (n % 90)}' for n in range(3000)]
       self.assertEqual(launches.said(lines, name), [*expected, 'no end'])
+
+  @parameterized.parameters(
+    ({}, memory.ENVIRONMENT['GLIBC_TUNABLES']),
+    ({'GLIBC_TUNABLES': 'glibc.malloc.check=0'}, 'glibc.malloc.check=0'),
+  )
+  def test_processes_keep_memory_unless_told_otherwise(self, own, expected):
+    body = "print(os.environ['GLIBC_TUNABLES'])"
+    _, lines, _ = launches.run(body, workers=1, environ=own)
+
+    self.assertEqual(launches.said(lines, 'worker 0'), [expected])
 
   def test_progress_is_lines_where_there_is_no_terminal(self):
     body = r"""

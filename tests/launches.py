@@ -87,6 +87,7 @@ def launched(
   (folder / 'program.py').write_text(_PROGRAM + body)
   own = ('SYNCOPATE_', 'CUDA_')
   environ = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+  environ.pop('GLIBC_TUNABLES', None)
   environ |= {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
   environ |= fields.pop('environ', {})
   stdout = fields.pop('stdout', subprocess.PIPE)

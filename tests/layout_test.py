@@ -71,7 +71,8 @@ class LayoutTest(parameterized.TestCase):
   @parameterized.parameters(np.nan, np.inf, -np.inf)
   def test_what_is_not_finite_is_told(self, bad):
     params = _PARAMS | {'leaf1': _PARAMS['leaf1'].at[3].set(bad)}
-    layout = Layout(_PARAMS, (), num_servers=2, dtype='float32')
+    params['empty'] = jnp.zeros(0)
+    layout = Layout(params, (), num_servers=2, dtype='float32')
     self.assertFalse(layout.pack(Payload(params, ()))[1])
 
   def test_sizes_are_split_evenly(self):

@@ -194,8 +194,8 @@ def _running(
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
   """Returns the lead's and the servers' states of the newest checkpoint."""
-  for scheme in SCHEMES:
-    importlib.import_module(f'sync.{scheme}')
+  for name in (*SCHEMES, 'batching.fixed'):
+    importlib.import_module(f'sync.{name}')
   directory = folder / 'checkpoints'
   never = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
   lead = sharded.of_lead(directory, **never)

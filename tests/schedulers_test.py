@@ -16,7 +16,7 @@ import time
 import yaml
 from absl.testing import absltest, parameterized
 
-from cluster import roles
+from cluster import memory, roles
 
 _ROOT = pathlib.Path(__file__).parents[1]
 # Stand-ins for SLURM's programs.  Each task of the step has its session.
@@ -71,7 +71,7 @@ dedicated = servers * (flags['config.route.server.dedicated'] == 'True')
 role = roles.find(os.environ, dedicated=dedicated,
                   workers=int(flags['config.cluster.workers']))
 rank = os.environ['SLURM_PROCID']
-own = os.environ.get('JAX_PLATFORMS')
+own = [os.environ.get(name) for name in ('JAX_PLATFORMS', 'GLIBC_TUNABLES')]
 def saved(*_):
   time.sleep(0.4 if (role.kind, role.index) == (LEAD, 0) else 0)
   pathlib.Path(f'saved-{rank}').touch()
@@ -159,9 +159,9 @@ class SlurmTest(parameterized.TestCase):
 
     self.assertEqual((code, errors), (0, ''))
     address = f'n1:{61440 + 77}'
-    for rank, (role, flags, platforms) in enumerate(self._tasks()):
+    for rank, (role, flags, own) in enumerate(self._tasks()):
       self.assertEqual(role, ['worker', rank, address, ''])
-      self.assertIsNone(platforms)
+      self.assertEqual(own, [None, memory.ENVIRONMENT['GLIBC_TUNABLES']])
       self.assertEqual(flags['config'], 'x y.py')
       self.assertEqual(flags['config.cluster.runtime'], 'distributed')
       self.assertEqual(flags['config.cluster.interface'], 'eth0')
@@ -173,7 +173,7 @@ class SlurmTest(parameterized.TestCase):
     code, errors = self._run(SERVERS='2', DEDICATED='True', SLURM_NTASKS='5')
 
     self.assertEqual((code, errors), (0, ''))
-    found = [(role[:2], role[3], own) for role, _, own in self._tasks()]
+    found = [(role[:2], role[3], own[0]) for role, _, own in self._tasks()]
     lead = f'n4:{63488 + 77}'
     expected = [(['worker', n], lead, None) for n in range(3)]
     expected += [(['server', n], lead, 'cpu') for n in range(2)]
@@ -230,6 +230,7 @@ class JobSetTest(parameterized.TestCase):
     workers = int(flags['config.cluster.workers'])
     self.assertEqual(workers, job['completions'])
     environ = {e['name']: e.get('value', 'secret') for e in container['env']}
+    self.assertContainsSubset(memory.ENVIRONMENT, environ)
     mounts = [mount['mountPath'] for mount in container['volumeMounts']]
     self.assertIn(str(pathlib.Path(flags['workdir']).parent), mounts)
     names = [volume['name'] for volume in pod['volumes']]

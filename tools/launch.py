@@ -43,7 +43,7 @@ from typing import TextIO
 
 from absl import app, flags
 
-from cluster import roles
+from cluster import memory, roles
 from tools import lab
 from tools.plan import Plan
 from tools.processes import Exit, Processes, Screen
@@ -264,7 +264,8 @@ class _Run:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
-    environ = {**_compiled(self._plan.workdir), **os.environ}
+    compiled = _compiled(self._plan.workdir)
+    environ = {**compiled, **memory.ENVIRONMENT, **os.environ}
     environ |= self._devices[name] | self._screen.environ(name)
     environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
     pid = self._processes.start(name, argv, environ)
