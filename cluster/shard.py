@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -109,9 +108,7 @@ class Shard:
       jax.block_until_ready(self._outgoing())
       if self._pipelined:
         return
-      buffer = np.zeros(self._size, np.uint8)
-      vector = jnp.array(buffer.view(self._layout.dtype))
-      jax.block_until_ready(self._split(vector))
+      jax.block_until_ready(self._payload(memory.aligned(self._size)))
 
   def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     """Takes orders that are carried out after those of lower numbers.
@@ -187,9 +184,12 @@ class Shard:
     sent = memory.aligned(self._size)
     message.read(sent)
     with _on_cpu():
-      # Without a copy: nobody changes it any more.
-      vector = jax.device_put(sent.view(self._layout.dtype), may_alias=True)
-      return self._split(vector)
+      return self._payload(sent)
+
+  def _payload(self, sent: np.ndarray) -> Any:
+    """Returns what bytes stand for, in their place: they must not change."""
+    vector = jax.device_put(sent.view(self._layout.dtype), may_alias=True)
+    return self._split(vector)
 
   def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""
