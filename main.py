@@ -6,7 +6,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 import train
-from cluster.heart import LOST, Unmendable
+from cluster.transport.heart import LOST, Unmendable
 from configs import sections
 
 _CONFIG = config_flags.DEFINE_config_file(

@@ -18,30 +18,34 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-import learning
-from cluster import compilations, driving, memory, roles, transport
-from cluster import speed as speeds
-from cluster.checkpoints import Checkpoints
-from cluster.checks import require
-from cluster.console import Console
-from cluster.faults import Faults
-from cluster.files import RunFiles, fingerprint, manifest
-from cluster.heart import START
-from cluster.journal import Journal
+from batching import curves
+from batching.batching import Batching
+from batching.curves import Curve
+from cluster.distributed import roles
+from cluster.distributed.faults import Faults
+from cluster.distributed.meeting import Rendezvous
+from cluster.distributed.site import Processes
 from cluster.lead import Lead
-from cluster.network import Network
-from cluster.processes import Processes
-from cluster.rendezvous import Rendezvous
 from cluster.run import Run
-from cluster.virtual import VirtualCluster
+from cluster.speed import driving
+from cluster.speed import speed as speeds
+from cluster.transport import memory
+from cluster.transport import streams as transport
+from cluster.transport.heart import START
+from cluster.virtual.network import Network
+from cluster.virtual.runtime import VirtualCluster
 from configs import default, sections
+from configs.checks import require
 from configs.sections import named
 from data.dataset import Dataset
-from learning import Choose, Learning, made
+from learning import build as learning
+from learning import compilations
+from learning.build import Choose, Learning, made
 from models.task import Task
-from sync.batching import curves
-from sync.batching.batching import Batching
-from sync.batching.curves import Curve
+from outputs.checkpoints import Checkpoints
+from outputs.console import Console
+from outputs.files import RunFiles, fingerprint, manifest
+from outputs.journal import Journal
 from sync.scheme import Scheme
 
 

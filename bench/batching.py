@@ -28,12 +28,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 import train
+from batching import allocation, fixed, lb_bsp
+from batching.batching import Batching, Done
 from bench import clusters, predict
-from cluster import speed as speeds
+from cluster.speed import speed as speeds
 from configs import default
-from sync.batching import allocation, fixed, lb_bsp
-from sync.batching.batching import Batching, Done
-from tools import records
+from tools.reading import records
 
 _PARTS = ('constant', 'ratio', 'traces')
 _WORKERS = 4

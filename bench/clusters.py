@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tools import records
+from tools.reading import records
 
 _LIMIT_S = 600.0
 _GRACE_S = 40.0  # For the launcher, which gives its lead 30 s.

@@ -32,9 +32,10 @@ from ml_collections import ConfigDict
 
 import train
 from bench import clusters
-from cluster import speed as speeds
+from cluster.speed import speed as speeds
 from configs import default
-from tools import calibrate, records
+from tools import calibrate
+from tools.reading import records
 
 _PARTS = ('rounds', 'sweep', 'schemes')
 _WORKERS = 4

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster import compilations, driving, traces
+from cluster.speed import driving, traces
 from configs import default
+from learning import compilations
 from predict.predictor import Predictor
 
 _NAMES = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx', 'auto')

@@ -29,7 +29,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bench import clusters
-from tools import records, replay
+from tools import replay
+from tools.reading import records
 
 _WORKERS = 4
 _PUSHES = 66  # For each kill: the run lasts a little longer than they do.

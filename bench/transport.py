@@ -30,9 +30,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from bench import clusters
-from cluster import memory, transport
+from cluster.transport import memory
+from cluster.transport import streams as transport
 from configs import default
-from tools import records
+from tools.reading import records
 
 _HOST = '127.0.0.1'
 _BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.

@@ -12,12 +12,12 @@ from typing import Any
 
 from absl import logging
 
-from cluster.journal import Journal
-from cluster.ledger import Lost
-from cluster.server import Server
+from batching.batching import Batching, Done
 from data.stream import Ranges, Stream
+from learning.learner import Server
+from outputs.journal import Journal
+from outputs.ledger import Lost
 from sync import record
-from sync.batching.batching import Batching, Done
 from sync.scheme import Push, Scheme, Verdict
 
 # Attributes of a lead that change during a run.

@@ -9,14 +9,14 @@ from typing import Any
 
 from absl import logging
 
-from cluster import compilations
-from cluster.checkpoints import Checkpoints
-from cluster.console import Console
-from cluster.distributed import DistributedCluster
-from cluster.files import RunFiles
-from cluster.journal import Journal
-from cluster.sharded import ShardedCheckpoints
-from cluster.virtual import VirtualCluster
+from cluster.distributed.runtime import DistributedCluster
+from cluster.distributed.served.checkpoints import ShardedCheckpoints
+from cluster.virtual.runtime import VirtualCluster
+from learning import compilations
+from outputs.checkpoints import Checkpoints
+from outputs.console import Console
+from outputs.files import RunFiles
+from outputs.journal import Journal
 
 # What ends a run early: SLURM sends the first before it takes a node away.
 _STOPS = (signal.SIGTERM, signal.SIGINT)

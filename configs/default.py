@@ -123,7 +123,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.token_file = ''  # Of a secret all processes share; '': none.
   config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
   config.cluster.key_file = ''  # PEM, of the certificate.
-  # Failures on purpose: ((worker, iteration, kind), ...), cluster/faults.py.
+  # Failures on purpose: ((worker, iteration, kind), ...), by
+  # cluster/distributed/faults.py.
   config.cluster.faults = ()
   # An iteration takes (fixed + per_example * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()
@@ -221,7 +222,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.checkpoint.keep = 2  # Of the newest.
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = 'sgd'  # Function of cluster/optimizer.py.
+  config.optimizer.name = 'sgd'  # Function of learning/optimizer.py.
   config.optimizer.learning_rate = 0.015  # Before schedule and reduction.
   config.optimizer.clip_norm = math.inf  # Of an update's mean gradient.
   config.optimizer.reduction = 'sum'  # Or 'mean': over n workers.
@@ -242,7 +243,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   # The learning rate over the run, by examples of the whole cluster.
   config.schedule = ConfigDict()
-  config.schedule.name = 'constant'  # Function of cluster/schedule.py.
+  config.schedule.name = 'constant'  # Function of learning/schedule.py.
   config.schedule.warmup_epochs = 0.0  # Linear, before the shape.
   config.schedule.counts = 'examples'  # Or 'updates', as often published.
   config.schedule.constant = ConfigDict()

@@ -8,7 +8,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from tests import small
+from tests.support import small
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _BLOCK = re.compile(r'```python\n(.*?)```', re.DOTALL)

@@ -29,9 +29,10 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 import train
-from cluster.checks import require
-from tools import links, manifests, records, timeline
-from tools.links import Links
+from configs.checks import require
+from tools.calibrating import links, timeline
+from tools.calibrating.links import Links
+from tools.reading import manifests, records
 
 # What two runs must share so that one can predict the other.
 _SHARED = ('cluster.workers', 'batching', 'wire', 'route', 'model')

@@ -22,7 +22,8 @@ from ml_collections import ConfigDict, config_flags
 
 import train
 from configs import default, sections
-from tools import records, report
+from tools import report
+from tools.reading import records
 
 
 class Variant(NamedTuple):

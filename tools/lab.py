@@ -19,7 +19,8 @@ FILE has the links that differ, as JSON:
    "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}]}
 
 Hosts have files, processes and users in common with the machine, but names,
-/etc/hosts and a network of their own, without a way out (see tools/hosts.py).
+/etc/hosts and a network of their own, without a way out (see
+tools/launching/hosts.py).
 All of it needs root.  A lab notes in /run/syncopate-lab-NAME.json what it makes
 before it makes it, and removes it at its end, after an error and on SIGINT,
 SIGTERM and SIGHUP; --clean removes what labs have left that were killed.  Only
@@ -43,8 +44,8 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from cluster.checks import require
-from tools import hosts
+from configs.checks import require
+from tools.launching import hosts
 
 _STATES = pathlib.Path('/run')
 _NAMESPACES = pathlib.Path('/run/netns')  # Where `ip netns` has them.

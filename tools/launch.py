@@ -43,10 +43,11 @@ from typing import TextIO
 
 from absl import app, flags
 
-from cluster import memory, roles
+from cluster.distributed import roles
+from cluster.transport import memory
 from tools import lab
-from tools.plan import Plan
-from tools.processes import Exit, Processes, Screen
+from tools.launching.children import Exit, Processes, Screen
+from tools.launching.plan import Plan
 
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

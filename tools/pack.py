@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import app, flags
 
-from cluster.checks import require
-from tools import forests
+from configs.checks import require
+from tools.reading import forests
 from topology import (
   baselines,
   dot,

@@ -6,9 +6,9 @@
     --config.cluster.workers=4 --config.cluster.interface=eth0
 
 Every host runs one process.  It finds its rank and worker 0 as main.py does
-(see cluster/roles.py), and takes interface, token, TLS and timeout from the
-same config.  Worker 0 writes the file, which `topology.cluster.from_json`
-reads; topology/measured.py says how rates and graph follow from measurements.
+(see cluster/distributed/roles.py), and takes interface, token, TLS and timeout
+from the same config.  Worker 0 writes the file, which
+`topology.cluster.from_json` reads; topology/measured.py says how rates and graph follow from measurements.
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
 graph the file has `hosts`, `pairs` that are slower than both their ends,
 `latency_s`, `shortfalls`, `measurements` and `command`.
@@ -48,10 +48,12 @@ from typing import Any
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from cluster import roles, transport
-from cluster.checks import require
+from cluster.distributed import roles
+from cluster.transport import streams as transport
 from configs import sections
-from tools import flows, lockstep, probing
+from configs.checks import require
+from tools.probing import flows, lockstep
+from tools.probing import trials as probing
 from topology import cluster as clusters
 from topology import measured
 

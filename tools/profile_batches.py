@@ -24,12 +24,12 @@ from absl import app, flags
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict, config_flags
 
-import learning
-from cluster import compilations
-from cluster.checks import require
+from batching import curves
+from batching.curves import Curve
 from configs import sections
-from sync.batching import curves
-from sync.batching.curves import Curve
+from configs.checks import require
+from learning import build as learning
+from learning import compilations
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
 

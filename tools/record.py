@@ -7,8 +7,8 @@ A training step of the config's model runs again and again on this host.  Beside
 it run, on and off at random, programs that compute (two), copy memory (one) and
 compile Python's standard library (one).  FILE gets a row per step: worker,
 iteration, time (when it ended, seconds), compute_s, and what the driving
-factors of cluster/driving.py were after it.  The workers are recorded one after
-another, each for its share of the minutes.
+factors of cluster/speed/driving.py were after it.  The workers are recorded
+one after another, each for its share of the minutes.
 
 The file is a trace for config.cluster.speed.trace and for bench.predict.
 """
@@ -31,9 +31,9 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-import learning
-from cluster import driving
-from cluster.checks import require
+from cluster.speed import driving
+from configs.checks import require
+from learning import build as learning
 
 _MARK = '# A load of tools.record.\n'
 _COMPUTES = 'while True: pass'

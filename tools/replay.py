@@ -17,7 +17,7 @@ from absl import app
 
 from sync import record
 from sync.scheme import Scheme
-from tools import records
+from tools.reading import records
 
 
 def main(argv: list[str]) -> None:

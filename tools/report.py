@@ -25,9 +25,10 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cluster.ledger import PHASES
-from tools import batches, records
-from tools.records import RunRecord
+from outputs.ledger import PHASES
+from tools.drawing import batches
+from tools.reading import records
+from tools.reading.records import RunRecord
 
 _TOLD = 5  # Parts of a label, at most.
 _SEEDS = 4  # Labels, at most, of which each seed has a line.

@@ -19,8 +19,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cluster.checks import require
-from tools import forests, panels, placing
+from configs.checks import require
+from tools.drawing import panels, placing
+from tools.reading import forests
 from topology import bounds, usage
 from topology import cluster as clusters
 from topology.trees import Forest, Tree

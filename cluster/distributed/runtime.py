@@ -1,0 +1,274 @@
+"""The distributed runtime, as its lead runs it.
+
+The lead is server 0.  One thread takes what happens out of the queue of
+`cluster.reception`, tells the scheme, and orders all servers to do what the
+scheme says.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.reception import Reception
+from cluster.distributed.served.orders import Servers
+from cluster.distributed.served.server import Report, Shard
+from cluster.lead import Lead
+from cluster.transport.heart import BEATS, START, Unmendable
+
+
+class DistributedCluster:
+  """Real workers and servers.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  def __init__(
+    self,
+    *,
+    lead: Lead,
+    reception: Reception,
+    shard: Callable[[Report, Mapping[str, Any]], Shard],
+    num_servers: int,
+    announce: Callable[[str], None],
+    timeout_s: float,
+    local: Callable[[], None] | None,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      lead: Asks the scheme; its server is a `Servers`.
+      reception: Talks to workers and servers.
+      shard: Makes server 0, given how it reports and how servers are greeted.
+      num_servers: Number of servers.
+      announce: Called with the address that workers and servers connect to.
+      timeout_s: Silence after which a process counts as lost.
+      local: The worker of this process, called in a thread; None if it has
+        none.
+    """
+    self.time = 0.0
+    self.lead = lead
+    self._servers: Servers = lead.server
+    self._reception = reception
+    self._members = reception.members
+    self._shard = shard
+    self._num_servers = num_servers
+    self._announce = announce
+    self._timeout_s = timeout_s
+    self._local = local
+    self._wake: float | None = None
+    self._running = False
+    self._began: float | None = None
+    self._before: dict[str, Any] = {}  # The lead's state to go on from.
+    self._computed = self._real = 0
+    self._alone_since = math.inf
+    lead.attach(release=self._release, wake_at=self._wake_at)
+
+  def warm_up(self) -> None:
+    """Waits until all servers and workers have compiled and connected.
+
+    Raises:
+      Unmendable: If one does not.
+    """
+    self._announce(self._reception.open(self._shard))
+    if self._local:
+      threading.Thread(target=self._run_local, daemon=True).start()
+    deadline = time.monotonic() + START * self._timeout_s
+    while missing := self._reception.missing():
+      self._take(deadline - time.monotonic())
+      if time.monotonic() > deadline:
+        raise Unmendable(f'Not connected in time: {missing}.')
+    self._servers.attach(self._reception.all_servers())
+
+  def start(self) -> None:
+    """Releases the first iterations."""
+    self._began = time.monotonic() - self.time
+    self._running = True
+    self.lead.start(self.time)
+    self._servers.flush()
+
+  def resume(self) -> None:
+    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    self.lead.rejoin(self._before, self.time)
+    for update in self._servers.pending:
+      self._servers.commit(update)
+      self.lead.journal.committed(update)
+    self.start()
+
+  def step(self) -> None:
+    """Waits for the next event, at most for a beat, and does what follows.
+
+    Raises:
+      Unmendable: If a server is lost, or if no worker has been there for long.
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+    now = self._now()
+    wait_s = self._timeout_s / BEATS
+    if self._wake is not None:
+      wait_s = min(wait_s, self._wake - now)
+    self._take(max(wait_s, 0.0))
+    if self._wake is not None and self._now() >= self._wake:
+      self._wake = None
+      self.time = max(self.time, self._now())
+      self.lead.wake(self.time)
+    self._look_around()
+    self._servers.flush()
+
+  def state(self) -> dict[str, Any]:
+    """Returns what the lead has to keep; the servers save the rest."""
+    return {
+      'time': self.time,
+      'lead': self.lead.state(),
+      'servers': self._servers.state(),
+      'counts': (self._computed, self._real),
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken, with other workers perhaps."""
+    self.time = state['time']
+    self._before = state['lead']
+    self._servers.restore(state['servers'])
+    self._computed, self._real = state['counts']
+
+  def close(self) -> None:
+    """Ends the run for all workers and servers, however it went."""
+    self.lead.close(self.time)
+    self._running = False
+    self._reception.close(
+      'finished' if self.lead.journal.finished else 'stopped'
+    )
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone."""
+    share = 1 - self._real / self._computed if self._computed else None
+    return {
+      'virtual_s': None,
+      'padding_share': share,
+      'lives': [member.lives for member in self._members],
+      'late_compilations': sum(
+        sum(member.compilations.values()) for member in self._members
+      ),
+    }
+
+  def _run_local(self) -> None:
+    try:
+      self._local()
+    except BaseException as error:  # The thread has nobody else to tell.
+      self._reception.give_up(f'The worker of the lead failed: {error!r}')
+      raise
+
+  def _take(self, wait_s: float) -> None:
+    """Deals with the next event, if one comes in time."""
+    try:
+      event = self._reception.events.get(timeout=max(wait_s, 0.0))
+    except queue.Empty:
+      self.time = max(self.time, self._now())
+      return
+    at = event.get('at', time.monotonic())
+    if self._began is not None:
+      self.time = max(self.time, at - self._began)
+    getattr(self, f'_on_{event["told"]}')(event)
+
+  def _on_ready(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] < member.life:
+      reason = 'It has come back as another process.'
+      self._reception.send(event['stream'], {'end': 'left', 'reason': reason})
+      return
+    if member.stream is not None:
+      self._lose(index, 'It has come back as another process.')
+    member.life = event['life']
+    member.stream, member.seen = event['stream'], time.monotonic()
+    member.closed = event['closed']
+    member.arrived = 0
+    if self._running:
+      logging.info('Worker %d is back.', index)
+      self.lead.join(index, self.time)
+
+  def _on_arrived(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] != member.life or member.stream is None:
+      return
+    member.arrived += 1
+    if member.arrived < self._num_servers:
+      return
+    member.arrived = 0
+    iteration = self.lead.workers[index].iteration
+    loss = event['loss']
+    if not event['finite'] or (loss is not None and not math.isfinite(loss)):
+      raise FloatingPointError(
+        f'The loss ({loss}) or the gradient of worker {index}, iteration '
+        f'{iteration}, is not finite.'
+      )
+    member.compilations[event['life']] = event['compilations']
+    self._computed += event['computed']
+    self._real += self.lead.workers[index].examples
+    self.lead.journal.ledger.bytes += 2 * self._servers.size_bytes
+    since = self.lead.workers[index].since
+    for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
+      # Clocks are compared to within a round trip.
+      since = min(max(since, event[at] - self._began), self.time)
+      self.lead.enter(index, phase, since)
+    self.lead.push(
+      index,
+      self.time,
+      compute_s=event['compute_s'],
+      factors=event['factors'],
+      payload=(index, event['life']),
+      loss=loss,
+    )
+
+  def _on_failed(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] == member.life and member.stream is not None:
+      self._lose(index, event['reason'])
+
+  def _on_unmendable(self, event: dict[str, Any]) -> None:
+    raise Unmendable(event['reason'])
+
+  def _lose(self, index: int, reason: str) -> None:
+    """A worker is gone, or as good as gone."""
+    member = self._members[index]
+    logging.warning('Worker %d is lost: %s', index, reason)
+    stream, member.stream = member.stream, None
+    self._reception.send(stream, {'end': 'left', 'reason': reason})
+    if self._running:
+      self._servers.end((index, member.life))
+      self.lead.leave(index, self.time, reason)
+
+  def _look_around(self) -> None:
+    """Gives up who has been silent for too long."""
+    now = time.monotonic()
+    for index, member in enumerate(self._members):
+      if member.stream is not None and now - member.seen > self._timeout_s:
+        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+    if any(member.stream for member in self._members):
+      self._alone_since = math.inf
+      return
+    self._alone_since = min(self._alone_since, now)
+    if now - self._alone_since > START * self._timeout_s:
+      raise Unmendable('No worker has come back.')
+
+  def _release(self, index: int) -> None:
+    worker, life = self.lead.workers[index], self._members[index].life
+    self._servers.release(
+      (index, life),
+      {
+        'iteration': worker.iteration,
+        'ranges': worker.ranges,
+        'examples': worker.examples,
+        'next': self.lead.upcoming(index),
+      },
+    )
+
+  def _wake_at(self, time: float | None) -> None:
+    self._wake = time
+
+  def _now(self) -> float:
+    return 0.0 if self._began is None else time.monotonic() - self._began

@@ -1,0 +1,150 @@
+"""All servers of the distributed runtime, as the lead sees them: as one.
+
+It counts versions and learning rates as each of them does, and turns what the
+lead wants into numbered orders that all of them carry out in the same sequence.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from learning.schedule import Schedule
+from wire.flat import Layout
+
+Key = tuple[int, int]  # A worker and which life of it.
+
+
+class Ordered(Protocol):
+  """A server: here, or at the other end of a stream."""
+
+  def order(self, sequence: int, orders: list[list[Any]]) -> None:
+    """Takes orders that are carried out after those of lower numbers."""
+
+
+class Servers:
+  """Has the methods of a `Server` that a lead and a journal use.
+
+  Attributes:
+    version: Updates applied.
+    examples: Examples in them.
+  """
+
+  def __init__(self, *, layout: Layout, schedule: Schedule | None):
+    """Starts at version 0, without servers.
+
+    Args:
+      layout: Of the servers' shares.
+      schedule: Of the learning rate; None if nothing is learned.
+    """
+    self.version = self.examples = 0
+    self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
+    self._layout = layout
+    self._schedule = schedule
+    self._servers: list[Ordered] = []
+    self._orders: list[list[Any]] = []
+    self._sequence = 0
+    self._numbers = itertools.count()
+    self._questions: dict[int, list[Future]] = {}
+    self._answering = threading.Lock()
+    self._error: Exception | None = None
+
+  def attach(self, servers: list[Ordered]) -> None:
+    """Names the servers, in the order of their shares."""
+    self._servers = servers
+
+  def add(self, update: int, payload: Key, examples: int) -> None:
+    """Sums a push, which all servers have, into an update."""
+    self._orders.append(['add', *payload, update, examples])
+    self._sums[update] = self._sums.get(update, 0) + examples
+
+  def commit(self, update: int) -> None:
+    """Applies an update; the version becomes one higher."""
+    self._orders.append(['commit', update])
+    self.examples += self._sums.pop(update)
+    self.version += 1
+
+  def release(self, key: Key, header: Mapping[str, Any]) -> None:
+    """Sends this version to a worker."""
+    self._orders.append(['release', *key, header])
+
+  def end(self, key: Key) -> None:
+    """Ends a worker's streams and forgets a push of it that was not added."""
+    self._orders.append(['end', *key])
+
+  def save(self, step: int) -> list[Future]:
+    """Has every server write a checkpoint; returns when each has."""
+    return self._ask('save', step)
+
+  def flush(self) -> None:
+    """Gives the orders so far to the servers."""
+    if self._orders:
+      for server in self._servers:
+        server.order(self._sequence, self._orders)
+      self._sequence += 1
+      self._orders = []
+
+  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives this version's parameters and statistics, later."""
+    parts = self._ask('snapshot')
+    return lambda: self._layout.unpack([part.result() for part in parts])
+
+  def answer(self, server: int, number: int, answer: Any) -> None:
+    """Takes in what a server says to a snapshot or save; from any thread."""
+    with self._answering:
+      if self._error is not None:
+        return  # Nobody waits any more.
+      future = self._questions[number][server]
+      if isinstance(answer, Exception):
+        future.set_exception(answer)
+      else:
+        future.set_result(answer)
+      if all(future.done() for future in self._questions[number]):
+        self._questions.pop(number)
+
+  def fail(self, error: Exception) -> None:
+    """Lets all who wait for an answer, or will, know that there is none."""
+    with self._answering:
+      self._error = self._error or error
+      for futures in self._questions.values():
+        for future in futures:
+          if not future.done():
+            future.set_exception(error)
+      self._questions.clear()
+
+  def _ask(self, name: str, *arguments: Any) -> list[Future]:
+    number = next(self._numbers)
+    futures = [Future() for _ in self._servers]
+    with self._answering:
+      if self._error is not None:
+        raise self._error
+      self._questions[number] = futures
+    self._orders.append([name, number, *arguments])
+    self.flush()  # Who waits for an answer may be the caller.
+    return futures
+
+  def state(self) -> Any:
+    """Returns what is counted here; the servers save the rest."""
+    return self.version, self.examples, self._sums
+
+  def restore(self, state: Any) -> None:
+    """Goes back to where `state` was taken."""
+    self.version, self.examples, self._sums = state
+
+  @property
+  def pending(self) -> list[int]:
+    """Updates with pushes that are not applied yet, ascending."""
+    return sorted(self._sums)
+
+  @property
+  def learning_rate(self) -> float | None:
+    """The learning rate of the next update; None if nothing is learned."""
+    if self._schedule is None:
+      return None
+    return self._schedule(examples=self.examples, updates=self.version)
+
+  @property
+  def size_bytes(self) -> int:
+    """Bytes of a push and of a pull, to or from all servers."""
+    return sum(map(self._layout.size_bytes, range(len(self._layout.sizes))))

@@ -1,0 +1,207 @@
+"""A server's share in pieces that are summed and served one by one.
+
+For pipelined BSP: a piece becomes the next version as soon as all workers of
+the superstep have sent it, and travels back while they send what follows.  If a
+worker dies, the pieces that it had sent count, and the others are without it;
+so do pieces if a checkpoint is made in the middle of a superstep.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cluster.distributed.served.orders import Key
+from cluster.transport import memory
+from learning.gradient import Payload
+from learning.learner import Server
+from wire.flat import PIECES, even, share
+
+# A worker sends a piece once the one so many before it is back: so all keep
+# pace, and what waits in the queues of the links stays short.
+AHEAD = 4
+
+
+class _Piece:
+  """One piece.
+
+  Attributes:
+    server: Holds it.
+    size: Elements.
+    total: Sum of what the workers `got` have sent.
+    examples: Of those.
+    vector: Of the newest version, bytes as they travel.
+  """
+
+  def __init__(self, server: Server, size: int):
+    self.server = server
+    self.size = size
+    self.total: np.ndarray | None = None
+    self.got: set[Key] = set()
+    self.examples = 0
+    self.vector: np.ndarray = np.empty(0, np.uint8)
+
+
+class Pipeline:
+  """Has the methods of a `Server` that a shard uses, and those of pieces.
+
+  Attributes:
+    version: Updates that the lead has ordered.
+    sizes: Elements of each piece.
+    stats: There are none.
+  """
+
+  stats = ()
+
+  def __init__(
+    self,
+    make_server: Callable[[Any, Any], Server],
+    params: jax.Array,
+    stats: tuple[()],
+    *,
+    dtype: np.dtype,
+  ):
+    """Cuts the share into pieces.
+
+    Args:
+      make_server: Makes the server of parameters and statistics.
+      params: Float32 vector.
+      stats: There are none.
+      dtype: Of what travels.
+    """
+    self.version = 0
+    self._dtype = dtype
+    # Bytes that stand for nothing are no floats.
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    self._summed = np.dtype(np.float32) if floats else dtype
+    self.sizes = even(len(params), min(PIECES, len(params)))
+    first = make_server(params[: self.sizes[0]], stats)
+    self._pieces = [_Piece(first, self.sizes[0])]
+    ends = np.cumsum(self.sizes)
+    for size, end in list(zip(self.sizes, ends, strict=True))[1:]:
+      server = first.twin(params[end - size : end], stats)
+      self._pieces.append(_Piece(server, size))
+    self._expected: dict[Key, int] = {}
+    self._changed = threading.Condition()
+    self._vector = jax.jit(lambda params: params.astype(self._dtype))
+    for piece in self._pieces:
+      self._renew(piece)
+
+  def expect(self, examples: Mapping[Key, int]) -> None:
+    """Starts a superstep of these workers, with their examples."""
+    with self._changed:
+      self._expected = dict(examples)
+
+  def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
+    """Sums a worker's piece, uint8, which may complete it."""
+    piece = self._pieces[number]
+    with self._changed:
+      if key not in self._expected:
+        return
+      sent = chunk.view(self._dtype)
+      if piece.total is None:
+        total = memory.aligned(piece.size * self._summed.itemsize)
+        piece.total = total.view(self._summed)
+        piece.total[:] = sent
+      else:
+        piece.total += sent
+      piece.got.add(key)
+      piece.examples += self._expected[key]
+      self._advance(piece)
+
+  def leave(self, key: Key) -> None:
+    """Expects a worker no more, which may complete pieces."""
+    with self._changed:
+      if self._expected.pop(key, None) is not None:
+        for piece in self._pieces:
+          self._advance(piece)
+        self._changed.notify_all()
+
+  def served(self, key: Key) -> Iterator[np.ndarray]:
+    """Returns the next version of each piece, uint8, once it is there.
+
+    It ends early if the worker leaves.
+    """
+    with self._changed:
+      before = [piece.server.version for piece in self._pieces]
+    return self._after(before, key)
+
+  def _after(self, before: list[int], key: Key) -> Iterator[np.ndarray]:
+    for piece, version in zip(self._pieces, before, strict=True):
+      with self._changed:
+        self._changed.wait_for(
+          lambda p=piece, v=version: (
+            p.server.version > v or key not in self._expected
+          )
+        )
+        if key not in self._expected:
+          return
+      yield piece.vector
+
+  def vector(self) -> np.ndarray:
+    """Returns the whole share as it travels, uint8."""
+    return np.concatenate([piece.vector for piece in self._pieces])
+
+  def warm_up(self) -> None:
+    """Compiles everything that pieces need."""
+    for piece in self._pieces:
+      piece.server.warm_up()
+      self._renew(piece)
+
+  def add(self, update: int, payload: None, examples: int) -> None:
+    """Nothing: it is summed already."""
+
+  def commit(self, update: int) -> None:
+    """Counts an update that the pieces have made already."""
+    self.version += 1
+
+  def state(self) -> Any:
+    """Returns what a server of the whole share would return."""
+    with self._changed:
+      states = [piece.server.state() for piece in self._pieces]
+    return jax.tree.map(_joined, *states) | {'version': self.version}
+
+  def restore(self, state: Any) -> None:
+    """Goes back to where `state` was taken, whoever's it was."""
+    self.version = state['version']
+    for number, piece in enumerate(self._pieces):
+      sizes = [(size, 0) for size in self.sizes]
+      piece.server.restore(share([state], sizes, number))
+      self._renew(piece)
+
+  @property
+  def examples(self) -> int:
+    """Examples in the updates."""
+    return self._pieces[0].server.examples
+
+  @property
+  def params(self) -> jax.Array:
+    """The share's parameters, a vector."""
+    return jnp.concatenate([piece.server.params for piece in self._pieces])
+
+  def _advance(self, piece: _Piece) -> None:
+    """Makes the next version of a piece if all have sent theirs."""
+    if piece.total is None or not piece.got.issuperset(self._expected):
+      return
+    total = jax.device_put(piece.total, may_alias=True)
+    payload = Payload(total, ())
+    piece.server.add(0, payload, piece.examples)
+    piece.server.commit(0)
+    piece.total, piece.examples = None, 0
+    piece.got.clear()
+    self._renew(piece)
+    self._changed.notify_all()
+
+  def _renew(self, piece: _Piece) -> None:
+    if piece.server.params is None:  # Nothing is learned.
+      piece.vector = np.zeros(piece.size * self._dtype.itemsize, np.uint8)
+    else:
+      vector = self._vector(piece.server.params)
+      piece.vector = np.asarray(vector).view(np.uint8)
+
+
+def _joined(*leaves: Any) -> Any:
+  return jnp.concatenate(leaves) if np.ndim(leaves[0]) else leaves[0]

@@ -1,0 +1,367 @@
+"""A server of the distributed runtime: a share of the parameters.
+
+It executes what the lead orders, strictly in sequence, so that a pull is one
+version on all servers.  Each worker has a stream of its own: the server sends
+it a version once the lead releases the worker, and then takes in its push.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from cluster.distributed.served.orders import Key
+from cluster.distributed.served.pieces import Pipeline
+from cluster.transport import memory
+from cluster.transport.heart import START, Heart, Unmendable, within
+from cluster.transport.streams import (
+  Listener,
+  Message,
+  Refused,
+  Security,
+  Stream,
+  TransportError,
+  chunked,
+  connect,
+)
+from learning.learner import Server
+from outputs.checkpoints import Checkpoints
+from wire.flat import Layout
+
+CHUNK_BYTES = 1 << 21
+# Called with what happened, by name, and with bytes that belong to it.
+Report = Callable[[dict[str, Any], Any], None]
+
+
+class WrongPush(Exception):
+  """What a worker sent is not the push that it was released for."""
+
+
+class _Port:
+  """A worker's stream, seen from the server."""
+
+  def __init__(self):
+    self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self.ended = False
+
+
+class Shard:
+  """Holds the parameters' share of one server and talks to the workers.
+
+  Attributes:
+    index: Which server.
+    server: Of the share.
+  """
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    server: Server,
+    layout: Layout,
+    checkpoints: Checkpoints,
+    report: Report,
+  ):
+    """Starts to wait for orders.
+
+    Args:
+      index: Which server.
+      server: Of the share's flat vectors.
+      layout: Of all shares.
+      checkpoints: Of this share.
+      report: Tells the lead that a push has arrived or that a stream failed;
+        called from many threads.
+    """
+    self.index = index
+    self.server = server
+    self._layout = layout
+    self._report = report
+    self._size = layout.size_bytes(index)
+    self._split = jax.jit(lambda vector: layout.split(vector, index))
+    self._vector = jax.jit(layout.vector)
+    self._whole = jax.jit(layout.whole)
+    self._checkpoints = checkpoints
+    self._ports: dict[Key, _Port] = {}
+    self._payloads: dict[Key, Any] = {}  # Arrived and not yet added.
+    self._piped: set[Key] = set()  # Who gets the next version in pieces.
+    self._pipelined = isinstance(server, Pipeline)
+    itemsize = layout.dtype.itemsize
+    self._pieces = [  # Bytes of each; none if pushes are not in pieces.
+      size * itemsize for size in (server.sizes if self._pipelined else ())
+    ]
+    self._lock = threading.Lock()
+    self._current: tuple[int, Any] = -1, None  # Version and its vector.
+    self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self._sequence = 0
+    self._thread = threading.Thread(target=self._execute, daemon=True)
+    self._thread.start()
+
+  def warm_up(self) -> None:
+    """Compiles everything that orders need."""
+    with _on_cpu():
+      self.server.warm_up()
+      jax.block_until_ready(self._outgoing())
+      if self._pipelined:
+        return
+      jax.block_until_ready(self._payload(memory.aligned(self._size)))
+
+  def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
+    """Takes orders that are carried out after those of lower numbers.
+
+    Args:
+      sequence: Higher by one than the last.
+      orders: 'add', worker, life, update, examples: sums a push that has
+        arrived whole; 'commit', update; 'release', worker, life, header: sends
+        the version of this moment; 'end', worker, life: ends a stream;
+        'snapshot', id: reports the version of this moment; 'save', id, step:
+        writes a checkpoint of it and reports that it is safe.
+    """
+    self._orders.put((sequence, orders))
+
+  def serve(self, stream: Stream, worker: int, life: int) -> None:
+    """Talks to a worker until its stream ends.
+
+    Args:
+      stream: From the worker.
+      worker: Who it is.
+      life: How often it was there before.
+    """
+    port = _Port()
+    with self._lock:
+      self._ports[worker, life] = port
+    key = {'worker': worker, 'life': life}
+    try:
+      stream.send({'pieces': self._pieces})
+      while (release := port.releases.get()) is not None:
+        header, vector = release
+        if vector is None:
+          stream.send(header)  # It has all pieces.
+        else:
+          body = np.asarray(vector).view(np.uint8)[: self._size]
+          stream.send(header, chunked(body, CHUNK_BYTES), self._size)
+          del vector, body
+        message = stream.receive()
+        self._check(message, header['iteration'])
+        if self._pipelined:
+          payload = self._pipe(stream, message, (worker, life))
+        else:
+          payload = self._taken(message)
+        with self._lock:
+          if not port.ended:  # Else nobody would take it out again.
+            self._payloads[worker, life] = payload
+        self._report({'told': 'arrived'} | key | message.header, None)
+    except (TransportError, WrongPush) as error:
+      reason = f'{type(error).__name__}: {error}'
+      self._report({'told': 'failed'} | key | {'reason': reason}, None)
+      raise
+    finally:
+      with self._lock:
+        self._ports.pop((worker, life), None)
+
+  def close(self) -> None:
+    """Ends all streams once what was ordered is done."""
+    self._orders.put(None)
+    self._thread.join()
+    with self._lock:
+      ports = list(self._ports.values())
+    for port in ports:
+      port.releases.put(None)
+
+  def _check(self, message: Message, iteration: int) -> None:
+    got = message.header.get('iteration')
+    if got != iteration:
+      raise WrongPush(f'Expected iteration {iteration}, got {got}.')
+    if message.size_bytes != self._size:
+      raise WrongPush(f'Expected {self._size} bytes, got {message.size_bytes}.')
+
+  def _taken(self, message: Message) -> Any:
+    """Returns the payload of a push once it has arrived whole."""
+    sent = memory.aligned(self._size)
+    message.read(sent)
+    with _on_cpu():
+      return self._payload(sent)
+
+  def _payload(self, sent: np.ndarray) -> Any:
+    """Returns what bytes stand for, in their place: they must not change."""
+    vector = jax.device_put(sent.view(self._layout.dtype), may_alias=True)
+    return self._split(vector)
+
+  def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
+    """Sums the pieces of a push, and sends them back in another thread."""
+    pieces = self.server.served(key)
+    sender = threading.Thread(
+      target=_sent, args=(stream, pieces, self._size), daemon=True
+    )
+    sender.start()
+    with self._lock:
+      self._piped.add(key)
+    with _on_cpu():
+      for number, chunk in enumerate(message.chunks):
+        self.server.take(key, number, chunk)
+
+  def _execute(self) -> None:
+    try:
+      with _on_cpu():
+        while (ordered := self._orders.get()) is not None:
+          self._obey(*ordered)
+    except Exception as error:  # The lead has to know, whatever it is.
+      reason = f'{type(error).__name__}: {error}'
+      logging.exception('Server %d has failed', self.index)
+      with contextlib.suppress(TransportError):
+        self._report({'told': 'unmendable', 'reason': reason}, None)
+
+  def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
+    if sequence != self._sequence:
+      raise RuntimeError(f'Expected orders {self._sequence}, got {sequence}.')
+    self._sequence += 1
+    self._expect(orders)
+    for name, *arguments in orders:
+      getattr(self, f'_{name}')(*arguments)
+
+  def _add(self, worker: int, life: int, update: int, examples: int) -> None:
+    with self._lock:
+      payload = self._payloads.pop((worker, life))
+    self.server.add(update, payload, examples)
+
+  def _commit(self, update: int) -> None:
+    self.server.commit(update)
+
+  def _release(self, worker: int, life: int, header: dict[str, Any]) -> None:
+    with self._lock:
+      port = self._ports.get((worker, life))
+      has_all = (worker, life) in self._piped
+      self._piped.discard((worker, life))
+    if port is not None:  # Its stream may just have ended.
+      port.releases.put((header, None if has_all else self._outgoing()))
+
+  def _expect(self, orders: Sequence[Sequence[Any]]) -> None:
+    """Prepares for the pushes of all workers that are released at once."""
+    released = {
+      (order[1], order[2]): order[3]['examples']
+      for order in orders
+      if order[0] == 'release'
+    }
+    if self._pipelined and released:
+      self.server.expect(released)
+
+  def _end(self, worker: int, life: int) -> None:
+    with self._lock:
+      port = self._ports.get((worker, life))
+      self._payloads.pop((worker, life), None)
+      self._piped.discard((worker, life))
+      if port is not None:
+        port.ended = True
+        port.releases.put(None)
+    if self._pipelined:
+      self.server.leave((worker, life))
+
+  def _snapshot(self, number: int) -> None:
+    vector = self._whole(self.server.params, self.server.stats)
+    self._report({'told': 'snapshot', 'id': number}, np.asarray(vector))
+
+  def _save(self, number: int, step: int) -> None:
+    self._checkpoints.save(
+      self.server.state(), examples=self.server.examples, step=step
+    )
+
+    def wait():
+      saved = {'told': 'saved', 'id': number}
+      try:
+        self._checkpoints.wait()
+      except Exception as error:  # The lead has to know, whatever it is.
+        saved['error'] = f'{type(error).__name__}: {error}'
+      self._report(saved, None)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+  def _outgoing(self) -> Any:
+    if self._pipelined:
+      return self.server.vector()
+    if self._current[0] != self.server.version:
+      vector = self._vector(self.server.params, self.server.stats)
+      self._current = self.server.version, vector
+    return self._current[1]
+
+
+def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
+  # Who receives from the stream meets the error, too, and tells of it.
+  with contextlib.suppress(TransportError, ValueError):
+    stream.send({}, pieces, size)
+
+
+def _on_cpu() -> contextlib.AbstractContextManager:
+  return jax.default_device(jax.local_devices(backend='cpu')[0])
+
+
+def host(
+  index: int,
+  make: Callable[[Report, Mapping[str, Any]], Shard],
+  *,
+  lead: Callable[[], str],
+  address: str,
+  fingerprint: str,
+  security: Security,
+  timeout_s: float,
+) -> None:
+  """Runs a server other than the first, until the lead ends it.
+
+  Args:
+    index: Which server.
+    make: Makes it, given how it reports and what the lead greets it with.
+    lead: Returns the address of the lead, which may have to be waited for.
+    address: To listen on, at any free port.
+    fingerprint: Of the config: the lead's must be the same.
+    security: Of all streams.
+    timeout_s: Silence after which the lead counts as lost.
+
+  Raises:
+    Unmendable: If the lead is lost.
+    Refused: If the lead refuses this server.
+  """
+  hello = {'server': index, 'fingerprint': fingerprint}
+
+  def report(event: dict[str, Any], body: Any) -> None:
+    if body is None:
+      stream.send(event)
+    else:
+      flat = body.view(np.uint8)
+      stream.send(event, chunked(flat, CHUNK_BYTES), flat.size)
+
+  try:
+    stream = connect(lead(), hello, security, START * timeout_s)
+    with within(stream, START * timeout_s):
+      greeting = stream.receive().header
+    if 'refused' in greeting:
+      raise Refused(greeting['refused'])
+    shard = make(report, greeting)
+    shard.warm_up()
+
+    def serve(pushes: Stream, hello: Mapping[str, Any]) -> None:
+      shard.serve(pushes, hello['worker'], hello['life'])
+
+    listener = Listener(address, 0, serve, security)
+    stream.send({'address': listener.address})
+    heart = Heart(
+      stream,
+      timeout_s=timeout_s,
+      ending=lambda: None,
+      told=lambda told: shard.order(told['sequence'], told['orders']),
+    )
+    heart.ended.wait()
+    if heart.verdict['end'] == 'lost':
+      stream.cancel()  # Orders may wait for it to take in a snapshot.
+    shard.close()
+    listener.close(timeout_s)
+  except Refused:
+    raise
+  except TransportError as error:
+    raise Unmendable(f'Server {index} has lost the lead: {error}') from error
+  if heart.verdict['end'] == 'lost':
+    reason = heart.verdict['reason']
+    raise Unmendable(f'Server {index} has lost the lead: {reason}')
+  stream.close()

@@ -1,0 +1,332 @@
+"""Messages on one call of Arrow Flight, between two processes.
+
+A message is a header, plain JSON, and a body in chunks of bytes, each with a
+checksum; chunks travel as soon as they are sent and are handed over as soon as
+they arrive.  Both are without a copy of ours.
+"""
+
+import contextlib
+import json
+import queue
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import xxhash
+
+from configs.checks import require
+
+SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
+# What Flight raises, from any of its layers.
+ERRORS = (pa.ArrowException, flight.FlightError, OSError)
+GRACE_S = 2.0  # For the other end to answer that a stream ends.
+_FRAME = struct.Struct('<cQQ')  # Kind, number within the stream, checksum.
+_HEADER, _CHUNK, _END = b'H', b'C', b'E'
+_BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
+
+
+class TransportError(Exception):
+  """Something is wrong with a stream."""
+
+
+class Closed(TransportError):
+  """The other end ended the stream, died or cannot be reached."""
+
+
+class Corrupt(TransportError):
+  """What arrived is not what was sent."""
+
+
+class Refused(TransportError):
+  """The token is not that of the listener."""
+
+
+class Message(NamedTuple):
+  """A message whose body may still be on its way.
+
+  Attributes:
+    header: Plain JSON.
+    size_bytes: Of the body.
+    chunks: uint8 [n], read-only, as they were sent and without a copy; valid
+      for as long as they are referred to.  To be consumed before the next
+      message is received, which skips what is left.  Raises what
+      `Stream.receive` does.
+  """
+
+  header: Any
+  size_bytes: int
+  chunks: Iterator[np.ndarray]
+
+  def read(self, into: np.ndarray) -> None:
+    """Copies the whole body into an array, uint8 [size_bytes].
+
+    Raises:
+      ValueError: If the array is another one.
+      TransportError: As `Stream.receive`.
+    """
+    valid = into.dtype == np.uint8 and into.shape == (self.size_bytes,)
+    expected = f'uint8 [{self.size_bytes}]'
+    require(valid, 'into', expected, (into.dtype.name, into.shape))
+    start = 0
+    for chunk in self.chunks:
+      into[start : start + chunk.size] = chunk
+      start += chunk.size
+      del chunk  # Before the next one arrives, which so takes its warm memory.
+
+
+class Stream:
+  """One end of a stream.
+
+  One thread may receive while others send.  Neither has a bound of its own: a
+  peer that is stopped or cut off, not dead, is noticed by whoever expects to
+  hear of it, and calls `cancel`.
+
+  Attributes:
+    peer: Address of the other end.
+  """
+
+  def __init__(
+    self,
+    reader: Any,
+    writer: Any,
+    peer: str,
+    cut: Callable[[], None],
+    finish: Callable[[], None],
+  ):
+    """For `connect` and `Listener`.
+
+    Args:
+      reader: Of the call.
+      writer: Of the call.
+      peer: Address of the other end.
+      cut: Ends the call at once.
+      finish: Ends it after what has been sent.
+    """
+    self.peer = peer
+    self._reader = reader
+    self._writer = writer
+    self._cut = cut
+    self._finish = finish
+    self._finished = False
+    self._sending = threading.Lock()
+    self._receiving = threading.Lock()
+    self._closing = threading.Lock()
+    self._sent = self._received = 0
+    self._held: _Frame | None = None  # Read, but not part of the message.
+    self._returned: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    self._reason = ''  # Why the stream has ended.
+
+  def send(
+    self,
+    header: Any,
+    chunks: Iterable[np.ndarray] = (),
+    size_bytes: int = 0,
+    *,
+    spoil: bool = False,
+  ) -> None:
+    """Sends a message; each chunk is on its way before the next is asked for.
+
+    Returns once the arrays may change again: all of them have been handed to
+    the kernel.  If the body fails, then the stream ends.
+
+    Args:
+      header: Plain JSON.
+      chunks: uint8 [n], contiguous, of any sizes above 0.
+      size_bytes: Their sum.
+      spoil: Whether to flip a bit of the first chunk, or of the header if
+        there is none, after its checksum has been made.
+
+    Raises:
+      Closed: If the stream has ended.
+      ValueError: If the chunks or their sum are not as they should be.
+      Exception: Whatever `chunks` raises.
+    """
+    text = json.dumps([header, size_bytes], allow_nan=False).encode()
+    with self._sending:
+      self._write(_HEADER, text, spoil=spoil and not size_bytes)
+      try:
+        self._send_body(chunks, size_bytes, spoil)
+      except BaseException as error:
+        self._end(f'{type(error).__name__}: {error}')
+        raise
+
+  def receive(self) -> Message:
+    """Waits for the next message.
+
+    After Corrupt the stream can be used on, as the damaged message is skipped.
+
+    Raises:
+      Closed: If the stream has ended, with the reason that the peer gave.
+      Corrupt: If a checksum, a size or the order is wrong.
+    """
+    frame = self._held or self._read()
+    self._held = None
+    while frame.kind == _CHUNK:
+      frame = self._read()
+    header, size_bytes = json.loads(bytes(frame.data))
+    return Message(header, size_bytes, self._body(size_bytes))
+
+  def close(self, reason: str = '') -> None:
+    """Ends the stream after what has been sent; blocks for some seconds.
+
+    What the peer has not received by then may be lost.
+
+    Args:
+      reason: Text that `receive` of the peer raises.
+    """
+    with self._closing:
+      if self._finished:
+        return
+      self._finished = True
+      timer = threading.Timer(GRACE_S, self.cancel)
+      timer.start()
+      # A body that is not produced keeps the lock, but writes no more.
+      if self._sending.acquire(timeout=2 * GRACE_S):
+        self._end(reason or 'closed')
+        self._sending.release()
+      with self._receiving:
+        self._finish()
+        self._reason = self._reason or 'closed'
+      timer.cancel()
+      # Another stream may have the same address from here on.
+      self._cut = lambda: None
+
+  def cancel(self, reason: str = 'cancelled') -> None:
+    """Ends the stream at once: what blocks on it raises Closed.
+
+    May be called from any thread.  What was sent last may be lost.  The client
+    still has to close the stream.
+    """
+    self._reason = self._reason or reason
+    self._returned.put(None)
+    self._cut()
+
+  def _send_body(
+    self, chunks: Iterable[np.ndarray], size_bytes: int, spoil: bool
+  ) -> None:
+    lent = []
+    sent = 0
+    for chunk in chunks:
+      sent += chunk.size
+      valid = 0 < chunk.nbytes == chunk.size <= _BATCH_BYTES
+      require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
+      require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
+      view = chunk.view()
+      lent.append(weakref.ref(view, self._returned.put))
+      self._write(_CHUNK, view, spoil=spoil)
+      spoil = False
+      del view
+    require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
+    # gRPC promises to write, not that it no longer reads the caller's memory.
+    for _ in lent:
+      if self._returned.get() is None:
+        raise Closed(f'{self.peer}: {self._reason}')
+
+  def _write(self, kind: bytes, data: Any, *, spoil: bool = False) -> None:
+    if self._reason:
+      raise Closed(f'{self.peer}: {self._reason}')
+    frame = _FRAME.pack(kind, self._sent, xxhash.xxh3_64_intdigest(data))
+    self._sent += 1
+    if spoil:
+      data = np.frombuffer(bytearray(data), np.uint8)
+      data[data.size // 2] ^= 1
+    try:
+      if kind == _CHUNK:
+        self._writer.write_with_metadata(_batch(data), pa.py_buffer(frame))
+      else:
+        self._writer.write_metadata(pa.py_buffer(frame + bytes(data)))
+    except ERRORS as error:
+      # Why is known to `receive`, which may have more to read before.
+      raise Closed(f'{self.peer}: cannot send: {error}') from error
+
+  def _end(self, reason: str) -> None:
+    with contextlib.suppress(Closed):
+      self._write(_END, reason.encode())
+      self._reason = reason
+
+  def _body(self, left: int) -> Iterator[np.ndarray]:
+    while left:
+      data = self._chunk(left)
+      left -= data.size
+      # Not kept while the next one arrives, which so takes its warm memory.
+      lent = [data]
+      del data
+      yield lent.pop()
+
+  def _chunk(self, left: int) -> np.ndarray:
+    frame = self._read()
+    if frame.kind != _CHUNK or frame.data.size > left:
+      self._held = frame
+      raise Corrupt(f'{self.peer}: the body is not of the size announced')
+    return frame.data
+
+  def _read(self) -> '_Frame':
+    with self._receiving:
+      if self._reason:
+        raise Closed(f'{self.peer}: {self._reason}')
+      try:
+        read = self._reader.read_chunk()
+      except StopIteration:
+        raise self._lost('the connection ended') from None
+      except ERRORS as error:
+        raise self._lost(error) from error
+    frame = self._parsed(read)
+    if frame.kind == _END:
+      raise self._lost(str(frame.data, 'utf-8'))
+    return frame
+
+  def _parsed(self, read: flight.FlightStreamChunk) -> '_Frame':
+    metadata = memoryview(read.app_metadata or b'')
+    expected, self._received = self._received, self._received + 1
+    if len(metadata) < _FRAME.size:
+      raise Corrupt(f'{self.peer}: expected a frame, got {len(metadata)} bytes')
+    kind, number, checksum = _FRAME.unpack_from(metadata)
+    if number != expected:
+      self._received = number + 1
+      raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
+    data = metadata[_FRAME.size :]
+    if kind == _CHUNK:
+      data = np.frombuffer(read.data.column(0).buffers()[1], np.uint8)
+      data = data[: read.data.num_rows]  # Without padding.
+    if xxhash.xxh3_64_intdigest(data) != checksum:
+      raise Corrupt(f'{self.peer}: frame {number} has another checksum')
+    return _Frame(kind, data)
+
+  def _lost(self, why: Exception | str) -> TransportError:
+    error = ended(self.peer, self._reason or why)
+    self._reason = self._reason or str(error).partition(': ')[2]
+    return error
+
+
+def ended(peer: str, why: Exception | str) -> TransportError:
+  """Returns what to raise when a stream has ended, or could not begin."""
+  if isinstance(why, flight.FlightUnauthenticatedError):
+    return Refused(f'{peer}: the token is not that of the listener')
+  text = str(why)
+  if isinstance(why, Exception):
+    # Flight wraps what gRPC says in what nobody needs.
+    text = text.partition('. gRPC client debug context')[0]
+    text = text.rpartition(' with message: ')[2]
+  return Closed(f'{peer}: {text}')
+
+
+def chunked(array: np.ndarray, chunk_bytes: int) -> Iterator[np.ndarray]:
+  """Yields views of an array, uint8 [n], of `chunk_bytes` each but the last."""
+  for start in range(0, array.size, chunk_bytes):
+    yield array[start : start + chunk_bytes]
+
+
+class _Frame(NamedTuple):
+  kind: bytes
+  data: Any  # Bytes of a chunk, uint8 [n], or a view of other bytes.
+
+
+def _batch(data: np.ndarray) -> pa.RecordBatch:
+  buffers = [None, pa.py_buffer(data)]
+  column = pa.Array.from_buffers(pa.uint8(), data.size, buffers, 0)
+  return pa.RecordBatch.from_arrays([column], schema=SCHEMA)

@@ -1,0 +1,254 @@
+"""Pushes and pulls under way in the virtual runtime, as flows of its network.
+
+`Transfers` moves every shard whole.  `Pipelined` moves it in chunks, and serves
+the sum of a chunk as soon as the last worker has pushed it: on links that carry
+both directions at once, the pulls of a barrier then overlap with its pushes.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from cluster.virtual.network import Network
+from wire.flat import PIECES, even
+
+
+class Delivered(NamedTuple):
+  """What has arrived.
+
+  Attributes:
+    size_bytes: Bytes of pushes and pulls.
+    ended: Workers whose push or pull is now whole.
+  """
+
+  size_bytes: int
+  ended: list[int]
+
+
+class Transfers:
+  """Pushes and pulls of whole shards, which a worker makes in turns.
+
+  Attributes:
+    network: Its hosts are the workers and then the servers.
+  """
+
+  def __init__(self, network: Network, *, num_workers: int, shards: list[int]):
+    """Starts nothing yet.
+
+    Args:
+      network: Its hosts are the workers and then the servers.
+      num_workers: Number of workers.
+      shards: Bytes of a push or pull at each server.
+    """
+    self.network = network
+    self._shards = shards
+    self._pending: list[set[int]] = [set() for _ in range(num_workers)]
+    self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
+
+  def pull(self, time: float, index: int) -> Delivered:
+    """Starts the pull of a worker, and returns that nothing has arrived."""
+    self._start(time, index, pulls=True)
+    return Delivered(0, [])
+
+  def push(self, time: float, index: int) -> None:
+    """Starts the push of a worker."""
+    self._start(time, index, pulls=False)
+
+  def advance(self, time: float) -> Delivered:
+    """Moves to `time`, at most the network's next, and returns what arrives."""
+    size_bytes, ended = 0, []
+    for flow in self.network.advance(time):
+      index, size = self._flows.pop(flow)
+      size_bytes += size
+      pending = self._pending[index]
+      pending.remove(flow)
+      if not pending:
+        ended.append(index)
+    return Delivered(size_bytes, ended)
+
+  def leave(self, time: float, index: int, *, lost: bool) -> None:
+    """Takes back what a worker that died was transferring.
+
+    Args:
+      time: Seconds.
+      index: The worker.
+      lost: Whether it had an iteration that was not pushed whole.
+    """
+    del lost  # Nobody else has got anything of it.
+    for flow in sorted(self._pending[index]):
+      self.network.cancel(time, flow)
+      del self._flows[flow]
+    self._pending[index].clear()
+
+  def _start(self, time: float, index: int, *, pulls: bool) -> None:
+    for server, size in enumerate(self._shards, start=len(self._pending)):
+      ends = (server, index) if pulls else (index, server)
+      flow = self.network.start(time, *ends, size)
+      self._pending[index].add(flow)
+      self._flows[flow] = index, size
+
+
+@dataclasses.dataclass
+class _Member:
+  """A worker of the superstep.
+
+  Attributes:
+    pushed: Chunks of its push that have arrived, by server.
+    pulled: Chunks that have arrived of the pull that answers it, by server.
+    pulling: Whether it was released and its pull is not yet whole.
+    flows: Those under way, by whether they are pulls, and server.
+  """
+
+  pushed: list[int]
+  pulled: list[int]
+  pulling: bool = True
+  flows: dict[tuple[bool, int], int] = dataclasses.field(default_factory=dict)
+
+
+class _Flow(NamedTuple):
+  worker: int
+  server: int
+  pulls: bool
+  chunks: int
+  size_bytes: int
+
+
+class Pipelined:
+  """Pushes and pulls in chunks, for schemes whose every release is a barrier.
+
+  Between a worker and a server one chunk at a time is under way each way; the
+  next one starts when it has arrived.  A chunk is served to the workers of a
+  superstep when all of them have pushed it, before the scheme has released
+  them.  Who was not among them, because it starts or is back, pulls shards
+  whole.
+
+  With N equal workers that compute for C seconds, one server of B bytes/s each
+  way, a shard of S bytes and l seconds of latency, a superstep costs
+  C + N (S + c) / B + (PIECES + 1) l, where c is the largest chunk.
+
+  A worker that dies in the middle of its push does not count, although its part
+  may be in sums that were served: these are void, and served anew without it.
+  What arrives before the release counts as delivered when the release makes a
+  pull of it.
+
+  Attributes:
+    network: Its hosts are the workers and then the servers.
+  """
+
+  def __init__(self, network: Network, *, num_workers: int, shards: list[int]):
+    """Starts nothing yet; arguments are those of Transfers."""
+    self.network = network
+    self._num_workers = num_workers
+    self._chunks = [even(size, PIECES) for size in shards]
+    # By server and chunk: of how many pushes it has not arrived.
+    self._missing = [[0] * PIECES for _ in shards]
+    self._members: dict[int, _Member] = {}
+    self._flows: dict[int, _Flow] = {}
+
+  def pull(self, time: float, index: int) -> Delivered:
+    """Lets a worker have its pull and returns what it has of it already."""
+    for missing in self._missing:
+      missing[:] = [count + 1 for count in missing]
+    if index not in self._members:
+      self._members[index] = _Member(self._none(), self._none())
+      for server in range(len(self._chunks)):
+        self._start(time, index, server, pulls=True, chunks=PIECES)
+      return Delivered(0, [])
+    member = self._members[index]
+    member.pushed = self._none()
+    member.pulling = min(member.pulled) < PIECES
+    size_bytes = sum(
+      sum(sizes[:count])
+      for sizes, count in zip(self._chunks, member.pulled, strict=True)
+    )
+    return Delivered(size_bytes, [] if member.pulling else [index])
+
+  def push(self, time: float, index: int) -> None:
+    """Starts the push of a worker, which has its pull."""
+    self._members[index].pulled = self._none()
+    for server in range(len(self._chunks)):
+      self._start(time, index, server, pulls=False)
+
+  def advance(self, time: float) -> Delivered:
+    """Moves to `time`, at most the network's next, and returns what arrives."""
+    size_bytes, ended = 0, []
+    for number in self.network.advance(time):
+      flow = self._flows.pop(number)
+      member = self._members[flow.worker]
+      del member.flows[flow.pulls, flow.server]
+      if member.pulling or not flow.pulls:
+        size_bytes += flow.size_bytes
+      arrived = self._pulled if flow.pulls else self._pushed
+      if arrived(time, flow, member):
+        ended.append(flow.worker)
+    return Delivered(size_bytes, ended)
+
+  def leave(self, time: float, index: int, *, lost: bool) -> None:
+    """Goes on without a worker that died; arguments are those of Transfers."""
+    member = self._members.pop(index, None)
+    if member is None:
+      return
+    self._cancel(time, member)
+    void = lost and not all(missing[0] for missing in self._missing)
+    for missing, count in zip(self._missing, member.pushed, strict=True):
+      missing[count:] = [each - 1 for each in missing[count:]]
+    for other in self._members.values() if void else ():
+      self._cancel(time, other, pulls_only=True)
+      other.pulled = self._none()
+    for server in range(len(self._chunks)):
+      self._serve_all(time, server)
+
+  def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
+    """Goes on after a chunk of a push, and returns whether it was the last."""
+    server, chunk = flow.server, member.pushed[flow.server]
+    member.pushed[server] += 1
+    self._missing[server][chunk] -= 1
+    if member.pushed[server] < PIECES:
+      self._start(time, flow.worker, server, pulls=False)
+    if not self._missing[server][chunk]:
+      self._serve_all(time, server)
+    return min(member.pushed) == PIECES
+
+  def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
+    """Goes on after a chunk of a pull; returns whether a worker has it now."""
+    member.pulled[flow.server] += flow.chunks
+    self._serve(time, flow.worker, flow.server)
+    ended = member.pulling and min(member.pulled) == PIECES
+    member.pulling = member.pulling and not ended
+    return ended
+
+  def _serve_all(self, time: float, server: int) -> None:
+    for index in self._members:
+      self._serve(time, index, server)
+
+  def _serve(self, time: float, index: int, server: int) -> None:
+    """Starts the next chunk of a pull, if it is time."""
+    member = self._members[index]
+    chunk = member.pulled[server]
+    if chunk == PIECES or (True, server) in member.flows:
+      return
+    # After the release, pushes of the next superstep are missing.
+    if member.pulling or not self._missing[server][chunk]:
+      self._start(time, index, server, pulls=True)
+
+  def _start(
+    self, time: float, index: int, server: int, *, pulls: bool, chunks: int = 1
+  ) -> None:
+    member = self._members[index]
+    first = (member.pulled if pulls else member.pushed)[server]
+    size = sum(self._chunks[server][first : first + chunks])
+    host = self._num_workers + server
+    ends = (host, index) if pulls else (index, host)
+    number = self.network.start(time, *ends, size)
+    member.flows[pulls, server] = number
+    self._flows[number] = _Flow(index, server, pulls, chunks, size)
+
+  def _cancel(
+    self, time: float, member: _Member, *, pulls_only: bool = False
+  ) -> None:
+    for (pulls, server), number in list(member.flows.items()):
+      if pulls or not pulls_only:
+        self.network.cancel(time, number)
+        del self._flows[number], member.flows[pulls, server]
+
+  def _none(self) -> list[int]:
+    return [0] * len(self._chunks)

@@ -1,0 +1,343 @@
+"""Gradients of batches of any size, from a fixed set of compiled shapes.
+
+A batch is computed as a sum over micro-batches whose sizes are powers of two,
+compiled before the run starts.  At most 1/8 of the computed examples are
+padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from configs.checks import require
+from data.dataset import Split
+from data.stream import Ranges
+from models.task import Task
+
+
+class Payload(NamedTuple):
+  """What a push carries, summed over its examples.
+
+  Attributes:
+    gradient: Pytree like the parameters.
+    stats: The batch's statistics times its examples, like `Task.stats`.
+  """
+
+  gradient: Any
+  stats: Any
+
+
+def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
+  """Returns the micro-batches that a batch is computed in.
+
+  The fewest that keep padding within 1/8 of the computed examples; among these
+  the least padding.
+
+  Args:
+    examples: Batch size, >= 1.
+    largest: Largest micro-batch, a power of two.
+
+  Returns:
+    Pairs (computed, real), largest first; only the last may be padded.
+
+  Example:
+    >>> micro_batches(33, largest=64), micro_batches(63, largest=64)
+    ([(32, 32), (1, 1)], [(64, 63)])
+  """
+  totals = range(examples, examples * 8 // 7 + 1)
+  total = min(totals, key=lambda t: t // largest + (t % largest).bit_count())
+  sizes = [largest] * (total // largest)
+  rest = total % largest
+  sizes += [1 << b for b in reversed(range(rest.bit_length())) if rest >> b & 1]
+  real = [*sizes[:-1], sizes[-1] - (total - examples)]
+  return list(zip(sizes, real, strict=True))
+
+
+class Gradient:
+  """The gradient of a task's loss, summed over the examples of a batch.
+
+  Batch statistics are those of each micro-batch, averaged over the examples.
+
+  Attributes:
+    task: What is learned.
+    train: The training examples.
+    real: Examples computed so far.
+    computed: The same, with padding.
+  """
+
+  def __init__(
+    self,
+    task: Task,
+    train: Split,
+    indices: Callable[[Ranges], np.ndarray],
+    *,
+    micro_batch: int,
+    seed: int,
+    devices: Sequence[jax.Device] = (),
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      task: What is learned.
+      train: The training examples.
+      indices: Positions of the stream -> examples, as `Stream.indices`.
+      micro_batch: Largest micro-batch, a power of two.
+      seed: Of the random keys: each iteration of each worker has its own.
+      devices: A power of two of them.  They split every micro-batch; the first
+        computes those that are smaller than their number.  With fewer than two
+        devices, JAX chooses where to compute.
+
+    Raises:
+      ValueError: If `micro_batch` is not a power of two, or if the number of
+        devices is not or is larger.
+    """
+    if micro_batch < 1 or micro_batch & (micro_batch - 1):
+      raise ValueError(
+        f'micro_batch: expected a power of two, got {micro_batch}.'
+      )
+    count = len(devices)
+    most = f'a power of two up to micro_batch, {micro_batch}'
+    valid = not count & (count - 1) and count <= micro_batch
+    require(valid, 'devices', most, count)
+    self.task = task
+    self.train = train
+    self.real = self.computed = 0
+    self._prepared: tuple[Ranges, list] | None = None
+    self._indices = indices
+    self._micro_batch = micro_batch
+    root = jax.random.key(seed)
+
+    def part(params, inputs, targets, real, stamp):
+      key = root
+      for number in range(3):
+        key = jax.random.fold_in(key, stamp[number])
+      mask = jnp.arange(len(targets)) < real
+
+      def total(params):
+        loss, stats = task.loss(params, inputs, targets, key)
+        _check_each('task.loss', loss, mask)
+        return jnp.sum(jnp.where(mask, loss, 0.0)), stats
+
+      (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
+      stats = jax.tree.map(lambda s: s * real, stats)
+      return Payload(gradient, stats), loss
+
+    self._spread = _Spread(part, devices) if count > 1 else None
+    self._part = self._spread or jax.jit(part)
+    self._add = jax.jit(add_trees, donate_argnums=0)
+
+  def __call__(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+  ) -> tuple[Payload, jax.Array]:
+    """Returns what is pushed, and the loss summed over the examples.
+
+    Args:
+      params: Pytree of arrays.
+      ranges: Positions of the examples in the stream.
+      worker: Whose iteration this is, for its random key.
+      iteration: Which one.
+    """
+    summed = None
+    if self._spread:
+      params = self._spread.copies(params)
+    self.prepare(ranges)
+    (_, inputs_of), self._prepared = self._prepared, None
+    for part, (inputs, targets, real) in enumerate(inputs_of):
+      self.real += real
+      self.computed += len(targets)
+      stamp = np.array([worker, iteration, part], np.uint32)
+      one = self._part(params, inputs, targets, np.int32(real), stamp)
+      summed = one if summed is None else self._add(summed, one)
+    return summed
+
+  def prepare(self, ranges: Ranges) -> None:
+    """Gathers the examples of a call, unless it has been done before."""
+    if self._prepared is None or self._prepared[0] != ranges:
+      self._prepared = ranges, list(self._inputs(ranges))
+
+  def _inputs(
+    self, ranges: Ranges
+  ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Yields inputs, targets and how many are real, for each micro-batch."""
+    indices = self._indices(ranges)
+    for start, computed, real in _spans(len(indices), self._micro_batch):
+      rows = indices[start : start + real]
+      yield (
+        _padded(self.train.inputs[rows], computed),
+        _padded(self.train.targets[rows], computed),
+        real,
+      )
+
+  @property
+  def padding_share(self) -> float | None:
+    """Share of the examples computed so far that was padding."""
+    return 1 - self.real / self.computed if self.computed else None
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of a push will be.
+
+    JAX compiles a program again when an array that it may place meets one that
+    is bound to a device, as pushes are if there are several devices.
+    """
+    if not self._spread:
+      return tree
+    return jax.tree.map(self._spread.bound, tree)
+
+  def warm_up(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> list[Payload]:
+    """Compiles all that batches need.
+
+    Args:
+      params: Pytree of arrays.
+      examples: Of a batch; the largest one's if they are changing, or None if
+        there is no bound.
+      changing: Whether batches may be smaller.
+
+    Returns:
+      Payloads, of every kind that may be pushed.
+    """
+    before = self.real, self.computed
+    payloads = []
+    batches = [examples]
+    if changing:
+      most = self._micro_batch
+      if examples is not None:
+        most = min(most, examples * 8 // 7)  # With padding.
+      batches = [1 << bit for bit in range(most.bit_length())]
+      batches.append(3)  # In two parts or more, which are added.
+    for batch in batches:
+      payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
+      payloads.append(jax.block_until_ready(payload))
+    self.real, self.computed = before
+    return payloads
+
+  def state(self) -> Any:
+    """Returns what calls change."""
+    return self.real, self.computed
+
+  def restore(self, state: Any) -> None:
+    """Goes back to where `state` was taken."""
+    self.real, self.computed = state
+
+
+class _Spread:
+  """Computes parts of a batch on several devices, and sums over them."""
+
+  def __init__(self, part: Callable[..., Any], devices: Sequence[jax.Device]):
+    mesh = Mesh(np.array(devices), ('examples',))
+    split = NamedSharding(mesh, PartitionSpec('examples'))
+    self._everywhere = NamedSharding(mesh, PartitionSpec())
+    self._first, self._count = devices[0], len(devices)
+    self._one = jax.jit(part)
+    self._all = jax.jit(
+      part,
+      in_shardings=(self._everywhere, split, split, None, None),
+      out_shardings=self._everywhere,
+    )
+
+  def copies(self, params: Any) -> tuple[Any, Any]:
+    """Returns parameters on the first device and on all, as calls take them."""
+    return (
+      jax.device_put(params, self._first),
+      jax.device_put(params, self._everywhere),
+    )
+
+  def bound(self, leaf: Any) -> Any:
+    """Returns an array on the first device, and what is no array as it is."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+      return jax.device_put(leaf, self._first)
+    return leaf
+
+  def __call__(
+    self, copies: tuple[Any, Any], inputs: np.ndarray, *rest: Any
+  ) -> Any:
+    """Returns the part's sums, on the first device."""
+    on_first, on_all = copies
+    if len(inputs) < self._count:
+      return self._one(on_first, inputs, *rest)
+    summed = self._all(on_all, inputs, *rest)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), summed)
+
+
+class Evaluation:
+  """The share of a split that a version of the model gets right."""
+
+  def __init__(self, task: Task, test: Split, *, batch: int = 512):
+    """Keeps the split.
+
+    Args:
+      task: What is learned.
+      test: N examples.
+      batch: Examples computed at once, at most; the last ones are padded and
+        masked.
+    """
+    self._inputs, self._targets = test
+    self._batch = min(batch, len(test.targets))
+
+    def right(params, stats, inputs, targets, real):
+      mask = jnp.arange(len(targets)) < real
+      correct = task.correct(params, stats, inputs, targets)
+      _check_each('task.correct', correct, mask)
+      return jnp.sum(jnp.where(mask, correct, 0.0))
+
+    def is_finite(params):
+      leaves = jax.tree.leaves(params)
+      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+    self._right = jax.jit(right)
+    self._is_finite = jax.jit(is_finite)
+
+  def __call__(self, params: Any, stats: Any) -> float:
+    """Returns the accuracy, 0 to 1."""
+    right = [
+      self._right(
+        params,
+        stats,
+        _padded(self._inputs[start : start + self._batch], self._batch),
+        _padded(self._targets[start : start + self._batch], self._batch),
+        np.int32(min(self._batch, len(self._targets) - start)),
+      )
+      for start in range(0, len(self._targets), self._batch)
+    ]
+    return sum(float(count) for count in right) / len(self._targets)
+
+  def is_finite(self, params: Any) -> bool:
+    """Returns whether all parameters are finite."""
+    return bool(self._is_finite(params))
+
+
+def add_trees(one: Any, other: Any) -> Any:
+  """Returns the sum of two pytrees of one structure."""
+  return jax.tree.map(jnp.add, one, other)
+
+
+def _check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
+  if values.shape != mask.shape:
+    raise ValueError(
+      f'{name}: expected one value for each of {len(mask)} examples, got an '
+      f'array of shape {values.shape}.'
+    )
+
+
+def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
+  start = 0
+  for computed, real in micro_batches(examples, largest=largest):
+    yield start, computed, real
+    start += real
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+  if len(array) == length:
+    return array
+  # Rows of its own: zeros would bend the statistics of a normalised batch.
+  return array[np.arange(length) % len(array)]

@@ -1,0 +1,173 @@
+"""The parameters, the optimiser and the sums of pushes not yet applied."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from learning.gradient import Payload, add_trees
+from learning.schedule import Schedule
+
+_KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
+# Attributes of a server that change while it runs.
+_STATE = ('params', 'stats', 'version', 'examples', '_state', '_sums')
+
+
+class Server:
+  """Holds one version of the parameters and makes the next.
+
+  An update applies `tx` to the mean gradient of the examples summed into it;
+  the result is multiplied by the learning rate and by their number over X0
+  (reduction 'sum': the same displacement per example under every scheme) or
+  over n X0 ('mean').  Running statistics move towards the mean of those that
+  were pushed, at a rate that depends on the number of examples likewise.
+
+  Attributes:
+    params: Pytree of arrays.  Never changed in place: who pulled a version
+      keeps it.
+    stats: Running statistics, a pytree of arrays.
+    version: Updates applied.
+    examples: Examples in them.
+  """
+
+  def __init__(
+    self,
+    *,
+    params: Any,
+    stats: Any,
+    tx: optax.GradientTransformation,
+    schedule: Schedule,
+    reduction: Literal['sum', 'mean'],
+    num_workers: int,
+    worker_batch: int,
+  ):
+    """Starts at version 0.
+
+    Args:
+      params: Initial parameters.
+      stats: Initial running statistics; () if there are none.
+      tx: Built with learning rate 1; decay, clipping, momentum inside.
+      schedule: Of the learning rate.
+      reduction: 'sum' or 'mean'.
+      num_workers: n, as configured.
+      worker_batch: X0, as configured.
+
+    Raises:
+      ValueError: If `reduction` is unknown.
+    """
+    if reduction not in ('sum', 'mean'):
+      raise ValueError(
+        f"reduction: expected 'sum' or 'mean', got {reduction!r}."
+      )
+    self.params = params
+    self.stats = stats
+    self.version = 0
+    self.examples = 0
+    self._init = jax.jit(tx.init)
+    self._state = self._init(params)
+    self._sums: dict[int, tuple[Payload, int]] = {}
+    self._schedule = schedule
+    self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
+    self._worker_batch = worker_batch
+
+    def apply(params, stats, state, payload, examples, scale, kept):
+      mean = jax.tree.map(lambda total: total / examples, payload)
+      updates, state = tx.update(mean.gradient, state, params)
+      updates = jax.tree.map(lambda u: u * scale, updates)
+      stats = jax.tree.map(
+        lambda old, new: kept * old + (1 - kept) * new, stats, mean.stats
+      )
+      return optax.apply_updates(params, updates), stats, state
+
+    self._apply = jax.jit(apply, donate_argnums=2)
+    self._add = jax.jit(add_trees, donate_argnums=0)
+
+  def twin(self, params: Any, stats: Any) -> 'Server':
+    """Returns one of other parameters, with the same compiled programs."""
+    twin = copy.copy(self)
+    twin.params, twin.stats = params, stats
+    twin._state, twin._sums = self._init(params), {}
+    return twin
+
+  def warm_up(self) -> None:
+    """Compiles the sum and the update, and changes nothing."""
+    zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
+    state = jax.tree.map(jnp.copy, self._state)
+    payload = self._add(zero, jax.tree.map(jnp.copy, zero))
+    jax.block_until_ready(self._applied(state, payload, 1))
+
+  def add(self, update: int, payload: Payload, examples: int) -> None:
+    """Sums a push into an update.
+
+    Args:
+      update: Id of the update.
+      payload: Is the server's from now on: its memory is used again.
+      examples: How many it was summed over.
+    """
+    if update in self._sums:
+      total, before = self._sums[update]
+      self._sums[update] = self._add(total, payload), before + examples
+    else:
+      self._sums[update] = payload, examples
+
+  def commit(self, update: int) -> None:
+    """Applies an update; the version becomes one higher."""
+    payload, examples = self._sums.pop(update)
+    self.params, self.stats, self._state = self._applied(
+      self._state, payload, examples
+    )
+    self.version += 1
+    self.examples += examples
+
+  def state(self) -> dict[str, Any]:
+    """Returns what commits and sums change."""
+    return {name: getattr(self, name) for name in _STATE}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the server's from now on.
+
+    Raises:
+      ValueError: If it is of a model of other shapes.
+    """
+    mine, its = _shapes(self.params), _shapes(state['params'])
+    if mine != its:
+      raise ValueError(
+        f'task: expected the shapes of the checkpoint, {its}, got {mine}.'
+      )
+    for name in _STATE:
+      setattr(self, name, state[name])
+
+  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives this version's parameters and statistics, later."""
+    params, stats = self.params, self.stats
+    return lambda: (params, stats)
+
+  @property
+  def learning_rate(self) -> float:
+    """The learning rate of the next update."""
+    return self._schedule(examples=self.examples, updates=self.version)
+
+  @property
+  def size_bytes(self) -> int:
+    """Bytes of the parameters and statistics that it holds."""
+    leaves = jax.tree.leaves((self.params, self.stats))
+    return sum(leaf.nbytes for leaf in leaves)
+
+  def _applied(self, state: Any, payload: Payload, examples: int) -> Any:
+    return self._apply(
+      self.params,
+      self.stats,
+      state,
+      payload,
+      np.float32(examples),
+      np.float32(self.learning_rate * examples / self._unit),
+      np.float32(_KEPT ** (examples / self._worker_batch)),
+    )
+
+
+def _shapes(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: f'{leaf.dtype}{leaf.shape}', tree)

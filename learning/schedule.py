@@ -1,0 +1,138 @@
+"""The learning rate over a run, by examples processed.
+
+The cluster's examples are what all schemes have in common.  Published
+comparisons often count server updates instead, of which asynchronous schemes
+make about n times as many, so that their rate drops n times too early;
+`counts='updates'` reproduces that.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from configs.checks import require
+
+Shape = Callable[[float], float]
+
+
+class Schedule(NamedTuple):
+  """A learning rate that depends on progress.
+
+  Attributes:
+    rate: Learning rate, before warm-up and shape.
+    warmup_epochs: Epochs over which the rate rises linearly.
+    shape: Epochs -> what the rate is multiplied by.
+    epoch: Examples of an epoch.
+    update: Examples that an update counts for; None counts examples.
+  """
+
+  rate: float
+  warmup_epochs: float
+  shape: Shape
+  epoch: int
+  update: int | None
+
+  def __call__(self, *, examples: int, updates: int) -> float:
+    """Returns the rate of the next update; above 0 during warm-up.
+
+    Args:
+      examples: Processed by the whole cluster so far.
+      updates: Applied so far.
+    """
+    done = examples if self.update is None else updates * self.update
+    epochs = done / self.epoch
+    rate = self.rate * self.shape(epochs)
+    if epochs < self.warmup_epochs:
+      # One example counts from the start: a rate of 0 would waste a push.
+      rate *= max(epochs, 1 / self.epoch) / self.warmup_epochs
+    return rate
+
+
+def constant(*, total_epochs: float) -> Shape:
+  """Returns the shape that is always 1.
+
+  Args:
+    total_epochs: Unused: nothing ends.
+  """
+  del total_epochs
+  return lambda epochs: 1.0
+
+
+def step(
+  *, total_epochs: float, epochs: Sequence[float], factor: float
+) -> Shape:
+  """Returns a shape that is multiplied by `factor` at each of `epochs`.
+
+  Args:
+    total_epochs: Unused: steps may lie behind the end.
+    epochs: Increasing, above 0; fractions are allowed.
+    factor: Above 0.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  del total_epochs
+  steps = tuple(epochs)
+  require(factor > 0, 'factor', 'a number above 0', factor)
+  require(
+    list(steps) == sorted(set(steps)) and all(0 < e < math.inf for e in steps),
+    'epochs',
+    'increasing positive numbers',
+    steps,
+  )
+  return lambda now: factor ** sum(e <= now for e in steps)
+
+
+def cosine(*, total_epochs: float, final: float) -> Shape:
+  """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017).
+
+  Args:
+    total_epochs: Where it ends; it stays at `final` from there on.
+    final: 0 to 1.
+
+  Raises:
+    ValueError: If `final` is out of range.
+  """
+  require(0 <= final <= 1, 'final', 'a number in 0..1', final)
+
+  def shape(epochs: float) -> float:
+    done = min(epochs / total_epochs, 1.0)
+    return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+
+  return shape
+
+
+def schedule(
+  *,
+  rate: float,
+  warmup_epochs: float,
+  counts: str,
+  shape: Shape,
+  epoch: int,
+  update: int,
+) -> Schedule:
+  """Returns the schedule of a run.
+
+  Args:
+    rate: Learning rate, above 0.
+    warmup_epochs: At least 0.
+    counts: 'examples', or 'updates' to reproduce published comparisons.
+    shape: From a function above.
+    epoch: Examples of an epoch.
+    update: Examples that all workers' pushes together have, as configured.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
+  require(
+    0 <= warmup_epochs < math.inf, 'warmup_epochs', 'at least 0', warmup_epochs
+  )
+  require(
+    counts in ('examples', 'updates'),
+    'counts',
+    "'examples' or 'updates'",
+    counts,
+  )
+  counted = update if counts == 'updates' else None
+  return Schedule(rate, warmup_epochs, shape, epoch, counted)

@@ -1,0 +1,285 @@
+"""Checkpoints of a run, written while the run goes on.
+
+A run's state is plain data and arrays.  The plain data is pickled; each array
+that it refers to, however often, is one leaf of a tree that Orbax writes.
+Reading constructs plain data classes and numbers only, and checks every byte.
+"""
+
+import dataclasses
+import io
+import logging as log
+import math
+import pathlib
+import pickle
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from configs.checks import require
+from outputs.stores import UNFINISHED, Npz, Orbax
+
+_FORMAT = 3
+# What a pickle may construct, beside dataclasses and named tuples.
+_CONSTRUCTED = {
+  ('builtins', 'set'),
+  ('collections', 'Counter'),
+  ('collections', 'OrderedDict'),
+  ('collections', 'defaultdict'),
+  ('collections', 'deque'),
+  ('numpy', 'dtype'),
+  ('numpy', 'ndarray'),
+  ('numpy._core.multiarray', '_reconstruct'),
+  ('numpy._core.multiarray', 'scalar'),
+  ('numpy._core.numeric', '_frombuffer'),
+}
+
+
+class Checkpoints:
+  """Writes, keeps and reads the checkpoints of one run."""
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    *,
+    every_s: float,
+    every_examples: int,
+    keep: int,
+    store: type[Orbax] | type[Npz] = Orbax,
+  ):
+    """Creates nothing yet.
+
+    Args:
+      directory: Of the run's checkpoints.
+      every_s: Seconds of wall time between checkpoints; inf for none.
+      every_examples: Examples between checkpoints; 0 for none.
+      keep: How many of the newest are kept.
+      store: Writes them.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
+    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
+    require(keep >= 1, 'keep', 'at least 1', keep)
+    self._directory = directory.absolute()  # As Orbax wants it.
+    self._every_s = every_s
+    self._every_examples = every_examples or math.inf
+    self._keep = keep
+    self.begin(0)
+    logging.get_absl_logger().addFilter(_is_of_interest)
+    self._store = store()
+    self._saving = False
+
+  @property
+  def wanted(self) -> bool:
+    """Whether the run is to leave any checkpoints."""
+    return min(self._every_s, self._every_examples) < math.inf
+
+  def check(self, name: str, value: Any) -> None:
+    """Checks that a checkpoint could hold a value, if there are to be any.
+
+    Raises:
+      ValueError: If it is not plain data; names it.
+    """
+    if not self.wanted:
+      return
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+      pickler.dump(value)
+      file.seek(0)
+      _Unpickler(file, pickler.arrays).load()
+    # Pickle has many ways to say that it cannot.
+    except (AttributeError, TypeError, pickle.PickleError) as error:
+      raise ValueError(
+        f'{name}: expected plain data that a checkpoint can hold: {error}'
+      ) from error
+    if not all(array.size for array in pickler.arrays):
+      raise ValueError(f'{name}: expected arrays that are not empty.')
+
+  def restore(self) -> Any:
+    """Returns the newest state that can be read; None if there is none yet.
+
+    What cannot be read is named in the log and left where it is.
+
+    Raises:
+      ValueError: If there are checkpoints and none can be read.
+    """
+    steps = self.steps()
+    for step in reversed(steps):
+      try:
+        state = self.read(step)
+      # What damaged files make Orbax and its layers raise is not documented.
+      except Exception as error:
+        logging.warning(
+          'Checkpoint %s cannot be read; it is left as it is, and the one '
+          'before it is tried.  %s: %s',
+          self._directory / str(step),
+          type(error).__name__,
+          str(error).partition('\n')[0],
+        )
+      else:
+        logging.info('Going on from checkpoint %s', self._directory / str(step))
+        return state
+    if steps:
+      raise ValueError(
+        f'workdir: expected a checkpoint that can be read, got {steps} in '
+        f'{self._directory}; move that folder away to start anew.'
+      )
+    return None
+
+  def read(self, step: int) -> Any:
+    """Returns the state of one checkpoint.
+
+    Raises:
+      Exception: Of Orbax or others, if it cannot be read.
+    """
+    return _unpacked(self._store.restore(self._directory / str(step)))
+
+  def steps(self) -> list[int]:
+    """Returns the numbers of the checkpoints that there are, ascending."""
+    if not self._directory.exists():
+      return []
+    names = [path.name for path in self._directory.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+  def begin(self, examples: int) -> None:
+    """Starts counting time, and examples beyond these."""
+    self._next_examples = examples + self._every_examples
+    self._next_s = time.monotonic() + self._every_s
+
+  def due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+    return examples >= self._next_examples or time.monotonic() >= self._next_s
+
+  def save(self, state: Any, *, examples: int, step: int | None = None) -> None:
+    """Copies the state and writes it while the run goes on.
+
+    Args:
+      state: Anything that pickles, and arrays of JAX.
+      examples: In it.
+      step: Its number; None for the next one.
+
+    Raises:
+      Exception: Of Orbax, if the checkpoint before could not be written.
+    """
+    self.wait()
+    if step is None:
+      step = max(self.steps(), default=-1) + 1
+    self._directory.mkdir(parents=True, exist_ok=True)
+    for path in self._directory.glob(f'*{UNFINISHED}*'):
+      shutil.rmtree(path)  # What a process left that was killed.
+    self._store.save(self._directory / str(step), _packed(state))
+    self._saving = True
+    self.begin(examples)
+
+  def wait(self) -> None:
+    """Returns once the checkpoint that is being written is safe.
+
+    Raises:
+      Exception: Of Orbax, if it could not be written.
+    """
+    if self._saving:
+      self._store.wait()
+      self._saving = False
+      for step in self.steps()[: -self._keep]:
+        shutil.rmtree(self._directory / str(step))
+
+  def close(self) -> None:
+    """Finishes what is being written."""
+    self.wait()
+    self._store.close()
+
+
+def _is_of_interest(record: log.LogRecord) -> bool:
+  """Orbax tells of every thread that it starts and ends."""
+  parts = pathlib.PurePath(record.pathname).parts
+  return record.levelno >= log.WARNING or 'orbax' not in parts
+
+
+def _packed(state: Any) -> dict[str, np.ndarray]:
+  """Returns the state as a tree of arrays that share no memory with it."""
+  file = io.BytesIO()
+  pickler = _Pickler(file)
+  pickler.dump(state)
+  tree = {
+    f'array{number}': np.array(array)
+    for number, array in enumerate(jax.device_get(pickler.arrays))
+  }
+  tree['plain'] = np.frombuffer(file.getvalue(), np.uint8)
+  tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
+  return tree
+
+
+def _unpacked(tree: dict[str, np.ndarray]) -> Any:
+  written, checksum = tree.pop('format')
+  if written != _FORMAT:
+    raise ValueError(f'format: expected {_FORMAT}, got {written}.')
+  if checksum != _checksum(tree):
+    raise ValueError('Expected the bytes that were written, got others.')
+  plain = tree.pop('plain')
+  arrays = [jnp.array(tree[f'array{number}']) for number in range(len(tree))]
+  return _Unpickler(io.BytesIO(plain.tobytes()), arrays).load()
+
+
+def _checksum(tree: Mapping[str, np.ndarray]) -> int:
+  checksum = 0
+  for name in sorted(tree):
+    leaf = np.ascontiguousarray(tree[name])
+    header = f'{name} {leaf.dtype} {leaf.shape}'.encode()
+    checksum = zlib.crc32(header, checksum)
+    checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8), checksum)
+  return checksum
+
+
+class _Pickler(pickle.Pickler):
+  """Sets arrays of JAX aside, each once."""
+
+  def __init__(self, file: io.BytesIO):
+    super().__init__(file, protocol=5)
+    self.arrays: list[jax.Array] = []
+    self._numbers: dict[int, int] = {}
+
+  def persistent_id(self, value: Any) -> int | None:
+    if not isinstance(value, jax.Array):
+      return None
+    if id(value) not in self._numbers:
+      self._numbers[id(value)] = len(self.arrays)
+      self.arrays.append(value)
+    return self._numbers[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+  def __init__(self, file: io.BytesIO, arrays: list[jax.Array]):
+    super().__init__(file)
+    self._arrays = arrays
+
+  def persistent_load(self, number: int) -> jax.Array:
+    return self._arrays[number]
+
+  def find_class(self, module: str, name: str) -> Any:
+    if module not in sys.modules:
+      raise pickle.UnpicklingError(f'Expected a known module, got {module}.')
+    found = super().find_class(module, name)
+    if (module, name) in _CONSTRUCTED or _is_plain(found):
+      return found
+    raise pickle.UnpicklingError(
+      f'Expected plain data, got {module}.{name}, which is neither a '
+      'dataclass nor a named tuple.'
+    )
+
+
+def _is_plain(found: Any) -> bool:
+  return isinstance(found, type) and (
+    dataclasses.is_dataclass(found)
+    or hasattr(found, '_fields')
+    or found.__module__.startswith('cluster.virtual.')
+  )

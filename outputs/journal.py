@@ -1,0 +1,293 @@
+"""Follows a run for both runtimes: accounts, evaluations, files, display, end.
+
+A runtime reports what happens; the journal evaluates and logs when enough
+examples have been processed, stops the run on a loss that is not finite, and
+says when the run has finished.
+"""
+
+import collections
+import math
+import time as wall
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+
+from learning.gradient import Evaluation
+from learning.learner import Server
+from outputs.console import Console
+from outputs.files import RunFiles
+from outputs.ledger import Ledger
+from sync import record
+from sync.scheme import Push, Verdict
+
+# Attributes of a journal that change while it follows a run.
+_STATE = ('ledger', 'finished', '_next_eval', '_next_log', '_losses')
+_STATE += ('_since', '_time_to', '_accuracy', '_wall_before_s')
+
+
+class Plan(NamedTuple):
+  """How long a run is and how often it is looked at.
+
+  Attributes:
+    target: Examples after which the run ends.
+    epoch: Examples of one epoch.
+    eval_every: Examples between evaluations.
+    log_every: Iterations between log rows.
+    accuracies: Accuracies whose first time is reported.
+  """
+
+  target: int
+  epoch: int
+  eval_every: int
+  log_every: int
+  accuracies: tuple[float, ...]
+
+
+class Journal:
+  """Follows one run.
+
+  Attributes:
+    ledger: The accounts.
+    finished: Whether the target is reached.
+    evaluate: Gives the accuracy of a version; None if nothing is learned.
+  """
+
+  def __init__(
+    self,
+    *,
+    plan: Plan,
+    server: Server,
+    evaluate: Evaluation | None,
+    files: RunFiles,
+    console: Console,
+    later: Callable[[Callable[[], Any]], Future] | None = None,
+  ):
+    """Follows nothing yet.
+
+    Args:
+      plan: How long the run is and how often it is looked at.
+      server: Holds the parameters.
+      evaluate: Gives the accuracy of a version; None if nothing is learned.
+      files: Where everything is written.
+      console: Where it is shown.
+      later: Calls a function in another thread, where time goes on meanwhile;
+        None calls it at once.
+    """
+    self.ledger = Ledger()
+    self.finished = False
+    self._plan = plan
+    self._server = server
+    self.evaluate = evaluate
+    self._files = files
+    self._console = console
+    self._later = later or _now
+    # Rows of evaluations whose accuracies are not known yet.
+    self._looks: collections.deque[tuple[dict, Future]] = collections.deque()
+    self._next_eval = plan.eval_every
+    self._next_log = plan.log_every
+    self._losses: list[tuple[Push, int, Any]] = []
+    # Loss and examples since the last row of each kind.
+    self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
+    self._time_to: dict[str, float | None] = {
+      str(accuracy): None for accuracy in plan.accuracies
+    }
+    self._accuracy: float | None = None
+    self._wall_before_s = 0.0  # Of the processes that ran it before.
+    self._start = wall.perf_counter()
+
+  def warm_up(self) -> None:
+    """Compiles the evaluation; the run's wall time starts after it."""
+    if self.evaluate is not None:
+      self._look(self._server.version, self._server.snapshot())
+    self._start = wall.perf_counter()
+
+  def state(self) -> dict[str, Any]:
+    """Returns what following a run changes."""
+    self._fetch_losses()
+    self._fetch_accuracies(wait=True)
+    state = {name: getattr(self, name) for name in _STATE}
+    return state | {'_wall_before_s': self._wall_s}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the journal's now."""
+    for name in _STATE:
+      setattr(self, name, state[name])
+    self._start = wall.perf_counter()
+
+  def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
+    """Records what the scheme was told and said."""
+    self._files.event(record.row(told, dict(event), verdict))
+
+  def span(
+    self, worker: int, phase: str, start: float, end: float, examples: int
+  ) -> None:
+    """Records that a worker spent the seconds from start to end in a phase.
+
+    Args:
+      worker: Which one.
+      phase: One of ledger.PHASES.
+      start: Seconds.
+      end: Seconds.
+      examples: Of the iteration that it is part of.
+    """
+    self.ledger.spent(phase, end - start)
+    if end > start:
+      self._files.span(worker, phase, start, end, examples)
+
+  def pushed(
+    self,
+    into: int,
+    push: Push,
+    *,
+    iteration: int,
+    pulled: int,
+    loss: jax.Array | None,
+  ) -> None:
+    """Records a push of version `pulled` and its summed loss, not yet known."""
+    self.ledger.pushed(into, push, iteration=iteration, pulled=pulled)
+    if loss is not None:
+      self._losses.append((push, iteration, loss))
+
+  def committed(self, update: int) -> None:
+    """Records that an update was applied."""
+    self.ledger.committed(update)
+
+  def reached(
+    self,
+    time: float,
+    *,
+    barrier: bool,
+    notes: Callable[[], Mapping[str, float]] = dict,
+  ) -> None:
+    """Looks at the run after a verdict was carried out.
+
+    Args:
+      time: Seconds.
+      barrier: Whether a superstep has ended.
+      notes: Returns what rows say of the batching.
+
+    Raises:
+      FloatingPointError: If a loss is not finite, and names worker and
+        iteration, or a parameter.
+    """
+    self._fetch_accuracies()
+    ledger = self.ledger
+    self.finished = ledger.examples >= self._plan.target
+    if barrier:
+      self._row('barrier', time, **notes())
+    if ledger.iterations >= self._next_log:
+      self._next_log += self._plan.log_every
+      self._row('log', time, loss=self._mean_loss('log'), **notes())
+    if ledger.examples >= self._next_eval or self.finished:
+      while self._next_eval <= ledger.examples:
+        self._next_eval += self._plan.eval_every
+      self._evaluated(time)
+
+  def summary(self, time: float, **more: Any) -> dict[str, Any]:
+    """Returns what summary.json holds at `time` seconds."""
+    return {
+      'final_accuracy': self._accuracy,
+      'time_to': self._time_to,
+      'time_s': time,
+      'wall_s': self._wall_s,
+      **self.ledger.summary(),
+      **more,
+    }
+
+  def _evaluated(self, time: float) -> None:
+    row = self._made('evaluation', time, loss=self._mean_loss('evaluation'))
+    if self.evaluate is None:
+      self._write(row)
+      return
+    version, read = self._server.version, self._server.snapshot()
+    self._looks.append((row, self._later(lambda: self._look(version, read))))
+    self._fetch_accuracies(wait=self.finished)
+
+  def _look(self, version: int, read: Callable[[], tuple[Any, Any]]) -> float:
+    """Returns the accuracy of a version."""
+    params, stats = read()
+    if not self.evaluate.is_finite(params):
+      raise FloatingPointError(
+        f'A parameter of version {version} is not finite.'
+      )
+    return self.evaluate(params, stats)
+
+  def _fetch_accuracies(self, *, wait: bool = False) -> None:
+    """Writes the rows of evaluations that have ended, or of all."""
+    while self._looks and (wait or self._looks[0][1].done()):
+      row, look = self._looks.popleft()
+      row['accuracy'] = self._accuracy = look.result()
+      for accuracy, reached in self._time_to.items():
+        if reached is None and self._accuracy >= float(accuracy):
+          self._time_to[accuracy] = row['time']
+      self._write(row)
+
+  def _row(self, kind: str, time: float, **measured: float | None) -> None:
+    self._write(self._made(kind, time, **measured))
+
+  def _made(
+    self, kind: str, time: float, **measured: float | None
+  ) -> dict[str, Any]:
+    ledger = self.ledger
+    wall_s = self._wall_s
+    return {
+      'kind': kind,
+      'time': time,
+      'examples': ledger.examples,
+      'epoch': ledger.examples / self._plan.epoch,
+      'iterations': ledger.iterations,
+      'updates': ledger.updates,
+      'loss': None,
+      'accuracy': None,
+      'learning_rate': self._server.learning_rate,
+      'waiting_share': ledger.waiting_share,
+      'staleness_mean': ledger.staleness_mean,
+      **measured,
+      'wall_s': wall_s,
+      'wall_examples_per_s': ledger.examples / wall_s,
+    }
+
+  def _write(self, row: dict[str, Any]) -> None:
+    self._files.metric(row)
+    self._console.show(row, accuracy=self._accuracy)
+
+  @property
+  def _wall_s(self) -> float:
+    return self._wall_before_s + wall.perf_counter() - self._start
+
+  def _mean_loss(self, kind: str) -> float | None:
+    """Returns the mean loss per example since the last row of a kind."""
+    self._fetch_losses()
+    for push, iteration, loss in self._losses:
+      if not math.isfinite(loss):
+        raise FloatingPointError(
+          f'The loss of worker {push.worker}, iteration {iteration}, is '
+          f'{float(loss)}: expected a finite number.  A smaller '
+          'config.optimizer.learning_rate may help.'
+        )
+    new = (
+      sum(float(loss) for *_, loss in self._losses),
+      sum(push.examples for push, *_ in self._losses),
+    )
+    self._losses.clear()
+    for each, (loss, examples) in self._since.items():
+      self._since[each] = loss + new[0], examples + new[1]
+    loss, examples = self._since[kind]
+    self._since[kind] = 0.0, 0
+    return loss / examples if examples else None
+
+  def _fetch_losses(self) -> None:
+    losses = jax.device_get([loss for *_, loss in self._losses])
+    self._losses = [
+      (push, iteration, loss)
+      for (push, iteration, _), loss in zip(self._losses, losses, strict=True)
+    ]
+
+
+def _now(call: Callable[[], Any]) -> Future:
+  """Calls a function at once; what it raises is raised here."""
+  future: Future = Future()
+  future.set_result(call())
+  return future

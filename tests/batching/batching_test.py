@@ -1,0 +1,275 @@
+"""Tests for what all batchings of sync.batching have in common, and for R2SP's.
+
+LB-BSP has tests of its own.
+"""
+
+import copy
+import dataclasses
+import importlib
+import math
+import pickle
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from batching import fixed, r2sp
+from batching.batching import Done
+from batching.curves import Curve
+from configs import default
+
+
+@dataclasses.dataclass
+class _Last:
+  """Predicts the last speed."""
+
+  speeds: np.ndarray
+
+  def observe(self, speeds, factors):
+    self.speeds = np.where(np.isnan(speeds), self.speeds, speeds)
+
+  def predict(self):
+    return self.speeds
+
+  def reset(self, worker):
+    self.speeds[worker] = np.nan
+
+
+_CASES = ('fixed', 'lb_bsp', 'lb_bsp_gpu', 'curves', 'r2sp')
+
+
+def _make(case, num_workers=4, **changed):
+  """Makes a batching with the config's defaults."""
+  name = 'lb_bsp_gpu' if case == 'curves' else case
+  own = default.get_config().batching[name].to_dict()
+  if case == 'lb_bsp':
+    own['predictor'] = _Last(np.full(4, np.nan))
+  if name == 'lb_bsp_gpu':
+    own['curves'] = [Curve(0.5, 0.1, 0.03)] if case == 'curves' else ()
+  module = importlib.import_module(f'sync.batching.{name}')
+  arguments = {'num_workers': num_workers, 'worker_batch': 16} | own
+  return module.make(**arguments | changed)
+
+
+def _superstep(made, rng, workers):
+  sizes = made.assign(workers)
+  for worker, examples in sizes.items():
+    compute_s = (worker + 1) * (0.2 + 0.1 * examples) * rng.lognormal(0, 0.3)
+    made.observe(Done(worker, 0.0, compute_s, 0.1, rng.uniform(0, 3), examples))
+  return sizes
+
+
+class CommonTest(parameterized.TestCase):
+  @parameterized.product(case=_CASES, copied=['pickle', 'deepcopy'])
+  def test_a_copy_goes_on_as_the_original_does(self, case, copied):
+    made = _make(case)
+    rng = np.random.default_rng(0)
+    for superstep in range(60):
+      if superstep in (13, 37):
+        made.leave(2)
+      if superstep in (14, 41):
+        made.join(2)
+      workers = [0, 1, 3] if 37 <= superstep < 41 else [0, 1, 2, 3]
+      if superstep == 13:
+        workers = [0, 1, 3]
+      if copied == 'pickle':
+        again = pickle.loads(pickle.dumps(made))
+      else:
+        again = copy.deepcopy(made)
+      same = np.random.default_rng(superstep)
+      for _ in range(12):
+        _superstep(again, same, workers)
+      expected = copy.deepcopy(made)
+      same = np.random.default_rng(superstep)
+      for _ in range(12):
+        _superstep(expected, same, workers)
+      self.assertEqual(again.assign(workers), expected.assign(workers))
+      _superstep(made, rng, workers)
+
+  @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves')
+  def test_the_sum_stays_the_same_over_the_living(self, case):
+    made = _make(case, most=(40,), least=2)
+    rng = np.random.default_rng(1)
+    living = {0, 1, 2, 3}
+    for superstep in range(300):
+      if superstep % 7 == 3:
+        worker = int(rng.integers(4))
+        if worker not in living:
+          made.join(worker)
+          living.add(worker)
+        elif len(living) > 2:
+          made.leave(worker)
+          living.remove(worker)
+      sizes = _superstep(made, rng, sorted(living))
+      self.assertEqual(set(sizes), living)
+      self.assertEqual(sum(sizes.values()), 64)
+      self.assertBetween(min(sizes.values()), 2, 40)
+      self.assertLessEqual(max(sizes.values()), made.largest)
+
+  @parameterized.parameters(*_CASES)
+  def test_nobody_computes_nothing(self, case):
+    made = _make(case)
+    self.assertEqual(made.assign([]), {})
+    self.assertEqual(made.assign([0, 1, 2, 3]), dict.fromkeys(range(4), 16))
+    for worker in range(4):
+      made.leave(worker)
+    self.assertEqual(made.assign([]), {})
+
+  @parameterized.parameters(*_CASES)
+  def test_the_order_of_workers_does_not_matter(self, case):
+    one, other = _make(case, worker_batch=19), _make(case, worker_batch=19)
+    one.assign([0, 1, 2, 3])
+    other.assign([3, 1, 0, 2])
+    one.leave(1)
+    other.leave(1)
+    self.assertEqual(one.assign([0, 2, 3]), other.assign([3, 0, 2]))
+
+  @parameterized.parameters(*_CASES)
+  def test_only_those_that_divide_need_barriers(self, case):
+    self.assertEqual(_make(case).barrier, case not in ('fixed', 'r2sp'))
+
+  @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves', 'r2sp')
+  def test_impossible_events_are_refused(self, case):
+    made = _make(case)
+    made.leave(1)
+    with self.assertRaisesRegex(ValueError, 'Expected a living worker'):
+      made.leave(1)
+    with self.assertRaisesRegex(ValueError, 'to be gone'):
+      made.join(0)
+    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 1'):
+      made.observe(Done(1, 0.0, 1.0, 0.0, 0.0, 16))
+    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 1'):
+      made.assign([0, 1])
+    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 4'):
+      made.assign([0, 4])
+    for compute_s in (0.0, -1.0, math.nan, math.inf):
+      with self.assertRaisesRegex(ValueError, 'compute_s: expected more'):
+        made.observe(Done(0, 0.0, compute_s, 0.0, 0.0, 16))
+    with self.assertRaisesRegex(ValueError, 'examples: .* least 1, got 0'):
+      made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 0))
+
+  @parameterized.parameters(
+    ('fixed', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    ('fixed', {'num_workers': 0}, 'num_workers: .* least 1, got 0'),
+    ('lb_bsp', {'worker_batch': 1.5}, 'worker_batch: expected an integer'),
+    ('lb_bsp', {'num_workers': 0}, 'num_workers: .* least 1, got 0'),
+    ('lb_bsp', {'least': 0}, 'least: expected .* least 1, got 0'),
+    ('lb_bsp', {'least': 17}, 'worker_batch: expected .* least 17, got 16'),
+    ('lb_bsp', {'threshold': 1.5}, 'threshold: expected a number in 0..1'),
+    ('lb_bsp', {'most': (9, 9)}, r'most: .* no, one or 4 numbers, got \(9, 9'),
+    ('lb_bsp', {'most': (15,)}, 'most: expected room for 64 examples, .*15'),
+    ('lb_bsp', {'most': (64.0,)}, 'most: expected an integer'),
+    ('lb_bsp', {'most': (2,), 'least': 3}, 'most: .* at least 3, got 2'),
+    ('lb_bsp_gpu', {'window': 0}, 'window: expected .* least 1, got 0'),
+    ('lb_bsp_gpu', {'step': 0}, 'step: expected .* least 1, got 0'),
+    ('lb_bsp_gpu', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
+    ('lb_bsp_gpu', {'threshold': -1}, 'threshold: expected a number in 0..1'),
+    ('curves', {'curves': [Curve(1, 1, 1)] * 3}, 'curves: .* or 4 .* got 3'),
+    ('curves', {'curves': [Curve(1, 1, 0)]}, 'slope_s: expected more than 0'),
+    ('curves', {'curves': [Curve(1, 1, 1, 9)]}, 'most: expected room for 64'),
+    ('curves', {'curves': [Curve(1, 1, 1, 9)], 'least': 10}, 'most: .* got 9'),
+    ('r2sp', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    ('r2sp', {'recent': 0}, 'recent: expected .* least 1, got 0'),
+    ('r2sp', {'recent': 11}, 'window: expected .* least 11, got 10'),
+    ('r2sp', {'threshold': 2}, 'threshold: expected a number in 0..1'),
+    ('r2sp', {'most': (15,)}, 'most: expected .* least 16, got 15'),
+    ('r2sp', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),
+  )
+  def test_bad_arguments_are_named(self, case, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _make(case, **changed)
+
+  def test_fixed_is_fixed(self):
+    made = fixed.make(num_workers=3, worker_batch=5)
+    made.leave(1)
+    made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 5))
+    self.assertEqual(made.assign([2, 0]), {2: 5, 0: 5})
+    self.assertEqual(made.largest, 5)
+
+
+def _tuning(num_workers, **changed):
+  arguments = {'worker_batch': 512, 'window': 10, 'recent': 5}
+  arguments |= {'threshold': 0.1, 'most': ()}
+  return r2sp.make(num_workers=num_workers, **arguments | changed)
+
+
+def _iterate(made, worker, speed, waited_s, transfer_s=0.0):
+  """One iteration of a worker at its size; returns the next size."""
+  examples = made.assign([worker])[worker]
+  made.observe(
+    Done(worker, 0.0, examples / speed, transfer_s, waited_s, examples)
+  )
+  return made.assign([worker])[worker]
+
+
+class R2spTest(parameterized.TestCase):
+  @parameterized.parameters(list(range(8)), list(reversed(range(8))))
+  def test_table_2_of_the_paper(self, *order):
+    # Two g2.2xlarge, two p2.xlarge, four g3.4xlarge.
+    speeds = [429] * 2 + [628] * 2 + [917] * 4
+    waits = [0.0] * 2 + [0.62] * 2 + [0.82] * 4
+    made = _tuning(8)
+    for _ in range(10):
+      self.assertEqual(set(made.assign(range(8)).values()), {512})
+      for worker in order:
+        _iterate(made, worker, speeds[worker], waits[worker])
+    sizes = list(made.assign(range(8)).values())
+    self.assertEqual(sizes, [512] * 2 + [901] * 2 + [1264] * 4)
+    self.assertEqual(sum(sizes), 7882)
+    self.assertIsNone(made.largest)
+
+  def test_the_last_waits_of_every_window_count(self):
+    made = _tuning(2, worker_batch=10, window=4, recent=2)
+    sizes = []
+    for waited_s in (9.0, 9.0, 1.0, 2.0, 0.0, 0.0, 0.0, 3.0):
+      _iterate(made, 0, 1.0, 0.0)
+      sizes.append(_iterate(made, 1, 10.0, waited_s))
+    self.assertEqual(sizes, [10] * 3 + [25] * 4 + [40])
+
+  @parameterized.parameters((0.099, 10), (0.101, 20), (0.301, 40))
+  def test_short_waits_are_left_alone(self, share, expected):
+    # An iteration takes 1 s to compute and 9 s to transfer.
+    made = _tuning(2, worker_batch=10, window=1, recent=1)
+    _iterate(made, 0, 1.0, 0.0)
+    self.assertEqual(_iterate(made, 1, 10.0, 10 * share, 9.0), expected)
+
+  def test_the_slowest_worker_is_never_changed(self):
+    made = _tuning(3, worker_batch=10, window=1, recent=1)
+    for _ in range(20):
+      for worker, speed in enumerate((5.0, 4.0, 6.0)):
+        _iterate(made, worker, speed, 1.0)
+    sizes = made.assign([0, 1, 2])
+    self.assertEqual(sizes[1], 10)
+    self.assertGreaterEqual(min(sizes[0], sizes[2]), 50)
+    made.leave(1)
+    for worker, speed in ((0, 5.0), (2, 6.0)):
+      _iterate(made, worker, speed, 9.0)
+    self.assertEqual(made.assign([0, 2]), {0: sizes[0], 2: sizes[2] + 54})
+
+  def test_batches_stop_at_their_bounds(self):
+    made = _tuning(2, worker_batch=10, window=1, recent=1, most=(30, 25))
+    for _ in range(5):
+      _iterate(made, 0, 1.0, 0.0)
+      _iterate(made, 1, 5.0, 2.0)
+    self.assertEqual(made.assign([0, 1]), {0: 10, 1: 25})
+    self.assertEqual(made.largest, 30)
+
+  def test_who_returns_starts_as_all_did(self):
+    made = _tuning(2, worker_batch=10, window=2, recent=1)
+    for _ in range(4):
+      _iterate(made, 0, 1.0, 0.0)
+      _iterate(made, 1, 5.0, 2.0)
+    self.assertEqual(made.assign([1]), {1: 30})
+    made.leave(1)
+    made.join(1)
+    self.assertEqual(_iterate(made, 1, 5.0, 2.0), 10)
+    self.assertEqual(_iterate(made, 1, 5.0, 2.0), 20)
+
+  @parameterized.parameters('transfer_s', 'waited_s')
+  def test_missing_times_are_refused(self, name):
+    done = Done(0, 0.0, 1.0, 0.0, 0.0, 16)._replace(**{name: math.nan})
+    with self.assertRaisesRegex(ValueError, f'{name}: expected seconds, got'):
+      _tuning(2).observe(done)
+
+
+if __name__ == '__main__':
+  absltest.main()

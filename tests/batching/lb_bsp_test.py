@@ -1,0 +1,385 @@
+"""Tests for LB-BSP: sync.batching.lb_bsp, .lb_bsp_gpu and .windowed."""
+
+import dataclasses
+import math
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from batching import allocation, lb_bsp, lb_bsp_gpu
+from batching.batching import Done
+from batching.curves import Curve
+
+
+@dataclasses.dataclass
+class _Average:
+  """Predicts an exponential average; `weight` 1 is the last speed."""
+
+  weight: float
+  speeds: np.ndarray
+  told: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+    default_factory=list
+  )
+
+  def observe(self, speeds, factors):
+    self.told.append((speeds, factors))
+    first = np.where(np.isnan(self.speeds), speeds, self.speeds)
+    newest = np.where(np.isnan(speeds), first, speeds)
+    self.speeds = first + self.weight * (newest - first)
+
+  def predict(self):
+    return self.speeds.copy()
+
+  def reset(self, worker):
+    self.speeds[worker] = np.nan
+
+
+def _lb_bsp(num_workers=4, weight=1.0, **changed):
+  arguments = {'worker_batch': 16, 'threshold': 0.0, 'least': 1, 'most': ()}
+  predictor = _Average(weight, np.full(num_workers, np.nan))
+  return lb_bsp.make(
+    num_workers=num_workers, predictor=predictor, **arguments | changed
+  )
+
+
+def _gpu(num_workers=4, **changed):
+  arguments = {
+    'worker_batch': 16,
+    'curves': (),
+    'smoothing': 0.2,
+    'window': 5,
+    'step': 4,
+    'threshold': 0.0,
+    'least': 1,
+    'most': (),
+  }
+  return lb_bsp_gpu.make(num_workers=num_workers, **arguments | changed)
+
+
+def _superstep(made, seconds, workers=range(4)):
+  """Assigns, computes and observes; returns the sizes, by worker."""
+  sizes = made.assign(list(workers))
+  for worker, examples in sizes.items():
+    time_s = seconds(worker, examples)
+    made.observe(Done(worker, 0.0, time_s, 0.0, 0.0, examples))
+  return sizes
+
+
+def _run(made, seconds, supersteps, workers=range(4)):
+  """Returns sizes, [supersteps, workers]."""
+  rows = [_superstep(made, seconds, workers) for _ in range(supersteps)]
+  return np.array([[row[w] for w in workers] for row in rows])
+
+
+def _linear(fixed_s, per_example_s):
+  return lambda worker, examples: (
+    fixed_s[worker] + per_example_s[worker] * examples
+  )
+
+
+def _noisy(seconds, sigma, seed=0):
+  rng = np.random.default_rng(seed)
+  return lambda worker, examples: (
+    seconds(worker, examples) * rng.lognormal(0, sigma)
+  )
+
+
+def _end_s(seconds, sizes):
+  return max(seconds(worker, x) for worker, x in enumerate(sizes))
+
+
+def _changes(rows):
+  return int((np.diff(rows, axis=0) != 0).any(1).sum())
+
+
+_PROPORTIONAL = _linear([0.0] * 4, [1.0, 1.0, 1 / 2, 1 / 3])
+
+
+class LbBspTest(parameterized.TestCase):
+  def test_sizes_follow_the_speeds_after_one_superstep(self):
+    rows = _run(_lb_bsp(), _PROPORTIONAL, 4)
+    self.assertEqual(rows[0].tolist(), [16, 16, 16, 16])
+    for row in rows[1:]:
+      self.assertEqual(row.tolist(), [9, 9, 18, 28])
+
+  def test_fixed_parts_up_to_half_of_the_time_come_to_equal_times(self):
+    # At the start they are 1/2, 1/2, 1/3 and 1/5 of it.
+    fixed_s, per_s = [1.6, 0.8, 0.4, 0.1], [0.1, 0.05, 0.05, 0.025]
+    seconds = _linear(fixed_s, per_s)
+    best = allocation.equal_time(
+      6400, [Curve(0.0, a, b) for a, b in zip(fixed_s, per_s, strict=True)], 1
+    )
+
+    rows = _run(_lb_bsp(worker_batch=1600), seconds, 40)
+
+    apart = np.abs(rows - best)
+    self.assertLessEqual(apart[-1].max(), 2)
+    # No worker passes its goal, nor goes away from it, but for rounding.
+    side = np.sign(rows[0] - best)
+    self.assertTrue(((rows - best) * side >= -2).all())
+    self.assertTrue((np.diff(apart, axis=0) <= 2).all())
+
+  @parameterized.parameters(1.0, 0.3)
+  def test_large_fixed_parts_converge_with_slow_predictors_too(self, weight):
+    fixed_s, per_s = [1.6, 0.8, 0.4, 0.1], [0.1, 0.05, 0.025, 0.0125]
+    seconds = _linear(fixed_s, per_s)
+    rows = _run(_lb_bsp(weight=weight), seconds, 60)
+    times = [[seconds(w, x) for w, x in enumerate(row)] for row in rows]
+    end_s = np.max(times, axis=1)
+    self.assertTrue((np.diff(end_s) <= 0.11).all())  # One example's time.
+    best = allocation.equal_time(
+      64, [Curve(0.0, a, b) for a, b in zip(fixed_s, per_s, strict=True)], 1
+    )
+    self.assertLessEqual(end_s[-1], _end_s(seconds, best) + 0.1)
+    self.assertLessEqual(_changes(rows[-20:]), 1)
+
+  def test_noise_of_5_percent_does_not_make_it_flap(self):
+    seconds = _noisy(_PROPORTIONAL, 0.05)
+    arguments = {'weight': 0.2, 'worker_batch': 160}
+    calm = _run(_lb_bsp(threshold=0.05, **arguments), seconds, 400)
+    nervous = _run(_lb_bsp(threshold=0.0, **arguments), seconds, 400)
+    self.assertLessEqual(_changes(calm), 12)
+    self.assertGreater(_changes(nervous), 300)
+    best_s = 640 / 7
+    end_s = np.array([_end_s(_PROPORTIONAL, row) for row in calm[20:]])
+    self.assertLess(end_s.mean(), 1.06 * best_s)
+
+  @parameterized.parameters((1.0, 1), (0.5, 5), (0.2, 15))
+  def test_a_worker_that_slows_down_is_relieved(self, weight, supersteps):
+    made = _lb_bsp(weight=weight, threshold=0.05)
+    _run(made, _PROPORTIONAL, 50)
+    slow = _linear([0.0] * 4, [1.0, 1.0, 1 / 2, 1.0])
+    rows = _run(made, slow, supersteps + 1)
+    self.assertGreater(_end_s(slow, rows[0]), 28 - 1e-9)
+    self.assertLess(_end_s(slow, rows[-1]), 1.1 * 64 / 5)
+
+  def test_the_last_sizes_stay_unless_a_change_pays(self):
+    made = _lb_bsp(num_workers=2, threshold=0.1)
+    made.assign([0, 1])
+    for speed, expected in (
+      (1.15, [16, 16]),  # 15 for 16: saves 6 %.
+      (1.3, [14, 18]),  # 14 for 16: saves 12 %.
+      (1.2, [14, 18]),
+      (0.7, [19, 13]),
+    ):
+      made.observe(Done(0, 0.0, 16.0, 0.0, 0.0, 16))
+      made.observe(Done(1, 0.0, 16.0 / speed, 0.0, 0.0, 16))
+      self.assertEqual(list(made.assign([0, 1]).values()), expected)
+
+  def test_who_stays_computes_all_of_it(self):
+    made = _lb_bsp(threshold=0.5)
+    _run(made, _PROPORTIONAL, 2)
+    made.leave(3)
+    self.assertEqual(made.assign([0, 1, 2]), {0: 16, 1: 16, 2: 32})
+    made.leave(0)
+    made.leave(1)
+    self.assertEqual(made.assign([2]), {2: 64})
+    made.join(0)
+    made.join(3)
+    # Nothing is known of those that are back: the mean of the others.
+    self.assertEqual(made.assign([0, 2, 3]), {0: 22, 2: 21, 3: 21})
+
+  def test_bounds_hold_and_what_they_leave_is_shared(self):
+    made = _lb_bsp(most=(64, 64, 64, 20), least=2)
+    self.assertEqual(
+      _run(made, _PROPORTIONAL, 3)[-1].tolist(), [11, 11, 22, 20]
+    )
+    self.assertEqual(made.largest, 64)
+    made = _lb_bsp(most=(30,))
+    self.assertEqual(made.largest, 30)
+    _run(made, _PROPORTIONAL, 3)
+    made.leave(0)
+    self.assertEqual(sum(made.assign([1, 2, 3]).values()), 64)
+    made.leave(1)
+    # Two may not compute 64.
+    self.assertEqual(made.assign([2, 3]), {2: 30, 3: 30})
+    self.assertEqual(_lb_bsp(most=(500,)).largest, 64)
+
+  def test_the_predictor_is_told_once_per_superstep(self):
+    made = _lb_bsp(num_workers=3)
+    made.assign([0, 1, 2])
+    self.assertEmpty(made.predictor.told)
+    made.observe(Done(0, 1.0, 4.0, 9.0, 9.0, 16, (0.5, 0.25)))
+    made.observe(Done(0, 2.0, 6.0, 9.0, 9.0, 24, (0.75, 0.5)))
+    made.observe(Done(2, 2.0, 2.0, 9.0, 9.0, 16))
+    made.assign([0, 1, 2])
+    ((speeds, factors),) = made.predictor.told
+    np.testing.assert_array_equal(speeds, [4.0, np.nan, 8.0])
+    np.testing.assert_array_equal(
+      factors, [[0.75, 0.5], [np.nan] * 2, [np.nan] * 2]
+    )
+    made.assign([0, 1, 2])
+    self.assertLen(made.predictor.told, 1)
+
+  def test_who_left_is_forgotten(self):
+    made = _lb_bsp(num_workers=2)
+    made.assign([0, 1])
+    for worker in (0, 1):
+      made.observe(Done(worker, 0.0, 1.0 + worker, 0.0, 0.0, 16))
+    made.leave(1)
+    made.join(1)
+    made.assign([0, 1])
+    np.testing.assert_array_equal(made.predictor.told[0][0], [16.0, np.nan])
+
+  def test_wrong_numbers_of_factors_and_speeds_are_refused(self):
+    made = _lb_bsp(num_workers=2)
+    made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 16, (0.5,)))
+    made.observe(Done(1, 0.0, 1.0, 0.0, 0.0, 16, (0.5, 0.5)))
+    with self.assertRaisesRegex(ValueError, r'factors: expected .* \[1, 2\]'):
+      made.assign([0, 1])
+    for speeds, message in (
+      (np.ones(3), r'predictor: expected 2 speeds, .* \(3,\)'),
+      (np.array([1.0, -1.0]), r'predictor: expected speeds above 0'),
+    ):
+      made = _lb_bsp(num_workers=2)
+      made.predictor.speeds = speeds
+      with self.assertRaisesRegex(ValueError, message):
+        made.assign([0, 1])
+
+
+class CurvesTest(parameterized.TestCase):
+  _CURVES = (
+    Curve(4.0, 0.0, 0.25),
+    Curve(4.0, 0.0, 0.25),
+    Curve(4.0, 0.0, 0.125),
+    Curve(2.0, 1.0, 0.125, 24),
+  )
+
+  def _seconds(self, *scales):
+    return lambda worker, examples: (
+      scales[worker] * self._CURVES[worker].seconds(examples)
+    )
+
+  def test_it_divides_by_the_curves_from_the_start(self):
+    made = _gpu(curves=self._CURVES)
+    rows = _run(made, self._seconds(1, 1, 1, 1), 3)
+    for row in rows:
+      # All of them end at the end of their flat parts, and have some left.
+      self.assertEqual(row.tolist(), [10, 10, 20, 24])
+    self.assertEqual(made.largest, 64)
+    self.assertEqual(_gpu(curves=self._CURVES[3:], worker_batch=4).largest, 16)
+    self.assertEqual(_gpu(curves=self._CURVES[3:]).largest, 24)
+
+  def test_scales_are_learned(self):
+    made = _gpu(curves=self._CURVES, worker_batch=48)
+    seconds = self._seconds(2.0, 1.0, 1.0, 0.5)
+    scaled = [
+      curve.scaled(scale)
+      for curve, scale in zip(self._CURVES, (2.0, 1.0, 1.0, 0.5), strict=True)
+    ]
+    best = [24, 48, 96, 24]  # 12 s each, but for the last: it may not do more.
+    self.assertEqual(_run(made, seconds, 3)[-1].tolist(), best)
+    self.assertEqual(allocation.equal_time(192, scaled, 1), best)
+
+  def test_it_follows_a_worker_that_slows_down(self):
+    made = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=96)
+    before = self._seconds(1.0, 1.0, 1.0, 1.0)
+    _run(made, before, 20)
+    slow = self._seconds(1.0, 1.0, 3.0, 1.0)
+    rows = _run(made, slow, 16)
+    scaled = [self._CURVES[w].scaled((1, 1, 3, 1)[w]) for w in range(4)]
+    best = allocation.equal_time(384, scaled, 1)
+    self.assertLess(_end_s(slow, rows[-1]), 1.1 * _end_s(slow, best))
+    self.assertGreater(_end_s(slow, rows[0]), 1.5 * _end_s(slow, best))
+
+  def test_noise_of_5_percent_does_not_make_it_flap(self):
+    seconds = _noisy(self._seconds(1.0, 1.0, 1.0, 1.0), 0.05)
+    made = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=24)
+    self.assertLessEqual(_changes(_run(made, seconds, 400)), 12)
+
+  def test_who_is_new_is_like_the_mean(self):
+    made = _gpu(num_workers=3, curves=self._CURVES[:1], worker_batch=32)
+    _run(made, lambda w, x: 3 * self._CURVES[0].seconds(x), 3, range(3))
+    made.leave(1)
+    self.assertTrue(math.isnan(made.scales[1]))
+    self.assertEqual(made.assign([0, 2]), {0: 48, 2: 48})
+    made.join(1)
+    self.assertEqual(made.assign([0, 1, 2]), {0: 32, 1: 32, 2: 32})
+
+
+class WindowedTest(parameterized.TestCase):
+  @parameterized.product(window=[1, 3], step=[1, 4, 16])
+  def test_it_converges_on_linear_curves(self, window, step):
+    fixed_s, per_s = [2.0, 1.0, 1.0, 0.5], [0.2, 0.1, 0.05, 0.05]
+    seconds = _linear(fixed_s, per_s)
+    curves = [Curve(0.0, a, b) for a, b in zip(fixed_s, per_s, strict=True)]
+    best = allocation.equal_time(256, curves, 1)
+    made = _gpu(worker_batch=64, window=window, step=step, threshold=0.03)
+
+    rows = _run(made, seconds, 1000 * window)
+
+    self.assertTrue((rows.sum(1) == 256).all())
+    self.assertLess(_end_s(seconds, rows[-1]), 1.03 * _end_s(seconds, best))
+    self.assertEqual(_changes(rows[-500:]), 0)
+
+  def test_flat_parts_are_filled(self):
+    curves = [Curve(4.0, 0.0, 4 / 32), Curve(4.0, 0.0, 4 / 64)]
+    made = _gpu(num_workers=2, worker_batch=40, window=1, threshold=0.02)
+    seconds = lambda worker, examples: curves[worker].seconds(examples)  # noqa: E731
+    rows = _run(made, seconds, 60, range(2))
+    self.assertEqual(_end_s(seconds, rows[-1]), 4.0)
+
+  def test_a_pair_that_changes_places_halves_step_and_doubles_window(self):
+    made = _gpu(num_workers=2, worker_batch=32, window=2, step=8)
+    seconds = _linear([0.0, 0.0], [1.0, 0.8])  # Equal at 28.4 and 35.6.
+    rows = _run(made, seconds, 44, range(2))[:, 0].tolist()
+    # Decided after 2, 2, 4, 4, 8, 8 supersteps: by 8, back by 4 and 4, by 2 and
+    # 2, back by 1.
+    expected = [32] * 2 + [24] * 2 + [28] * 4 + [32] * 4
+    expected += [30] * 8 + [28] * 8 + [29] * 16
+    self.assertEqual(rows, expected)
+
+  def test_times_are_averaged_over_the_window(self):
+    made = _gpu(num_workers=2, window=3, step=2, threshold=0.1)
+    times = {0: [1.0, 1.0, 4.0], 1: [2.0, 2.0, 1.0]}  # 2 and 5/3 in the mean.
+    for superstep in range(3):
+      made.assign([0, 1])
+      for worker in (0, 1):
+        made.observe(Done(worker, 0.0, times[worker][superstep], 0.0, 0.0, 16))
+    self.assertEqual(made.assign([0, 1]), {0: 14, 1: 18})
+
+  def test_it_starts_anew_when_speeds_change(self):
+    before = _linear([0.0] * 4, [1.0, 1.0, 0.5, 0.25])
+    after = _linear([0.0] * 4, [1.0, 1.0, 0.5, 2.0])
+    made = _gpu(worker_batch=64, window=1, step=16, threshold=0.05)
+    _run(made, _noisy(before, 0.05), 600)
+    self.assertEqual((made.window, made.step), (32, 1))
+    rows = _run(made, _noisy(after, 0.05), 100)
+    # The last worker would need 64 windows of 32 to give away what it must.
+    best_s = 256 / (1 + 1 + 2 + 0.5)
+    self.assertGreater(_end_s(after, rows[0]), 4 * best_s)
+    self.assertLess(_end_s(after, rows[-1]), 1.1 * best_s)
+
+  def test_noise_makes_it_wait_longer_and_move_less(self):
+    seconds = _noisy(_PROPORTIONAL, 0.05)
+    rows = _run(_gpu(worker_batch=64, threshold=0.05), seconds, 2000)
+    best_s = 256 / 7
+    late = [_end_s(_PROPORTIONAL, row) / best_s for row in rows[-500:]]
+    self.assertLess(np.mean(late), 1.06)
+    self.assertLess(_changes(rows[-500:]), 25)
+
+  def test_bounds_hold(self):
+    made = _gpu(window=1, most=(64, 64, 64, 18))
+    self.assertEqual(_run(made, _PROPORTIONAL, 100)[:, 3].max(), 18)
+    self.assertEqual(made.largest, 64)
+    made = _gpu(num_workers=2, window=1, least=7)
+    rows = _run(made, _linear([0.0] * 2, [9.0, 1.0]), 100, range(2))
+    self.assertEqual(rows[-1].tolist(), [7, 25])
+
+  def test_who_stays_computes_all_of_it(self):
+    made = _gpu(window=1)
+    rows = _run(made, _PROPORTIONAL, 100)
+    made.leave(3)
+    sizes = made.assign([0, 1, 2])
+    self.assertEqual(sum(sizes.values()), 64)
+    self.assertEqual(
+      list(sizes.values()),
+      allocation.proportional(64, rows[-1][:3], 1, [64] * 3),
+    )
+    made.join(3)
+    self.assertEqual(sum(made.assign([0, 1, 2, 3]).values()), 64)
+    self.assertEqual((made.window, made.step), (1, 4))
+
+
+if __name__ == '__main__':
+  absltest.main()

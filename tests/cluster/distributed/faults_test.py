@@ -1,0 +1,224 @@
+"""Tests for failures of real processes: each scheme with each kind of them."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+
+from absl.testing import absltest, parameterized
+
+from tests.support import processes
+from tests.support.processes import BATCH
+from tests.tools import lab_test
+
+_TIMEOUT_S = 3.0
+_BEAT_S = _TIMEOUT_S / 5
+_EVERY = 320  # Examples between checkpoints.
+# Which worker, at which of its iterations.
+_FAULTS = {
+  'die': (1, 4),
+  'hang': (2, 6),
+  'slow': (3, 5),
+  'corrupt': (0, 3),
+  'wrong_size': (3, 9),
+  'nan': (1, 80),  # By then the others have been noticed.
+}
+_FIELDS = {
+  'cluster__timeout_s': _TIMEOUT_S,
+  'cluster__speed__injected': True,
+  'cluster__speed__fixed_s': 0.05,
+  'cluster__speed__per_example_s': 0.0,
+}
+
+
+class KindsTest(processes.TestCase, parameterized.TestCase):
+  """All kinds in one run of each scheme; the last one ends it."""
+
+  @parameterized.parameters(*processes.SCHEMES)
+  def test_every_kind_has_the_outcome_that_it_should_have(self, scheme):
+    faults = tuple((*where, kind) for kind, where in _FAULTS.items())
+    with (
+      processes.launched(
+        workers=4,
+        dedicated=True,
+        sync__name=scheme,
+        epochs=1000.0,
+        cluster__faults=faults,
+        **_FIELDS,
+      ) as launch,
+      _resumed(launch, worker=2),
+    ):
+      code = launch.wait()
+
+    self._check_die(launch)
+    self._check_hang(launch)
+    self._check_slow(launch)
+    self._check_damaged(launch)
+    self._check_nan(launch, code)
+    self.check(launch)
+
+  def _check_die(self, launch):
+    died = self._happened(launch, 'die')
+    ended, started = (
+      [
+        row['time']
+        for row in launch.rows('launch.jsonl')
+        if (row['role'], row['event']) == ('worker:1', event)
+      ]
+      for event in ('exit', 'start')
+    )
+    self.assertBetween(ended[0], died, died + 1)
+    noticed = launch.times(r'Worker 1 is lost')[0]
+    self.assertBetween(noticed, died, died + 2)
+    self.assertGreater(started[1], ended[0])
+    self.assertGreater(launch.times('Worker 1 is back')[0], started[1])
+
+  def _check_hang(self, launch):
+    hung = self._happened(launch, 'hang')
+    left = launch.times(r'Worker 2 is lost: It was silent for')[0]
+    # From its last beat on; the lead looks once in a beat.
+    self.assertBetween(left - hung, _TIMEOUT_S - _BEAT_S, _TIMEOUT_S + 1.5)
+    back = launch.times('Worker 2 is back')
+    self.assertLen(back, 1)
+    # The same process: it was not started again.
+    self.assertEqual(self._starts(launch, 'worker:2'), 1)
+
+  def _check_slow(self, launch):
+    self._happened(launch, 'slow')
+    # Its only loss is that by the push that was too short.
+    self.assertLen(launch.times('Worker 3 is lost'), 1)
+    self.assertLen(launch.times('Worker 3 is lost: WrongPush'), 1)
+
+  def _check_damaged(self, launch):
+    for kind, reason in (
+      ('corrupt', 'Corrupt: .* has another checksum'),
+      ('wrong_size', 'WrongPush: Expected 1768 bytes, got 884'),
+    ):
+      self._happened(launch, kind)
+      worker, iteration = _FAULTS[kind]
+      (lost,) = [
+        lost
+        for lost in launch.summary['lost']
+        if (lost['worker'], lost['iteration']) == (worker, iteration)
+      ]
+      self.assertRegex(lost['reason'], reason)
+      self.assertEqual(lost['examples'], BATCH)
+      self.assertLen(launch.times(f'Worker {worker} is back'), 1)
+      self.assertEqual(self._starts(launch, f'worker:{worker}'), 1)
+
+  def _check_nan(self, launch, code):
+    self.assertEqual(code, 1, launch.text)
+    summary = launch.summary
+    ended = r'FloatingPointError: .* worker 1, iteration 80, is not finite'
+    self.assertRegex(summary['ended'], ended)
+    self.assertIn('FloatingPointError', launch.text)
+    self.assertEqual(summary['lives'], [2, 2, 2, 2])
+    self.assertLen(summary['lost'], 4)
+
+  def _happened(self, launch, kind):
+    """Returns when it did."""
+    worker, iteration = _FAULTS[kind]
+    mark = launch.folder / 'faults' / f'{worker}-{iteration}-{kind}'
+    return mark.stat().st_mtime
+
+  def _starts(self, launch, role):
+    rows = launch.rows('launch.jsonl')
+    return sum((r['role'], r['event']) == (role, 'start') for r in rows)
+
+  def assertBetween(self, value, low, high):
+    self.assertGreaterEqual(value, low)
+    self.assertLessEqual(value, high)
+
+
+class LeadTest(processes.TestCase, parameterized.TestCase):
+  """The process that holds parameters dies: all start again."""
+
+  @parameterized.parameters((True, 'server:0'), (False, 'worker:0'))
+  def test_no_more_than_a_checkpoint_interval_is_lost(self, dedicated, role):
+    copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
+    with processes.launched(
+      workers=2,
+      dedicated=dedicated,
+      sync__name='asp',
+      epochs=12.0,
+      checkpoint__every_examples=_EVERY,
+      **_FIELDS,
+    ) as launch:
+      launch.reach(800)
+      os.kill(launch.pid(role), signal.SIGKILL)
+      launch.until('starting all again')
+      reached = launch.rows('metrics.jsonl')[-1]['examples']
+      shutil.copytree(launch.folder, copy)
+      self.assertEqual(launch.wait(), 0, launch.text)
+
+    self.check(launch)
+    state, _ = processes.newest(copy)
+    kept = state['journal']['ledger'].examples
+    # A push more than what is said of the last log row may be in it.
+    self.assertGreater(kept, 0)
+    self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
+    self.assertLen(launch.times('Going on from checkpoint'), 1)
+    self.assertEqual(launch.summary['ended'], 'finished')
+    self.assertGreaterEqual(launch.summary['examples'], 12 * 192)
+    starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
+    self.assertLen(starts, 2)
+
+
+class CutTest(processes.TestCase, parameterized.TestCase):
+  """A host that nobody reaches any more, in a lab."""
+
+  @parameterized.parameters(*processes.SCHEMES)
+  @unittest.skipIf(lab_test._why_not(), lab_test._why_not())
+  def test_a_worker_that_is_cut_off_is_given_up(self, scheme):
+    with processes.launched(
+      before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
+      workers=2,
+      dedicated=True,
+      sync__name=scheme,
+      epochs=8.0,
+      cluster__faults=((1, 4, 'cut'),),
+      cluster__interface='eth0',
+      **_FIELDS,
+    ) as launch:
+      left = launch.until(r'Worker 1 is lost: It was silent for')
+      launch.until('Outputs are in')
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+
+    cut = (launch.folder / 'faults' / '1-4-cut').stat().st_mtime
+    self.assertLess(left - cut, _TIMEOUT_S + 1.5)
+    summary = launch.summary
+    self.assertEqual(summary['ended'], 'finished')
+    self.assertGreaterEqual(summary['examples'], 8 * 192)
+    self.assertEqual(summary['lives'], [1, 1])
+    self.assertEqual([lost['worker'] for lost in summary['lost']], [1])
+    self.check(launch)
+
+
+@contextlib.contextmanager
+def _resumed(launch, worker):
+  """Lets a stopped worker go on once the lead has given it up."""
+
+  def resume():
+    with contextlib.suppress(AssertionError):  # The test will see it.
+      launch.until(f'Worker {worker} is lost: It was silent')
+      pid = launch.pid(f'worker:{worker}')
+      status = pathlib.Path('/proc', str(pid), 'stat').read_text()
+      if status.rpartition(')')[2].split()[0] == 'T':
+        os.kill(pid, signal.SIGCONT)
+
+  thread = threading.Thread(target=resume)
+  thread.start()
+  try:
+    yield
+  finally:
+    thread.join()
+
+
+if __name__ == '__main__':
+  absltest.main()

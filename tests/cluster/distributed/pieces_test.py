@@ -1,0 +1,146 @@
+"""Tests for cluster.pipeline: pieces against one server of the whole share."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest
+
+from cluster.distributed.served.pieces import Pipeline
+from learning.gradient import Payload
+from learning.learner import Server
+from wire import flat as layout
+
+_KEYS = [(0, 0), (1, 0), (2, 3)]
+
+
+def _server(params, stats):
+  return Server(
+    params=params,
+    stats=stats,
+    tx=optax.sgd(1.0, momentum=0.9),
+    schedule=lambda examples, updates: 0.1 / (1 + examples),
+    reduction='sum',
+    num_workers=3,
+    worker_batch=4,
+  )
+
+
+def _params():
+  rng = np.random.default_rng(5)
+  return jnp.array(rng.normal(size=100), jnp.float32)
+
+
+def _made():
+  return Pipeline(_server, _params(), (), dtype=np.dtype(np.float32))
+
+
+def _pushes(count):
+  rng = np.random.default_rng(6)
+  return rng.integers(-8, 8, (count, 100)).astype(np.float32)
+
+
+class PipelineTest(absltest.TestCase):
+  def test_pieces_become_what_a_whole_server_would_be(self):
+    pipe, whole = _made(), _server(_params(), ())
+    served = {}
+    for step in range(3):
+      pushes = _pushes(3) * (step + 1)
+      pipe.expect(dict.fromkeys(_KEYS, 4))
+      threads = []
+      for key, push in zip(_KEYS, pushes, strict=True):
+        pieces = pipe.served(key)
+        threads.append(
+          threading.Thread(
+            target=lambda k=key, p=pieces: served.update({k: list(p)})
+          )
+        )
+        threads.append(threading.Thread(target=_send, args=(pipe, key, push)))
+      for thread in threads:
+        thread.start()
+      for thread in threads:
+        thread.join(10)
+        self.assertFalse(thread.is_alive())
+      pipe.add(step, None, 12)
+      pipe.commit(step)
+      total = jnp.array(pushes.sum(axis=0))  # Integers: any order is exact.
+      whole.add(step, Payload(total, ()), 12)
+      whole.commit(step)
+
+      _assert_close(pipe.params, whole.params)
+      sent = pipe.vector().view(np.float32)
+      np.testing.assert_array_equal(sent, pipe.params)
+      for pieces in served.values():
+        np.testing.assert_array_equal(np.concatenate(pieces), pipe.vector())
+    self.assertEqual((pipe.version, pipe.examples), (3, 36))
+    jax.tree.map(_assert_close, pipe.state(), whole.state())
+
+  def test_a_piece_travels_back_before_the_next_is_sent(self):
+    pipe = _made()
+    pipe.expect(dict.fromkeys(_KEYS, 4))
+    pieces = pipe.served(_KEYS[0])
+    sizes = np.cumsum([0, *pipe.sizes])
+    pushes = _pushes(3)
+    for number in range(5):
+      for key, push in zip(_KEYS, pushes, strict=True):
+        chunk = push[sizes[number] : sizes[number + 1]]
+        pipe.take(key, number, chunk.view(np.uint8))
+      self.assertLen(next(pieces), 4 * pipe.sizes[number])
+
+  def test_who_leaves_is_not_waited_for(self):
+    pipe = _made()
+    pipe.expect(dict.fromkeys(_KEYS, 4))
+    both = sum(pipe.sizes[:2])
+    pieces = {key: pipe.served(key) for key in _KEYS}
+    push = np.ones(100, np.float32)
+    start = np.asarray(pipe.params)
+    for number in range(2):  # The third worker dies after two pieces.
+      size = pipe.sizes[number]
+      pipe.take(_KEYS[2], number, np.ones(size, np.float32).view(np.uint8))
+    rest = [
+      threading.Thread(target=_send, args=(pipe, key, push))
+      for key in _KEYS[:2]
+    ]
+    for thread in rest:
+      thread.start()
+    for thread in rest:
+      thread.join(10)
+      self.assertFalse(thread.is_alive())
+    np.testing.assert_array_equal(pipe.params[both:], start[both:])
+    pipe.leave(_KEYS[2])
+    self.assertLen(list(pieces[_KEYS[0]]), layout.PIECES)
+    self.assertEmpty(list(pieces[_KEYS[2]]))
+    # The mean gradient is the same, the displacement that of its examples.
+    step = start - np.asarray(pipe.params)
+    unit = 0.1 / 4
+    np.testing.assert_allclose(step[:both], 3 / 12 * 12 * unit, rtol=1e-5)
+    np.testing.assert_allclose(step[both:], 2 / 8 * 8 * unit, rtol=1e-5)
+
+  def test_its_state_is_that_of_a_whole_server(self):
+    pipe = _made()
+    pipe.expect({(0, 0): 4})
+    _send(pipe, (0, 0), _pushes(1)[0])
+    pipe.commit(0)
+    whole = _server(_params(), ())
+    whole.restore(pipe.state())
+    again = _made()
+    again.restore(whole.state())
+    jax.tree.map(np.testing.assert_array_equal, again.state(), pipe.state())
+    np.testing.assert_array_equal(again.vector(), pipe.vector())
+
+
+def _assert_close(one, other):
+  # XLA may round multiply-and-add once or twice.
+  np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def _send(pipe, key, push):
+  ends = np.cumsum(pipe.sizes)[:-1]
+  for number, piece in enumerate(np.split(push, ends)):
+    pipe.take(key, number, piece.view(np.uint8))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,218 @@
+"""Tests for the distributed runtime, with real processes on this machine."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import unittest
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from cluster.distributed import roles
+from tests.support import processes, small
+
+
+def _virtual(**fields):
+  """Returns a run in one process that has ended."""
+  run, _ = small.trained(
+    **{'cluster__speed__slowdown': (1.0,), 'log_every': 4} | fields
+  )
+  return run
+
+
+def _flat(tree):
+  return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+class SameTest(processes.TestCase):
+  """What is learned is what the virtual runtime learns."""
+
+  def test_one_worker_and_one_server(self):
+    fields = {'optimizer__sgd__momentum': 0.9}
+    with processes.launched(workers=1, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    self._check_same(launch, cluster__workers=1, **fields)
+
+  def test_bsp_with_two_workers_and_two_dedicated_servers(self):
+    fields = {'optimizer__sgd__momentum': 0.9}
+    with processes.launched(
+      workers=2, servers=2, dedicated=True, **fields
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    self._check_same(launch, cluster__workers=2, **fields)
+
+  def _check_same(self, launch, **fields):
+    run = _virtual(**fields)
+    expected = small.rows(run, 'metrics.jsonl')
+    got = launch.rows('metrics.jsonl')
+    self.assertLen(got, len(expected))
+    for one, other in zip(got, expected, strict=True):
+      for field in (
+        'kind',
+        'examples',
+        'updates',
+        'accuracy',
+        'staleness_mean',
+      ):
+        self.assertEqual(one[field], other[field])
+      if other['loss'] is not None:
+        self.assertAlmostEqual(one['loss'], other['loss'], delta=1e-6)
+    _, servers = processes.newest(launch.folder)
+    params = np.concatenate([state['params'] for state in servers])
+    learned = _flat(run.cluster.lead.server.params)
+    # XLA rounds other shapes otherwise.
+    np.testing.assert_allclose(params, learned, atol=1e-6)
+
+
+class SecurityTest(processes.TestCase):
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_who_has_another_token_or_config_is_refused_and_others_work(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    fields = _secured(folder)
+    flag = f'--lead=127.0.0.1:{roles.free_ports(1)[0]}'
+    run = folder / 'run'
+
+    def worker(**changed):
+      return processes.alone(run, '--role=worker:0', flag, **fields | changed)
+
+    (folder / 'other').write_text('another secret')
+    with processes.alone(run, '--role=server:0', flag, **fields) as lead:
+      with (
+        worker(cluster__token_file=str(folder / 'other')) as stranger,
+        worker(seed=1) as other,
+      ):
+        self.assertEqual(stranger.wait(), 1, stranger.text)
+        self.assertEqual(other.wait(), 1, other.text)
+      self.assertRegex(stranger.text, 'Refused: .* token is not that of')
+      self.assertRegex(other.text, 'Refused: config: expected the same')
+      self.assertLen(lead.times(r'127\.0\.0\.1:\d+: refused, as its token'), 1)
+      self.assertNotEmpty(lead.times('got another from 127.0.0.1:'))
+      with worker() as accepted:
+        self.assertEqual(lead.wait(), 0, lead.text)
+        self.assertEqual(accepted.wait(), 0, accepted.text)
+    self.check(lead)
+    self.assertEqual(lead.summary['ended'], 'finished')
+    self.assertEqual(lead.summary['lives'], [1])
+
+
+class ResumeTest(processes.TestCase):
+  def test_a_stopped_run_goes_on_with_other_workers_and_servers(self):
+    fields = {
+      'sync__name': 'elastic',
+      'epochs': 30.0,
+      'wire__dense__dtype': 'bfloat16',
+      'optimizer__sgd__momentum': 0.9,
+      'cluster__speed__injected': True,
+      'cluster__speed__fixed_s': 0.01,
+      'cluster__speed__per_example_s': 0.0,
+    }
+    with processes.launched(workers=3, servers=2, **fields) as launch:
+      launch.reach(3 * 192)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self.check(launch)
+    before = launch.summary
+    self.assertEqual(before['ended'], 'interrupted')
+    self.assertLess(before['examples'], 30 * 192)
+
+    with processes.launched(
+      workers=2, servers=3, dedicated=True, folder=launch.folder, **fields
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
+      self.assertRegex(launch.text, f'goes on with another config.*{field}')
+    starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
+    self.assertEqual([len(r['said']['release']) for r in starts], [3, 2])
+    after = launch.summary
+    self.assertGreaterEqual(after['examples'], 30 * 192)
+    self.assertGreater(after['iterations'], before['iterations'])
+    self.assertGreater(after['final_accuracy'], 0.8)
+    # What was in the middle then was given up, and is listed.
+    reasons = [lost['reason'] for lost in after['lost']]
+    self.assertContainsSubset(reasons, ['The run was started again.'])
+
+  def test_what_is_learned_must_stay_the_same(self):
+    folder = f'{tempfile.mkdtemp()}/run'
+    fields = {'cluster.speed.slowdown': (1.0,)}
+    train.build(small.config(**fields), workdir=folder).files.release()
+    # Numbers of workers matter where time is virtual.
+    for changed in ({'cluster.workers': 4}, {'optimizer.learning_rate': 0.5}):
+      (field,) = changed
+      with self.assertRaisesRegex(ValueError, f'another config.*{field}'):
+        train.build(small.config(**fields | changed), workdir=folder)
+
+
+def _secured(folder):
+  """Returns the fields of a config with a token and a certificate."""
+  key, certificate, token = (
+    folder / n for n in ('key', 'certificate', 'token')
+  )
+  subprocess.run(
+    'openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=syncopate '
+    f'-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}',
+    shell=True,
+    check=True,
+    capture_output=True,
+  )
+  token.write_text('secret\n')
+  return {
+    'cluster__workers': 1,
+    'route__server__dedicated': True,
+    'cluster__token_file': str(token),
+    'cluster__certificate_file': str(certificate),
+    'cluster__key_file': str(key),
+  }
+
+
+class RefusalTest(parameterized.TestCase):
+  """Before a process meets the others."""
+
+  @parameterized.parameters(
+    ('--workdir', {'workdir': None}, 'workdir: expected the folder that all'),
+    (
+      'too many',
+      {'environ': {'OMPI_COMM_WORLD_RANK': '0', 'OMPI_COMM_WORLD_SIZE': '5'}},
+      'OMPI_COMM_WORLD_SIZE: expected .* got .?5',
+    ),
+    (
+      'no such role',
+      {'process': {'role': 'worker:2', 'coordinator': '127.0.0.1:1'}},
+      '--role: expected .* got .*worker:2',
+    ),
+    (
+      'one process',
+      {'runtime': 'virtual', 'process': {'role': 'worker:0'}},
+      'process: expected nothing in the virtual runtime',
+    ),
+    ('servers', {'servers': 3}, 'servers: expected at most .* got 3'),
+  )
+  def test_what_cannot_be_is_refused(self, name, changed, message):
+    del name
+    config = small.config(
+      cluster__runtime=changed.get('runtime', 'distributed'),
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      route__server__servers=changed.get('servers', 1),
+    )
+    with (
+      mock.patch.dict(os.environ, changed.get('environ', {})),
+      self.assertRaisesRegex(ValueError, message),
+    ):
+      train.build(
+        config,
+        workdir=changed.get('workdir', f'{tempfile.mkdtemp()}/run'),
+        process=changed.get('process'),
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,299 @@
+"""Tests for checkpoints: a run that was stopped anywhere goes on exactly."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+
+import hypothesis
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+
+import train
+from configs import default
+from data import synthetic
+from models import mlp, task
+from sync import asp, bsp
+from tests.support import small, stopping
+
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+_CONFIG = """
+from tests import stopping
+
+def get_config():
+  return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.05)
+"""
+
+
+class ResumeTest(parameterized.TestCase):
+  @parameterized.parameters(*_SCHEMES)
+  def test_a_run_that_was_killed_gives_what_an_uninterrupted_one_does(
+    self, scheme
+  ):
+    expected, steps = stopping.straight(scheme)
+
+    @hypothesis.settings(max_examples=5, deadline=None, database=None)
+    @hypothesis.given(
+      st.lists(st.integers(1, steps - 1), min_size=1, max_size=3, unique=True)
+    )
+    def check(cuts):
+      *saved_at, killed_at = sorted(cuts)
+      workdir = f'{tempfile.mkdtemp()}/run'
+      run = train.build(stopping.eventful(scheme), workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=saved_at, killed_at=killed_at)
+      run = train.build(stopping.eventful(scheme), workdir=workdir)
+      self.assertEqual(run.sizes is not None, bool(saved_at))
+      summary = run()
+      self.assertEqual(summary['compilations'], 0)
+      self._check(stopping.results(run), expected)
+
+    check()
+
+  @parameterized.parameters(
+    ('bsp', 'ema'), ('elastic', 'narx'), ('bsp', 'auto')
+  )
+  def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
+    balanced = {
+      'batching__name': 'lb_bsp',
+      'batching__lb_bsp__predictor__name': predictor,
+      'batching__lb_bsp__threshold': 0.0,
+      'cluster__speed__name': 'regime',
+      'cluster__speed__regime__sigma': 0.1,
+      'cluster__speed__regime__noise': 0.1,
+    }
+    expected, steps = stopping.straight(scheme, **balanced)
+    config = stopping.eventful(scheme, **balanced)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[steps // 2], killed_at=steps // 2 + 9)
+    run = train.build(config, workdir=workdir)
+    summary = run()
+    self.assertEqual(summary['compilations'], 0)
+    self._check(stopping.results(run), expected)
+
+  def test_it_may_be_stopped_again_and_again(self):
+    expected, steps = stopping.straight('elastic')
+    workdir = f'{tempfile.mkdtemp()}/run'
+    for _ in range(4):
+      run = train.build(stopping.eventful('elastic'), workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=[steps // 6], killed_at=steps // 6 + 5)
+    run = train.build(stopping.eventful('elastic'), workdir=workdir)
+    run()
+    self._check(stopping.results(run), expected)
+
+  def test_statistics_of_batch_normalisation_are_part_of_it(self):
+    config = small.config(
+      model__name='alexnet',
+      model__alexnet__norm='batch',
+      model__alexnet__width=0.05,
+      model__mlp__hidden=(128,),
+      data__synthetic__pixels=32,
+      epochs=0.7,
+      checkpoint__every_examples=10**9,
+    )
+    straight = small.build(config)
+    straight()
+    workdir = f'{tempfile.mkdtemp()}/run'
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(
+        train.build(config, workdir=workdir), saved_at=[20], killed_at=25
+      )
+    run = train.build(config, workdir=workdir)
+    run()
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      run.cluster.lead.server.state()['stats'],
+      straight.cluster.lead.server.state()['stats'],
+    )
+    self._check(stopping.results(run), stopping.results(straight))
+
+  def test_a_finished_run_is_not_run_again(self):
+    config = stopping.eventful('bsp')
+    run = small.build(config)
+    summary = run()
+    again = train.build(config, workdir=str(run.files.workdir))
+    self.assertEqual(again(), json.loads(json.dumps(summary)))
+    self._check(stopping.results(again), stopping.results(run))
+
+  @parameterized.parameters('scheme', 'task', 'dataset')
+  def test_other_parts_of_ones_own_are_refused(self, part):
+    def built(number, workdir):
+      dataset = synthetic.make(
+        directory=None,
+        num_train=192 if part != 'dataset' else 192 + number,
+        num_test=64,
+        pixels=4,
+        channels=1,
+        num_classes=10,
+      )
+      model = mlp.make(
+        input_shape=(4, 4, 1),
+        num_classes=10,
+        seed=number if part == 'task' else 0,
+        hidden=(4,),
+      )
+      config = default.get_config()
+      config.epochs = 1.0
+      return train.build(
+        config,
+        workdir=workdir,
+        scheme=(asp, bsp)[number if part == 'scheme' else 0].make(
+          num_workers=4
+        ),
+        task=task.classification(
+          model, dataset.prepare, lambda inputs, key: inputs
+        ),
+        dataset=dataset,
+      )
+
+    workdir = f'{tempfile.mkdtemp()}/run'
+    built(0, workdir)()
+    summary = built(0, workdir)()
+    self.assertEqual(summary['ended'], 'finished')
+    with self.assertRaisesRegex(ValueError, f'own.{part}: expected .*, got'):
+      built(1, workdir)
+
+  def test_rows_between_checkpoints_are_not_kept(self):
+    expected, steps = stopping.straight('asp')
+    workdir = f'{tempfile.mkdtemp()}/run'
+    for saved_at, killed_at in (([], steps // 2), ([1], 1), ([2], 2)):
+      run = train.build(stopping.eventful('asp'), workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=saved_at, killed_at=killed_at)
+    run = train.build(stopping.eventful('asp'), workdir=workdir)
+    run()
+    self._check(stopping.results(run), expected)
+
+  def test_files_that_are_not_of_a_run_are_not_touched(self):
+    for name in ('metrics.jsonl', 'summary.json', 'events.out.tfevents.7'):
+      folder = pathlib.Path(tempfile.mkdtemp())
+      (folder / name).write_text('{}')
+      with self.assertRaisesRegex(ValueError, f'workdir: .* is .*{name} and'):
+        train.build(stopping.eventful('asp'), workdir=str(folder))
+      self.assertEqual((folder / name).read_text(), '{}')
+
+  def test_a_scheme_that_cannot_be_saved_is_refused_at_once(self):
+    scheme = types.SimpleNamespace(start=lambda time: None)
+    with self.assertRaisesRegex(
+      ValueError, 'scheme, task: expected plain data'
+    ):
+      config = stopping.eventful('asp')
+      config.sync = default.get_config().sync
+      small.build(config, scheme=scheme)
+
+  def test_how_often_it_is_saved_may_change(self):
+    run = small.build(stopping.eventful('bsp'))
+    run()
+    config = stopping.eventful(
+      'bsp', checkpoint__keep=5, checkpoint__every_s=7.0
+    )
+    train.build(config, workdir=str(run.files.workdir))
+
+  def test_another_machine_or_version_is_told(self):
+    run = small.build(stopping.eventful('bsp'))
+    run()
+    path = run.files.workdir / 'manifest.json'
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {'cores': 999}))
+    with self.assertLogs('absl', 'WARNING') as logs:
+      train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
+    self.assertLen(logs.output, 1)
+    self.assertIn('began with cores 999 and goes on with', logs.output[0])
+
+  def test_two_runs_cannot_share_a_folder(self):
+    run = small.build(stopping.eventful('bsp'))
+    with self.assertRaisesRegex(ValueError, 'workdir: .* another run writes'):
+      train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
+
+  def test_a_file_that_lost_its_end_is_named(self):
+    workdir = self._stopped()
+    (workdir / 'events.jsonl').write_text('')
+    with self.assertRaisesRegex(ValueError, 'events.jsonl to have .* got 0'):
+      train.build(stopping.eventful('asp'), workdir=str(workdir))
+
+  def _stopped(self):
+    workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    with self.assertRaises(stopping.Killed):
+      run = train.build(stopping.eventful('asp'), workdir=str(workdir))
+      stopping.stop(run, saved_at=[30, 60], killed_at=70)
+    return workdir
+
+  def _check(self, got, expected):
+    for one, other in zip(got['params'], expected['params'], strict=True):
+      np.testing.assert_array_equal(one, other)
+    for name in ('metrics', 'summary', 'events', 'trace'):
+      self.assertEqual(got[name], expected[name])
+
+
+class ProcessTest(parameterized.TestCase):
+  """Real processes and real signals."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+    (self.folder / 'config.py').write_text(_CONFIG)
+
+  def _start(self, name):
+    command = [sys.executable, 'main.py', f'--config={self.folder}/config.py']
+    return subprocess.Popen(
+      [*command, f'--workdir={self.folder / name}'],
+      cwd=_ROOT,
+      env=os.environ | {'PYTHONPATH': str(_ROOT)},
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  def _finish(self, name):
+    process = self._start(name)
+    _, log = process.communicate(timeout=100)
+    self.assertEqual(process.returncode, 0, log)
+    return log
+
+  @parameterized.parameters(
+    (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)
+  )
+  def test_the_same_command_goes_on(self, number, code):
+    process = self._start('run')
+    saved = self.folder / 'run' / 'checkpoints' / '1'
+    while not saved.exists() and process.poll() is None:
+      time.sleep(0.01)
+    process.send_signal(number)
+    _, log = process.communicate(timeout=60)
+    self.assertEqual(process.returncode, code, log)
+    if number != signal.SIGKILL:
+      self.assertIn('the same command with --workdir=', log)
+      summary = json.loads((self.folder / 'run/summary.json').read_text())
+      self.assertEqual(summary['ended'], 'interrupted')
+
+    self.assertIn('Going on from checkpoint', self._finish('run'))
+    self._finish('straight')
+
+    for name in ('events.jsonl', 'trace.json', 'metrics.jsonl', 'summary.json'):
+      one, other = (
+        [
+          line.partition('"wall_')[0]
+          for line in (self.folder / run / name).read_text().splitlines()
+        ]
+        for run in ('run', 'straight')
+      )
+      self.assertEqual(one, other)
+
+
+if __name__ == '__main__':
+  absltest.main()

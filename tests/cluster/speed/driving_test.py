@@ -1,0 +1,72 @@
+"""Tests for cluster.driving: what others leave of this host."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+from absl.testing import absltest
+
+from cluster.speed import driving
+
+_COMPUTES = 'print(flush=True)\nwhile True: pass'
+
+
+class DrivingTest(absltest.TestCase):
+  def test_shares_are_shares(self):
+    with driving.Driving() as host:
+      for _ in range(20):
+        cpu, memory = host.read()
+        self.assertBetween(cpu, 0.0, 1.0)
+        self.assertBetween(memory, 0.0, 1.0)
+        time.sleep(0.01)
+
+  def test_others_take_from_the_processors_and_this_process_does_not(self):
+    with driving.Driving() as host:
+      alone = _least(host)
+      with _computing(psutil.cpu_count()):
+        self.assertLess(_least(host), 0.7 * max(alone, 0.3))
+
+  def test_memory_that_is_taken_is_not_available(self):
+    with driving.Driving() as host:
+      _, before = host.read()
+      taken = bytearray(2**28)
+      taken[::4096] = bytes(len(taken[::4096])).replace(b'\0', b'x')
+      _, after = host.read()
+      share = len(taken) / psutil.virtual_memory().total
+    self.assertGreater(before - after, share / 2)
+
+
+def _least(host):
+  """Returns the least share of the processors while this process computes."""
+  until, least = time.monotonic() + 0.5, 1.0
+  time.sleep(0.1)
+  while time.monotonic() < until:
+    least = min(least, host.read()[0])
+  return least
+
+
+class _computing:
+  """Other processes that compute."""
+
+  def __init__(self, count):
+    self._count = count
+
+  def __enter__(self):
+    self._processes = [
+      subprocess.Popen(
+        [sys.executable, '-c', _COMPUTES], stdout=subprocess.PIPE
+      )
+      for _ in range(self._count)
+    ]
+    for process in self._processes:
+      process.stdout.readline()
+
+  def __exit__(self, *error):
+    for process in self._processes:
+      process.kill()
+      process.communicate()
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,310 @@
+"""Tests for pipelined BSP in the virtual runtime, through config and train."""
+
+import json
+import math
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from sync import record
+from tests.support import small, stopping
+from tools import replay
+from tools.reading import records
+from wire.flat import even
+
+_CHUNKS = 64
+_INF = math.inf
+
+
+def _trained(**changed):
+  return small.trained(sync__bsp__pipelined=True, **changed)
+
+
+def _barriers(run):
+  rows = small.rows(run, 'metrics.jsonl')
+  return [row['time'] for row in rows if row['kind'] == 'barrier']
+
+
+def _params(run):
+  leaves = jax.tree.leaves(run.cluster.lead.server.params)
+  return [np.asarray(leaf) for leaf in leaves]
+
+
+def _constant(compute_s, workers):
+  return {
+    'cluster__workers': workers,
+    'cluster__speed__fixed_s': compute_s,
+    'cluster__speed__per_example_s': 0.0,
+  }
+
+
+class EqualWorkersTest(parameterized.TestCase):
+  """Closed forms, with servers of B bytes/s each way."""
+
+  @parameterized.product(
+    workers=[1, 4, 8],
+    worker_Bps=[_INF, 1e6],
+    latency_s=[0.0, 0.003],
+    servers=[1, 2],
+  )
+  def test_a_superstep_pays_for_one_direction_and_one_chunk(
+    self, workers, worker_Bps, latency_s, servers
+  ):
+    servers_Bps = 1e6 / servers  # No link of a worker is the limit.
+    run, _ = _trained(
+      **_constant(0.1, workers),
+      cluster__speed__slowdown=(1.0,),
+      cluster__network__server_up_Bps=(servers_Bps,),
+      cluster__network__server_down_Bps=(servers_Bps,),
+      cluster__network__worker_up_Bps=(worker_Bps,),
+      cluster__network__worker_down_Bps=(worker_Bps,),
+      cluster__network__server_latency_s=(latency_s,),
+      route__server__servers=servers,
+      epochs=1.0,
+    )
+
+    shard = math.ceil(run.cluster.lead.server.size_bytes / servers)
+    chunk = math.ceil(shard / _CHUNKS)
+    whole_s = workers * shard / servers_Bps
+    chunk_s = workers * chunk / servers_Bps
+    barriers = _barriers(run)
+    # The first pull is whole; there is one latency in it, and 64 in a push.
+    first = whole_s + 0.1 + whole_s + (1 + _CHUNKS) * latency_s
+    self.assertAlmostEqual(barriers[0], first, places=9)
+    expected = 0.1 + whole_s + chunk_s + (_CHUNKS + 1) * latency_s
+    np.testing.assert_allclose(np.diff(barriers), expected, rtol=1e-9)
+
+
+class _Oracle:
+  """Supersteps of workers with links of their own and servers without limits.
+
+  A chunk needs no network to be followed: it takes its bytes over the link.
+  """
+
+  up = (3e5, 2e5, 1e5)
+  down = (1e5, 3e5, 2e5)
+  compute_s = (0.1, 0.13, 0.31)
+  config = {
+    'cluster__workers': 3,
+    'cluster__speed__fixed_s': 0.1,
+    'cluster__speed__per_example_s': 0.0,
+    'cluster__speed__slowdown': (1.0, 1.3, 3.1),
+    'cluster__network__worker_up_Bps': up,
+    'cluster__network__worker_down_Bps': down,
+  }
+
+  def __init__(self, size_bytes):
+    self.size_bytes = size_bytes
+    self.chunks = even(size_bytes, _CHUNKS)
+    self.starts = {}
+    for worker in range(3):
+      self.pull(worker, 0.0)
+
+  def pull(self, worker, time):
+    """An ordinary pull."""
+    self.starts[worker] = (
+      time + self.size_bytes / self.down[worker] + self.compute_s[worker]
+    )
+
+  def pushed(self, worker):
+    """When the chunks of a push arrive."""
+    return self.starts[worker] + np.cumsum(self.chunks) / self.up[worker]
+
+  def barrier(self, not_before=0.0):
+    """Ends the superstep and returns when it ended."""
+    served = np.max([self.pushed(worker) for worker in self.starts], axis=0)
+    served = np.maximum(served, not_before)
+    for worker in self.starts:
+      end = 0.0
+      for time, size in zip(served, self.chunks, strict=True):
+        end = max(end, time) + size / self.down[worker]
+      self.starts[worker] = end + self.compute_s[worker]
+    return served[-1]
+
+
+class UnequalWorkersTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    built = small.build(small.config(**_Oracle.config))
+    self.oracle = _Oracle(built.cluster.lead.server.size_bytes)
+
+  def test_chunks_are_served_when_the_last_worker_has_pushed_them(self):
+    run, _ = _trained(**_Oracle.config)
+
+    expected = [self.oracle.barrier() for _ in range(16)]
+    np.testing.assert_allclose(_barriers(run), expected, rtol=1e-9)
+
+  def test_a_death_voids_what_was_served_and_a_return_pulls_whole(self):
+    oracle = self.oracle
+    # Worker 2 is the last to push; the others have pulled chunks by then.
+    died = oracle.pushed(2)[20] + 1e-4
+    self.assertGreater(died, max(oracle.pushed(w)[-1] for w in (0, 1)))
+    del oracle.starts[2]
+    expected = [oracle.barrier(not_before=died)]
+    expected.append(oracle.barrier())
+    back = (expected[0] + expected[1]) / 2
+    oracle.pull(2, expected[1])
+    expected += [oracle.barrier() for _ in range(3)]
+
+    script = ((float(died), 'leave', 2), (float(back), 'join', 2))
+    run, summary = _trained(**_Oracle.config, cluster__script=script)
+
+    np.testing.assert_allclose(_barriers(run)[:5], expected, rtol=1e-9)
+    self.assertLen(summary['lost'], 1)
+    outstanding = sum(stop - start for start, stop in summary['outstanding'])
+    used = summary['examples'] + summary['examples_pending']
+    self.assertEqual(used + outstanding, run.cluster.lead.issued)
+
+  @parameterized.parameters(0, 5, 31)
+  def test_others_go_on_without_what_a_dead_worker_has_not_pushed(self, last):
+    oracle = self.oracle
+    died = oracle.pushed(2)[last] - 1e-4  # Before chunk `last` is in.
+    del oracle.starts[2]
+    expected = [oracle.barrier(not_before=died)]
+    expected += [oracle.barrier() for _ in range(3)]
+
+    script = ((float(died), 'leave', 2),)
+    run, _ = _trained(**_Oracle.config, cluster__script=script)
+
+    np.testing.assert_allclose(_barriers(run)[:4], expected, rtol=1e-9)
+
+  def test_a_push_that_was_whole_before_the_death_voids_nothing(self):
+    oracle = self.oracle
+    # Of the slowest two chunks are missing; what was served before stays.
+    died = oracle.pushed(2)[29] + 1e-4
+    self.assertGreater(died, oracle.pushed(0)[-1])
+    expected = [oracle.barrier()]
+    del oracle.starts[0]
+    expected += [oracle.barrier() for _ in range(3)]
+
+    script = ((float(died), 'leave', 0),)
+    run, summary = _trained(**_Oracle.config, cluster__script=script)
+
+    np.testing.assert_allclose(_barriers(run)[:4], expected, rtol=1e-9)
+    self.assertEqual(summary['lost'], [])
+
+
+class SameNumbersTest(parameterized.TestCase):
+  """Published BSP is the oracle of everything but times."""
+
+  @parameterized.product(servers=[1, 2], dtype=['float32', 'bfloat16'])
+  def test_only_times_differ(self, servers, dtype):
+    changed = {
+      'route__server__servers': servers,
+      'wire__dense__dtype': dtype,
+      'optimizer__sgd__momentum': 0.9,
+      'cluster__speed__slowdown': (1.0, 1.3, 1.6),
+      'cluster__network__server_up_Bps': (2e4,),
+      'cluster__network__server_down_Bps': (3e4,),
+      'cluster__network__worker_latency_s': (1e-4,),
+    }
+    run, summary = _trained(**changed)
+    published, expected = small.trained(**changed)
+
+    for one, other in zip(_params(run), _params(published), strict=True):
+      np.testing.assert_array_equal(one, other)
+    for name in ('bytes', 'examples', 'updates', 'staleness', 'final_accuracy'):
+      self.assertEqual(summary[name], expected[name])
+    self.assertEqual(
+      self._column(run, 'accuracy'), self._column(published, 'accuracy')
+    )
+    self.assertLess(summary['virtual_s'], expected['virtual_s'])
+    self.assertGreater(summary['goodput'], expected['goodput'])
+    self.assertAlmostEqual(
+      sum(summary['worker_seconds'].values()), 3 * summary['virtual_s']
+    )
+    self.assertEqual(summary['compilations'], 0)
+
+  def _column(self, run, name):
+    return [r[name] for r in small.rows(run, 'metrics.jsonl') if name in r]
+
+  def test_without_limits_it_is_published_bsp(self):
+    changed = {
+      **_constant(0.25, 3),
+      'cluster__speed__slowdown': (1.0, 1.0, 2.0),
+      'cluster__script': (
+        (0.5, 'leave', 1),
+        (1.0, 'join', 1),
+        (1.0, 'leave', 2),
+        (1.5, 'join', 2),
+        (1.5, 'leave', 0),
+        (2.0, 'join', 0),
+      ),
+    }
+    (run, _), (published, _) = _trained(**changed), small.trained(**changed)
+
+    for name in ('events.jsonl', 'trace.json'):
+      one, other = (
+        (each.files.workdir / name).read_bytes() for each in (run, published)
+      )
+      self.assertEqual(one, other)
+    for one, other in zip(_params(run), _params(published), strict=True):
+      np.testing.assert_array_equal(one, other)
+
+  def test_a_death_as_the_last_chunk_arrives_comes_before_the_push(self):
+    # Worker 1 has no limits and dies at the very time of its push.
+    run, summary = _trained(
+      **_constant(0.25, 2),
+      cluster__speed__slowdown=(1.0, 2.0),
+      cluster__network__worker_up_Bps=(1e5, _INF),
+      cluster__script=((0.5, 'leave', 1),),
+    )
+    self.assertEqual(summary['iterations'], summary['updates'])
+    self.assertLen(summary['lost'], 1)
+    self.assertEqual(_barriers(run)[0], 0.5)
+
+
+class RecordTest(parameterized.TestCase):
+  def _eventful(self):
+    return stopping.eventful('bsp', sync__bsp__pipelined=True)
+
+  def test_a_run_resumes_from_the_middle_of_a_superstep(self):
+    straight = small.build(self._eventful())
+    cluster, both_ways, steps = straight.cluster, [], 0
+    original = cluster.step
+
+    def step():
+      nonlocal steps
+      original()
+      steps += 1
+      flows = cluster._transfers._flows.values()
+      if {flow.pulls for flow in flows} == {True, False}:
+        both_ways.append(steps)
+
+    with mock.patch.object(cluster, 'step', step):
+      straight()
+    expected = stopping.results(straight)
+    self.assertGreater(len(both_ways), 100)
+
+    for saved_at in both_ways[5 :: len(both_ways) // 4]:
+      workdir = f'{tempfile.mkdtemp()}/run'
+      run = train.build(self._eventful(), workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=[saved_at], killed_at=saved_at + 9)
+      run = train.build(self._eventful(), workdir=workdir)
+      self.assertIsNotNone(run.sizes)
+      run()
+      got = stopping.results(run)
+      for one, other in zip(got['params'], expected['params'], strict=True):
+        np.testing.assert_array_equal(one, other)
+      for name in ('metrics', 'summary', 'events', 'trace'):
+        self.assertEqual(got[name], expected[name])
+
+  def test_the_recorded_events_give_the_recorded_verdicts(self):
+    run = small.build(self._eventful())
+    run()
+    scheme = replay.scheme(records.config(run.files.workdir), 3)
+    self.assertTrue(scheme.pipelined)
+    rows = small.rows(run, 'events.jsonl')
+    for recorded, replayed in record.replay(scheme, rows):
+      self.assertEqual(recorded, replayed)
+    summary = json.loads((run.files.workdir / 'summary.json').read_text())
+    self.assertEqual(summary['ended'], 'finished')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,380 @@
+"""Tests for configs/, train.build's checks, and main.py as a user runs it."""
+
+import importlib
+import inspect
+import itertools
+import json
+import math
+import os
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from configs import default, sections
+from data.dataset import Dataset, Split
+from sync import asp
+from tests.support import small
+
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+
+
+class FileTest(parameterized.TestCase):
+  @parameterized.product(name=_SCHEMES, variant=['digits', 'cifar10'])
+  def test_there_is_one_for_each_scheme(self, name, variant):
+    module = importlib.import_module(f'configs.vgg16_{name}')
+    config = module.get_config(variant)
+
+    sections.check_fields(config, default.get_config())
+    self.assertEqual(config.sync.name, name)
+    self.assertEqual(config.data.name, variant)
+    self.assertEqual(module.get_config(), module.get_config('digits'))
+
+  @parameterized.product(name=_SCHEMES, other=_SCHEMES)
+  def test_each_takes_any_scheme(self, name, other):
+    module = importlib.import_module(f'configs.vgg16_{name}')
+    config = module.get_config()
+    config.sync.name = other
+    chosen, own = sections.chosen(config, default.get_config(), 'sync')
+    self.assertEqual(chosen, other)
+    self.assertEqual(own, default.get_config().sync[other].to_dict())
+
+
+class CheckTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({'sync__name': 'elastc'}, r"config.sync.name: .* got 'elastc'"),
+    (
+      {'sync__name': 'asp', 'sync__ssp__bound': 5},
+      r'config.sync.ssp.bound: expected the default 3, because '
+      r"config.sync.name is 'asp' and would ignore it, got 5",
+    ),
+    ({'sync__name': 'ssp', 'sync__ssp__bound': -1}, r'config.sync.ssp.bound'),
+    (
+      {'sync__name': 'elastic', 'sync__elastic__monitor_pushes': 1},
+      r'config.sync.elastic.monitor_pushes: expected an integer of at least 2',
+    ),
+    ({'batching__name': 'even'}, r"config.batching.name: .*'fixed'.*even"),
+    ({'wire__name': 'half'}, r"config.wire.name: .*'dense'.* got 'half'"),
+    ({'route__name': 'ring'}, r"config.route.name: .*'server'.* got 'ring'"),
+    ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
+    ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
+    ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),
+    ({'epochs': math.nan}, r'config.epochs: expected more than 0, got nan'),
+    ({'time_to': (0.9, 90.0)}, r'config.time_to: expected .* got 90.0'),
+    ({'batching__worker_batch': 500}, r'config.batching.worker_batch: .* 192'),
+    ({'batching__micro_batch': 48}, r'config.batching.micro_batch: .* got 48'),
+    (
+      {'cluster__speed__slowdown': (1.0, 2.0)},
+      r'config.cluster.speed.slowdown: expected one value or 3',
+    ),
+    (
+      {
+        'cluster__speed__name': 'lognormal',
+        'cluster__speed__lognormal__sigma': -1.0,
+      },
+      r'config.cluster.speed.lognormal.sigma.* got -1.0',
+    ),
+    (
+      {'cluster__network__worker_up_Bps': (0.0,)},
+      r'config.cluster.network.worker_up_Bps: expected more than 0, got',
+    ),
+    (
+      {'cluster__script': ((1.0, 'die', 0),)},
+      r"config.cluster.script: .* got \(1.0, 'die', 0\)",
+    ),
+    (
+      {'cluster__script': ((1.0, 'leave', 3),)},
+      r"config.cluster.script: .* got \(1.0, 'leave', 3\)",
+    ),
+    (
+      {'cluster__script': ((1.0, 'join', 0),)},
+      r"config.cluster.script: worker 0 is alive at 1.0 s, got \(1.0, 'join'",
+    ),
+    (
+      {'cluster__script': ((1.0, 'leave'),)},
+      r"config.cluster.script: expected .* got \(1.0, 'leave'\)",
+    ),
+    (
+      {'optimizer__learning_rate': -0.1},
+      r'learning_rate: expected .* got -0.1',
+    ),
+    (
+      {'optimizer__sgd__momentum': 1.5},
+      r'config.optimizer.sgd.momentum: expected .* got 1.5',
+    ),
+    (
+      {'optimizer__reduction': 'max'},
+      r"config.optimizer.reduction: expected 'sum' or 'mean', got 'max'",
+    ),
+    (
+      {'schedule__name': 'step', 'schedule__step__epochs': (2.0, 1.0)},
+      r'config.schedule.step.epochs: expected increasing',
+    ),
+    (
+      {'cluster__script': (('soon', 'leave', 1),)},
+      r"config.cluster.script: expected .* got \('soon', 'leave', 1\)",
+    ),
+    ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
+    (
+      {'data__ahead': 10},
+      r'config.data.ahead: expected no more .*264.* got 10',
+    ),
+    ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
+    ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),
+    ({'cluster__script': (1.0, 'leave', 1)}, r'config.cluster.script: '),
+    ({'schedule__step__epochs': (1.0,)}, r'config.schedule.step.epochs: .*ign'),
+    ({'schedule__counts': 'pushes'}, r'config.schedule.counts: .*pushes'),
+    ({'schedule__warmup_epochs': -1.0}, r'config.schedule.warmup_epochs: '),
+    ({'optimizer__clip_norm': 0.0}, r'config.optimizer.clip_norm: .* got 0'),
+    ({'data__crop_padding': -1}, r'config.data.crop_padding: .* got -1'),
+    ({'seed': -1}, r'config.seed: expected .* got -1'),
+    ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
+    (
+      {'cluster__speed__slowdown': ('fast',)},
+      r'config.cluster.speed.slowdown: expected a tuple of numbers, got',
+    ),
+    (
+      {'optimizer__sgd__nesterov': True},
+      r'config.optimizer.sgd.nesterov: expected False without momentum',
+    ),
+    (
+      {'model__name': 'vgg'},
+      r'config.model.mlp.hidden: expected the default',
+    ),
+  )
+  def test_bad_values_are_named_before_anything_runs(self, changed, message):
+    config = small.config(**changed)
+    workdir = tempfile.mkdtemp() + '/run'
+    with self.assertRaisesRegex(ValueError, message):
+      train.build(config, workdir=workdir)
+    self.assertFalse(os.path.exists(workdir))
+
+  def test_unknown_fields_are_named(self):
+    config = default.get_config()
+    with self.assertRaisesRegex(AttributeError, 'bond'):
+      config.sync.ssp.bond = 5
+    with config.unlocked():
+      config.sync.ssp.bond = 5
+    with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bond: unknown'):
+      train.build(config)
+
+  def test_missing_fields_are_named(self):
+    config = default.get_config()
+    with config.unlocked():
+      del config.sync.ssp.bound
+    with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bound: missing'):
+      train.build(config)
+
+  def test_wrong_types_are_named(self):
+    config = default.get_config()
+    with self.assertRaisesRegex(TypeError, 'bound'):
+      config.sync.ssp.bound = 'three'
+    with config.ignore_type():
+      config.sync.ssp.bound = 'three'
+    with self.assertRaisesRegex(
+      ValueError, "config.sync.ssp.bound: expected an integer, got 'three'"
+    ):
+      train.build(config)
+
+  @parameterized.parameters('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
+  def test_several_tasks_are_no_virtual_run(self, variable):
+    with (
+      mock.patch.dict(os.environ, {variable: '4'}),
+      self.assertRaisesRegex(ValueError, f'config.cluster.runtime.*{variable}'),
+    ):
+      train.build(small.config())
+
+  def test_a_folder_with_another_run_is_not_written_again(self):
+    run = small.build(small.config(epochs=0.2))
+    run()
+    message = 'workdir: .* another config.  config.epochs: expected 0.2, got 2'
+    with self.assertRaisesRegex(ValueError, message):
+      train.build(small.config(), workdir=str(run.files.workdir))
+    with self.assertRaisesRegex(RuntimeError, 'runs once'):
+      run()
+
+  def test_a_folder_that_cannot_be_made_is_named(self):
+    with tempfile.NamedTemporaryFile() as file:
+      for workdir in (file.name, file.name + '/run'):
+        with self.assertRaisesRegex(OSError, file.name):
+          train.build(small.config(), workdir=workdir)
+    with self.assertRaisesRegex(ValueError, 'workdir: expected the path'):
+      train.build(small.config(), workdir='')
+
+
+class DefaultTest(parameterized.TestCase):
+  def test_every_field_says_what_it_is(self):
+    lines = inspect.getsource(default).splitlines()
+    for above, line in itertools.pairwise(lines):
+      field, _, rest = line.partition(' = ')
+      if field.startswith('  config.') and rest != 'ConfigDict()':
+        self.assertIn('# ', above if '#' not in rest else rest, line)
+
+
+class TimingTest(parameterized.TestCase):
+  """Runs without a model."""
+
+  def test_they_take_the_times_of_runs_with_one(self):
+    for scheme in ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp'):
+      own = {'sync__name': scheme, 'cluster__speed__name': 'lognormal'}
+      own['cluster__network__server_up_Bps'] = (1e6,)
+      learned = small.build(small.config(**own))
+      sizes = {'num_train': 192}
+      sizes['size_bytes'] = learned.cluster.lead.server.size_bytes
+      timed = small.build(_timing(sizes, **own))
+      summaries = learned(), timed()
+      for name in ('virtual_s', 'bytes', 'staleness', 'worker_seconds'):
+        self.assertEqual(*[summary[name] for summary in summaries])
+      self.assertIsNone(summaries[1]['final_accuracy'])
+      rows = [small.rows(run, 'events.jsonl') for run in (learned, timed)]
+      self.assertEqual(*rows)
+
+  def test_they_go_on_where_they_were_stopped(self):
+    config = _timing({'num_train': 192}, checkpoint__every_examples=96)
+    straight = small.build(config)
+    straight()
+    folder = straight.files.workdir
+    (folder / 'summary.json').unlink()
+    run = train.build(config, workdir=str(folder))
+    self.assertIsNotNone(run.sizes)
+    self.assertEqual(run()['ended'], 'finished')
+
+  @parameterized.parameters(
+    ({'optimizer__learning_rate': 0.1}, 'config.optimizer.learning_rate'),
+    ({'schedule__warmup_epochs': 1.0}, 'config.schedule.warmup_epochs'),
+    ({'data__flip': True}, 'config.data.flip'),
+    ({'data__name': 'cifar10'}, 'config.data.name'),
+    ({'data__cifar10__file': 'x'}, 'config.data.cifar10.file'),
+  )
+  def test_what_has_no_meaning_is_refused(self, changed, field):
+    message = f"{field}: expected .* because config.model.name is 'none'"
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(_timing({}, **changed))
+
+  @parameterized.parameters('size_bytes', 'num_train')
+  def test_sizes_are_positive(self, field):
+    message = f'config.model.none.{field}: expected more than 0, got 0'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(_timing({field: 0}))
+
+
+def _timing(sizes, **changed):
+  config = small.config(**changed)
+  defaults = default.get_config()
+  for section in ('data', 'optimizer'):
+    config[section] = defaults[section]
+  config.model = defaults.model
+  config.model.name = 'none'
+  config.model.none.update(sizes)
+  config.update_from_flattened_dict(
+    {name.replace('__', '.'): value for name, value in changed.items()}
+  )
+  return config
+
+
+class ReplacedTest(parameterized.TestCase):
+  """Own schemes, tasks and data sets."""
+
+  @parameterized.parameters(
+    ('scheme', {'sync.name': 'asp'}),
+    ('scheme', {'sync.ssp.bound': 5}),
+    ('task', {'model.name': 'mlp'}),
+    ('task', {'data.flip': True}),
+    ('dataset', {'data.name': 'synthetic'}),
+    ('dataset', {'data.synthetic.pixels': 8}),
+  )
+  def test_what_they_replace_stays_at_its_defaults(self, part, changed):
+    config = default.get_config()
+    config.update_from_flattened_dict(changed)
+    message = f'config.{min(changed)}: .* because there is a {part} of its own'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(config, **{part: mock.Mock()})
+
+  def test_a_task_needs_its_model_chosen(self):
+    config = default.get_config()
+    config.model.name = 'none'
+    with self.assertRaisesRegex(ValueError, 'config.model.name: .* the task'):
+      small.build(config, task=mock.Mock())
+
+  @parameterized.parameters(
+    (0, 0, 'test: expected as many .* got 0 inputs and 0'),
+    (5, 4, 'test: expected as many .* got 5 inputs and 4'),
+  )
+  def test_splits_are_whole(self, inputs, targets, message):
+    split = Split(np.zeros((inputs, 2)), np.zeros(targets, np.int32))
+    full = Split(np.zeros((200, 2)), np.zeros(200, np.int32))
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(default.get_config(), dataset=Dataset(full, split))
+
+  @parameterized.parameters((2, r'got \(0, 1\)'), (4, r'got .* 3\)'))
+  def test_a_scheme_is_for_all_workers(self, num_workers, message):
+    own = asp.make(num_workers=num_workers)
+    run = small.build(small.config(), scheme=own)
+    with self.assertRaisesRegex(ValueError, f'scheme: .* all 3 .*{message}'):
+      run()
+
+  def test_a_scheme_may_be_used_again(self):
+    own = asp.make(num_workers=3)
+    config = small.config()
+    summaries = [small.build(config, scheme=own)() for _ in range(2)]
+    self.assertEqual(summaries[0]['virtual_s'], summaries[1]['virtual_s'])
+
+
+class MainTest(parameterized.TestCase):
+  """main.py in a process of its own."""
+
+  def _main(self, *flags):
+    return small.python('main.py', *flags)
+
+  def test_flags_change_any_field_of_any_file(self):
+    workdir = tempfile.mkdtemp() + '/run'
+    done = self._main(
+      '--config=configs/vgg16_elastic.py',
+      f'--workdir={workdir}',
+      '--config.sync.name=ssp',
+      '--config.sync.ssp.bound=1',
+      '--config.model.name=mlp',
+      '--config.epochs=3',
+      '--config.cluster.workers=2',
+      '--config.cluster.speed.slowdown=(1.0, 2.0)',
+      "--config.cluster.script=((1.0, 'leave', 1), (1.5, 'join', 1))",
+    )
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    files = pathlib.Path(workdir)
+    summary = json.loads((files / 'summary.json').read_text())
+    self.assertGreater(summary['final_accuracy'], 0.6)
+    self.assertEqual(summary['compilations'], 0)
+    self.assertGreaterEqual(summary['examples'], 3 * 1437)
+    for key in ('virtual_s', 'wall_s', 'iterations', 'updates', 'bytes'):
+      self.assertGreater(summary[key], 0)
+    self.assertEqual(sorted(summary['time_to']), ['0.9', '0.95'])
+    manifest = json.loads((files / 'manifest.json').read_text())
+    self.assertEqual(manifest['config']['sync']['ssp']['bound'], 1)
+    self.assertIn('ssp', done.stdout)  # The table.
+    self.assertIn('accuracy', done.stderr)  # The log.
+    self.assertNotIn('Traceback', done.stderr)
+
+  @parameterized.parameters(
+    ('--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"),
+    ('--config.sync.ssp.bound=many', 'config.sync.ssp.bound'),
+    ('--config.sync.ssp.bound=2', 'config.sync.ssp.bound: expected the def'),
+    ('--config.data.name=mnist', 'config.data.name: expected one of'),
+    ('--config.data.name=cifar10', 'config.data.dir'),
+  )
+  def test_bad_flags_end_with_a_message_and_no_files(self, flag, message):
+    workdir = tempfile.mkdtemp() + '/run'
+    done = self._main(
+      '--config=configs/vgg16_bsp.py', f'--workdir={workdir}', flag
+    )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn(message, done.stdout + done.stderr)
+    self.assertNotIn('Traceback', done.stderr)
+    self.assertFalse(os.path.exists(workdir))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,189 @@
+"""Tests that every experiment of configs/ is one that train.build accepts."""
+
+import functools
+import importlib
+import os
+import pathlib
+import re
+import tempfile
+import types
+from collections.abc import Callable
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from flax import nnx
+from ml_collections import ConfigDict
+
+import train
+from configs import default, sections
+from data.dataset import Dataset, Split
+from models import mlp
+
+_FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
+_REAL = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), 'cifar10_jpeg.npz')
+_COMMAND = re.compile(r'main\.py --config=configs/(\w+)\.py(?::(\w+))?')
+_RECIPES = ('cifar10_vgg16', 'cifar10_resnet32', 'cifar10_alexnet', 'imagenet')
+# Examples to train on and to test, and classes, of the data that need files.
+_SIZES = {
+  'cifar10': (50_000, 10_000, 10),
+  'imagenet': (1_281_167, 50_000, 1000),
+}
+
+
+def _experiments() -> dict[str, types.ModuleType]:
+  names = {path.stem for path in _FOLDER.glob('*.py')} - {'default'}
+  modules = {
+    name: importlib.import_module(f'configs.{name}') for name in sorted(names)
+  }
+  return {
+    name: module
+    for name, module in modules.items()
+    if hasattr(module, 'get_config')
+  }
+
+
+_MODULES = _experiments()
+_EXPERIMENTS = [
+  (name, variant)
+  for name, module in _MODULES.items()
+  for _, variant in _COMMAND.findall(module.__doc__)
+]
+
+
+def _config(name: str, variant: str) -> ConfigDict:
+  get_config = _MODULES[name].get_config
+  return get_config(variant) if variant else get_config()
+
+
+def _build(config: ConfigDict) -> train.Run:
+  return train.build(config, workdir=f'{tempfile.mkdtemp()}/run')
+
+
+def _pixels(config: ConfigDict) -> int:
+  return config.data.imagenet.pixels if config.data.name == 'imagenet' else 32
+
+
+def _blank(config: ConfigDict) -> Dataset:
+  """Returns the data set's sizes, at the memory of one pixel."""
+  *sizes, num_classes = _SIZES[config.data.name]
+  shape = (_pixels(config), _pixels(config), 3)
+  splits = [
+    Split(
+      np.broadcast_to(np.uint8(0), (size, *shape)), np.zeros(size, np.int32)
+    )
+    for size in sizes
+  ]
+  return Dataset(*splits, num_classes, mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
+  """Returns a `make` that checks its arguments and draws few parameters."""
+  make = importlib.import_module(f'models.{config.model.name}').make
+
+  def made(*, input_shape, num_classes, seed, **own):
+    shared = {
+      'input_shape': input_shape,
+      'num_classes': num_classes,
+      'seed': seed,
+    }
+    _abstract(make, **shared, **own)
+    return mlp.make(**shared, hidden=(1,))
+
+  return made
+
+
+@functools.cache
+def _abstract(make: Callable[..., nnx.Module], **arguments) -> nnx.Module:
+  """Returns a model of shapes: nothing is drawn."""
+  return nnx.eval_shape(lambda: make(**arguments))
+
+
+def _patch(test: absltest.TestCase, module: str, make: Callable) -> None:
+  test.enter_context(mock.patch(f'{module}.make', make))
+
+
+class FileTest(parameterized.TestCase):
+  def test_every_recipe_has_commands(self):
+    self.assertContainsSubset(_RECIPES, _MODULES)
+    for name, module in _MODULES.items():
+      named = {file for file, _ in _COMMAND.findall(module.__doc__)}
+      self.assertEqual(named, {name})
+
+  @parameterized.parameters(_EXPERIMENTS)
+  def test_every_command_names_a_config_of_the_known_fields(
+    self, name, variant
+  ):
+    config = _config(name, variant)
+    self.assertTrue(config.is_locked)
+    sections.check_fields(config, default.get_config())
+    sections.check_values(config)
+
+  @parameterized.parameters(_EXPERIMENTS)
+  def test_every_command_builds_a_run_once_its_data_are_there(
+    self, name, variant
+  ):
+    config = _config(name, variant)
+    if config.data.name in _SIZES:
+      _patch(self, f'data.{config.data.name}', lambda **_: _blank(config))
+    _patch(self, f'models.{config.model.name}', _stand_in(config))
+    _build(config)
+
+  @parameterized.parameters(
+    ('cifar10_vgg16', 'full', 15_245_130),
+    ('cifar10_resnet32', 'full', 464_154),
+    ('cifar10_alexnet', 'full', 145_706),
+    ('imagenet', 'resnet50', 25_557_032),
+    ('imagenet', 'inception_v3', 23_834_568),
+    ('imagenet', 'alexnet', 61_100_840),
+    ('imagenet', 'vgg16', 138_357_544),
+  )
+  def test_recipes_for_gpus_have_networks_of_full_size(
+    self, name, variant, parameters
+  ):
+    config = _config(name, variant)
+    _, own = sections.chosen(config, default.get_config(), 'model')
+    model = _abstract(
+      importlib.import_module(f'models.{config.model.name}').make,
+      input_shape=(_pixels(config), _pixels(config), 3),
+      num_classes=_SIZES[config.data.name][-1],
+      seed=0,
+      **own,
+    )
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    self.assertEqual(sum(leaf.size for leaf in leaves), parameters)
+
+  @parameterized.parameters(*_RECIPES)
+  def test_unknown_variants_are_named(self, name):
+    with self.assertRaisesRegex(ValueError, "variant: expected .* got 'tiny'"):
+      _MODULES[name].get_config('tiny')
+
+
+@absltest.skipUnless(_REAL.is_file(), f'No file {_REAL} (SYNCOPATE_DATA).')
+class DataTest(parameterized.TestCase):
+  """With the first images of CIFAR-10 (JPEG q75)."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    with np.load(_REAL) as arrays:
+      cut = dict(arrays)
+    for split in ('train', 'test'):
+      lengths = cut[f'{split}_len'][:1000]
+      cut[f'{split}_len'] = lengths
+      cut[f'{split}_buf'] = cut[f'{split}_buf'][: lengths.sum(dtype=int)]
+      cut[f'{split}_y'] = cut[f'{split}_y'][:1000]
+    cls.folder = tempfile.mkdtemp()
+    np.savez(f'{cls.folder}/{_REAL.name}', **cut)
+
+  @parameterized.parameters(*_RECIPES[:3])
+  def test_small_recipes_build(self, name):
+    config = _config(name, 'small')
+    config.data.dir = self.folder
+    config.data.cifar10.file = _REAL.name
+    _build(config)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,245 @@
+"""Tests for workers of several devices: what they push is as with one.
+
+The numbers come from a process of its own, which has four CPU devices.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+import tempfile
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from flax import nnx
+
+import train
+from data.dataset import Split
+from learning import compilations
+from learning.gradient import Gradient
+from models import norm, task
+from tests.support import small
+
+_EXAMPLES = 17  # With at most 8 at once: 8 + 8 + 1.
+
+
+class _Model(nnx.Module):
+  """A little of all that depends on the whole batch or on a key."""
+
+  def __init__(self):
+    rngs = nnx.Rngs(0)
+    self.first = nnx.Linear(7, 16, use_bias=False, rngs=rngs)
+    self.norm = norm.make('batch', 16, rngs)
+    self.dropout = nnx.Dropout(0.4)
+    self.last = nnx.Linear(16, 5, rngs=rngs)
+
+  def __call__(self, inputs, *, rngs=None):
+    x = nnx.relu(self.norm(self.first(inputs), train=rngs is not None))
+    x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
+    return self.last(x)
+
+
+class _Mask(nnx.Module):
+  """Its gradient by parameter j is the sum of the kept inputs j, doubled."""
+
+  def __init__(self):
+    self.weights = nnx.Param(np.ones(7, np.float32))
+    self.dropout = nnx.Dropout(0.5)
+
+  def __call__(self, inputs, *, rngs=None):
+    kept = self.dropout(inputs, deterministic=rngs is None, rngs=rngs)
+    return kept @ self.weights[...]
+
+
+def _tasks():
+  yield 'batch', task.classification(_Model(), lambda x: x, lambda x, _: x)
+  same = {'loss': lambda out, _: out, 'correct': lambda out, _: out}
+  yield 'mask', task.supervised(_Mask(), **same)
+
+
+def _split(kind):
+  rng = np.random.default_rng(0)
+  inputs = rng.normal(size=(_EXAMPLES, 7)).astype(np.float32)
+  if kind == 'mask':  # Their sum tells which are in it.
+    powers = 2.0 ** np.arange(_EXAMPLES)
+    inputs = np.repeat(powers[:, None], 7, axis=1).astype(np.float32)
+  return Split(inputs, rng.integers(5, size=_EXAMPLES).astype(np.int32))
+
+
+def _pushes():
+  """Returns losses and numbers pushed, by kind of model and of devices."""
+  found = {}
+  for kind, learned in _tasks():
+    for count in (0, 2, 4) if kind == 'batch' else (0, 1, 2, 4):
+      gradient = Gradient(
+        learned,
+        _split(kind),
+        lambda ranges: np.arange(*ranges[0]),
+        micro_batch=8,
+        seed=0,
+        devices=jax.local_devices()[:count],
+      )
+      params = gradient.placed(learned.params)
+      changing = kind == 'mask' and count == 4
+      gradient.warm_up(params, _EXAMPLES, changing=changing)
+      before = compilations.count()
+      for examples in range(1, _EXAMPLES) if changing else ():
+        gradient(params, ((0, examples),), worker=0, iteration=0)
+      results = [
+        gradient(params, ((0, examples),), worker=1, iteration=examples)
+        for examples in (_EXAMPLES, 8)
+      ]
+      leaves = jax.tree.leaves(results)
+      found[f'{kind} {count}'] = {
+        'numbers': [np.ravel(leaf).tolist() for leaf in leaves],
+        'compilations': compilations.count() - before,
+        'devices': sorted({d.id for leaf in leaves for d in leaf.devices()}),
+      }
+  return found
+
+
+def _runs():
+  """Returns what runs of 1 and 2 devices give; one was resumed."""
+  found = {}
+  for name, changed in {
+    'one': {},
+    'two': {
+      'cluster__devices_per_worker': 2,
+      'checkpoint__every_examples': 90,
+    },
+    'one bfloat16': {'wire__dense__dtype': 'bfloat16'},
+    'two bfloat16': {
+      'cluster__devices_per_worker': 2,
+      'wire__dense__dtype': 'bfloat16',
+    },
+  }.items():
+    config = small.config(
+      sync__name='bsp', batching__worker_batch=9, epochs=4.0, **changed
+    )
+    run = small.build(config)
+    summary = run()
+    if name == 'two':  # From its newest checkpoint.
+      (run.files.workdir / 'summary.json').unlink()
+      run = train.build(config, workdir=str(run.files.workdir))
+      summary = run()
+    leaves = jax.tree.leaves(run.cluster.lead.server.params)
+    found[name] = {
+      'resumed': run.sizes is not None,
+      'numbers': [np.ravel(leaf).tolist() for leaf in leaves],
+      'compilations': summary['compilations'],
+      'accuracy': summary['final_accuracy'],
+      'virtual_s': summary['virtual_s'],
+    }
+  return found
+
+
+@functools.cache
+def _in_a_process(function):
+  """Returns what a function gives with four devices, and its programs."""
+  folder = tempfile.mkdtemp()
+  dump = f'--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_part'
+  done = small.python(
+    '-m',
+    'tests.learning.devices_test',
+    function,
+    XLA_FLAGS=f'--xla_force_host_platform_device_count=4 {dump}',
+    # Of its own: what others compiled is not dumped.
+    JAX_COMPILATION_CACHE_DIR=tempfile.mkdtemp(),
+  )
+  if done.returncode:
+    raise RuntimeError(done.stderr)
+  programs = pathlib.Path(folder).glob('*after_optimizations.txt')
+  found = json.loads(done.stdout.splitlines()[-1])
+  return found, [program.read_text() for program in programs]
+
+
+class PushTest(parameterized.TestCase):
+  @parameterized.parameters(2, 4)
+  def test_it_is_that_of_one_device_to_rounding(self, devices):
+    found, _ = _in_a_process('_pushes')
+    got, expected = found[f'batch {devices}'], found['batch 0']
+    for one, other in zip(got['numbers'], expected['numbers'], strict=True):
+      scale = np.abs(other).max()
+      np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6 * scale)
+
+  def test_one_device_is_to_the_last_bit_what_jax_chooses(self):
+    found, _ = _in_a_process('_pushes')
+    self.assertEqual(found['mask 1'], found['mask 0'])
+
+  @parameterized.parameters(2, 4)
+  def test_every_example_is_dropped_as_on_one_device(self, devices):
+    found, _ = _in_a_process('_pushes')
+    got, expected = found[f'mask {devices}'], found['mask 0']
+    self.assertEqual(got['numbers'][:1], expected['numbers'][:1])
+    self.assertLen(set(expected['numbers'][0]), 7)  # The masks differ.
+
+  def test_it_is_on_one_device_and_nothing_is_compiled_late(self):
+    found, _ = _in_a_process('_pushes')
+    for name, push in found.items():
+      self.assertEqual(push['compilations'], 0, name)
+      self.assertEqual(push['devices'], [0], name)
+
+  def test_devices_exchange_sums_and_no_examples(self):
+    _, programs = _in_a_process('_pushes')
+    spread = [text for text in programs if 'all-reduce' in text]
+    # Of 8 examples: two tasks on 2 and on 4 devices; one of 4 on 4.
+    self.assertLen(spread, 5)
+    for text in programs:
+      for other in ('all-gather', 'all-to-all', 'collective-permute'):
+        self.assertNotIn(other, text)
+
+
+class RunTest(parameterized.TestCase):
+  def test_runs_learn_alike(self):
+    found, _ = _in_a_process('_runs')
+    one, two = found['one'], found['two']
+    for got, expected in zip(two['numbers'], one['numbers'], strict=True):
+      np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+    self.assertEqual(two['virtual_s'], one['virtual_s'])
+    self.assertAlmostEqual(two['accuracy'], one['accuracy'], delta=1 / 64)
+
+  def test_rounded_runs_learn_alike(self):
+    found, _ = _in_a_process('_runs')
+    one, two = found['one bfloat16'], found['two bfloat16']
+    for got, expected in zip(two['numbers'], one['numbers'], strict=True):
+      np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-3)
+
+  def test_nothing_is_compiled_late(self):
+    found, _ = _in_a_process('_runs')
+    self.assertEqual({run['compilations'] for run in found.values()}, {0})
+    self.assertTrue(found['two']['resumed'])
+
+
+class CheckTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (0, 'a power of two up to config.batching.micro_batch, 1024, got 0'),
+    (3, 'a power of two up to config.batching.micro_batch, 1024, got 3'),
+    (2048, 'a power of two up to config.batching.micro_batch, 1024, got 2048'),
+    (1024, 'at most [0-9]+, the devices of this process, got 1024'),
+  )
+  def test_bad_numbers_are_named(self, devices, message):
+    config = small.config(
+      cluster__devices_per_worker=devices, batching__micro_batch=1024
+    )
+    field = 'config.cluster.devices_per_worker'
+    with self.assertRaisesRegex(ValueError, f'{field}: expected {message}'):
+      small.build(config)
+
+  @parameterized.parameters(3, 32)
+  def test_gradients_check_them_too(self, count):
+    _, learned = next(_tasks())
+    devices = jax.local_devices()[:1] * count
+    message = f'devices: expected a power of two up to .* 16, got {count}'
+    with self.assertRaisesRegex(ValueError, message):
+      Gradient(
+        learned, _split(''), None, micro_batch=16, seed=0, devices=devices
+      )
+
+
+if __name__ == '__main__':
+  functions = {'_pushes': _pushes, '_runs': _runs}
+  if sys.argv[-1] in functions:
+    print(json.dumps(functions[sys.argv[-1]]()))
+  else:
+    absltest.main()

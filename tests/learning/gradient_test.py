@@ -1,0 +1,152 @@
+"""Tests for cluster.gradient: sums over micro-batches, and evaluation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from data.dataset import Split
+from learning import compilations
+from learning.gradient import Evaluation, Gradient, micro_batches
+from models.task import Task
+
+
+def _task():
+  """Linear regression; the key must not matter here."""
+
+  def loss(params, inputs, targets, key):
+    return (inputs @ params['w'] + params['b'] - targets) ** 2, ()
+
+  def correct(params, stats, inputs, targets):
+    return jnp.abs(inputs @ params['w'] + params['b'] - targets) < 1
+
+  rng = np.random.default_rng(0)
+  params = {'w': rng.normal(size=4).astype(np.float32), 'b': np.float32(0.5)}
+  return Task(jax.tree.map(jnp.asarray, params), loss, correct)
+
+
+def _examples(count, seed=1):
+  rng = np.random.default_rng(seed)
+  inputs = rng.normal(size=(count, 4)).astype(np.float32)
+  return Split(inputs, rng.normal(size=count).astype(np.float32))
+
+
+def _gradient(task, examples, micro_batch=32):
+  return Gradient(
+    task,
+    examples,
+    lambda ranges: np.arange(*ranges[0]),
+    micro_batch=micro_batch,
+    seed=0,
+  )
+
+
+class MicroBatchTest(parameterized.TestCase):
+  @parameterized.parameters(1, 2, 8, 64)
+  def test_they_cover_the_batch_with_little_padding(self, largest):
+    for examples in range(1, 300):
+      parts = micro_batches(examples, largest=largest)
+      computed = [part for part, _ in parts]
+      self.assertEqual(sum(real for _, real in parts), examples)
+      self.assertTrue(all(0 < real <= part for part, real in parts))
+      self.assertTrue(all(part.bit_count() == 1 for part in computed))
+      self.assertLessEqual(max(computed), largest)
+      padding = sum(computed) - examples
+      self.assertLessEqual(padding, sum(computed) / 8)
+
+  @parameterized.parameters(
+    (33, [(32, 32), (1, 1)]),
+    (63, [(64, 63)]),
+    (32, [(32, 32)]),
+    (57, [(64, 57)]),
+    (56, [(64, 56)]),
+    (55, [(32, 32), (16, 16), (8, 7)]),
+    (300, [(128, 128), (128, 128), (64, 44)]),
+  )
+  def test_they_are_as_few_as_padding_allows(self, examples, expected):
+    self.assertEqual(micro_batches(examples, largest=128), expected)
+
+
+class GradientTest(parameterized.TestCase):
+  @parameterized.parameters(1, 7, 32, 33, 50, 63, 100)
+  def test_it_is_the_sum_over_the_batch(self, count):
+    task = _task()
+    inputs, targets = _examples(count)
+    gradient = _gradient(task, _examples(count))
+
+    (got, _), loss = gradient(task.params, ((0, count),), worker=0, iteration=0)
+
+    errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
+    np.testing.assert_allclose(loss, np.sum(errors**2), rtol=1e-5)
+    np.testing.assert_allclose(got['w'], 2 * errors @ inputs, rtol=1e-4)
+    np.testing.assert_allclose(got['b'], 2 * errors.sum(), rtol=1e-4)
+
+  @parameterized.parameters(1, 2, 3, 31, 57, 100)
+  def test_no_smaller_batch_compiles_after_the_warm_up(self, largest):
+    task = _task()
+    gradient = _gradient(task, _examples(100))
+    gradient.warm_up(task.params, largest, changing=True)
+    before = compilations.count()
+
+    for count in range(1, largest + 1):
+      gradient(task.params, ((0, count),), worker=1, iteration=count)
+
+    self.assertEqual(compilations.count(), before)
+    self.assertBetween(gradient.padding_share, 0, 1 / 8)
+
+  def test_one_size_compiles_what_it_needs(self):
+    task = _task()
+    gradient = _gradient(task, _examples(100))
+    before = compilations.count()
+    gradient.warm_up(task.params, 32, changing=False)
+    one = compilations.count() - before
+    gradient.warm_up(task.params, 32, changing=True)
+    self.assertLess(one, compilations.count() - before)
+
+  def test_every_iteration_of_every_worker_has_its_own_key(self):
+    def loss(params, inputs, targets, key):
+      return params * jax.random.uniform(key, targets.shape), ()
+
+    params = jnp.float32(1)
+    gradient = _gradient(Task(params, loss, loss), _examples(6), micro_batch=4)
+    got = [
+      float(gradient(params, ((0, 6),), worker=w, iteration=i)[0].gradient)
+      for w, i in [(0, 0), (0, 1), (1, 0), (0, 0)]
+    ]
+    self.assertLen(set(got), 3)
+    self.assertEqual(got[0], got[3])
+
+  @parameterized.parameters(0, 3, -4)
+  def test_micro_batches_must_be_powers_of_two(self, size):
+    with self.assertRaisesRegex(ValueError, f'power of two, got {size}'):
+      _gradient(_task(), _examples(3), micro_batch=size)
+
+  @parameterized.parameters(((7, 1),), ((),))
+  def test_a_loss_has_one_value_for_each_example(self, shape):
+    def loss(params, inputs, targets, key):
+      return jnp.zeros(shape), ()
+
+    task = Task(jnp.float32(1), loss, lambda *_: jnp.zeros((8, 1)))
+    gradient = _gradient(task, _examples(8))
+    with self.assertRaisesRegex(ValueError, 'task.loss: expected one value'):
+      gradient(task.params, ((0, 8),), worker=0, iteration=0)
+    evaluate = Evaluation(task, _examples(8))
+    with self.assertRaisesRegex(ValueError, r'task.correct: .* \(8, 1\)'):
+      evaluate(task.params, ())
+
+
+class EvaluationTest(parameterized.TestCase):
+  @parameterized.parameters(1, 7, 16, 100)
+  def test_it_counts_the_whole_split_once(self, batch):
+    task = _task()
+    inputs, targets = _examples(50)
+    errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
+
+    evaluate = Evaluation(task, _examples(50), batch=batch)
+    accuracy = evaluate(task.params, task.stats)
+
+    self.assertEqual(accuracy, np.mean(np.abs(errors) < 1))
+
+
+if __name__ == '__main__':
+  absltest.main()

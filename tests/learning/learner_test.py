@@ -1,0 +1,213 @@
+"""Tests for cluster.lead.server and cluster.optimizer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+
+from learning import optimizer, schedule
+from learning.gradient import Payload
+from learning.learner import Server
+
+
+def _tree(seed):
+  rng = np.random.default_rng(seed)
+  tree = {'a': rng.normal(size=(3, 2)), 'b': rng.normal(size=4)}
+  return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+
+def _schedule(**changed):
+  arguments = {
+    'rate': 1.0,
+    'warmup_epochs': 0.0,
+    'counts': 'examples',
+    'shape': schedule.constant(total_epochs=1.0),
+    'epoch': 100,
+    'update': 32,
+  }
+  return schedule.schedule(**arguments | changed)
+
+
+def _server(tx, *, reduction='sum', rate=0.1):
+  return Server(
+    params=_tree(0),
+    stats=(),
+    tx=tx,
+    schedule=_schedule(rate=rate),
+    reduction=reduction,
+    num_workers=4,
+    worker_batch=8,
+  )
+
+
+def _payload(gradient, times=1):
+  return Payload(jax.tree.map(lambda g: g * times, gradient), ())
+
+
+_SGD = {'momentum': 0.9, 'nesterov': True, 'weight_decay': 0.01}
+_LARS = {
+  'momentum': 0.9,
+  'nesterov': False,
+  'weight_decay': 0.01,
+  'trust_coefficient': 0.02,
+}
+_ADAMW = {'b1': 0.8, 'b2': 0.95, 'eps': 1e-6, 'weight_decay': 0.01}
+
+
+class UpdateTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (
+      optimizer.sgd(**_SGD),
+      optax.chain(
+        optax.add_decayed_weights(0.01),
+        optax.sgd(0.1, momentum=0.9, nesterov=True),
+      ),
+    ),
+    (optimizer.adamw(**_ADAMW), optax.adamw(0.1, **_ADAMW)),
+    (
+      optimizer.lars(**_LARS),
+      optax.lars(0.1, **_LARS),
+    ),
+  )
+  def test_full_batches_are_plain_optax(self, tx, plain):
+    server = _server(tx)
+    params = _tree(0)
+    state = plain.init(params)
+    for update in range(5):
+      gradient = _tree(update + 1)
+      server.add(update, _payload(gradient, 8), 8)
+      server.commit(update)
+      updates, state = plain.update(gradient, state, params)
+      params = optax.apply_updates(params, updates)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      server.params,
+      params,
+    )
+    self.assertEqual((server.version, server.examples), (5, 40))
+
+  @parameterized.parameters(('sum', 24 / 8), ('mean', 24 / 32))
+  def test_the_step_is_scaled_by_the_examples(self, reduction, scale):
+    tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
+    server = _server(tx, reduction=reduction)
+    first, second = _tree(1), _tree(2)
+    server.add(7, _payload(first), 8)
+    server.add(7, _payload(second), 16)
+    server.commit(7)
+
+    expected = jax.tree.map(
+      lambda p, a, b: p - 0.1 * scale * (a + b) / 24, _tree(0), first, second
+    )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      server.params,
+      expected,
+    )
+
+  def test_a_version_that_was_pulled_stays_as_it_was(self):
+    server = _server(optimizer.adamw(**_ADAMW))
+    server.warm_up()
+    pulled = server.params
+    for update in range(3):
+      server.add(update, _payload(_tree(update)), 8)
+      server.commit(update)
+    jax.tree.map(np.testing.assert_array_equal, pulled, _tree(0))
+
+  def test_its_size_is_that_of_the_parameters(self):
+    self.assertEqual(_server(optax.sgd(1.0)).size_bytes, 4 * (6 + 4))
+
+  def test_an_unknown_reduction_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "reduction: .* got 'median'"):
+      _server(optax.sgd(1.0), reduction='median')
+
+
+class ClippingTest(parameterized.TestCase):
+  @parameterized.parameters(0.5, 100.0)
+  def test_the_norm_of_the_mean_gradient_is_bounded(self, clip_norm):
+    tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
+    server = _server(optimizer.clipped(tx, clip_norm=clip_norm))
+    gradient = _tree(1)
+    norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
+    server.add(0, _payload(gradient, 8), 8)
+    server.commit(0)
+
+    scale = 0.1 * min(1.0, clip_norm / norm)
+    jax.tree.map(
+      lambda a, p, g: np.testing.assert_allclose(a, p - scale * g, rtol=1e-5),
+      server.params,
+      _tree(0),
+      gradient,
+    )
+
+  def test_an_infinite_norm_changes_nothing(self):
+    tx = optax.sgd(1.0)
+    self.assertIs(optimizer.clipped(tx, clip_norm=float('inf')), tx)
+
+
+class ScheduleTest(parameterized.TestCase):
+  def _rates(self, made, examples):
+    return [made(examples=e, updates=0) for e in examples]
+
+  def test_steps_drop_by_examples(self):
+    shape = schedule.step(total_epochs=9.0, epochs=(0.5, 2), factor=0.1)
+    np.testing.assert_allclose(
+      self._rates(_schedule(shape=shape), (0, 49, 50, 199, 200, 1000)),
+      [1, 1, 0.1, 0.1, 0.01, 0.01],
+    )
+
+  def test_cosine_is_that_of_optax(self):
+    shape = schedule.cosine(total_epochs=3.0, final=0.2)
+    reference = optax.cosine_decay_schedule(1.0, 300, alpha=0.2)
+    examples = range(0, 400, 10)
+    np.testing.assert_allclose(
+      self._rates(_schedule(shape=shape), examples),
+      [reference(e) for e in examples],
+      rtol=1e-5,
+    )
+
+  def test_warm_up_rises_linearly_and_starts_above_0(self):
+    made = _schedule(rate=2.0, warmup_epochs=2.0)
+    np.testing.assert_allclose(
+      self._rates(made, (0, 50, 100, 200, 300)), [0.01, 0.5, 1.0, 2.0, 2.0]
+    )
+
+  def test_updates_count_as_full_ones_where_asked(self):
+    shape = schedule.step(total_epochs=9.0, epochs=(1,), factor=0.5)
+    made = _schedule(shape=shape, counts='updates', update=50)
+    rates = [made(examples=10**6, updates=updates) for updates in (1, 2)]
+    self.assertEqual(rates, [1, 0.5])
+
+  @parameterized.parameters(
+    ({'rate': 0.0}, 'learning_rate: expected a number above 0'),
+    ({'rate': float('nan')}, 'learning_rate: expected'),
+    ({'warmup_epochs': -1.0}, 'warmup_epochs: expected at least 0'),
+    ({'counts': 'pushes'}, "counts: expected 'examples' or 'updates'"),
+  )
+  def test_bad_schedules_are_refused(self, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _schedule(**changed)
+
+  @parameterized.parameters(
+    ('step', {'epochs': (2, 1), 'factor': 0.1}, 'epochs: expected increasing'),
+    ('step', {'epochs': (0,), 'factor': 0.1}, 'epochs: expected increasing'),
+    ('step', {'epochs': (), 'factor': -1.0}, 'factor: expected a number above'),
+    ('cosine', {'final': 2.0}, 'final: expected a number in 0..1'),
+  )
+  def test_bad_shapes_are_refused(self, name, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      getattr(schedule, name)(total_epochs=1.0, **arguments)
+
+  @parameterized.parameters(
+    (optimizer.sgd, _SGD | {'momentum': 1.0}, 'momentum: expected'),
+    (optimizer.sgd, _SGD | {'weight_decay': -1.0}, 'weight_decay: expected'),
+    (optimizer.adamw, _ADAMW | {'b2': 1.5}, 'b2: expected'),
+    (optimizer.adamw, _ADAMW | {'eps': 0.0}, 'eps: expected'),
+  )
+  def test_bad_optimisers_are_refused(self, make, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(**arguments)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,95 @@
+"""Tests of what must hold of every model: gradients, evaluation, seeds."""
+
+import math
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+from flax import nnx
+
+from tests.support import small_models
+
+
+@parameterized.parameters(*small_models.MODELS)
+class EveryModelTest(parameterized.TestCase):
+  def test_training_gives_finite_float32_gradients(self, name):
+    graph, params, rest = small_models.made(name)
+
+    def loss(params, inputs, key):
+      model = nnx.merge(graph, params, rest)
+      logits = model(inputs, rngs=nnx.Rngs(dropout=key))
+      return (logits**2).mean(), nnx.to_pure_dict(
+        nnx.state(model, nnx.BatchStat)
+      )
+
+    with (
+      jax.numpy_rank_promotion('raise'),
+      jax.numpy_dtype_promotion('strict'),
+    ):
+      gradient, stats = small_models.jit(jax.grad(loss, has_aux=True))(
+        params, small_models.MODELS[name][1], jax.random.key(0)
+      )
+    leaves = jax.tree.leaves(gradient)
+    self.assertEqual({leaf.dtype for leaf in leaves}, {np.dtype(np.float32)})
+    self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
+    self.assertTrue(np.any(gradient['logits']['kernel']))
+    self.assertEqual(jax.tree.structure(stats), jax.tree.structure(rest))
+
+  def test_evaluation_is_deterministic(self, name):
+    inputs = small_models.MODELS[name][1]
+    graph, params, rest = small_models.made(name)
+    logits = small_models.jit(
+      lambda inputs: nnx.merge(graph, params, rest)(inputs)
+    )
+    first = logits(inputs)
+    np.testing.assert_array_equal(first, logits(inputs))
+    np.testing.assert_allclose(  # No example sees its neighbours.
+      logits(inputs[::-1])[::-1], first, rtol=1e-3, atol=1e-4
+    )
+
+  def test_kernels_have_the_variance_of_he(self, name):
+    _, params, _ = small_models.made(name)
+    kernels = [
+      np.asarray(leaf)
+      for path, leaf in jax.tree.leaves_with_path(params)
+      if path[-1].key == 'kernel'
+    ]
+    scaled = [k * math.sqrt(k[..., 0].size / 2) for k in kernels]
+    values = np.concatenate([k.ravel() for k in scaled])
+    self.assertAlmostEqual(values.std(), 1, delta=5 / math.sqrt(values.size))
+    self.assertLess(abs(values).max(), 2.28)
+
+
+class DropoutTest(parameterized.TestCase):
+  @parameterized.parameters('alexnet', 'transformer')
+  def test_follows_the_key_and_is_off_in_evaluation(self, name):
+    make, inputs = small_models.MODELS[name]
+    graph, params, rest = small_models.made(name)
+    plain, *_ = nnx.split(nnx.eval_shape(lambda: make(dropout=0.0)))
+
+    @small_models.jit
+    def train(key):
+      return nnx.merge(graph, params, rest)(inputs, rngs=nnx.Rngs(dropout=key))
+
+    keys = jax.random.key(0), jax.random.key(1)
+    np.testing.assert_array_equal(train(keys[0]), train(keys[0]))
+    self.assertFalse(np.array_equal(train(keys[0]), train(keys[1])))
+    np.testing.assert_array_equal(
+      small_models.evaluated(nnx.merge(graph, params, rest), inputs),
+      small_models.evaluated(nnx.merge(plain, params, rest), inputs),
+    )
+
+  @parameterized.parameters('alexnet', 'transformer')
+  def test_parameters_follow_the_seed(self, name):
+    make, _ = small_models.MODELS[name]
+    first, again, other = (
+      jax.tree.leaves(small_models.parts(model)[1])
+      for model in (make(seed=0), make(seed=0), make(seed=1))
+    )
+    for one, two, three in zip(first, again, other, strict=True):
+      np.testing.assert_array_equal(one, two)
+      self.assertEqual(np.array_equal(one, three), one.ndim == 1)
+
+
+if __name__ == '__main__':
+  absltest.main()

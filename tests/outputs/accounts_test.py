@@ -1,0 +1,125 @@
+"""Tests for what a run counts: times, staleness, examples, rows, schedules."""
+
+import json
+
+from absl.testing import absltest, parameterized
+
+from tests.support import small
+
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+
+
+class AccountTest(parameterized.TestCase):
+  def test_bsp_waits_for_the_slowest(self):
+    run, summary = small.trained(
+      epochs=1.0, cluster__speed__slowdown=(1.0, 2.0, 4.0)
+    )
+
+    # An iteration of (1, 2, 4) times 0.02 + 8 * 0.0025 = 0.04 s; 8 of them.
+    self.assertAlmostEqual(summary['virtual_s'], 8 * 0.16)
+    self.assertAlmostEqual(summary['waiting_share'], (3 + 2 + 0) / 12)
+    self.assertAlmostEqual(summary['goodput'], (1 + 2 + 4) / 12)
+    self.assertEqual((summary['iterations'], summary['updates']), (24, 8))
+    self.assertEqual(summary['staleness'], {'0': 24})
+    self.assertEqual(
+      summary['bytes'], 2 * 24 * run.cluster.lead.server.size_bytes
+    )
+    self.assertEqual(summary['padding_share'], 0)
+
+  def test_asp_never_waits_and_its_staleness_is_counted(self):
+    _, summary = small.trained(
+      sync__name='asp',
+      epochs=0.5,
+      cluster__speed__fixed_s=0.25,
+      cluster__speed__per_example_s=0.0,
+      cluster__speed__slowdown=(1.0, 2.0, 4.0),
+    )
+
+    # Pushes at 1; 2, 2; 3; 4, 4, 4; 5; 6, 6; 7 and 8 quarters of a second
+    # are stale by 0; 0, 2; 1; 0, 2, 6; 2; 0, 3; 1 and 0 versions.
+    self.assertEqual(summary['waiting_share'], 0)
+    self.assertEqual(summary['iterations'], 12)
+    self.assertEqual(
+      summary['staleness'], {'0': 5, '1': 2, '2': 3, '3': 1, '6': 1}
+    )
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_all_time_is_spent_in_some_phase(self, name):
+    _, summary = small.trained(
+      sync__name=name,
+      cluster__network__server_up_Bps=(1e6,),
+      cluster__network__worker_latency_s=(0.01, 0.0, 0.02),
+      route__server__servers=2,
+    )
+    self.assertAlmostEqual(
+      sum(summary['worker_seconds'].values()), 3 * summary['virtual_s']
+    )
+    self.assertEqual(summary['compilations'], 0)
+
+  @parameterized.parameters(*_SCHEMES)
+  def test_every_example_is_used_once_or_listed(self, name):
+    run, summary = small.trained(
+      sync__name=name,
+      cluster__script=((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2)),
+    )
+
+    outstanding = sum(stop - start for start, stop in summary['outstanding'])
+    used = summary['examples'] + summary['examples_pending']
+    issued = run.cluster.lead.issued
+    self.assertEqual(used + outstanding, issued)
+    self.assertGreaterEqual(summary['examples'], 2 * 192)
+
+  def test_the_timeline_is_one_chrome_trace(self):
+    run, summary = small.trained(epochs=1.0)
+
+    trace = json.loads((run.files.workdir / 'trace.json').read_text())
+    names = [e['args']['name'] for e in trace if e['ph'] == 'M']
+    self.assertEqual(names, ['worker 0', 'worker 1', 'worker 2'])
+    spans = [e for e in trace if e['ph'] == 'X']
+    total_s = sum(event['dur'] for event in spans) / 1e6
+    self.assertAlmostEqual(total_s, 3 * summary['virtual_s'])
+
+  def test_schedules_count_examples_of_the_whole_cluster(self):
+    run, _ = small.trained(
+      epochs=2.0,
+      schedule__name='step',
+      schedule__step__epochs=(0.5, 1.0),
+      sync__name='asp',
+    )
+    for row in small.rows(run, 'metrics.jsonl'):
+      drops = (row['epoch'] >= 0.5) + (row['epoch'] >= 1.0)
+      self.assertAlmostEqual(row['learning_rate'], 0.01 * 0.1**drops)
+
+  def test_counting_updates_makes_asynchronous_rates_drop_early(self):
+    run, _ = small.trained(
+      epochs=1.0,
+      log_every=1,
+      schedule__name='step',
+      schedule__counts='updates',
+      schedule__step__epochs=(0.5,),
+      sync__name='asp',
+    )
+    rows = small.rows(run, 'metrics.jsonl')
+    early = [row['epoch'] for row in rows if row['learning_rate'] < 0.01]
+    self.assertAlmostEqual(min(early), 0.5 / 3)
+
+  def test_time_to_an_accuracy_is_its_first_evaluation(self):
+    run, summary = small.trained(
+      epochs=4.0,
+      eval_every=0.25,
+      time_to=(0.3, 1.0),
+      optimizer__learning_rate=0.1,
+    )
+
+    evaluations = [
+      row
+      for row in small.rows(run, 'metrics.jsonl')
+      if row['kind'] == 'evaluation'
+    ]
+    reached = [row['time'] for row in evaluations if row['accuracy'] >= 0.3]
+    self.assertEqual(summary['time_to'], {'0.3': reached[0], '1.0': None})
+    self.assertEqual(summary['final_accuracy'], evaluations[-1]['accuracy'])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,298 @@
+"""Tests for predict/: what holds for every predictor."""
+
+import copy
+import importlib
+import pathlib
+import pickle
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from configs import default
+from learning import compilations
+from outputs import checkpoints
+
+_TRAINED = ('narx', 'rnn', 'lstm')
+_NAMES = ('last', 'ema', 'arima', *_TRAINED, 'auto')
+_WORKERS = 3
+
+
+def _make(name: str, *, num_workers: int = _WORKERS, num_factors: int = 2):
+  """A predictor that begins to fit early, as tests are short."""
+  own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
+  for arguments in (own, *(v for v in own.values() if isinstance(v, dict))):
+    if 'needed' in arguments:
+      arguments.update(needed=20, kept=40)
+  module = importlib.import_module(f'predict.{name}')
+  return module.make(
+    num_workers=num_workers, num_factors=num_factors, seed=3, **own
+  )
+
+
+def _series(steps: int, *, seed: int = 0, num_factors: int = 2):
+  """Speeds [T, n] that the factors [T, n, F] of the step before drive."""
+  draws = np.random.default_rng(seed)
+  factors = draws.uniform(size=(steps, _WORKERS, max(num_factors, 1)))
+  noise = draws.uniform(0.9, 1.1, (steps, _WORKERS))
+  speeds = np.array([1.0, 20.0, 300.0]) * noise
+  speeds[1:] *= 0.5 + factors[:-1, :, 0]
+  return speeds, factors[..., :num_factors]
+
+
+def _walk(predictor, speeds, factors):
+  predictions = [predictor.predict()]
+  for step in zip(speeds, factors, strict=True):
+    predictor.observe(*step)
+    predictions.append(predictor.predict())
+  return np.array(predictions)
+
+
+class EveryPredictorTest(parameterized.TestCase):
+  @parameterized.product(name=_NAMES, num_factors=[0, 2])
+  def test_predicts_each_observed_worker_and_no_other(self, name, num_factors):
+    predictor = _make(name, num_factors=num_factors)
+    speeds, factors = _series(60, num_factors=num_factors)
+    speeds[:, 1] = np.nan
+
+    predictions = _walk(predictor, speeds, factors)
+
+    self.assertEqual(predictions.dtype, np.float64)
+    self.assertTrue(np.isnan(predictions[0]).all())
+    self.assertTrue(np.isnan(predictions[:, 1]).all())
+    seen = predictions[1:, [0, 2]]
+    self.assertTrue((seen >= speeds[:, [0, 2]].min(axis=0)).all())
+    self.assertTrue((seen <= speeds[:, [0, 2]].max(axis=0)).all())
+
+  @parameterized.parameters(*_NAMES)
+  def test_does_not_see_the_future(self, name):
+    speeds, factors = _series(60)
+    others, other_factors = speeds.copy(), factors.copy()
+    others[45:] *= 3
+    other_factors[45:] = 0
+
+    one = _walk(_make(name), speeds, factors)
+    other = _walk(_make(name), others, other_factors)
+
+    np.testing.assert_array_equal(one[:46], other[:46])
+    self.assertTrue((one[46:] != other[46:]).any())
+
+  @parameterized.parameters(*_NAMES)
+  def test_goes_on_from_a_copy_as_if_nothing_had_happened(self, name):
+    speeds, factors = _series(60)
+    straight = _walk(_make(name), speeds, factors)
+    for at in (0, 7, 33):
+      first = _make(name)
+      _walk(first, speeds[:at], factors[:at])
+      for second in (
+        pickle.loads(pickle.dumps(first)),
+        copy.deepcopy(first),
+      ):
+        rest = _walk(second, speeds[at:], factors[at:])
+        np.testing.assert_array_equal(rest, straight[at:])
+
+  @parameterized.parameters(*_NAMES)
+  def test_can_be_in_a_checkpoint(self, name):
+    predictor = _make(name)
+    _walk(predictor, *_series(25))
+    made = checkpoints.Checkpoints(
+      pathlib.Path('none'), every_s=60.0, every_examples=0, keep=1
+    )
+    made.check('predictor', predictor)
+    made.close()
+
+  @parameterized.parameters(*_NAMES)
+  def test_predicts_the_same_when_asked_twice(self, name):
+    speeds, factors = _series(40)
+    predictor = _make(name)
+    _walk(predictor, speeds, factors)
+    once = predictor.predict()
+    once_more = predictor.predict()
+    np.testing.assert_array_equal(once, once_more)
+    once[:] = 0  # The caller's own.
+    np.testing.assert_array_equal(predictor.predict(), once_more)
+
+  @parameterized.parameters(*_NAMES)
+  def test_takes_a_missing_speed_for_no_observation(self, name):
+    speeds, factors = _series(50)
+    alone = _make(name)
+    straight = _walk(alone, speeds, factors)[-1]
+    gaps = _make(name)
+    nothing = np.full(_WORKERS, np.nan)
+    for step, now in enumerate(zip(speeds, factors, strict=True)):
+      gaps.observe(*now)
+      before = gaps.predict()
+      if step % 3 == 0:
+        gaps.observe(nothing, factors[step] + 1)
+        np.testing.assert_array_equal(gaps.predict(), before)
+    np.testing.assert_array_equal(gaps.predict(), straight)
+
+  @parameterized.parameters(*_NAMES)
+  def test_lets_workers_observe_at_different_times(self, name):
+    speeds, factors = _series(90)
+    speeds[::2, 0] = np.nan
+    speeds[:50, 1] = np.nan
+    factors[::3, 2] = np.nan
+
+    predictions = _walk(_make(name), speeds, factors)[-1]
+
+    self.assertTrue(np.isfinite(predictions).all())
+    self.assertTrue((predictions >= np.nanmin(speeds, axis=0)).all())
+    self.assertTrue((predictions <= np.nanmax(speeds, axis=0)).all())
+
+  @parameterized.parameters(*_NAMES)
+  def test_forgets_a_worker_that_is_reset(self, name):
+    speeds, factors = _series(60)
+    predictor = _make(name)
+    _walk(predictor, speeds, factors)
+    others = predictor.predict()[[0, 2]]
+
+    predictor.reset(1)
+
+    after = predictor.predict()
+    self.assertTrue(np.isnan(after[1]))
+    np.testing.assert_array_equal(after[[0, 2]], others)
+    # Another machine, of another speed: nothing of the old one is left.
+    predictor.observe(np.array([1.0, 7e4, 300.0]), factors[0])
+    self.assertEqual(predictor.predict()[1], 7e4)
+
+  @parameterized.parameters(*_NAMES)
+  def test_stays_within_what_was_seen_whatever_comes(self, name):
+    speeds, factors = _series(80)
+    speeds[40] = 1e90
+    speeds[45] = 1e-90
+    speeds[50:, 1] = 5.0  # From now on it never changes.
+    factors[42] = 1e99
+    factors[60:] = 0.0
+
+    predictions = _walk(_make(name), speeds, factors)[1:]
+
+    self.assertTrue(np.isfinite(predictions).all())
+    low = np.minimum.accumulate(speeds, axis=0)
+    high = np.maximum.accumulate(speeds, axis=0)
+    # An average is a sum, and rounded.
+    self.assertTrue((predictions >= low * (1 - 1e-12)).all())
+    self.assertTrue((predictions <= high * (1 + 1e-12)).all())
+
+  @parameterized.parameters(*_NAMES)
+  def test_predicts_a_constant_speed_exactly(self, name):
+    predictor = _make(name)
+    factors = _series(60)[1]
+    speeds = np.tile([0.1, 3.0, 1e4], (60, 1))
+    np.testing.assert_allclose(
+      _walk(predictor, speeds, factors)[1:], speeds, rtol=1e-12
+    )
+
+  @parameterized.parameters(*_TRAINED, 'last', 'ema', 'auto')
+  def test_compiles_nothing_after_it_was_made(self, name):
+    predictor = _make(name)
+    before = compilations.count()
+    speeds, factors = _series(60)
+    speeds[30:40] = np.nan
+    speeds[41, 0] = np.nan
+    factors[35:45] = np.nan
+
+    _walk(predictor, speeds, factors)
+    predictor.reset(0)
+    _walk(predictor, speeds, factors)
+
+    self.assertEqual(compilations.count(), before)
+
+  @parameterized.parameters(*_NAMES)
+  def test_refuses_what_is_no_observation(self, name):
+    speeds, factors = _series(1)
+    for wrong, message in (
+      ((speeds[0][:2], factors[0]), r'speeds: expected the shape \(3,\), got'),
+      ((speeds[0], factors[0][:, :1]), r'factors: .* \(3, 2\), got \(3, 1\)'),
+      ((speeds[0] * [1, 0, 1], factors[0]), 'speeds: .* got 0.0 of worker 1'),
+      ((speeds[0] * [1, 1, -1], factors[0]), 'speeds: .* of worker 2'),
+      ((np.full(3, np.inf), factors[0]), 'speeds: .* got inf of worker 0'),
+      ((speeds[0], np.full((3, 2), np.inf)), 'factors: .* of worker 0'),
+    ):
+      predictor = _make(name)
+      with self.assertRaisesRegex(ValueError, message):
+        predictor.observe(*wrong)
+      self.assertTrue(np.isnan(predictor.predict()).all())
+    for worker in (-1, 3):
+      with self.assertRaisesRegex(ValueError, 'worker: expected 0 to 2, got'):
+        _make(name).reset(worker)
+
+  @parameterized.product(
+    name=_NAMES,
+    wrong=[{'num_workers': 0}, {'num_factors': -1}, {'num_workers': 2.0}],
+  )
+  def test_refuses_sizes_that_are_none(self, name, wrong):
+    with self.assertRaisesRegex(ValueError, f'{next(iter(wrong))}: expected'):
+      _make(name, **wrong)
+
+  @parameterized.parameters(
+    ('ema', 'smoothing', 0.0),
+    ('ema', 'smoothing', 1.5),
+    ('arima', 'd', 2),
+    ('arima', 'needed', 3),
+    ('arima', 'refit', 0),
+    ('narx', 'lags', 0),
+    ('narx', 'hidden', 0),
+    ('narx', 'kept', 3),
+    ('narx', 'needed', 3),
+    ('narx', 'learning_rate', 0.0),
+    ('narx', 'decay', -0.1),
+    ('narx', 'averaging', 0.0),
+    ('rnn', 'window', 0),
+    ('lstm', 'steps', 0),
+    ('lstm', 'minibatch', 0),
+    ('auto', 'discount', 0.0),
+  )
+  def test_refuses_arguments_out_of_range(self, name, field, value):
+    own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
+    module = importlib.import_module(f'predict.{name}')
+    with self.assertRaisesRegex(ValueError, f'{field}: expected'):
+      module.make(
+        num_workers=2, num_factors=1, seed=0, **(own | {field: value})
+      )
+
+
+class FallbackTest(parameterized.TestCase):
+  @parameterized.parameters(*_TRAINED, 'arima')
+  def test_is_the_average_until_there_is_enough_history(self, name):
+    predictor, average = _make(name), _make('ema')
+    average.smoothing = predictor.history.smoothing
+    speeds, factors = _series(45)
+    speeds[20:, 0] = np.nan  # 20 observations, of 20 that are needed.
+    speeds[19:, 1] = np.nan  # One fewer.
+    speeds[::2, 2] = np.nan  # 20 at the last but a few.
+    counted = []
+    for step in zip(speeds, factors, strict=True):
+      predictor.observe(*step)
+      average.observe(*step)
+      same = predictor.predict() == average.predict()
+      self.assertEqual(predictor.fallback, int(same.sum()))
+      counted.append(predictor.fallback)
+    self.assertEqual(same.tolist(), [False, True, False])
+    self.assertEqual(counted[:2], [2, 3])
+    self.assertEqual(counted[-1], 1)
+
+  @parameterized.parameters('last', 'ema')
+  def test_is_never_needed_by_what_needs_no_history(self, name):
+    self.assertEqual(_make(name).fallback, 0)
+
+
+class SeedTest(parameterized.TestCase):
+  @parameterized.parameters(*_TRAINED)
+  def test_decides_what_is_learnt(self, name):
+    own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
+    make = importlib.import_module(f'predict.{name}').make
+    speeds, factors = _series(60)
+    one, same, other = (
+      _walk(
+        make(num_workers=_WORKERS, num_factors=2, seed=seed, **own),
+        speeds,
+        factors,
+      )
+      for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(one, same)
+    self.assertTrue((one[-1] != other[-1]).all())
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,158 @@
+"""Launches of small programs in the place of main.py, for tests.
+
+The launcher waits less than it does for real runs, and ends with its test.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.tools import lab_test
+
+_ROOT = pathlib.Path(__file__).parents[2]
+# Launches a program as the launcher's own main does, or through that.
+_DRIVER = """
+import json, pathlib, sys
+from absl import app
+from tools import launch
+from tools.plan import Plan
+fields, program, constants, words = json.loads(sys.argv[1])
+for name, value in constants.items():
+  setattr(launch, name, value)
+if words:
+  launch._MAIN = program
+  app.run(launch.main, ['launch', *words], flags_parser=launch._parse)
+fields['workdir'] = pathlib.Path(fields['workdir'])
+sys.exit(launch.launch(Plan(**fields), [sys.executable, '-S', program]))
+"""
+# What every program begins with.
+_PROGRAM = """
+import os, pathlib, signal, subprocess, sys, time
+flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])
+role, folder = flags['role'], pathlib.Path(flags['workdir'])
+restarts = int(os.environ['SYNCOPATE_RESTARTS'])
+def touch(name):
+  (folder / name).touch()
+def until(name):
+  for _ in range(2000):
+    if (folder / name).exists():
+      return
+    time.sleep(0.01)
+  sys.exit(f'no {name}')
+def die(number=signal.SIGKILL):
+  os.kill(os.getpid(), number)
+  time.sleep(20)
+def deaf():
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  touch(f'deaf-{role}')
+  time.sleep(20)
+"""
+_FAST = {'_BACKOFF_S': 0.02, '_FINISH_S': 0.2, '_KILL_S': 0.2}
+
+
+def new_folder() -> pathlib.Path:
+  """Returns a new, empty folder."""
+  return pathlib.Path(tempfile.mkdtemp())
+
+
+@contextlib.contextmanager
+def launched(
+  body: str,
+  *,
+  constants: Any = (),
+  words: Any = (),
+  cwd: pathlib.Path = _ROOT,
+  before: Any = (),
+  **fields: Any,
+) -> Iterator[tuple[subprocess.Popen, pathlib.Path]]:
+  """Starts a launcher; yields its process and the folder of the run.
+
+  Args:
+    body: What each process does.
+    constants: Of the module.
+    words: Command line, to go through the launcher's flags.
+    cwd: Working directory.
+    before: Command that runs the launcher.
+    **fields: Of the plan; 'environ' and 'stdout' are of the process.
+  """
+  folder = new_folder()
+  (folder / 'program.py').write_text(_PROGRAM + body)
+  own = ('SYNCOPATE_', 'CUDA_')
+  environ = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+  environ.pop('GLIBC_TUNABLES', None)
+  environ |= {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  environ |= fields.pop('environ', {})
+  stdout = fields.pop('stdout', subprocess.PIPE)
+  fields = {'servers': 1, 'dedicated': False} | fields
+  fields['workdir'] = str(folder / 'run')
+  given = [fields, str(folder / 'program.py'), _FAST | dict(constants), words]
+  argv = [*before, sys.executable, '-W', 'error', '-c', _DRIVER]
+  process = subprocess.Popen(
+    [*argv, json.dumps(given)],
+    cwd=cwd,
+    env=environ,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    yield process, folder / 'run'
+  finally:
+    process.kill()
+    process.communicate()
+
+
+def run(body: str, **fields: Any) -> tuple[int, list[str], list[Any]]:
+  """Returns exit code, lines and rows of launch.jsonl of a whole launch."""
+  with launched(body, **fields) as (process, folder):
+    out, errors = process.communicate(timeout=30)
+    if errors:
+      raise AssertionError(errors)
+    return process.returncode, out.splitlines(), rows(folder)
+
+
+def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the rows of launch.jsonl so far."""
+  text = (folder / 'launch.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def codes(rows: list[dict[str, Any]], role: str) -> list[int]:
+  """Returns the exit codes of a role's processes."""
+  exits = [r for r in rows if (r['role'], r['event']) == (role, 'exit')]
+  return [row['code'] for row in exits]
+
+
+def starts(rows: list[dict[str, Any]]) -> collections.Counter[str]:
+  """Returns how often each role has been started."""
+  return collections.Counter(r['role'] for r in rows if r['event'] == 'start')
+
+
+def said(lines: list[str], name: str) -> list[str]:
+  """Returns the lines of one process."""
+  prefix = f'[{name}] '
+  return [line.removeprefix(prefix) for line in lines if prefix in line]
+
+
+def wait_for(
+  *paths: pathlib.Path, condition: Callable[[], bool] = lambda: True
+) -> None:
+  """Waits until files are there and a condition holds."""
+  for _ in range(2000):
+    if all(path.exists() for path in paths) and condition():
+      return
+    time.sleep(0.01)
+  raise AssertionError(f'Waited in vain for {paths}.')
+
+
+def alive(pid: int | str) -> bool:
+  """Returns whether a process runs."""
+  return lab_test._runs(str(pid))

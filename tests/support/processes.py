@@ -1,0 +1,271 @@
+"""Runs of real processes, through the launcher, for tests.
+
+Every one has a time limit, and leaves no process and no port.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from absl.testing import absltest
+
+import train  # noqa: F401  Checkpoints hold classes that it imports.
+from cluster.distributed.served import checkpoints as sharded
+from tools import replay
+
+SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+BATCH = 8  # Of small.config.
+_ROOT = pathlib.Path(__file__).parents[2]
+_LIMIT_S = 100.0
+_CONFIG = """
+from tests.support import small
+
+def get_config():
+  return small.config(**{fields!r})
+"""
+_FIELDS = {
+  'cluster__runtime': 'distributed',
+  'cluster__speed__slowdown': (1.0,),
+  'cluster__timeout_s': 4.0,
+  'checkpoint__every_examples': 96,
+  'log_every': 4,
+}
+
+
+def config_file(**fields: Any) -> str:
+  """Returns the path of a new config: small.config(**fields), on real hosts."""
+  path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
+  path.write_text(_CONFIG.format(fields=_FIELDS | fields))
+  return str(path)
+
+
+@dataclasses.dataclass
+class Launch:
+  """A launcher and what comes of it.
+
+  Attributes:
+    process: The launcher.
+    folder: Of the run.
+    lines: What it has printed so far: Unix time and text.
+  """
+
+  process: subprocess.Popen
+  folder: pathlib.Path
+  lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+
+  def read(self) -> None:
+    """Takes in lines until there are no more; in a thread."""
+    for line in self.process.stdout:
+      self.lines.append((time.time(), line.rstrip('\n')))
+
+  @property
+  def text(self) -> str:
+    """All lines so far."""
+    return '\n'.join(line for _, line in self.lines)
+
+  def times(self, pattern: str) -> list[float]:
+    """Returns when lines came that match."""
+    return [at for at, line in self.lines if re.search(pattern, line)]
+
+  def until(self, pattern: str, count: int = 1) -> float:
+    """Waits until so many lines have come that match; returns when."""
+    deadline = time.monotonic() + _LIMIT_S
+    while len(self.times(pattern)) < count:
+      if self.process.poll() is not None or time.monotonic() > deadline:
+        raise AssertionError(f'No {pattern!r} in:\n{self.text}')
+      time.sleep(0.02)
+    return self.times(pattern)[count - 1]
+
+  def reach(self, examples: int) -> None:
+    """Waits until a row of metrics.jsonl is of so many examples."""
+    deadline = time.monotonic() + _LIMIT_S
+    while self._reached() < examples:
+      if self.process.poll() is not None or time.monotonic() > deadline:
+        raise AssertionError(f'Not {examples} examples in:\n{self.text}')
+      time.sleep(0.02)
+
+  def _reached(self) -> int:
+    path = self.folder / 'metrics.jsonl'
+    whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
+    return json.loads(whole.splitlines()[-1])['examples'] if whole else 0
+
+  def wait(self) -> int:
+    """Returns the exit code, within the limit."""
+    self.process.wait(_LIMIT_S)
+    return self.process.returncode
+
+  def rows(self, name: str) -> list[dict[str, Any]]:
+    """Returns the rows of a file of the run."""
+    lines = (self.folder / name).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+  @property
+  def summary(self) -> dict[str, Any]:
+    """What summary.json holds."""
+    return json.loads((self.folder / 'summary.json').read_text())
+
+  def pid(self, role: str) -> int:
+    """Returns the number of a role's newest process."""
+    rows = self.rows('launch.jsonl')
+    return [
+      row['pid']
+      for row in rows
+      if (row['role'], row['event']) == (role, 'start')
+    ][-1]
+
+
+@contextlib.contextmanager
+def launched(
+  *,
+  workers: int,
+  servers: int = 1,
+  dedicated: bool = False,
+  folder: pathlib.Path | None = None,
+  flags: tuple[str, ...] = (),
+  before: tuple[str, ...] = (),
+  environ: Mapping[str, str] | None = None,
+  **fields: Any,
+) -> Iterator[Launch]:
+  """Starts a run and ends it in the end, if it has not ended by then.
+
+  Args:
+    workers: Number of workers.
+    servers: Number of servers.
+    dedicated: Whether they have processes of their own.
+    folder: Of the run; None for a new one.
+    flags: Of each process.
+    before: Command that runs the launcher.
+    environ: Variables.
+    **fields: Of the config.
+  """
+  folder = folder or pathlib.Path(tempfile.mkdtemp(), 'run')
+  argv = [*before, sys.executable, '-m', 'tools.launch']
+  argv += [f'--workers={workers}', f'--servers={servers}', '--grace_s=20']
+  argv += [f'--workdir={folder}', *(['--dedicated'] if dedicated else [])]
+  argv += ['--', f'--config={config_file(**fields)}', *flags]
+  with _running(argv, folder, environ or {}) as launch:
+    yield launch
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path, *flags: str, **fields: Any) -> Iterator[Launch]:
+  """Starts main.py without a launcher, and ends it in the end."""
+  argv = [sys.executable, 'main.py', f'--config={config_file(**fields)}']
+  with _running([*argv, f'--workdir={folder}', *flags], folder, {}) as launch:
+    yield launch
+
+
+@contextlib.contextmanager
+def _running(
+  argv: list[str], folder: pathlib.Path, environ: Mapping[str, str]
+) -> Iterator[Launch]:
+  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  process = subprocess.Popen(
+    argv,
+    cwd=_ROOT,
+    env=os.environ | own | environ,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  launch = Launch(process, folder)
+  reader = threading.Thread(target=launch.read)
+  reader.start()
+  try:
+    yield launch
+  finally:
+    process.kill()  # The kernel ends what it has started.
+    process.wait()
+    reader.join()
+    process.stdout.close()
+
+
+def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
+  """Returns the lead's and the servers' states of the newest checkpoint."""
+  for name in (*SCHEMES, 'batching.fixed'):
+    importlib.import_module(f'sync.{name}')
+  directory = folder / 'checkpoints'
+  never = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
+  lead = sharded.of_lead(directory, **never)
+  for step in reversed(lead.steps()):
+    state = lead.read(step)
+    with contextlib.suppress(FileNotFoundError):  # It was being written.
+      servers = sharded.read_servers(directory, step, state['num_servers'])
+      return state, servers
+  raise AssertionError(f'No whole checkpoint in {directory}')
+
+
+class TestCase(absltest.TestCase):
+  """Checks that hold after every run."""
+
+  def check(self, launch: Launch) -> None:
+    """Checks accounts, record and that nothing is left of a run."""
+    self._check_nothing_left(launch)
+    self._check_accounts(launch)
+    with self.assertRaises(SystemExit) as done:
+      replay.main(['replay', str(launch.folder)])
+    self.assertEqual(done.exception.code, 0)
+
+  def _check_nothing_left(self, launch: Launch) -> None:
+    mark = str(launch.folder).encode()
+    for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+      with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        self.assertNotIn(mark, path.read_bytes())
+    for port in re.findall(r'Lead at 127\.0\.0\.1:(\d+)', launch.text):
+      with socket.socket() as probe:
+        self.assertNotEqual(probe.connect_ex(('127.0.0.1', int(port))), 0)
+
+  def _check_accounts(self, launch: Launch) -> None:
+    summary = launch.summary
+    told = launch.rows('events.jsonl')
+    pushed = [event['examples'] for event in told if event['told'] == 'push']
+    self.assertLen(pushed, summary['iterations'])
+    self.assertEqual(
+      sum(pushed), summary['examples'] + summary['examples_pending']
+    )
+    size_bytes = _size_bytes(launch.folder)
+    self.assertEqual(summary['bytes'], summary['iterations'] * 2 * size_bytes)
+    self.assertEqual(summary['late_compilations'], 0, launch.text)
+    self.assertEqual(summary['compilations'], 0, launch.text)
+    if (launch.folder / 'checkpoints').exists():
+      self._check_checkpoint(launch)
+
+  def _check_checkpoint(self, launch: Launch) -> None:
+    state, servers = newest(launch.folder)
+    stream = state['cluster']['lead']['_stream']
+    ledger = state['journal']['ledger']
+    held = sum(stop - start for start, stop in stream.outstanding())
+    pending = [push for pushes in ledger.pending.values() for push in pushes]
+    self.assertEqual(
+      stream.used, ledger.examples + sum(push.examples for push in pending)
+    )
+    self.assertEqual(stream.used + held, stream.cursor)
+    for server in servers:
+      self.assertEqual(server['version'], ledger.updates)
+      self.assertEqual(server['examples'], ledger.examples)
+      self.assertEqual(sorted(server['_sums']), sorted(ledger.pending))
+    if launch.summary['ended'] in ('finished', 'interrupted'):
+      self.assertEqual(ledger.iterations, launch.summary['iterations'])
+      self.assertEqual(
+        [list(each) for each in stream.outstanding()],
+        launch.summary['outstanding'],
+      )
+
+
+def _size_bytes(folder: pathlib.Path) -> int:
+  """Returns the bytes of a push: of 4 x 4 pixels, 16 and 10 units."""
+  config = json.loads((folder / 'manifest.json').read_text())['config']
+  each = {'float32': 4, 'bfloat16': 2}[config['wire']['dense']['dtype']]
+  return each * ((4 * 4 + 1) * 16 + (16 + 1) * 10)

@@ -1,0 +1,100 @@
+"""Small runs for tests: an MLP on synthetic data, through config and train."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import train
+from configs import default
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def config(**changed: Any) -> ConfigDict:
+  """Returns a config of seconds; fields by dotted name, '.' written '__'.
+
+  Speeds are constant and unequal, links are unlimited, and learning is plain
+  SGD, so that runs can be compared with closed forms.
+  """
+  made = default.get_config()
+  unlimited = {
+    f'cluster.network.{host}_{link}_Bps': (float('inf'),)
+    for host in ('worker', 'server')
+    for link in ('up', 'down')
+  }
+  fields = {
+    'epochs': 2.0,
+    'cluster.workers': 3,
+    'cluster.speed.name': 'constant',
+    'cluster.speed.slowdown': (1.0, 1.3, 3.1),
+    'cluster.network.worker_latency_s': (0.0,),
+    'cluster.network.server_latency_s': (0.0,),
+    **unlimited,
+    'batching.worker_batch': 8,
+    'checkpoint.every_s': float('inf'),
+    'data.name': 'synthetic',
+    'data.synthetic.num_train': 192,
+    'data.synthetic.num_test': 64,
+    'data.synthetic.pixels': 4,
+    'data.synthetic.channels': 1,
+    'model.name': 'mlp',
+    'model.mlp.hidden': (16,),
+    'optimizer.learning_rate': 0.01,
+    **{name.replace('__', '.'): value for name, value in changed.items()},
+  }
+  made.update_from_flattened_dict(fields)
+  return made
+
+
+def build(config_: ConfigDict, **own: Any) -> train.Run:
+  """Returns a run in a new temporary folder; `own` is for train.build."""
+  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **own)
+
+
+def rows(run: train.Run, name: str) -> list[dict[str, Any]]:
+  """Returns the rows of a .jsonl file of a run."""
+  lines = (pathlib.Path(run.files.workdir) / name).read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def trained(**changed: Any) -> tuple[train.Run, dict[str, Any]]:
+  """Returns a run with `config(**changed)` that has ended, and its summary."""
+  run = build(config(**changed))
+  return run, run()
+
+
+def timeless(row: dict[str, Any]) -> dict[str, Any]:
+  """Returns a row or a summary without wall times."""
+  return {k: v for k, v in row.items() if not k.startswith('wall_')}
+
+
+def printed(code: str, *seeds: str) -> set[str]:
+  """Returns what code prints, run once with each seed of Python's hashes."""
+  outputs = set()
+  for seed in seeds:
+    process = python('-c', code, PYTHONHASHSEED=seed)
+    process.check_returncode()
+    outputs.add(process.stdout)
+  return outputs
+
+
+def python(
+  *argv: str, cwd: pathlib.Path = _ROOT, **environment: str
+) -> subprocess.CompletedProcess:
+  """Runs Python in a process of its own, which finds the project's modules."""
+  own = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(_ROOT)}
+  return subprocess.run(
+    [sys.executable, *argv],
+    cwd=cwd,
+    env=os.environ | own | environment,
+    capture_output=True,
+    text=True,
+    timeout=100,
+    check=False,
+  )

@@ -1,0 +1,79 @@
+"""Runs that are stopped, for tests of what goes on after them."""
+
+import functools
+import json
+import pathlib
+from unittest import mock
+
+import jax
+import numpy as np
+
+from tests.support import small
+
+
+class Killed(BaseException):
+  """Nobody catches it, as nobody catches SIGKILL."""
+
+
+def eventful(scheme, **changed):
+  """A config in which something of every kind is in flight at any moment."""
+  fields = {
+    'sync__name': scheme,
+    'epochs': 3.0,
+    'eval_every': 0.7,
+    'log_every': 7,
+    'checkpoint__every_examples': 10**9,
+    'data__crop_padding': 1,
+    'cluster__speed__name': 'lognormal',
+    'cluster__network__server_up_Bps': (2e5,),
+    'cluster__network__server_latency_s': (0.003,),
+    'cluster__script': ((0.5, 'leave', 1), (1.1, 'join', 1)),
+    'optimizer__sgd__momentum': 0.9,
+    'route__server__servers': 2,
+  }
+  return small.config(**fields | changed)
+
+
+@functools.cache
+def straight(scheme, **changed):
+  """The results of a run that is not stopped, and its number of steps."""
+  run = small.build(eventful(scheme, **changed))
+  with mock.patch.object(run.cluster, 'step', wraps=run.cluster.step) as step:
+    run()
+  return results(run), step.call_count
+
+
+def results(run):
+  """All that a run leaves, wall times aside."""
+  folder = pathlib.Path(run.files.workdir)
+  summary = json.loads((folder / 'summary.json').read_text())
+  return {
+    'params': [
+      np.asarray(x) for x in jax.tree.leaves(run.cluster.lead.server.params)
+    ],
+    'metrics': [
+      small.timeless(row) for row in small.rows(run, 'metrics.jsonl')
+    ],
+    'summary': small.timeless(summary),
+    'events': (folder / 'events.jsonl').read_bytes(),
+    'trace': (folder / 'trace.json').read_bytes(),
+  }
+
+
+def stop(run, *, saved_at, killed_at):
+  """Runs until it is killed after `killed_at` steps."""
+  done = 0
+
+  def step():
+    nonlocal done
+    if done == killed_at:
+      raise Killed
+    run_step()
+    done += 1
+
+  run_step = run.cluster.step
+  with (
+    mock.patch.object(run.cluster, 'step', step),
+    mock.patch.object(run.checkpoints, 'due', lambda _: done in saved_at),
+  ):
+    run()

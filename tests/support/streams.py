@@ -1,0 +1,81 @@
+"""Streams for tests: listeners, clients and other processes."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import parameterized
+
+from cluster.transport import streams as transport
+from cluster.transport.streams import Security
+
+_ROOT = pathlib.Path(__file__).parents[2]
+HOST = '127.0.0.1'
+OPEN = Security()
+WAIT_S = 10.0  # Longer than anything here should take.
+# Connects, says so, and receives until the stream ends.
+_CLIENT = """
+import sys
+from cluster import transport
+stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
+print('connected', flush=True)
+try:
+  while True:
+    for _ in stream.receive().chunks:
+      pass
+except transport.Closed as error:
+  print(error, flush=True)
+stream.close()
+"""
+
+
+def random_bytes(size, seed=0):
+  return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def echo(stream, hello):
+  """Sends back what arrives, each chunk before it asks for the next."""
+  while True:
+    message = stream.receive()
+    stream.send(message.header, message.chunks, message.size_bytes)
+
+
+def read(message):
+  into = np.zeros(message.size_bytes, np.uint8)
+  message.read(into)
+  return into
+
+
+def start(code, *args):
+  return subprocess.Popen(
+    [sys.executable, '-c', code, *args],
+    cwd=_ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+class TestCase(parameterized.TestCase):
+  def listener(self, handle=echo, security=OPEN):
+    listener = transport.Listener(HOST, 0, handle, security)
+    self.addCleanup(listener.close, 0.0)
+    return listener
+
+  def connect(self, listener, hello=None, security=OPEN):
+    stream = transport.connect(listener.address, hello, security, WAIT_S)
+    self.addCleanup(stream.close)
+    return stream
+
+  def process(self, code, *args):
+    process = self.enterContext(start(code, *args))
+    self.addCleanup(process.kill)
+    return process
+
+  def peer(self, listener):
+    """Returns a client in another process, once it is connected."""
+    process = self.process(_CLIENT, listener.address)
+    self.assertEqual(process.stdout.readline(), 'connected\n')
+    return process

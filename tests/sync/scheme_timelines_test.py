@@ -1,0 +1,137 @@
+"""Tests of schemes against timelines worked out by hand."""
+
+from absl.testing import absltest, parameterized
+
+from sync import asp, bsp, dssp, elastic, r2sp, ssp
+from tests.support.driver import Driver
+
+
+def _constant(*seconds):
+  return lambda worker, iteration: seconds[worker]
+
+
+class TimelineTest(parameterized.TestCase):
+  """Three workers, worked out by hand."""
+
+  def _releases(self, scheme_, seconds, pushes):
+    driver = Driver(scheme_, 3)
+    driver.run(_constant(*seconds), pushes=pushes)
+    return driver
+
+  def test_bsp_goes_on_with_the_slowest(self):
+    driver = self._releases(bsp.make(num_workers=3), (1, 2, 4), 6)
+    self.assertEqual(
+      driver.releases, [(0, (0, 1, 2)), (4, (0, 1, 2)), (8, (0, 1, 2))]
+    )
+    self.assertEqual(
+      [s.verdict.commit for s in driver.steps],
+      [(), (), (), (0,), (), (), (1,)],
+    )
+
+  def test_asp_never_waits(self):
+    driver = self._releases(asp.make(num_workers=3), (1, 2, 4), 7)
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (1, (0,)),
+        (2, (0,)),
+        (2, (1,)),
+        (3, (0,)),
+        (4, (0,)),
+        (4, (1,)),
+        (4, (2,)),
+      ],
+    )
+
+  def test_ssp_waits_beyond_its_bound(self):
+    driver = self._releases(ssp.make(num_workers=3, bound=1), (1, 2, 4), 8)
+    self.assertEqual(
+      driver.releases[1:],
+      [(1, (0,)), (2, (1,)), (4, (0, 1, 2)), (8, (0, 1, 2))],
+    )
+
+  def test_dssp_grants_what_the_predictions_say(self):
+    # At 9 both fast workers predict 9, 13, 17, 21 (their last interval was
+    # spent waiting) against 12, 16, 20, 24: one extra iteration.  At 10 they
+    # predict 10, 11, 12 against 12: two more, which is `high`.
+    driver = self._releases(
+      dssp.make(num_workers=3, low=1, high=4), (1, 1, 4), 20
+    )
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (1, (0,)),
+        (1, (1,)),
+        (4, (0, 1, 2)),
+        (8, (0, 1, 2)),
+        (9, (0,)),
+        (9, (1,)),
+        (10, (0,)),
+        (10, (1,)),
+        (11, (0,)),
+        (11, (1,)),
+        (12, (2,)),
+        (16, (2,)),
+        (20, (2,)),
+        (24, (0, 1, 2)),
+      ],
+    )
+
+  def test_elastic_stops_where_zipline_says(self):
+    # Monitored until 6; then 7 8 9, 8 10 12 and 9 12 15 are predicted: the
+    # first window of one second is 8..9.
+    driver = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2), (1, 2, 3), 16
+    )
+    self.assertEqual(
+      driver.releases[-4:], [(6, (2,)), (7, (0,)), (8, (0,)), (9, (0, 1, 2))]
+    )
+    last = driver.steps[-1].verdict
+    self.assertTrue(last.barrier)
+    stopped = [
+      s.event['worker']
+      for s in driver.steps
+      if s.verdict.into == last.into is not None
+    ]
+    self.assertEqual(stopped, [1, 0, 2])
+
+  def test_elastic_with_a_longer_lookahead_need_not_wait(self):
+    driver = self._releases(
+      elastic.make(num_workers=3, lookahead=6, monitor_pushes=2), (1, 2, 3), 22
+    )
+    self.assertEqual(driver.releases[-1], (12, (0, 1, 2)))
+    self.assertEqual(
+      [s.event['time'] for s in driver.steps if s.verdict.barrier], [12]
+    )
+
+  def test_r2sp_goes_on_in_turns(self):
+    # T is 3 and the gap 1: pushes at 3, 3, 3 are granted at 3, 4, 5.
+    driver = self._releases(
+      r2sp.make(num_workers=3, relaxation=1.0, smoothing=1.0), (3, 3, 3), 9
+    )
+    self.assertEqual(
+      driver.releases[1:],
+      [
+        (3, (0,)),
+        (4, (1,)),
+        (5, (2,)),
+        (6, (0,)),
+        (7, (1,)),
+        (8, (2,)),
+        (9, (0,)),
+        (10, (1,)),
+        (11, (2,)),
+      ],
+    )
+
+  def test_r2sp_waits_for_whose_turn_it_is(self):
+    driver = self._releases(
+      r2sp.make(num_workers=3, relaxation=0.0, smoothing=1.0), (5, 1, 2), 6
+    )
+    self.assertEqual(
+      driver.releases, [(0, (0, 1, 2)), (5, (0, 1, 2)), (10, (0, 1, 2))]
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,368 @@
+"""Tests for the schemes of sync/."""
+
+import importlib
+import json
+import math
+
+import hypothesis
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+
+from sync import asp, bsp, dssp, elastic, r2sp, record, scheme, ssp
+from tests.support.driver import Driver
+
+_ARGUMENTS = {
+  'bsp': {},
+  'asp': {},
+  'ssp': {'bound': 2},
+  'dssp': {'low': 1, 'high': 4},
+  'elastic': {'lookahead': 6, 'monitor_pushes': 2},
+  'r2sp': {'relaxation': 0.8, 'smoothing': 0.5},
+}
+
+
+def _make(name, num_workers, **changed):
+  module = importlib.import_module('sync.' + name)
+  return module.make(num_workers=num_workers, **_ARGUMENTS[name] | changed)
+
+
+def _constant(*seconds):
+  return lambda worker, iteration: seconds[worker]
+
+
+def _random(seed):
+  """Seconds per iteration: unequal workers, jitter, and many ties."""
+  rng = np.random.default_rng(seed)
+  speed = rng.integers(1, 5, 64)
+  table = rng.integers(1, 4, (64, 997)) * speed[:, None] / 4
+  return lambda worker, iteration: float(table[worker, iteration % 997])
+
+
+class DepartureTimelineTest(parameterized.TestCase):
+  """Three workers of which some leave and join, worked out by hand."""
+
+  def _releases(self, scheme_, seconds, pushes, faults):
+    driver = Driver(scheme_, 3)
+    driver.run(_constant(*seconds), pushes=pushes, faults=faults)
+    return driver.releases
+
+  def test_r2sp_skips_turns_and_changes_the_gap(self):
+    # T is 3.  Three workers: a gap of 1.  Two from 4.5 on: 1.5, so the grant
+    # due at 5 comes at 5.5.  From 7.5 on worker 1 is last of three again.
+    releases = self._releases(
+      r2sp.make(num_workers=3, relaxation=1.0, smoothing=1.0),
+      (3, 3, 3),
+      7,
+      [(4.5, 'leave', 1), (7.5, 'join', 1)],
+    )
+    self.assertEqual(
+      releases[1:],
+      [
+        (3, (0,)),
+        (4, (1,)),
+        (5.5, (2,)),
+        (7, (0,)),
+        (8.5, (2,)),
+        (9.5, (1,)),
+        (10.5, (0,)),
+        (11.5, (2,)),
+      ],
+    )
+
+  def test_r2sp_averages_iterations_without_the_time_held(self):
+    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=0.5)
+    made.start(0.0)
+    said = [
+      made.push(scheme.Push(0, 0, 4.0, 1.0, 1)),  # T = 4.
+      made.push(scheme.Push(1, 1, 6.0, 1.0, 1)),  # T = 5: due at 4 + 2.5.
+      made.wake(6.5),
+      made.push(scheme.Push(2, 0, 8.0, 1.0, 1)),  # T = 4.5: 6.5 + 2.25.
+      made.wake(8.75),
+      made.push(scheme.Push(3, 0, 10.75, 1.0, 1)),  # Took 2: T = 3.25.
+      made.push(scheme.Push(4, 1, 11.0, 1.0, 1)),  # Took 4.5: T = 3.875.
+    ]
+    self.assertEqual(
+      [verdict.release for verdict in said],
+      [(0,), (), (1,), (), (0,), (), (1,)],
+    )
+    self.assertEqual(
+      [verdict.wake_at for verdict in said],
+      [None, 6.5, None, 8.75, None, None, 11 + 3.875 / 2],
+    )
+
+  def test_dssp_forgets_who_left(self):
+    # As above up to 10, when both fast workers may make two more iterations.
+    # Worker 0 returns without that credit, with the clock of worker 2, and is
+    # not the fastest: at 13.75 it waits.  When worker 1 (7 iterations) has
+    # left it is, and at 17 one more iteration brings it from 20.25 to 20.
+    releases = self._releases(
+      dssp.make(num_workers=3, low=1, high=4),
+      (1, 1, 4),
+      20,
+      [(10.5, 'leave', 0), (10.75, 'join', 0), (14.0, 'leave', 1)],
+    )
+    self.assertEqual(
+      releases[-9:],
+      [
+        (10, (0,)),
+        (10, (1,)),
+        (10.75, (0,)),
+        (11, (1,)),
+        (11.75, (0,)),
+        (12, (2,)),
+        (12.75, (0,)),
+        (16, (0, 2)),
+        (17, (0,)),
+      ],
+    )
+
+  def test_elastic_searches_without_a_worker_that_leaves_while_monitored(self):
+    # At 5 worker 2 owes a push and leaves: 5 6 7 and 6 8 10 meet at 6.
+    releases = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
+      (1, 2, 3),
+      10,
+      [(5.0, 'leave', 2)],
+    )
+    self.assertEqual(
+      releases[-4:], [(4, (0,)), (4, (1,)), (5, (0,)), (6, (0, 1))]
+    )
+
+  def test_elastic_lets_a_worker_that_joins_wait_for_the_barrier(self):
+    releases = self._releases(
+      elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
+      (1, 2, 3),
+      15,
+      [(7.0, 'leave', 2), (7.5, 'join', 2)],
+    )
+    self.assertEqual(
+      releases[-4:], [(6, (2,)), (7, (0,)), (8, (0,)), (9, (0, 1, 2))]
+    )
+
+  @parameterized.parameters('bsp', 'elastic')
+  def test_there_is_no_barrier_of_nobody(self, name):
+    driver = Driver(_make(name, 2), 2)
+    driver.run(
+      _constant(1, 1),
+      pushes=9,
+      faults=[(0.5, 'leave', 0), (0.5, 'leave', 1), (2.0, 'join', 1)],
+    )
+    barriers = [s.event['time'] for s in driver.steps if s.verdict.barrier]
+    self.assertEqual(barriers[0], 2.0)
+
+
+class ScheduleTest(parameterized.TestCase):
+  """Random finish orders, deaths and returns; the driver checks verdicts."""
+
+  @parameterized.parameters(*_ARGUMENTS)
+  @hypothesis.settings(max_examples=150, deadline=None)
+  @hypothesis.given(
+    num_workers=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+    faults=st.lists(
+      st.tuples(
+        st.integers(0, 40).map(lambda t: t / 2),
+        st.sampled_from(['leave', 'join']),
+        st.integers(0, 5),
+      ),
+      max_size=10,
+    ),
+  )
+  def test_bounds_hold_and_every_push_is_applied_once(
+    self, name, num_workers, seed, faults
+  ):
+    faults = [fault for fault in faults if fault[2] < num_workers]
+    driver = Driver(_make(name, num_workers), num_workers)
+
+    driver.run(
+      _random(seed), pushes=120, faults=faults, check=getattr(self, '_' + name)
+    )
+
+    pending = sum(times == 0 for times in driver.applied.values())
+    self.assertLessEqual(max(driver.applied.values(), default=0), 1)
+    if name in ('asp', 'ssp', 'dssp', 'r2sp'):
+      self.assertEqual(pending, 0)
+    else:
+      waiting = len(driver.applied) - _pushes_before_barrier(driver)
+      self.assertLessEqual(pending, waiting)
+    self._check_replay(name, num_workers, driver)
+
+  def _check_replay(self, name, num_workers, driver):
+    rows = json.loads(json.dumps([record.row(*step) for step in driver.steps]))
+    fresh = _make(name, num_workers)
+    for recorded, replayed in record.replay(fresh, rows):
+      self.assertEqual(recorded, replayed)
+
+  def _bsp(self, driver, step):
+    if step.verdict.release and step.told != 'start':
+      self.assertTrue(step.verdict.barrier)
+      self.assertEqual(set(step.verdict.release), driver.living)
+
+  def _asp(self, driver, step):
+    self.assertEqual(driver.running, driver.living)
+
+  def _ssp(self, driver, step):
+    self.assertLessEqual(_lead(driver, step), 2)
+
+  def _dssp(self, driver, step):
+    self.assertLessEqual(_lead(driver, step), 4)
+
+  def _elastic(self, driver, step):
+    if step.verdict.barrier:
+      self.assertEqual(set(step.verdict.release), driver.living)
+    left = driver.scheme.left
+    if not driver.scheme.monitored:
+      for worker in driver.running:
+        self.assertBetween(left[worker], 1, 6)
+
+  def _r2sp(self, driver, step):
+    if step.told == 'start':
+      driver.turns = sorted(driver.living), 0  # The order, and who is next.
+      return
+    order, turn = driver.turns
+    worker = step.event.get('worker')
+    if step.told == 'leave':
+      place = order.index(worker)
+      following = order[(place + 1) % len(order)]
+      turn = following if turn == worker else turn
+      order.remove(worker)
+    elif step.told == 'join':
+      order.append(worker)
+      turn = turn if len(order) > 1 else worker
+    granted = set(step.verdict.release)
+    while turn in granted:
+      granted.remove(turn)
+      turn = order[(order.index(turn) + 1) % len(order)]
+    self.assertEmpty(granted)
+    driver.turns = order, turn
+
+
+def _lead(driver, step):
+  """Largest lead of a running worker, by clocks kept outside the scheme."""
+  if not hasattr(driver, 'clock'):
+    driver.clock = list(driver.finished)
+  worker = step.event.get('worker')
+  if step.told == 'push':
+    driver.clock[worker] += 1
+  others = driver.living - {worker}
+  if step.told == 'join' and others:
+    driver.clock[worker] = min(driver.clock[w] for w in others)
+  slowest = min((driver.clock[w] for w in driver.living), default=0)
+  return max((driver.clock[w] - slowest for w in driver.running), default=0)
+
+
+def _pushes_before_barrier(driver):
+  """Pushes told up to the last barrier."""
+  pushes = before = 0
+  for step in driver.steps:
+    pushes += step.told == 'push'
+    if step.verdict.barrier:
+      before = pushes
+  return before
+
+
+class EquivalenceTest(parameterized.TestCase):
+  def _steps(self, scheme_, seed):
+    faults = [(3.0, 'leave', 1), (6.0, 'join', 1), (6.0, 'leave', 2)]
+    driver = Driver(scheme_, 4)
+    driver.run(_random(seed), pushes=300, faults=faults)
+    return driver.steps
+
+  @parameterized.parameters(range(10))
+  def test_ssp_without_a_bound_is_asp(self, seed):
+    self.assertEqual(
+      self._steps(ssp.make(num_workers=4, bound=math.inf), seed),
+      self._steps(asp.make(num_workers=4), seed),
+    )
+
+  @parameterized.product(seed=list(range(10)), bound=[0, 1, 3])
+  def test_dssp_with_an_empty_range_is_ssp(self, seed, bound):
+    self.assertEqual(
+      self._steps(dssp.make(num_workers=4, low=bound, high=bound), seed),
+      self._steps(ssp.make(num_workers=4, bound=bound), seed),
+    )
+
+  @parameterized.parameters(range(10))
+  def test_ssp_of_bound_0_releases_as_bsp_does(self, seed):
+    drivers = [
+      Driver(scheme_, 4)
+      for scheme_ in (bsp.make(num_workers=4), ssp.make(num_workers=4, bound=0))
+    ]
+    for driver in drivers:
+      driver.run(_random(seed), pushes=200)
+    self.assertEqual(drivers[0].releases, drivers[1].releases)
+
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_one_worker_never_waits(self, name):
+    driver = Driver(_make(name, 1), 1)
+
+    driver.run(_constant(2.0), pushes=20)
+
+    changed = [s.verdict for s in driver.steps if s.told == 'push']
+    self.assertLen(changed, 20)
+    self.assertTrue(all(len(v.commit) == 1 for v in changed))
+    # R2SP keeps even a worker that is alone to its own pace, never below it.
+    self.assertEqual(driver.releases, [(2.0 * i, (0,)) for i in range(21)])
+
+
+class RejectionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('bsp', {'num_workers': 0}, 'num_workers: expected an integer'),
+    ('asp', {'num_workers': 1.5}, 'num_workers: expected an integer'),
+    ('ssp', {'bound': -1}, 'bound: expected an integer of at least 0, got -1'),
+    ('ssp', {'bound': 1.5}, 'bound: expected an integer'),
+    ('ssp', {'bound': True}, 'bound: expected an integer'),
+    ('dssp', {'low': 5}, 'high: expected an integer of at least 5, got 4'),
+    ('dssp', {'high': math.inf}, 'high: expected an integer'),
+    ('elastic', {'lookahead': 0}, 'lookahead: expected an integer'),
+    ('elastic', {'monitor_pushes': 1}, 'monitor_pushes: expected .* least 2'),
+    ('r2sp', {'relaxation': 1.5}, 'relaxation: expected a number in 0..1'),
+    ('r2sp', {'relaxation': math.nan}, 'relaxation: expected a number in 0..1'),
+    ('r2sp', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
+  )
+  def test_bad_arguments_are_named(self, name, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _make(name, changed.pop('num_workers', 3), **changed)
+
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_impossible_events_are_refused(self, name):
+    made = _make(name, 2)
+    made.start(0.0)
+    made.leave(1, 1.0)
+    with self.assertRaisesRegex(ValueError, 'Expected a living worker'):
+      made.leave(1, 2.0)
+    with self.assertRaisesRegex(ValueError, 'to be running, it is gone'):
+      made.push(scheme.Push(0, 1, 2.0, 1.0, 1))
+    with self.assertRaisesRegex(ValueError, 'to be gone, it is running'):
+      made.join(0, 2.0)
+    with self.assertRaisesRegex(ValueError, 'a worker in 0..1, got 2'):
+      made.join(2, 2.0)
+
+  def test_unknown_events_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "got 'stop'"):
+      record.tell(bsp.make(num_workers=1), 'stop', time=0.0)
+
+
+class WakeTest(parameterized.TestCase):
+  @parameterized.parameters(*_ARGUMENTS)
+  def test_spurious_wakes_change_nothing_for_the_others(self, name):
+    made, woken = _make(name, 3), _make(name, 3)
+    made.start(0.0), woken.start(0.0)
+    for time in (0.5, 0.6):
+      self.assertEqual(woken.wake(time).release, ())
+    for worker in range(3):
+      push = scheme.Push(worker, worker, 1.0, 1.0, 1)
+      self.assertEqual(made.push(push), woken.push(push))
+
+  def test_a_late_wake_grants_the_turn(self):
+    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=1.0)
+    made.start(0.0)
+    made.push(scheme.Push(0, 0, 4.0, 4.0, 1))
+    self.assertEqual(made.push(scheme.Push(1, 1, 4.0, 4.0, 1)).wake_at, 6.0)
+    self.assertEqual(made.wake(5.0).wake_at, 6.0)
+    self.assertEqual(made.wake(9.0).release, (1,))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,310 @@
+"""Tests for tools.calibrate: known clusters are predicted from one run."""
+
+import json
+import pathlib
+import re
+import runpy
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from cluster.speed import speed
+from tests.support import clusters, small
+from tools import calibrate
+from tools.calibrating import timeline
+from tools.reading import manifests
+
+
+def _rewritten(folder, name, change):
+  """Returns a copy of a run with another content of a JSON file."""
+  copy = clusters.changed(folder, lambda row: None)
+  content = json.loads((copy / name).read_text())
+  change(content)
+  (copy / name).write_text(json.dumps(content))
+  return copy
+
+
+class ComputeTest(absltest.TestCase):
+  def test_every_worker_goes_through_its_own_times(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    calibration = clusters.measured('asp')
+
+    calibrate.write(calibration, folder / 'cluster.py')
+
+    section = calibration.config.cluster.speed
+    columns = section.trace.to_dict() | {'path': str(folder / 'cluster.csv')}
+    model = speed.trace(num_workers=4, seed=0, **columns)
+    speeds = speed.Speed(
+      fixed_s=section.fixed_s,
+      per_example_s=section.per_example_s,
+      slowdown=section.slowdown * 4,
+      model=model,
+    )
+    true = speed.Speed(
+      fixed_s=0.1,
+      per_example_s=0.0025,
+      slowdown=(1.0, 1.5, 2.0, 3.0),
+      model=speed.lognormal(num_workers=4, seed=0, sigma=0.1),
+    )
+    for worker, times in enumerate(calibration.compute_s):
+      self.assertGreater(len(times), 40)
+      for iteration in range(len(times)):
+        np.testing.assert_allclose(
+          speeds.seconds(worker, iteration, 16),
+          true.seconds(worker, iteration, 16),
+          rtol=1e-6,
+        )
+
+  def test_warm_up_is_left_out(self):
+    slow = set(range(4))
+
+    def change(row):
+      if row['name'] == 'compute' and row['tid'] in slow:
+        slow.remove(row['tid'])
+        row['dur'] *= 10
+
+    calibration = calibrate.measure(
+      clusters.changed(clusters.run('asp'), change)
+    )
+
+    for times, all_times in zip(
+      calibration.compute_s, clusters.measured('asp').compute_s, strict=True
+    ):
+      self.assertSequenceEqual(times, all_times[1:])
+
+
+class PredictTest(parameterized.TestCase):
+  @parameterized.product(
+    servers=[1, 2], scheme=['bsp', 'ssp', 'elastic', 'r2sp', 'asp']
+  )
+  def test_one_run_predicts_every_scheme(self, servers, scheme):
+    folder = clusters.run(scheme, servers)
+    true = timeline.pace(timeline.read(folder))
+
+    found = calibrate.predict(clusters.measured('asp', servers), folder)
+
+    np.testing.assert_allclose(
+      found['iteration_s'], true.iteration_s, rtol=0.05
+    )
+    self.assertLess(abs(found['waiting_share'] - true.waiting_share), 0.02)
+    self.assertBetween(found['examples'], clusters.ITERATIONS * 16, 243 * 16)
+
+  def test_a_noisy_run_predicts_as_well(self):
+    calibration = calibrate.measure(clusters.noisy(clusters.run('r2sp'), 0.02))
+    schemes = ('bsp', 'ssp', 'elastic', 'r2sp', 'asp')
+
+    checks = calibrate.check(
+      calibration, [clusters.run(name) for name in schemes]
+    )
+
+    self.assertEqual([each.scheme for each in checks], list(schemes))
+    for each in checks:
+      ratio = each.predicted.iteration_s / each.measured.iteration_s
+      self.assertBetween(ratio, 0.95, 1.05, each)
+
+  def test_a_config_is_predicted_as_well_as_a_run_of_it(self):
+    calibration = clusters.measured('asp')
+    config = clusters.config('ssp', sync__ssp__bound=1)
+
+    found = calibrate.predict(calibration, config)
+
+    run = calibrate.predict(
+      calibration, clusters.run('ssp', sync__ssp__bound=1)
+    )
+    self.assertEqual(found['iteration_s'], run['iteration_s'])
+    self.assertEqual(config, clusters.config('ssp', sync__ssp__bound=1))
+
+  def test_written_config_runs_in_main(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    calibration = clusters.measured('asp')
+    calibrate.write(calibration, folder / 'cluster.py')
+
+    done = small.python(
+      'main.py',
+      f'--config={folder}/cluster.py',
+      f'--workdir={folder}/run',
+      '--config.sync.name=ssp',
+    )
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    found = calibrate.predict(calibration, clusters.run('ssp'))
+    pace = timeline.pace(timeline.read(folder / 'run'))
+    self.assertEqual(pace.iteration_s, found['iteration_s'])
+    self.assertEqual(pace.waiting_share, found['waiting_share'])
+
+  def test_a_run_with_a_model_takes_the_time_of_its_bytes(self):
+    slow = {
+      f'cluster__network__{host}_{link}_Bps': (rate,)
+      for host, rate in (('worker', 2e4), ('server', 3e4))
+      for link in ('up', 'down')
+    }
+    run = small.build(small.config(sync__name='asp', epochs=4.0, **slow))
+    run()
+    out = pathlib.Path(tempfile.mkdtemp(), 'cluster.py')
+
+    calibration = calibrate.measure(run.files.workdir)
+    calibrate.write(calibration, out)
+
+    self.assertEqual(calibration.size_bytes, run.cluster.lead.server.size_bytes)
+    self.assertEqual(calibration.num_train, 192)
+    again = small.build(runpy.run_path(str(out))['get_config']())
+    again()
+    pace = timeline.pace(timeline.read(again.files.workdir))
+    true = timeline.pace(timeline.read(run.files.workdir))
+    found = calibrate.predict(calibration, run.files.workdir)
+    self.assertAlmostEqual(found['iteration_s'], pace.iteration_s)
+    np.testing.assert_allclose(pace.iteration_s, true.iteration_s, rtol=0.02)
+
+
+class PaceTest(absltest.TestCase):
+  def test_only_living_workers_count(self):
+    endless = {
+      f'cluster__network__{host}_{link}_Bps': (float('inf'),)
+      for host in ('worker', 'server')
+      for link in ('up', 'down')
+    }
+    # An iteration takes a second and no transfer; worker 3 lives for 5.5 of 20.
+    folder = clusters.run(
+      'asp',
+      epochs=(3 * 20 + 5) * 16 / 10_000,
+      cluster__speed__name='constant',
+      cluster__speed__fixed_s=1.0,
+      cluster__speed__per_example_s=0.0,
+      cluster__speed__slowdown=(1.0,),
+      cluster__script=((5.5, 'leave', 3),),
+      cluster__network__worker_latency_s=(0.0,),
+      cluster__network__server_latency_s=(0.0,),
+      **endless,
+    )
+
+    pace = timeline.pace(timeline.read(folder))
+
+    # After the first second: 3 * 19 + 4 iterations, half of one is lost.
+    expected = (3 * 19 + 4.5) / (3 * 19 + 4)
+    self.assertAlmostEqual(pace.iteration_s, expected)
+    self.assertEqual(pace.waiting_share, 0)
+
+  def test_what_a_death_cuts_off_is_no_measurement(self):
+    folder = clusters.run(
+      'bsp', cluster__script=((5.5, 'leave', 3), (9.0, 'join', 3))
+    )
+    recorded = timeline.read(folder)
+    spans = [span for each in recorded.workers for span in each]
+    dead = [s for s in spans if abs(s.end - 5.5) < 1e-6 and s.worker == 3]
+
+    whole = np.concatenate(
+      [timeline.transfers(recorded, phase).start for phase in ('pull', 'push')]
+    )
+
+    self.assertLen(dead, 1)
+    self.assertNotIn(dead[0].start, whole)
+    self.assertNotIn(
+      dead[0].end - dead[0].start, timeline.compute_times(recorded)[3]
+    )
+    self.assertEqual(timeline.size_bytes(recorded), 5_000_001)
+
+
+class ConfigTest(absltest.TestCase):
+  def test_what_is_only_of_real_clusters_is_left_out(self):
+    def change(manifest):
+      config = manifest['config']
+      config['cluster'] |= {
+        'runtime': 'distributed',
+        'timeout_s': 60.0,
+        'script': [[1.0, 'leave', 2]],
+        'faults': {'name': 'kill', 'kill': {'at_s': 3.0}},
+      }
+      config['cluster']['speed']['injected'] = True
+
+    folder = _rewritten(clusters.run('asp'), 'manifest.json', change)
+
+    config = manifests.config(folder)
+
+    self.assertEqual(config.cluster.runtime, 'virtual')
+    self.assertEqual(config.cluster.script, ())
+    self.assertEqual(config.cluster.workers, 4)
+    self.assertEqual(config.checkpoint.every_s, float('inf'))
+    self.assertEqual(config.time_to, (0.9, 0.95))
+    found = calibrate.predict(clusters.measured('asp'), folder)
+    true = calibrate.predict(clusters.measured('asp'), clusters.run('asp'))
+    self.assertEqual(found['iteration_s'], true['iteration_s'])
+
+  def test_other_unknown_fields_are_refused(self):
+    def change(manifest):
+      manifest['config']['wire']['bits'] = 8
+
+    folder = _rewritten(clusters.run('asp'), 'manifest.json', change)
+
+    with self.assertRaisesRegex(ValueError, "config.wire.bits: .* got 'bits'"):
+      calibrate.measure(folder)
+
+
+class RefusalTest(parameterized.TestCase):
+  def test_a_folder_without_a_run_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'expected a run with manifest'):
+      calibrate.measure(tempfile.mkdtemp())
+
+  def test_a_run_that_goes_on_is_refused(self):
+    folder = clusters.changed(clusters.run('asp'), lambda row: None)
+    (folder / 'summary.json').unlink()
+
+    with self.assertRaisesRegex(ValueError, 'expected a run that has ended'):
+      calibrate.measure(folder)
+
+  def test_a_short_run_is_refused(self):
+    folder = clusters.run('asp', epochs=20 * 16 / 10_000)
+
+    with self.assertRaisesRegex(ValueError, 'worker 0: expected at least 8'):
+      calibrate.measure(folder)
+
+  def test_a_broken_timeline_is_refused(self):
+    folder = clusters.changed(clusters.run('asp'), lambda row: row.pop('dur'))
+
+    with self.assertRaisesRegex(ValueError, "a timeline, got KeyError.'dur'"):
+      timeline.read(folder)
+
+  def test_other_workloads_are_refused(self):
+    folder = clusters.run('asp', batching__worker_batch=32)
+
+    with self.assertRaisesRegex(ValueError, f'{folder}: config.batching: exp'):
+      calibrate.check(clusters.measured('asp'), [folder])
+
+  def test_a_config_is_a_python_file(self):
+    with self.assertRaisesRegex(ValueError, "out: .* .py file, got 'a.json'"):
+      calibrate.write(clusters.measured('asp'), 'a.json')
+
+
+class CommandTest(absltest.TestCase):
+  def test_checks_print_a_table(self):
+    out = pathlib.Path(tempfile.mkdtemp(), 'cluster.py')
+    others = [str(clusters.run(name)) for name in ('bsp', 'r2sp')]
+
+    done = small.python(
+      *(
+        '-m',
+        'tools.calibrate',
+        str(clusters.run('asp')),
+        f'--out={out}',
+        '--check',
+      ),
+      *others,
+    )
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(done.stdout, r'worker 1 +60 +25 +0\.2\d+')
+    self.assertRegex(done.stdout, r'server +70 +80 ')
+    rows = re.findall(r'(bsp|r2sp) +\S+ +\S+ +(0\.9\d+|1\.0\d+) ', done.stdout)
+    self.assertEqual([name for name, _ in rows], ['bsp', 'r2sp'])
+    self.assertRegex(done.stdout, r'Medians: \|ratio - 1\| [0-4]\.\d%')
+    self.assertTrue(out.exists() and out.with_suffix('.csv').exists())
+
+  def test_what_is_no_run_is_refused(self):
+    done = small.python('-m', 'tools.calibrate', '/none', '--out=/none/a.py')
+
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('Refused: /none: expected a run', done.stderr)
+
+
+if __name__ == '__main__':
+  absltest.main()

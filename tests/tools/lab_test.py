@@ -1,0 +1,376 @@
+"""Tests for tools.lab and what hosts are made of; real labs need root."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from tools import lab
+from tools.launching import hosts
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_LAB = (sys.executable, '-m', 'tools.lab')
+# What a lab does, in namespaces that end with it.
+_PROBE = """unshare --net --uts --mount sh -ec '
+  mount --bind /etc/hosts /etc/hosts
+  ip link add name br0 type bridge
+  ip link add name veth0 type veth peer name veth1
+  tc qdisc add dev veth0 root handle 1: htb default 1
+  tc class add dev veth0 parent 1: classid 1:1 htb rate 1mbit
+  tc filter add dev veth0 parent 1: u32 match u32 0 0 flowid 1:1
+  ip addr add 10.213.0.1/24 dev veth0 noprefixroute
+  ip link set veth0 up
+  ip route add 10.213.0.0/24 dev veth0 congctl cubic'
+"""
+# Prints the bit/s of the payload that one host gets from another, without the
+# first 256 KiB.
+_RECEIVE = """
+import socket, sys, time
+with socket.create_server(('', 5000)) as server:
+  print('ready', flush=True)
+  with server.accept()[0] as link:
+    link.recv(2**18, socket.MSG_WAITALL)
+    start, got = time.monotonic(), 0
+    while data := link.recv(2**16):
+      got += len(data)
+    print(8 * got / (time.monotonic() - start))
+"""
+_SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 5000)) as link:
+  link.sendall(bytes(int(sys.argv[2])))
+"""
+_MEASURE = f"""
+import json, subprocess, sys
+from tools import lab
+def start(host, code, *args):
+  argv = lab.command(host, [sys.executable, '-c', code, *args])
+  return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+rates = []
+for sender, receiver, size in json.loads(sys.argv[1]):
+  with start(receiver, {_RECEIVE!r}) as server:
+    server.stdout.readline()
+    with start(sender, {_SEND!r}, receiver, str(size)):
+      rates.append(float(server.stdout.readline()))
+print(json.dumps(rates))
+"""
+# Prints the congestion control of a connection's two ends.
+_CONNECT = """
+import socket
+with socket.create_connection(('host0', 5000)) as link:
+  print(link.getsockopt(6, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
+"""
+_CONGESTION = f"""
+import socket, subprocess, sys
+from tools import lab
+with socket.create_server(('', 5000)) as server:
+  argv = lab.command('host1', [sys.executable, '-c', {_CONNECT!r}])
+  with subprocess.Popen(argv), server.accept()[0] as link:
+    name = link.getsockopt(6, socket.TCP_CONGESTION, 16)
+  print(name.rstrip(bytes(1)).decode())
+"""
+_UNEQUAL = {
+  'hosts': {'host0': {'up': '40mbit', 'down': '20mbit'}},
+  'pairs': [{'from': 'host1', 'to': 'host2', 'rate': '10mbit'}],
+}
+
+
+def _why_not():
+  """Returns why this machine can have no lab; nothing if it can."""
+  if os.geteuid() != 0:
+    return 'Labs need root.'
+  done = subprocess.run(_PROBE, shell=True, capture_output=True, text=True)
+  return done.stderr if done.returncode else ''
+
+
+def _start(*words):
+  pipe = subprocess.PIPE
+  argv = [*_LAB, *words]
+  return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=_ROOT)
+
+
+def _run(*words):
+  """Returns exit code, output and errors of a lab."""
+  with _start(*words) as process:
+    out, errors = process.communicate(timeout=30)
+  return process.returncode, out, errors
+
+
+def _network():
+  """Returns the machine's interfaces, addresses and routes."""
+  calls = 'ip -j addr', 'ip -j route', 'ip -j -6 route'
+  return [subprocess.check_output(line.split()) for line in calls]
+
+
+def _name(errors):
+  """Returns the name of the lab that has printed something."""
+  return re.search('syn-[0-9a-f]{6}', errors)[0]
+
+
+def _left(name):
+  """Returns the files and namespaces of a lab."""
+  folders = pathlib.Path('/run'), pathlib.Path('/run/netns')
+  return [path for each in folders for path in each.glob(f'*{name}*')]
+
+
+def _runs(pid):
+  """Returns whether a process runs; one that nobody waits for does not."""
+  try:
+    status = pathlib.Path('/proc', pid, 'status').read_text()
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+  return 'State:\tZ' not in status
+
+
+class RatesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('8kbit', 8_000), ('200mbit', 200_000_000), ('1.5gbit', 1_500_000_000)
+  )
+  def test_rates_are_bits_per_second(self, text, rate):
+    self.assertEqual(hosts.parse_rate(text, 'link'), rate)
+
+  @parameterized.parameters(
+    '', '200', '200MB', '-1mbit', '0mbit', '7kbit', '101gbit', 5, None
+  )
+  def test_other_rates_are_refused(self, text):
+    with self.assertRaisesRegex(ValueError, f"link: .* a rate .* got '?{text}"):
+      hosts.parse_rate(text, 'link')
+
+
+class LinksTest(parameterized.TestCase):
+  def test_links_are_equal_but_for_those_of_the_file(self):
+    links = hosts.parse_links(3, '1gbit', json.dumps(_UNEQUAL))
+
+    rest = {'host1': 10**9, 'host2': 10**9}
+    self.assertEqual(links.up, {'host0': 40_000_000} | rest)
+    self.assertEqual(links.down, {'host0': 20_000_000} | rest)
+    self.assertEqual(links.pairs, {('host1', 'host2'): 10_000_000})
+
+  @parameterized.parameters(
+    ('{', 'links: expected JSON'),
+    ('[]', 'links: expected an object'),
+    ('{"host": {}}', r"links: .* fields \['hosts', 'pairs'\]"),
+    ('{"hosts": {"host2": {}}}', "hosts: expected one of .* got 'host2'"),
+    ('{"hosts": {"host1": {"in": "1gbit"}}}', r'links.hosts.host1: .*\bup'),
+    ('{"hosts": {"host1": {"up": "1"}}}', 'links.hosts.host1.up: .* a rate'),
+    ('{"pairs": {}}', 'links.pairs: expected a list'),
+    ('{"pairs": [{"from": "host0"}]}', r'links.pairs\[0\]: .* all of'),
+    (
+      '{"pairs": [{"from": "host0", "to": ["x"], "rate": "1gbit"}]}',
+      r"links.pairs\[0\]: expected one of .* got \['x'\]",
+    ),
+    (
+      '{"pairs": [{"from": "host1", "to": "host1", "rate": "1gbit"}]}',
+      r'links.pairs\[0\]: expected two different hosts',
+    ),
+  )
+  def test_other_files_are_refused(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      hosts.parse_links(2, '1gbit', text)
+
+  def test_a_pair_has_one_rate(self):
+    text = json.dumps({'pairs': 2 * _UNEQUAL['pairs']})
+    with self.assertRaisesRegex(ValueError, r'pairs\[1\]: .* each pair once'):
+      hosts.parse_links(3, '1gbit', text)
+
+  @parameterized.parameters(-1, 0, 1, 251)
+  def test_other_numbers_of_hosts_are_refused(self, number):
+    with self.assertRaisesRegex(ValueError, f'from 2 to 250, got {number}'):
+      hosts.parse_links(number, '1gbit')
+
+  @parameterized.parameters('', 'two words', 'Cubic', 16 * 'x')
+  def test_other_names_of_congestion_control_are_refused(self, name):
+    with self.assertRaisesRegex(ValueError, 'congestion: expected a name'):
+      hosts.parse_links(2, '1gbit', congestion=name)
+
+  def test_leaves_of_a_link_are_not_granted_more_than_the_link_has(self):
+    pairs = [
+      {'from': 'host0', 'to': f'host{number}', 'rate': f'{number}00mbit'}
+      for number in (1, 2, 3)
+    ]
+    links = hosts.parse_links(4, '250mbit', json.dumps({'pairs': pairs}))
+    lines = [
+      line.split()
+      for line in hosts.commands('syn-000000', links)
+      if 'syn-000000-host0' in line and 'parent 1:1 ' in line
+    ]
+
+    self.assertLen(lines, 4)
+    granted = [line[line.index('rate') + 1] for line in lines]
+    most = [line[line.index('ceil') + 1] for line in lines]
+    total = sum(int(rate.removesuffix('bit')) for rate in granted)
+    self.assertLessEqual(total, 250_000_000)
+    self.assertEqual(
+      most, ['250000000bit', '100000000bit', '200000000bit', '250000000bit']
+    )
+
+
+class RefusalTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (['--hosts=1', '--', 'true'], 'hosts: expected from 2'),
+    (['--link=fast', '--', 'true'], "link: expected a rate .* got 'fast'"),
+    (['--links=/no/file', '--', 'true'], 'links: expected a JSON file'),
+    (['--hosts=2'], 'command: expected one after --'),
+    (['--clean', '--', 'true'], 'command: .* none with --clean'),
+  )
+  def test_what_flags_do_not_allow_is_refused(self, words, message):
+    code, _, errors = _run(*words)
+
+    self.assertEqual(code, 1)
+    self.assertRegex(errors, f'^Refused: {message}')
+
+  def test_without_root_it_says_so(self):
+    with (
+      mock.patch.object(os, 'geteuid', return_value=1000),
+      self.assertRaisesRegex(ValueError, 'needs root'),
+    ):
+      lab.clean()
+
+  def test_missing_programs_are_named(self):
+    with (
+      mock.patch.object(os, 'geteuid', return_value=0),
+      mock.patch.dict(os.environ, PATH='/no/folder'),
+      self.assertRaisesRegex(ValueError, 'PATH: expected ip'),
+    ):
+      lab.clean()
+
+
+class LabTest(parameterized.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    if reason := _why_not():
+      raise unittest.SkipTest(reason)
+
+  def setUp(self):
+    super().setUp()
+    self.before = _network()
+
+  def assert_removed(self, name):
+    self.assertEmpty(_left(name))
+    self.assertEqual(_network(), self.before)
+
+  def test_hosts_reach_each_other_by_name_at_the_rates_of_the_links(self):
+    expected = {
+      ('host0', 'host1'): 40.0,  # Up.
+      ('host1', 'host0'): 20.0,  # Down.
+      ('host1', 'host2'): 10.0,  # Pair.
+      ('host2', 'host1'): 100.0,  # All others.
+    }
+    second = [(*ends, int(1e6 / 8 * rate)) for ends, rate in expected.items()]
+    measure = [sys.executable, '-c', _MEASURE, json.dumps(second)]
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+      json.dump(_UNEQUAL, file)
+      file.flush()
+      words = ['--hosts=3', '--link=100mbit', f'--links={file.name}', '--']
+
+      code, out, errors = _run(*words, *measure)
+
+    self.assertEqual(code, 0, errors)
+    reached = [rate / 1e6 for rate in json.loads(out)]
+    for rate, got in zip(expected.values(), reached, strict=True):
+      self.assertBetween(got / rate, 0.7, 1.1, reached)
+
+  @parameterized.parameters(([], 'cubic'), (['--congestion=reno'], 'reno'))
+  def test_both_ends_of_a_connection_have_the_congestion_control(
+    self, words, expected
+  ):
+    code, out, errors = _run(*words, '--', sys.executable, '-c', _CONGESTION)
+
+    self.assertEqual(code, 0, errors)
+    self.assertEqual(out.split(), 2 * [expected])
+
+  def test_each_host_has_its_name_and_the_names_of_all(self):
+    other = f'{sys.executable} -m tools.lab --exec=host1 --'
+    script = f"""
+      hostname; echo $SYNCOPATE_HOSTS; tail -n 2 /etc/hosts
+      {other} sh -c 'hostname; tail -n 2 /etc/hosts; ls /sys/class/net'
+      ip route get 192.0.2.1 2>&1
+    """
+    code, out, _ = _run('--', 'sh', '-c', script)
+
+    both = ['10.213.0.1 host0', '10.213.0.2 host1']
+    lines = out.splitlines()
+    self.assertNotEqual(code, 0)
+    self.assertEqual(lines[:4], ['host0', 'host0,host1', *both])
+    self.assertEqual(lines[4:9], ['host1', *both, 'eth0', 'lo'])
+    self.assertIn('unreachable', lines[9])
+
+  @parameterized.parameters(
+    ('exit 0', 0), ('exit 7', 7), ('kill -9 $$', 137), ('no-such-program', 127)
+  )
+  def test_exit_code_is_that_of_the_command(self, script, expected):
+    code, _, errors = _run('--', 'sh', '-c', script)
+
+    self.assertEqual(code, expected, errors)
+    self.assert_removed(_name(errors))
+
+  def test_unknown_hosts_and_labs_are_refused(self):
+    words = ('-m', 'tools.lab', '--exec=switch', '--', 'true')
+    code, _, errors = _run('--', sys.executable, *words)
+    self.assertEqual(code, 1)
+    expected = r"Refused: host: expected one of \['host0', 'host1'\]"
+    self.assertRegex(errors, expected)
+
+    with self.assertRaisesRegex(ValueError, 'SYNCOPATE_LAB: .* got .syn-x'):
+      lab.command('host0', ['true'], 'syn-x')
+
+  @parameterized.parameters(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+  def test_signals_end_all_processes_and_remove_the_lab(self, number):
+    other = f'{sys.executable} -m tools.lab --exec=host1 --'
+    script = f"{other} sh -c 'echo $$; exec sleep 60' & wait"
+    with _start('--', 'sh', '-c', script) as process:
+      pid = process.stdout.readline().strip()
+      process.send_signal(number)
+      name = _name(process.communicate(timeout=30)[1])
+
+    self.assertEqual(process.returncode, 128 + number)
+    self.assertFalse(_runs(pid))
+    self.assert_removed(name)
+
+  def test_clean_removes_a_killed_lab_but_none_that_runs(self):
+    deaf = 'trap "" TERM; echo $$; while :; do sleep 1; done'
+    with (
+      _start('--', 'sh', '-c', 'echo made; exec sleep 60') as alive,
+      _start('--', 'sh', '-c', deaf) as killed,
+    ):
+      alive.stdout.readline()
+      pid = killed.stdout.readline().strip()
+      killed.kill()
+      name = _name(killed.stderr.readline())
+      self.assertLen(_left(name), 5)
+
+      code, _, errors = _run('--clean')
+
+      self.assertEqual(code, 0, errors)
+      self.assertIn(f'{name} is removed', errors)
+      self.assertFalse(_runs(pid))
+      self.assert_removed(name)
+      other = _name(alive.stderr.readline())
+      self.assertIn(f'{other} still runs', errors)
+      self.assertLen(_left(other), 5)
+      self.assertNotIn(name, _run('--clean')[2])
+      alive.terminate()
+
+  def test_clean_touches_nothing_that_is_not_of_a_lab(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    listed = '{"namespaces": ["syn-ffffff-host0", "other"]}'
+    (folder / 'syncopate-lab-syn-ffffff.json').write_text(listed)
+
+    with (
+      mock.patch.object(lab, '_STATES', folder),
+      self.assertRaisesRegex(ValueError, 'ffffff.json: .* names of the lab'),
+    ):
+      lab.clean()
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,170 @@
+"""Tests for tools/launch.py: which processes start again, and how often.
+
+Small programs stand in the place of main.py.
+"""
+
+import itertools
+
+from absl.testing import absltest, parameterized
+
+from tests.support import launches
+
+
+class RestartTest(parameterized.TestCase):
+  @parameterized.parameters('die()', 'sys.exit(75)', 'die(signal.SIGABRT)')
+  def test_a_worker_starts_again_alone(self, end):
+    body = f"""
+if role == 'worker:1' and restarts < 2:
+  {end}
+if role == 'worker:1':
+  touch('back')
+until('back')
+print(role, restarts, flags['coordinator'])
+"""
+    code, lines, rows = launches.run(body, workers=3)
+
+    self.assertEqual(code, 0)
+    roles = {'worker:0': 1, 'worker:1': 3, 'worker:2': 1}
+    self.assertEqual(launches.starts(rows), roles)
+    number = {'die()': -9, 'sys.exit(75)': 75}.get(end, -6)
+    self.assertEqual(launches.codes(rows, 'worker:1'), [number, number, 0])
+    (_, _, address), (role, restarts, same) = (
+      launches.said(lines, f'worker {n}')[0].split() for n in (0, 1)
+    )
+    self.assertEqual((role, restarts, same), ('worker:1', '2', address))
+    for row in rows:
+      self.assertEqual([*row], ['time', 'role', 'pid', 'event', 'code'])
+
+  @parameterized.parameters(
+    (False, 1, 'worker:0'), (False, 2, 'worker:1'), (True, 2, 'server:1')
+  )
+  def test_all_start_again_after_one_that_holds_a_shard(
+    self, dedicated, servers, killed
+  ):
+    watched = ['worker:2', 'server:0'] if dedicated else ['worker:2']
+    body = f"""
+print(flags['coordinator'] if 'worker' in role else flags['lead'])
+touch(f'{{role}}-{{restarts}}')
+if role == '{killed}':
+  for other in {watched}:
+    until(f'{{other}}-{{restarts}}')
+  die()
+time.sleep(20)
+"""
+    code, lines, rows = launches.run(
+      body, workers=3, servers=servers, dedicated=dedicated, restarts=2
+    )
+
+    self.assertEqual(code, 137)
+    self.assertEqual(set(launches.starts(rows).values()), {3})
+    for name in watched:
+      said = launches.said(lines, name.replace(':', ' '))
+      self.assertLen(set(said), 3)
+
+  @parameterized.parameters('time.sleep(20)', 'die(signal.SIGABRT)')
+  def test_workers_start_again_together_beside_dedicated_servers(self, others):
+    body = f"""
+print(flags.get('coordinator'), flags['lead'])
+touch(f'{{role}}-{{restarts}}')
+if role == 'worker:0' and not restarts:
+  until('worker:1-0')
+  until('worker:2-0')
+  touch('lost')
+  time.sleep(0.2)
+  die()
+if role == 'worker:0':
+  until('worker:1-1')
+  until('worker:2-1')
+  touch('back')
+if role != 'server:0' and not restarts:
+  until('lost')
+  {others}
+until('back')
+"""
+    code, lines, rows = launches.run(body, workers=3, dedicated=True)
+
+    self.assertEqual(code, 0)
+    roles = [f'worker:{n}' for n in range(3)]
+    starts = launches.starts(rows)
+    self.assertEqual(starts['server:0'], 1)
+    for role in roles:
+      self.assertGreaterEqual(starts[role], 2)
+    seen = [launches.said(lines, role.replace(':', ' ')) for role in roles]
+    old, new = ({words[at].split()[0] for words in seen} for at in (0, -1))
+    self.assertLen(old, 1)
+    self.assertLen(new, 1)
+    self.assertNotEqual(old, new)
+    leads = {words.split()[1] for each in seen for words in each}
+    self.assertEqual(leads, {launches.said(lines, 'server 0')[0].split()[1]})
+
+  def test_deaths_at_the_start_are_for_good_after_five(self):
+    body = """
+print(time.time())
+if role == 'worker:1':
+  die()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+time.sleep(20)
+"""
+    code, lines, rows = launches.run(body, workers=2)
+
+    self.assertEqual(code, 137)
+    self.assertEqual(launches.starts(rows), {'worker:0': 1, 'worker:1': 5})
+    times = [float(line) for line in launches.said(lines, 'worker 1')]
+    for n, (before, after) in enumerate(itertools.pairwise(times), start=1):
+      self.assertGreaterEqual(after - before, 0.02 * 2**n)
+    self.assertEqual(launches.codes(rows, 'worker:0'), [143])
+
+  def test_longer_lives_do_not_count(self):
+    body = """
+if role == 'worker:1':
+  if restarts < 7:
+    time.sleep(0.1)
+    die()
+  touch('back')
+until('back')
+"""
+    constants = {'_QUICK_S': 0.05}
+    code, _, rows = launches.run(body, workers=2, constants=constants)
+
+    self.assertEqual((code, launches.starts(rows)['worker:1']), (0, 8))
+
+  def test_what_a_dead_worker_has_started_does_not_outlive_it(self):
+    body = """
+if role == 'worker:1' and not restarts:
+  print(subprocess.Popen(['sleep', '20']).pid)
+  die()
+if role == 'worker:1':
+  touch('back')
+until('back')
+"""
+    with launches.launched(body, workers=2) as (process, folder):
+      while '[worker 1] ' not in (line := process.stdout.readline()):
+        pass
+
+      def again():
+        return launches.starts(launches.rows(folder))['worker:1'] == 2
+
+      launches.wait_for(condition=again)
+      self.assertFalse(launches.alive(line.split()[-1]))
+      process.communicate(timeout=10)
+      self.assertEqual(process.returncode, 0)
+
+  def test_workers_are_not_needed_after_worker_0_has_finished(self):
+    body = """
+if role == 'worker:1':
+  until('over')
+  time.sleep(0.2)
+  die(signal.SIGABRT)
+if role == 'worker:0':
+  touch('over')
+if role == 'server:0':
+  until('over')
+  time.sleep(0.6)
+"""
+    code, _, rows = launches.run(body, workers=2, dedicated=True)
+
+    self.assertEqual((code, set(launches.starts(rows).values())), (0, {1}))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,120 @@
+"""Tests for plans: the flags, variables and devices of each process."""
+
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from outputs import files
+from tests.support import launches
+from tools.launching.plan import Plan
+
+
+class PlanTest(parameterized.TestCase):
+  def test_flags_and_variables_tell_each_process_its_place(self):
+    body = """
+print(*sys.argv[1:])
+print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
+"""
+    words = ['--workers=2', '--servers=2', '--dedicated', '--', '--a=b']
+    folder = launches.new_folder()
+    tool = folder / 'nvidia-smi'
+    tool.write_text(
+      '#!/bin/sh\nfor n in 0 1; do echo "GPU $n: H200 (UUID: GPU-$n)"; done\n'
+    )
+    tool.chmod(0o755)
+    environ = {'PATH': f'{folder}:{os.environ["PATH"]}', 'JAX_PLATFORMS': ''}
+    fields = {'words': words, 'cwd': folder, 'environ': environ}
+    with launches.launched(body, **fields) as (process, _):
+      out, errors = process.communicate(timeout=30)
+
+    self.assertEqual((process.returncode, errors), (0, ''))
+    lines = out.splitlines()
+    (run,) = (folder / 'runs').iterdir()
+    self.assertRegex(run.name, r'^\d{8}-\d{6}-\d{6}-\d+$')
+    shared = (
+      '--a=b --config.cluster.runtime=distributed --config.cluster.workers=2 '
+      f'--config.route.server.servers=2 --workdir=runs/{run.name} '
+      '--config.route.server.dedicated=True'
+    )
+    address = r'127\.0\.0\.1:\d{5}'
+    devices = {'server 0': 'cpu ', 'server 1': 'cpu '}
+    devices |= {'worker 0': ' 0', 'worker 1': ' 1'}
+    found = set()
+    for name, expected in devices.items():
+      given, variables = launches.said(lines, name)
+      role = f'--role={name.replace(" ", ":")}'
+      self.assertStartsWith(given, f'{shared} {role} ')
+      rest = given.removeprefix(f'{shared} {role} ')
+      own = rf'(--coordinator={address}) ' * name.startswith('worker')
+      self.assertRegex(rest, f'^{own}--lead={address}$')
+      found |= set(rest.split())
+      self.assertEqual(variables, expected)
+    self.assertLen(found, 2)
+
+  def test_gpus_are_split_in_groups(self):
+    plan = Plan(
+      workers=2,
+      servers=1,
+      dedicated=True,
+      workdir=pathlib.Path(),
+      devices_per_worker=2,
+    )
+    given = plan.devices({'CUDA_VISIBLE_DEVICES': '4,5,6,7,0'})
+    self.assertEqual(given['worker 0'], {'CUDA_VISIBLE_DEVICES': '4,5'})
+    self.assertEqual(given['worker 1'], {'CUDA_VISIBLE_DEVICES': '6,7'})
+    server = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
+    self.assertEqual(given['server 0'], server)
+    for none in ({'CUDA_VISIBLE_DEVICES': ''}, {'JAX_PLATFORMS': 'cpu'}):
+      given = plan.devices(none)
+      self.assertEqual(given['worker 1'], {'JAX_NUM_CPU_DEVICES': '2'})
+    with self.assertRaisesRegex(ValueError, 'per_worker: .* 3 GPUs .* got 2'):
+      plan.devices({'CUDA_VISIBLE_DEVICES': '0,1,2'})
+
+  def test_gpus_that_do_not_answer_are_an_error(self):
+    plan = Plan(workers=1, servers=1, dedicated=False, workdir=pathlib.Path())
+    folder = launches.new_folder()
+    with mock.patch.dict(os.environ, PATH=str(folder)):
+      self.assertEqual(plan.devices({}), {'worker 0': {}})
+      tool = folder / 'nvidia-smi'
+      tool.write_text('#!/bin/sh\necho no driver >&2; exit 9\n')
+      tool.chmod(0o755)
+      message = "nvidia-smi -L: expected a list of GPUs .* got 'no driver'"
+      with self.assertRaisesRegex(ValueError, message):
+        plan.devices({})
+      self.assertEqual(plan.devices({'JAX_PLATFORMS': 'cpu'})['worker 0'], {})
+
+  @parameterized.parameters(
+    ({'workers': 0}, 'workers: expected at least 1, got 0'),
+    ({'servers': 5}, 'servers: expected at most the 4 workers, .* got 5'),
+    ({'restarts': -1}, 'restarts: expected at least 0'),
+    ({'grace_s': float('nan')}, 'grace_s: expected seconds'),
+    ({'arguments': ('--role=worker:1',)}, 'flags: expected none of .* got'),
+    ({'arguments': ('-workdir', 'x')}, 'flags: .* got .-workdir'),
+    ({'arguments': ('--noconfig.route.server.dedicated',)}, 'flags: expected'),
+  )
+  def test_refuses(self, fields, message):
+    plan = {'workers': 4, 'servers': 1, 'dedicated': False} | fields
+    with self.assertRaisesRegex(ValueError, message):
+      Plan(workdir=pathlib.Path(), **plan)
+
+  def test_flags_are_refused_by_name(self):
+    with launches.launched('', words=['--workers=0'], workers=1) as (
+      process,
+      _,
+    ):
+      _, errors = process.communicate(timeout=30)
+    self.assertEqual(process.returncode, 1)
+    self.assertEqual(errors, 'Refused: workers: expected at least 1, got 0.\n')
+
+  def test_a_run_accepts_the_folder(self):
+    folder = launches.new_folder()
+    (folder / 'launch.jsonl').write_text('{}\n')
+    run = files.RunFiles(str(folder))
+    run.claim({'config': {}, 'own': {}})
+    run.release()
+
+
+if __name__ == '__main__':
+  absltest.main()

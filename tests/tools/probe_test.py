@@ -1,0 +1,285 @@
+"""Tests for tools/probe.py and what it measures with; one needs root."""
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from concurrent import futures
+
+from absl.testing import absltest, parameterized
+
+from cluster.distributed import roles
+from tests.tools import lab_test
+from tools.probing import flows
+from tools.probing import trials as probing
+from topology import cluster, forest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_LAB = (sys.executable, '-m', 'tools.lab')
+_KEY = bytes(range(16))
+# The kernel counts frames: 1448 of 1514 bytes are what is sent.
+_PAYLOAD = 1448 / 1514
+_UNEQUAL = {
+  'hosts': {
+    'host1': {'up': '100mbit', 'down': '150mbit'},
+    'host2': {'up': '150mbit', 'down': '60mbit'},
+  },
+  'pairs': [{'from': 'host3', 'to': 'host0', 'rate': '50mbit'}],
+}
+
+
+@contextlib.contextmanager
+def _launched(*words, workers, before=()):
+  """Starts the probe on all workers; yields launcher and folder of the run."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  argv = [*before, sys.executable, '-W', 'error', '-m', 'tools.launch']
+  argv += [f'--workers={workers}', '--module=tools.probe']
+  argv += [f'--workdir={folder}', '--', *words]
+  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  process = subprocess.Popen(
+    argv,
+    cwd=_ROOT,
+    env=os.environ | own,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  try:
+    yield process, folder
+  finally:
+    process.kill()  # The kernel ends what it has started.
+    process.communicate()
+
+
+def _run(*words, **fields):
+  """Returns exit code, output and file of a whole run."""
+  with _launched(*words, **fields) as (process, folder):
+    out, _ = process.communicate(timeout=60)
+    file = folder / 'cluster.json'
+    content = json.loads(file.read_text()) if file.exists() else None
+    return process.returncode, out, content
+
+
+def _until(process, text):
+  """Returns the next line with a text."""
+  return next(line for line in process.stdout if text in line)
+
+
+class PlanTest(parameterized.TestCase):
+  @parameterized.parameters(2, 3, 4, 5, 8, 9, 12, 33)
+  def test_covers_all_pairs_in_as_few_tests_as_promised(self, hosts):
+    tests = probing.plan(hosts)
+
+    every = sorted(itertools.permutations(range(hosts), 2))
+    for kind in ('pairs', 'up', 'down', 'both'):
+      of = [test.pairs for test in tests if test.kind == kind]
+      self.assertEqual(sorted(pair for pairs in of for pair in pairs), every)
+    most = 5 * hosts if hosts > 8 else hosts * (hosts - 1) + 3 * hosts
+    self.assertLessEqual(len(tests), most)
+
+  @parameterized.parameters(3, 8, 9, 32)
+  def test_nobody_is_in_two_pairs_at_once(self, hosts):
+    for kind, pairs in probing.plan(hosts):
+      if kind in ('up', 'down'):
+        hub = 0 if kind == 'up' else 1
+        self.assertLen({pair[hub] for pair in pairs}, 1)
+        continue
+      self.assertLen({src for src, _ in pairs}, len(pairs))
+      self.assertLen({dst for _, dst in pairs}, len(pairs))
+      if kind == 'pairs':
+        self.assertLen(
+          {host for pair in pairs for host in pair}, 2 * len(pairs)
+        )
+        self.assertLessEqual(len(pairs), 1 if hosts <= 8 else hosts // 2)
+
+
+class EndpointTest(absltest.TestCase):
+  """Two ends in one process."""
+
+  def setUp(self):
+    super().setUp()
+    stack = contextlib.ExitStack()
+    self.addCleanup(stack.close)
+    self.ends = [
+      stack.enter_context(flows.Endpoint('127.0.0.1', timeout_s=0.5))
+      for _ in range(2)
+    ]
+    self.peers = [
+      flows.Peer(f'host{n}', '127.0.0.1', end.port)
+      for n, end in enumerate(self.ends)
+    ]
+    for own, end in enumerate(self.ends):
+      end.meet(self.peers, own=own, key=_KEY)
+
+  def both(self, call):
+    """Returns what a call returns at both ends, at the same time."""
+    with futures.ThreadPoolExecutor(2) as pool:
+      return [*pool.map(call, self.ends, (0, 1))]
+
+  def connect(self, number=7, streams=1):
+    self.both(
+      lambda end, own: end.connect(
+        number, to=[1] * (own == 0), of=[0] * (own == 1), streams=streams
+      )
+    )
+
+  def test_counts_what_arrives_at_the_receiver(self):
+    for streams in (1, 3):
+      self.connect(streams=streams)
+      pings = self.both(lambda end, _: end.ping())
+      sent, received = self.both(lambda end, _: end.transfer(0.1))
+
+      self.assertEqual((sent, pings[1]), ({}, {}))
+      self.assertGreater(received[0], 1e6)
+      self.assertBetween(pings[0][1], 1e-6, 0.1)
+
+  def test_strangers_and_other_tests_are_not_let_in(self):
+    ends = self.peers[1][1:]
+    hello = flows._HELLO.pack
+    strange = hello(bytes(16), 7, 0), hello(_KEY, 6, 0), hello(_KEY, 7, 1), b''
+    with contextlib.ExitStack() as stack:
+      for first in strange:
+        sock = stack.enter_context(socket.create_connection(ends))
+        sock.sendall(first)
+        sock.shutdown(socket.SHUT_WR)
+      self.connect()
+
+    sent, received = self.both(lambda end, _: end.transfer(0.05))
+    self.assertEqual(sent, {})
+    self.assertEqual([*received], [0])
+
+  def test_who_does_not_come_is_named(self):
+    with self.assertRaisesRegex(flows.Broken, 'host0: timed out'):
+      self.ends[1].connect(1, to=[], of=[0], streams=1)
+
+  def test_who_breaks_off_or_is_silent_is_named(self):
+    for broken in (True, False):
+      with socket.create_connection(self.peers[1][1:]) as sock:
+        sock.sendall(flows._HELLO.pack(_KEY, 1, 0) + bytes(1000))
+        self.ends[1].connect(1, to=[], of=[0], streams=1)
+        if broken:
+          sock.close()
+        why = 'has broken off' if broken else 'timed out'
+        with self.assertRaisesRegex(flows.Broken, f'host0: .*{why}'):
+          self.ends[1].transfer(0.1)
+      self.ends[1]._hang_up()
+
+  def test_who_cannot_be_reached_is_named(self):
+    self.ends[1].__exit__()
+    with self.assertRaisesRegex(flows.Broken, 'host1: .*refused'):
+      self.ends[0].connect(1, to=[1], of=[], streams=1)
+
+
+class RunTest(parameterized.TestCase):
+  def test_three_processes_measure_each_other(self):
+    token = pathlib.Path(tempfile.mkdtemp(), 'token')
+    token.write_text('secret\n')
+    words = '--seconds=0.05', f'--config.cluster.token_file={token}'
+    code, out, content = _run(*words, workers=3)
+
+    self.assertEqual(code, 0, out)
+    graph = cluster.from_json(content)
+    self.assertEqual(graph.workers, ('host0', 'host1', 'host2'))
+    tests = content['measurements']['tests']
+    kinds = [test['kind'] for test in tests]
+    every = ['pairs'] * 6 + ['up'] * 3 + ['down'] * 3 + ['both'] * 3
+    self.assertEqual(kinds, every)
+    for test in tests:
+      for row in test['transfers']:
+        self.assertGreater(row['Bps'], 1e6)
+    self.assertLen(content['latency_s'], 6)
+    self.assertEqual(content['hosts'][2]['name'], socket.gethostname())
+    self.assertIn('--seconds=0.05', content['command'])
+    self.assertIn('Mbit/s up', out)
+    for link in content['links']:
+      self.assertRegex(link['GBps'], r'^[0-9.]+$')
+
+  @parameterized.parameters(signal.SIGKILL, signal.SIGSTOP)
+  def test_a_host_that_is_lost_ends_the_run_by_its_name(self, number):
+    words = '--seconds=0.3', '--config.cluster.timeout_s=0.5'
+    with _launched(*words, workers=3) as (process, folder):
+      _until(process, 'tests, about')
+      lines = (folder / 'launch.jsonl').read_text().splitlines()
+      pids = {row['role']: row['pid'] for row in map(json.loads, lines)}
+      os.kill(pids['worker:1'], number)
+      line = _until(process, 'Failed')
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pids['worker:1'], signal.SIGKILL)
+      process.communicate(timeout=30)
+
+    self.assertRegex(line, r'worker 0\] Failed: host1 \(.*\): ')
+    self.assertEqual(process.returncode, 1)
+    self.assertFalse((folder / 'cluster.json').exists())
+
+  def test_hosts_that_do_not_come_are_named(self):
+    code, errors = self._alone('--config.cluster.timeout_s=0.05')
+
+    self.assertEqual(code, 1)
+    self.assertIn('Failed: host1, host2: no answer within 1.5 s', errors)
+
+  @parameterized.parameters(
+    ('--seconds=0', '--seconds: expected more than 0'),
+    ('--tolerance=1', '--tolerance: expected at least 0 and less than 1'),
+    ('--out=/no/folder/file', '--out: expected a file in a folder'),
+    ('--config.cluster.workers=1', 'config.cluster.workers: expected at least'),
+    ('--config.cluster.token_file=/no/file', 'No such file'),
+  )
+  def test_refuses(self, word, message):
+    code, errors = self._alone(word)
+
+    self.assertEqual(code, 1)
+    self.assertRegex(errors, f'^Refused: .*{message}')
+
+  def _alone(self, *words):
+    """Returns exit code and output of a first process without others."""
+    (port,) = roles.free_ports(1)
+    argv = [sys.executable, '-m', 'tools.probe', '--role=worker:0']
+    argv += [f'--coordinator=127.0.0.1:{port}', '--config.cluster.workers=3']
+    argv += [f'--out={tempfile.mkdtemp()}/cluster.json', *words]
+    done = subprocess.run(
+      argv, cwd=_ROOT, capture_output=True, text=True, timeout=30
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+class LabTest(absltest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    if reason := lab_test._why_not():
+      raise unittest.SkipTest(reason)
+
+  def test_rates_are_those_of_the_links(self):
+    file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
+    file.write_text(json.dumps(_UNEQUAL))
+    lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']
+    code, out, content = _run('--seconds=0.2', workers=4, before=lab)
+
+    self.assertEqual(code, 0, out)
+    up, down = [200, 100, 150, 200], [200, 150, 60, 200]
+    for host, *want in zip(content['hosts'], up, down, strict=True):
+      for way, mbit in zip(('up_GBps', 'down_GBps'), want, strict=True):
+        got = 8000 * float(host[way])
+        self.assertBetween(got / mbit / _PAYLOAD, 0.94, 1.05, out)
+    (pair,) = content['pairs']
+    self.assertEqual((pair['src'], pair['dst']), ('host3', 'host0'))
+    self.assertBetween(8000 * float(pair['GBps']) / 50 / _PAYLOAD, 0.9, 1.1)
+    # Alike in the lab, alike in the file.
+    rates = [content['hosts'][host]['up_GBps'] for host in (0, 3)]
+    rates += [content['hosts'][host]['down_GBps'] for host in (0, 3)]
+    self.assertLen(set(rates), 1)
+
+    packed = forest.pack(cluster.from_json(content))
+
+    self.assertGreater(packed.rate_Bps, 0)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,111 @@
+"""Tests for tools.profile_batches, on a small model."""
+
+import json
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from matplotlib import image
+
+from batching import curves
+from tests.support import small
+from tools import profile_batches
+from tools.profile_batches import Profile
+
+_KNOWN = curves.Curve(0.02, 0.0, 0.001)
+_BATCHES = (1, 4, 16, 64, 128)
+
+
+def _profile():
+  return Profile(
+    device='a device',
+    model='a model',
+    micro_batch=64,
+    batches=_BATCHES,
+    seconds=[_KNOWN.seconds(batch) for batch in _BATCHES],
+    curve=_KNOWN,
+  )
+
+
+class ProfileTest(parameterized.TestCase):
+  def test_times_are_those_of_the_model(self):
+    config = small.config(
+      model__mlp__hidden=(512, 512), batching__micro_batch=16
+    )
+    start = time.perf_counter()
+    profile = profile_batches.measure(config, batches=(), rounds=1)
+    took_s = time.perf_counter() - start
+    self.assertEqual(profile.batches, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+    self.assertGreater(min(profile.seconds), 0)
+    self.assertLess(sum(profile.seconds), took_s)
+    self.assertEqual(profile.model, 'mlp(hidden=(512, 512)) of synthetic')
+    self.assertEqual(profile.micro_batch, 16)
+    self.assertEqual(
+      profile.curve, curves.fit(profile.batches, profile.seconds)
+    )
+    self.assertTrue(profile.device)
+
+  def test_a_file_gives_the_curve_back(self):
+    path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
+    profile_batches.write(_profile(), path)
+    content = json.loads(path.read_text())
+    self.assertEqual(curves.parse(content), _KNOWN)
+    self.assertEqual(content['device'], 'a device')
+    self.assertEqual(content['batches'], list(_BATCHES))
+    np.testing.assert_allclose(content['seconds'], [0.02] * 3 + [0.064, 0.128])
+
+  def test_the_table_has_what_was_measured_and_fitted(self):
+    profile = _profile()._replace(seconds=[0.02, 0.02, 0.02, 0.08, 0.128])
+    lines = profile_batches.describe(profile).splitlines()
+    self.assertIn('a model on a device', lines[0])
+    self.assertEqual(lines[5].split(), ['64', '80.00', '64.00', '-20.0%'])
+    self.assertEqual(
+      lines[7], 'max(20, 0 + 1 x) ms; error 4.0% in the mean, 20.0% at most'
+    )
+
+  def test_a_picture_shows_it(self):
+    path = pathlib.Path(tempfile.mkdtemp()) / 'profile.png'
+    profile_batches.draw(_profile(), path)
+    self.assertGreater(np.std(image.imread(path)), 0.05)
+
+  @parameterized.parameters(
+    ({'batches': [4, 2, 8]}, r'batches: expected .* ascending, got \[4, 2, 8'),
+    ({'batches': [1, 2]}, 'batches: expected at least three'),
+    ({'batches': [0, 1, 2]}, 'batches: expected'),
+    ({'rounds': 0}, 'rounds: expected at least 1, got 0'),
+  )
+  def test_bad_arguments_are_named(self, changed, message):
+    arguments = {'batches': [1, 2, 4], 'rounds': 1} | changed
+    with self.assertRaisesRegex(ValueError, message):
+      profile_batches.measure(small.config(), **arguments)
+
+  def test_there_must_be_a_model(self):
+    config = small.config()
+    config.model.name = 'none'
+    with self.assertRaisesRegex(
+      ValueError, 'config.model.name: expected a mod'
+    ):
+      profile_batches.measure(config, batches=[1, 2, 4], rounds=1)
+
+  def test_commands_work_and_refuse(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    argv = ['-m', 'tools.profile_batches', '--config=configs/vgg16_bsp.py']
+    argv += ['--config.model.name=mlp', '--config.model.mlp.hidden=(512,)']
+    argv += ['--config.data.name=synthetic', f'--out={folder}/profile.json']
+    argv += ['--rounds=1', f'--plot={folder}/profile.png']
+    done = small.python(*argv, '--batches=1,128,512')
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn('examples  measured ms', done.stdout)
+    curves.parse(json.loads((folder / 'profile.json').read_text()))
+    self.assertTrue((folder / 'profile.png').exists())
+    done = small.python(*argv, '--batches=1,many')
+    self.assertEqual(done.returncode, 1)
+    self.assertIn(
+      "Refused: batches: expected integers, got ['1', 'many']", done.stderr
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

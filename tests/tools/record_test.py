@@ -1,0 +1,69 @@
+"""Tests for tools.record: what it writes, and what it leaves behind."""
+
+import csv
+import io
+import pathlib
+import tempfile
+import time
+
+import psutil
+from absl.testing import absltest
+
+from cluster.speed import speed
+from tests.support import small
+from tools import record
+
+
+class RecordTest(absltest.TestCase):
+  def test_rows_are_steps_of_each_worker_in_turn(self):
+    file = io.StringIO()
+    record.record(file, lambda: time.sleep(0.02), [0.2, 0.1])
+
+    rows = list(csv.DictReader(io.StringIO(file.getvalue())))
+    order = [(int(row['worker']), int(row['iteration'])) for row in rows]
+    self.assertEqual(order, sorted(order))
+    self.assertBetween(len([w for w, _ in order if w == 0]), 3, 10)
+    times = [float(row['time']) for row in rows]
+    self.assertEqual(times, sorted(times))
+    for row in rows:
+      self.assertBetween(float(row['compute_s']), 0.02, 0.2)
+      self.assertBetween(float(row['cpu']), 0, 1)
+      self.assertBetween(float(row['memory']), 0, 1)
+
+  def test_a_recording_is_a_trace_and_leaves_no_process(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'trace.csv')
+    before = set(psutil.pids())
+    done = small.python(
+      *('-m', 'tools.record', f'--out={path}', '--minutes=0.05'),
+      *('--workers=2', '--batch=4'),
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+
+    # A zombie has no command line.
+    left = [
+      process.info['cmdline']
+      for process in psutil.process_iter(['cmdline'])
+      if process.pid not in before
+      and '# A load of tools.record' in str(process.info['cmdline'])
+    ]
+    self.assertEmpty(left)
+    model = speed.trace(
+      num_workers=2,
+      seed=0,
+      path=str(path),
+      worker_column='worker',
+      order_column='iteration',
+      value_column='compute_s',
+      driving_columns='cpu,memory',
+    )
+    self.assertBetween(model.factor(1, 3), 0.01, 100)
+
+  def test_files_that_exist_are_kept(self):
+    with tempfile.NamedTemporaryFile() as file:
+      done = small.python('-m', 'tools.record', f'--out={file.name}')
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('File exists', done.stderr)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,83 @@
+"""Tests for tools.replay: recorded runs give the same verdicts again."""
+
+import json
+
+from absl.testing import absltest, parameterized
+
+from tests.support import small
+
+_TWO = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0, 3.1)}
+
+
+def _replay(*folders):
+  return small.python('-m', 'tools.replay', *map(str, folders))
+
+
+def _run(scheme, **changed):
+  run = small.build(
+    small.config(
+      sync__name=scheme,
+      cluster__speed__name='lognormal',
+      cluster__script=((0.2, 'leave', 1), (0.9, 'join', 1)),
+      **changed,
+    )
+  )
+  run()
+  return run.files.workdir
+
+
+class ReplayTest(parameterized.TestCase):
+  def test_every_scheme_gives_the_verdicts_that_it_gave(self):
+    schemes = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+    folders = [_run(scheme) for scheme in schemes]
+
+    done = _replay(*folders)
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    lines = done.stdout.splitlines()
+    for folder, line in zip(folders, lines, strict=True):
+      count = len((folder / 'events.jsonl').read_text().splitlines())
+      self.assertEqual(line, f'{folder}: {count} events, the same verdicts.')
+
+  def test_another_verdict_is_shown(self):
+    folder = _run('elastic')
+    path = folder / 'events.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[20]['time'] += 0.5
+    rows[30]['said']['commit'] = [999]
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+    done = _replay(folder)
+
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stdout, r': event \d+ was .*, is ')
+
+  def test_each_start_has_a_scheme_for_as_many_workers_as_there_were(self):
+    folder, fewer = _run('elastic'), _run('elastic', **_TWO)
+    with (folder / 'events.jsonl').open('a') as events:
+      events.write((fewer / 'events.jsonl').read_text())
+
+    done = _replay(folder)
+
+    self.assertEqual(done.returncode, 0, done.stdout)
+
+  @parameterized.parameters(
+    (lambda folder: folder / 'none', 'no folder'),
+    (lambda folder: _broken(folder), 'events.jsonl, line 2: expected a JSON'),
+  )
+  def test_what_is_no_record_is_refused(self, change, message):
+    done = _replay(change(_run('asp')))
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('Refused: ', done.stderr)
+    self.assertIn(message, done.stderr)
+
+
+def _broken(folder):
+  path = folder / 'events.jsonl'
+  lines = path.read_text().splitlines()
+  path.write_text('\n'.join([lines[0], '{', *lines[2:]]) + '\n')
+  return folder
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,43 @@
+"""Draws how many examples each worker's iterations had."""
+
+import collections
+
+from matplotlib.figure import Figure
+
+from tools.reading import records
+from tools.reading.records import RunRecord
+
+_SHOWN = 10  # Workers with a line of their own, as many as there are colors.
+
+
+def draw(label: str, run: RunRecord) -> Figure | None:
+  """Draws a run's batches against time, one line per worker.
+
+  Args:
+    label: What the picture is called.
+    run: Whose batches.
+
+  Returns:
+    The picture; None if all batches are equal, or if there are none.
+  """
+  pushes = collections.defaultdict(list)
+  for event in records.events(run.path):
+    if event['told'] == 'push':
+      pushes[event['worker']].append((event['time'], event['examples']))
+  sizes = {size for found in pushes.values() for _, size in found}
+  if len(sizes) < 2:
+    return None
+  figure = Figure((9.5, 4))
+  axes = figure.subplots()
+  for worker in sorted(pushes)[:_SHOWN]:
+    times, examples = zip(*pushes[worker], strict=True)
+    axes.step(times, examples, label=f'worker {worker}', linewidth=1)
+  if len(pushes) > _SHOWN:
+    label = f'{label} ({_SHOWN} of {len(pushes)} workers)'
+  axes.set(xlabel='time (s)', ylabel='worker batch (examples)')
+  axes.set_xlim(left=0)
+  axes.set_ylim(bottom=0)
+  axes.set_title(label, loc='left', fontsize='medium')
+  axes.grid(alpha=0.3)
+  figure.legend(loc='outside right upper')
+  return figure

@@ -1,0 +1,230 @@
+"""What hosts of a lab are made of: links, addresses and the commands for them.
+
+Nothing here touches the machine; tools/lab.py does.
+
+Each host is a network namespace with one interface, and a further namespace
+holds the bridge that joins them: the machine's own namespace gets neither an
+interface nor a route, so the addresses below cannot collide with its own.  HTB
+shapes what a host sends, as a whole and to one destination, at its end of the
+link, and what it receives at the other.  Rates count Ethernet frames; there is
+no delay but that of queues (1000 packets), and a host's way to itself is free.
+TCP's congestion control is that of the lab, whatever the machine's is: what a
+scheme gains depends on how evenly transfers share a link.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from configs.checks import require
+
+SWITCH = 'switch'
+_UNITS = {'k': 10**3, 'm': 10**6, 'g': 10**9}
+_RATE = re.compile(r'(\d{1,12}(?:\.\d{1,12})?)([kmg])bit')
+_LOWEST, _HIGHEST = 8_000, 10**11
+_BURST_S = 1e-3  # What may leave at once after a pause, as time at the rate.
+_PACKETS = 3028  # At least so many bytes of it: two full Ethernet frames.
+_MOST = 250  # Hosts.
+_CONGESTION = re.compile('[a-z0-9_]{1,15}')
+_NETWORK = '10.213.0'  # Of the addresses, one /24.
+_OTHERS = 2  # HTB class of frames to hosts without a rate of their own.
+
+
+@dataclasses.dataclass
+class Links:
+  """Rates of all links, in bit/s, and how transfers share them.
+
+  Attributes:
+    up: What each host may send, by name, in the order of the addresses.
+    down: What each host may receive, by name.
+    pairs: What a host may send to another, by sender and receiver.
+    congestion: TCP's congestion control, by the kernel's name.
+  """
+
+  up: dict[str, int]
+  down: dict[str, int]
+  pairs: dict[tuple[str, str], int]
+  congestion: str
+
+
+def parse_rate(text: object, field: str) -> int:
+  """Returns a rate such as '200mbit' or '1.5gbit' in bit/s.
+
+  Args:
+    text: A number and kbit, mbit or gbit, from 8kbit to 100gbit.
+    field: Where the text is from.
+
+  Raises:
+    ValueError: If the text is none of these.
+  """
+  match = _RATE.fullmatch(text) if isinstance(text, str) else None
+  rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+  expected = "a rate from '8kbit' to '100gbit' such as '200mbit'"
+  require(_LOWEST <= rate <= _HIGHEST, field, expected, text)
+  return rate
+
+
+def parse_links(
+  hosts: int, link: str, text: str = '{}', congestion: str = 'cubic'
+) -> Links:
+  """Returns the links of hosts named host0, host1 and so on.
+
+  Args:
+    hosts: How many, from 2 to 250.
+    link: Rate of every link, both ways.
+    text: Exceptions, as JSON: {"hosts": {NAME: {"up": RATE, "down": RATE}},
+      "pairs": [{"from": NAME, "to": NAME, "rate": RATE}]}; all but the fields
+      of a pair may be left out.
+    congestion: TCP's congestion control, by the kernel's name.
+
+  Raises:
+    ValueError: If an argument is out of its range, or the text is not of this
+      form, names an unknown host or names a pair twice.
+  """
+  require(2 <= hosts <= _MOST, 'hosts', f'from 2 to {_MOST}', hosts)
+  rate = parse_rate(link, 'link')
+  names = [f'host{index}' for index in range(hosts)]
+  known = bool(_CONGESTION.fullmatch(congestion))
+  require(known, 'congestion', "a name such as 'cubic'", congestion)
+  up, down = dict.fromkeys(names, rate), dict.fromkeys(names, rate)
+  links = Links(up, down, {}, congestion)
+  try:
+    data = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'links: expected JSON, got {error}.') from error
+  _fields(data, 'links', optional=('hosts', 'pairs'))
+  _read_hosts(data.get('hosts', {}), links)
+  _read_pairs(data.get('pairs', []), links)
+  return links
+
+
+def addresses(links: Links) -> dict[str, str]:
+  """Returns the IPv4 address of each host by its name."""
+  return {name: f'{_NETWORK}.{n}' for n, name in enumerate(links.up, start=1)}
+
+
+def hosts_file(links: Links) -> str:
+  """Returns the text of /etc/hosts, the same on every host."""
+  lines = ['127.0.0.1 localhost', '::1 localhost ip6-localhost']
+  lines += [f'{address} {name}' for name, address in addresses(links).items()]
+  return '\n'.join(lines) + '\n'
+
+
+def namespaces(lab: str, links: Links) -> list[str]:
+  """Returns the names of a lab's namespaces, the switch's first."""
+  return [f'{lab}-{name}' for name in (SWITCH, *links.up)]
+
+
+def commands(lab: str, links: Links) -> Iterator[str]:
+  """Yields what makes a lab's namespaces and links, in order.
+
+  Args:
+    lab: Its name.
+    links: Of its hosts.
+  """
+  switch = f'{lab}-{SWITCH}'
+  address = addresses(links)
+  yield f'ip netns add {switch}'
+  yield f'ip -n {switch} link add bridge type bridge'
+  yield f'ip -n {switch} link set bridge up'
+  for host in links.up:
+    own = f'{lab}-{host}'
+    # Both ends are born in their namespaces, never in the machine's.
+    veth = f'link add {host} type veth peer name eth0 netns {own}'
+    yield f'ip netns add {own}'
+    yield f'ip -n {switch} {veth}'
+    here = f'{address[host]}/24 dev eth0 noprefixroute'
+    yield f'ip -n {own} addr add {here}'
+    pairs = {
+      address[to]: rate
+      for (sender, to), rate in links.pairs.items()
+      if sender == host
+    }
+    yield from _shape(own, 'eth0', links.up[host], pairs)
+    yield from _shape(switch, host, links.down[host], {})
+    yield f'ip -n {switch} link set {host} master bridge up'
+    yield f'ip -n {own} link set lo up'
+    yield f'ip -n {own} link set eth0 up'
+    route = f'{_NETWORK}.0/24 dev eth0 congctl {links.congestion}'
+    yield f'ip -n {own} route add {route}'
+
+
+def _shape(
+  namespace: str, device: str, rate: int, pairs: Mapping[str, int]
+) -> Iterator[str]:
+  """Yields what limits the frames that leave a device.
+
+  Args:
+    namespace: Of the device.
+    device: Its name.
+    rate: Of all frames, in bit/s.
+    pairs: Rates to some addresses.
+  """
+  tc = f'tc -n {namespace}'
+  # HTB grants a leaf its rate whatever its parent may send, so that the rates
+  # of all leaves must not be above the parent's; up to `ceil` they borrow.
+  share = rate // (len(pairs) + 1)
+  yield f'{tc} qdisc add dev {device} root handle 1: htb default {_OTHERS}'
+  yield _class(tc, device, '1:', 1, rate, rate)
+  yield _class(tc, device, '1:1', _OTHERS, share, rate)
+  for leaf, (address, most) in enumerate(pairs.items(), start=_OTHERS + 1):
+    most = min(most, rate)
+    yield _class(tc, device, '1:1', leaf, min(share, most), most)
+    yield (
+      f'{tc} filter add dev {device} parent 1: protocol ip '
+      f'u32 match ip dst {address}/32 flowid 1:{leaf:x}'
+    )
+
+
+def _class(
+  tc: str, device: str, parent: str, number: int, rate: int, ceil: int
+) -> str:
+  burst = max(_PACKETS, round(ceil / 8 * _BURST_S))
+  return (
+    f'{tc} class add dev {device} parent {parent} classid 1:{number:x} htb '
+    f'rate {rate}bit ceil {ceil}bit burst {burst} cburst {burst} '
+    f'quantum {_PACKETS}'
+  )
+
+
+def _read_hosts(data: Any, links: Links) -> None:
+  require(isinstance(data, dict), 'links.hosts', 'an object', data)
+  for name, rates in data.items():
+    field = f'links.hosts.{name}'
+    _known(name, 'links.hosts', links)
+    _fields(rates, field, optional=('up', 'down'))
+    for way, rate in rates.items():
+      getattr(links, way)[name] = parse_rate(rate, f'{field}.{way}')
+
+
+def _read_pairs(data: Any, links: Links) -> None:
+  require(isinstance(data, list), 'links.pairs', 'a list', data)
+  for number, pair in enumerate(data):
+    field = f'links.pairs[{number}]'
+    _fields(pair, field, needed=('from', 'to', 'rate'))
+    ends = pair['from'], pair['to']
+    for name in ends:
+      _known(name, field, links)
+    new = ends[0] != ends[1] and ends not in links.pairs
+    require(new, field, 'two different hosts, each pair once', ends)
+    links.pairs[ends] = parse_rate(pair['rate'], f'{field}.rate')
+
+
+def _known(name: object, field: str, links: Links) -> None:
+  known = isinstance(name, str) and name in links.up
+  require(known, field, f'one of {list(links.up)}', name)
+
+
+def _fields(
+  data: Any,
+  field: str,
+  needed: Sequence[str] = (),
+  optional: Sequence[str] = (),
+) -> None:
+  """Requires an object with all needed fields and no unknown ones."""
+  known = [*needed, *optional]
+  valid = isinstance(data, dict) and set(needed) <= set(data) <= set(known)
+  kind = 'all' if needed else 'some'
+  require(valid, field, f'an object with {kind} of the fields {known}', data)

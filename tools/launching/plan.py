@@ -1,0 +1,154 @@
+"""What the launcher starts, and where: processes, hosts of a lab, and GPUs."""
+
+import dataclasses
+import itertools
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from configs.checks import require
+
+# Flags that the launcher gives.
+_OWN = (
+  *('workdir', 'role', 'coordinator', 'lead'),
+  *('config.cluster.runtime', 'config.cluster.workers'),
+  *('config.route.server.servers', 'config.route.server.dedicated'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is to be launched.
+
+  Attributes:
+    workers: Processes that train.
+    servers: Shards; in the first workers, or in processes of their own.
+    dedicated: Whether they have those.
+    workdir: Folder of the run.
+    arguments: Further flags of the program.
+    restarts: How often all may be started again.
+    grace_s: Seconds that the lead has to end after a signal.
+    devices_per_worker: GPUs of each; where there are none, CPU devices.
+  """
+
+  workers: int
+  servers: int
+  dedicated: bool
+  workdir: pathlib.Path
+  arguments: tuple[str, ...] = ()
+  restarts: int = 3
+  grace_s: float = 30.0
+  devices_per_worker: int = 1
+
+  def __post_init__(self):
+    for field in ('workers', 'servers', 'devices_per_worker'):
+      value = getattr(self, field)
+      require(value > 0, field, 'at least 1', value)
+    holders = f'at most the {self.workers} workers, unless dedicated'
+    fits = self.dedicated or self.servers <= self.workers
+    require(fits, 'servers', holders, self.servers)
+    require(self.restarts >= 0, 'restarts', 'at least 0', self.restarts)
+    limited = 0 <= self.grace_s < float('inf')
+    require(limited, 'grace_s', 'seconds, at least 0', self.grace_s)
+    for argument in self.arguments:
+      name = argument.lstrip('-').split('=')[0]
+      free = not {name, name.removeprefix('no')} & set(_OWN)
+      require(free, 'flags', f'none of {_OWN} after --', argument)
+
+  @property
+  def names(self) -> list[str]:
+    """All processes, dedicated servers first."""
+    servers = self.servers if self.dedicated else 0
+    return [f'server {k}' for k in range(servers)] + [
+      f'worker {r}' for r in range(self.workers)
+    ]
+
+  @property
+  def lead(self) -> str:
+    """The process that leads the run."""
+    return self.names[0]
+
+  @property
+  def holders(self) -> list[str]:
+    """The processes that hold the shards."""
+    return self.names[: self.servers]
+
+  def lost_with(self, name: str) -> tuple[list[str], str]:
+    """Returns who has to start again when a process dies, and their name."""
+    if name in self.holders:
+      return self.names, 'all'
+    if name == 'worker 0':
+      return self.names[self.servers :], 'all workers'
+    return [name], 'it'
+
+  def flags(self) -> list[str]:
+    """Returns the flags that tell a process what the run is made of."""
+    words = [
+      '--config.cluster.runtime=distributed',
+      f'--config.cluster.workers={self.workers}',
+      f'--config.route.server.servers={self.servers}',
+      f'--workdir={self.workdir}',
+    ]
+    if self.dedicated:
+      words.append('--config.route.server.dedicated=True')
+    return words
+
+  def places(self, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the host of the lab for each process; '' without a lab.
+
+    Args:
+      environ: The environment.
+
+    Raises:
+      ValueError: If it names a lab, but no hosts.
+    """
+    if not environ.get('SYNCOPATE_LAB'):
+      return dict.fromkeys(self.names, '')
+    hosts = environ.get('SYNCOPATE_HOSTS', '')
+    expected = 'the names of the hosts of SYNCOPATE_LAB'
+    require(all(hosts.split(',')), 'SYNCOPATE_HOSTS', expected, hosts)
+    around = itertools.cycle(hosts.split(','))
+    return dict(zip(self.names, around, strict=False))
+
+  def devices(self, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Returns the variables that give each process its devices.
+
+    Args:
+      environ: The environment.
+
+    Raises:
+      ValueError: If there are GPUs, but too few.
+    """
+    count, gpus = self.devices_per_worker, _gpus(environ)
+    enough = not gpus or self.workers * count <= len(gpus)
+    most = f'at most {len(gpus) // self.workers}, {len(gpus)} GPUs being there'
+    require(enough, 'devices_per_worker', most, count)
+    cpu = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
+    variables = dict.fromkeys(self.names, cpu)
+    for worker in range(self.workers):
+      own = {'JAX_NUM_CPU_DEVICES': str(count)} if count > 1 else {}
+      if gpus:
+        mine = gpus[worker * count : (worker + 1) * count]
+        own = {'CUDA_VISIBLE_DEVICES': ','.join(mine)}
+        if 'CUDA_VISIBLE_DEVICES' not in environ:
+          own['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'  # That of nvidia-smi.
+      variables[f'worker {worker}'] = own
+    return variables
+
+
+def _gpus(environ: Mapping[str, str]) -> list[str]:
+  """Returns the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
+  if environ.get('JAX_PLATFORMS') == 'cpu':
+    return []
+  if (given := environ.get('CUDA_VISIBLE_DEVICES')) is not None:
+    return [gpu for gpu in given.split(',') if gpu not in ('', '-1')]
+  if shutil.which('nvidia-smi') is None:
+    return []
+  line = ['nvidia-smi', '-L']
+  done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+  said = (done.stdout + done.stderr).strip()
+  listed = 'a list of GPUs (JAX_PLATFORMS=cpu uses none)'
+  require(done.returncode == 0, ' '.join(line), listed, said)
+  return re.findall(r'^GPU (\d+):', done.stdout, re.MULTILINE)

@@ -1,0 +1,54 @@
+"""Reads clusters and forests for the tools."""
+
+import json
+import pathlib
+from typing import Any
+
+from configs.checks import require
+from topology import builders, export
+from topology import cluster as clusters
+from topology.trees import Forest
+
+
+def read(path: str | pathlib.Path) -> tuple[clusters.Cluster, Forest | None]:
+  """Returns what a JSON file holds: a forest with its cluster, or a cluster.
+
+  Args:
+    path: Of a file as `export.to_json` or `cluster.to_json` describe it.
+
+  Raises:
+    ValueError: If it holds neither; names the file and the field.
+    OSError: If it cannot be read.
+  """
+  data = _json(pathlib.Path(path))
+  try:
+    if 'format' in data:
+      return export.from_json(data)
+    require('nodes' in data, 'nodes', 'a cluster or a forest', [*data])
+    return clusters.from_json(data), None
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
+def cluster(spec: str) -> clusters.Cluster:
+  """Returns the cluster of a file, also of a forest's, or of a builder.
+
+  Args:
+    spec: Path of a file as of `read`, or a call as of `builders.named`.
+
+  Raises:
+    ValueError: If it is neither, or describes no cluster.
+    OSError: If the file cannot be read.
+  """
+  if '(' in spec and not pathlib.Path(spec).exists():
+    return builders.named(spec)
+  return read(spec)[0]
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    data = json.loads(path.read_text(encoding='utf-8'))
+  except (RecursionError, ValueError) as error:  # Too deep, or no text.
+    raise ValueError(f'{path}: expected JSON, got {error}.') from error
+  require(isinstance(data, dict), f'{path}', 'a JSON object', data)
+  return data
