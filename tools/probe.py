@@ -8,7 +8,8 @@
 Every host runs one process.  It finds its rank and worker 0 as main.py does
 (see cluster/distributed/roles.py), and takes interface, token, TLS and timeout
 from the same config.  Worker 0 writes the file, which
-`topology.cluster.from_json` reads; topology/measured.py says how rates and graph follow from measurements.
+`topology.cluster.from_json` reads; topology/measured.py says how rates and
+graph follow from measurements.
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
 graph the file has `hosts`, `pairs` that are slower than both their ends,
 `latency_s`, `shortfalls`, `measurements` and `command`.

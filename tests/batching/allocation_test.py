@@ -1,4 +1,4 @@
-"""Tests for sync.batching.allocation and sync.batching.curves."""
+"""Tests for batching.allocation and batching.curves."""
 
 import doctest
 import itertools

@@ -1,4 +1,4 @@
-"""Tests for what all batchings of sync.batching have in common, and for R2SP's.
+"""Tests for what all batchings of batching have in common, and for R2SP's.
 
 LB-BSP has tests of its own.
 """
@@ -45,7 +45,7 @@ def _make(case, num_workers=4, **changed):
     own['predictor'] = _Last(np.full(4, np.nan))
   if name == 'lb_bsp_gpu':
     own['curves'] = [Curve(0.5, 0.1, 0.03)] if case == 'curves' else ()
-  module = importlib.import_module(f'sync.batching.{name}')
+  module = importlib.import_module(f'batching.{name}')
   arguments = {'num_workers': num_workers, 'worker_batch': 16} | own
   return module.make(**arguments | changed)
 

@@ -1,4 +1,4 @@
-"""Tests for LB-BSP: sync.batching.lb_bsp, .lb_bsp_gpu and .windowed."""
+"""Tests for LB-BSP: batching.lb_bsp, .lb_bsp_gpu and .windowed."""
 
 import dataclasses
 import math
