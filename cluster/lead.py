@@ -1,8 +1,8 @@
-"""The lead: asks the scheme and carries out what it says, in both runtimes.
+"""The lead: asks the scheme and carries out what it says, in every runtime.
 
 A runtime tells it what happens, with the time of its clock; the lead hands out
-examples, has the server sum and apply, keeps the accounts, and calls the
-runtime back to let workers go on.
+examples, says which pushes are summed and applied, keeps the accounts, and
+calls the runtime back to let workers go on.
 """
 
 import collections
@@ -14,7 +14,7 @@ from absl import logging
 
 from batching.batching import Batching, Done
 from data.stream import Ranges, Stream
-from learning.learner import Server
+from learning.learning import Holder
 from outputs.journal import Journal
 from outputs.ledger import Lost
 from sync import record
@@ -25,7 +25,7 @@ _STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes')
 
 
 @dataclasses.dataclass
-class Worker:
+class Progress:
   """What the lead knows of a worker's iteration.
 
   Attributes:
@@ -59,7 +59,7 @@ class Lead:
 
   Attributes:
     workers: All of them, dead or alive.
-    server: Sums pushes and applies updates.
+    holder: Sums pushes and applies updates.
     batching: Says how many examples an iteration has.
     journal: Follows the run.
   """
@@ -69,7 +69,7 @@ class Lead:
     *,
     scheme: Scheme,
     batching: Batching,
-    server: Server,
+    holder: Holder,
     stream: Stream,
     journal: Journal,
     num_workers: int,
@@ -79,13 +79,13 @@ class Lead:
     Args:
       scheme: Says when a worker may go on.
       batching: Says how many examples it computes.
-      server: Sums pushes and applies updates.
+      holder: Sums pushes and applies updates.
       stream: Which examples an iteration uses.
       journal: Follows the run and says when it has finished.
       num_workers: Number of workers.
     """
-    self.workers = [Worker() for _ in range(num_workers)]
-    self.server = server
+    self.workers = [Progress() for _ in range(num_workers)]
+    self.holder = holder
     self.journal = journal
     self._scheme = scheme
     self.batching = batching
@@ -130,17 +130,15 @@ class Lead:
     *,
     compute_s: float,
     factors: Sequence[float],
-    payload: Any,
     loss: Any,
   ) -> None:
-    """Takes in the push of a worker's iteration.
+    """Takes in the push of a worker's iteration, which the holder has.
 
     Args:
       index: The worker.
       time: Seconds at which it had arrived whole.
       compute_s: Seconds of computing alone.
       factors: Driving factors of the worker's next iteration; may be none.
-      payload: What the server's `add` takes.
       loss: Summed over the examples; None if there is none.
     """
     worker = self.workers[index]
@@ -151,7 +149,7 @@ class Lead:
     worker.pushed = compute_s, tuple(factors)
     verdict = self._scheme.push(push)
     self.journal.told('push', push._asdict(), verdict)
-    self.server.add(verdict.into, payload, push.examples)
+    self.holder.add(verdict.into, index, push.examples)
     self.journal.pushed(
       verdict.into,
       push,
@@ -194,6 +192,10 @@ class Lead:
       worker.spent[worker.phase] += time - worker.since
     worker.phase = phase
     worker.since = time
+
+  def carried(self, size_bytes: int) -> None:
+    """So many bytes of pushes and pulls have arrived."""
+    self.journal.carried(size_bytes)
 
   def close(self, time: float) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
@@ -246,12 +248,15 @@ class Lead:
       (int(start), int(stop)) for start, stop in self._stream.outstanding()
     ]
 
-  def _lose(self, index: int, worker: Worker, time: float, reason: str) -> None:
+  def _lose(
+    self, index: int, worker: Progress, time: float, reason: str
+  ) -> None:
     """Gives up an iteration that has not been pushed, if there is any."""
     self._stream.leave(index)
     if worker.phase not in (None, 'wait'):
-      lost = Lost(index, worker.iteration, worker.examples, time, reason)
-      self.journal.ledger.lost.append(lost)
+      self.journal.lost(
+        Lost(index, worker.iteration, worker.examples, time, reason)
+      )
 
   def _tell(self, told: str, **event: Any) -> None:
     """Tells the scheme of an event that carries no gradient, and obeys it."""
@@ -264,7 +269,7 @@ class Lead:
   ) -> None:
     self._wake_at(verdict.wake_at)
     for update in verdict.commit:
-      self.server.commit(update)
+      self.holder.commit(update)
       self.journal.committed(update)
     self.journal.reached(
       time, barrier=verdict.barrier, notes=self.batching.report
@@ -304,7 +309,7 @@ class Lead:
   def _start_iteration(self, index: int, time: float) -> None:
     worker = self.workers[index]
     worker.iteration += 1
-    worker.version = self.server.version
+    worker.version = self.holder.version
     worker.ranges = self._stream.take(index, worker.batch)
     worker.examples = worker.batch
     self.enter(index, 'pull', time)

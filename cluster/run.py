@@ -9,11 +9,8 @@ from typing import Any
 
 from absl import logging
 
-from cluster.distributed.runtime import DistributedCluster
-from cluster.distributed.served.checkpoints import ShardedCheckpoints
-from cluster.virtual.runtime import VirtualCluster
+from cluster.runtime import Checkpoints, Runtime
 from learning import compilations
-from outputs.checkpoints import Checkpoints
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.journal import Journal
@@ -30,7 +27,7 @@ class Run:
 
   Attributes:
     name: The scheme's, for the table that ends the run.
-    cluster: Runs the events.
+    runtime: Runs the events.
     journal: Follows the run.
     files: Where its outputs go; the folder is claimed.
     checkpoints: Of this run.
@@ -41,10 +38,10 @@ class Run:
   """
 
   name: str
-  cluster: VirtualCluster | DistributedCluster
+  runtime: Runtime
   journal: Journal
   files: RunFiles
-  checkpoints: Checkpoints | ShardedCheckpoints
+  checkpoints: Checkpoints
   console: Console
   sizes: Mapping[str, int] | None = None
   called: bool = False
@@ -58,7 +55,7 @@ class Run:
     """
     state = self.checkpoints.restore()
     if state is not None:
-      self.cluster.restore(state['cluster'])
+      self.runtime.restore(state['runtime'])
       self.journal.restore(state['journal'])
       self.sizes = state['files']
       self.files.check(self.sizes)
@@ -91,12 +88,12 @@ class Run:
 
   def _train(self) -> Mapping[str, Any]:
     self.files.begin(
-      num_workers=len(self.cluster.lead.workers), sizes=self.sizes
+      num_workers=len(self.runtime.lead.workers), sizes=self.sizes
     )
     ended, warm = 'interrupted', 0
     try:
       logging.info('Compiling ...')
-      self.cluster.warm_up()
+      self.runtime.warm_up()
       self.journal.warm_up()
       warm = compilations.count()
       with self.console, _stops() as stops:
@@ -106,13 +103,13 @@ class Run:
       ended = f'{type(error).__name__}: {error}'
       raise
     finally:
-      self.cluster.close()
+      self.runtime.close()
       summary = self.journal.summary(
-        self.cluster.time,
+        self.runtime.time,
         ended=ended,
-        issued=self.cluster.lead.issued,
-        outstanding=self.cluster.lead.outstanding,
-        **self.cluster.summary(),
+        issued=self.runtime.lead.issued,
+        outstanding=self.runtime.lead.outstanding,
+        **self.runtime.summary(),
         compilations=compilations.count() - warm,
       )
       self.files.close(summary)
@@ -120,11 +117,11 @@ class Run:
 
   def _loop(self, stops: list[int]) -> None:
     journal, checkpoints = self.journal, self.checkpoints
-    (self.cluster.start if self.sizes is None else self.cluster.resume)()
+    (self.runtime.start if self.sizes is None else self.runtime.resume)()
     with contextlib.closing(checkpoints):
       checkpoints.begin(journal.ledger.examples)
       while not (journal.finished or stops):
-        self.cluster.step()
+        self.runtime.step()
         if checkpoints.due(journal.ledger.examples):
           self._save()
       if checkpoints.wanted:
@@ -142,7 +139,7 @@ class Run:
 
   def _save(self) -> None:
     state = {
-      'cluster': self.cluster.state(),
+      'runtime': self.runtime.state(),
       'journal': self.journal.state(),
       'files': self.files.state(),
     }

@@ -23,7 +23,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync = ConfigDict()
   config.sync.name = 'bsp'  # Module of sync/.
   config.sync.bsp = ConfigDict()
-  config.sync.bsp.pipelined = False  # Pulls overlap pushes, part by part.
   config.sync.asp = ConfigDict()
   config.sync.ssp = ConfigDict()
   config.sync.ssp.bound = 3  # Largest lead, iterations.
@@ -98,17 +97,19 @@ def get_config() -> ml_collections.ConfigDict:
 
   # What travels?
   config.wire = ConfigDict()
-  config.wire.name = 'dense'  # All parameters.
+  config.wire.name = 'dense'  # Module of wire/: all parameters.
   config.wire.dense = ConfigDict()
   config.wire.dense.dtype = 'float32'  # Or 'bfloat16': rounded on the way.
 
   # Where does it travel?
   config.route = ConfigDict()
-  config.route.name = 'server'  # To parameter servers and back.
+  config.route.name = 'server'  # Module of route/: to servers and back.
   config.route.server = ConfigDict()
   config.route.server.servers = 1  # The parameters are split over them.
   # Processes of their own, or threads of the first workers' ones.
   config.route.server.dedicated = False
+  # Parts are summed and served one by one: pulls overlap pushes.  For bsp.
+  config.route.server.pipelined = False
 
   config.cluster = ConfigDict()
   # 'virtual': simulated time, one process; 'distributed': real hosts.
@@ -161,7 +162,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.name = 'vgg'  # Module of models/, or 'none'.
   # No model: time alone is simulated, for as many workers as one likes.
   config.model.none = ConfigDict()
-  config.model.none.size_bytes = 100_000_000  # Of a push and of a pull.
+  config.model.none.size_bytes = 100_000_000  # Of parameters, in float32.
   config.model.none.num_train = 50_000  # Examples of an epoch.
   config.model.vgg = ConfigDict()
   config.model.vgg.depth = 16  # 11, 16 or 19.

@@ -3,14 +3,30 @@
 import contextlib
 import fnmatch
 import functools
+import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+# Chooses a section of a config: returns a name and the fields of its own.
+Choose = Callable[[str], tuple[str, dict[str, Any]]]
+
+# Where the modules are that a section names.
+_PACKAGES = {
+  'sync': 'sync',
+  'batching': 'batching',
+  'batching.lb_bsp.predictor': 'predict',
+  'wire': 'wire',
+  'route': 'route',
+  'model': 'models',
+  'data': 'data',
+}
+# Fields of before, and what they are called now.
+_RENAMED = {'sync.bsp.pipelined': 'route.server.pipelined'}
 # Set where several tasks are started: by srun, Open MPI, and other mpiruns.
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 _NAMES = {
@@ -26,7 +42,7 @@ _NAMES = {
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.flip')
 _NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
-_NO_MODEL += ('time_to', 'batching.micro_batch', 'wire.dense.dtype')
+_NO_MODEL += ('time_to', 'batching.micro_batch')
 _NO_MODEL += ('cluster.devices_per_worker',)
 _REAL = ('timeout_s', 'interface', 'token_file', 'certificate_file')
 _REAL = tuple(f'cluster.{field}' for field in (*_REAL, 'key_file', 'faults'))
@@ -132,6 +148,23 @@ def chosen(
   return mine.name, mine[mine.name].to_dict()
 
 
+def made(section: str, choose: Choose, **shared: Any) -> Any:
+  """Calls `make` of the module that a section names.
+
+  Args:
+    section: Of the config.
+    choose: Chooses a section of it.
+    **shared: Arguments beside the section's own or in their place.
+
+  Raises:
+    ValueError: If an argument is wrong; names the field.
+  """
+  name, own = choose(section)
+  module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
+  with named(f'config.{section}.{name}'):
+    return module.make(**own | shared)
+
+
 def check_used(
   config: ConfigDict, default: ConfigDict, own: Mapping[str, Any]
 ) -> None:
@@ -192,7 +225,12 @@ def known_fields(argv: list[str]) -> Iterator[None]:
     yield
   except AttributeError as error:
     given = [arg for arg in argv if arg.startswith('--config.')]
-    sys.exit(f'Refused: unknown field in {given}: {error}')
+    renamed = [
+      f'  config.{before} is called config.{now} now.'
+      for before, now in _RENAMED.items()
+      if f'"{before.rpartition(".")[2]}"' in str(error)
+    ]
+    sys.exit(f'Refused: unknown field in {given}: {error}{"".join(renamed)}')
 
 
 def each(
@@ -250,6 +288,9 @@ def _leaves(config: ConfigDict, above: str = '') -> Iterator[tuple[str, Any]]:
 
 def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
   for field in sorted(set(config) ^ set(default)):
+    now = _RENAMED.get(f'{path}.{field}'.removeprefix('config.'))
+    if now and field in config:
+      raise ValueError(f'{path}.{field}: it is called config.{now} now.')
     problem = 'unknown' if field in config else 'missing'
     raise ValueError(
       f'{path}.{field}: {problem}; expected the fields {sorted(default)}.'

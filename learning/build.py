@@ -1,11 +1,7 @@
-"""What a run learns, made from its config: data, model, optimiser, accounts.
-
-The other half of train.py, which decides where it is learned.
-"""
+"""Makes what a run learns of its config: data, model, optimiser, schedule."""
 
 import dataclasses
 import functools
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,90 +11,52 @@ from ml_collections import ConfigDict
 
 from configs import default, sections
 from configs.checks import require
-from configs.sections import named
+from configs.sections import Choose, made, named
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
 from learning import optimizer as optimizers
 from learning import schedule as schedules
-from learning.gradient import Evaluation, Gradient
-from learning.learner import Server
-from learning.nothing import (
-  TimingGradient,
-  TimingLayout,
-  TimingServer,
-  TimingWire,
-)
+from learning.evaluation import Evaluation
+from learning.gradient import Gradient
+from learning.learner import Learner
+from learning.learning import Learning
+from learning.nothing import Nothing
 from models.task import Task, classification
-from outputs.journal import Plan
-from wire.dense import Wire
-from wire.flat import Layout
-
-# Where the modules are that a section names.
-_PACKAGES = {
-  'sync': 'sync',
-  'data': 'data',
-  'model': 'models',
-  'batching': 'batching',
-  'batching.lb_bsp.predictor': 'predict',
-}
-Choose = Callable[[str], tuple[str, dict[str, Any]]]
+from wire.codec import Wire
+from wire.flat import Flat, elements
 
 
 @dataclasses.dataclass
-class Learning:
-  """What is learned, whoever learns it: in one process or in many."""
+class TaskLearning:
+  """A Learning of a task: see `learning.learning`."""
 
-  plan: Plan
+  num_train: int
   stream: Stream
-  gradient: Gradient | TimingGradient
-  evaluate: Evaluation | None
-  wire: Wire | TimingWire
-  layout: Callable[..., Layout | TimingLayout]  # Of a number of servers.
-  server: Callable[..., Server | TimingServer]  # Of parameters, statistics.
-  schedule: schedules.Schedule | None
-  params: Any = None
-  stats: Any = None
+  gradient: Gradient
+  evaluate: Evaluation
+  schedule: schedules.Schedule
+  params: Any
+  stats: Any
+  learner: Callable[[Any, Any], Learner]
+
+  @property
+  def elements(self) -> tuple[int, int]:
+    """How many numbers parameters and statistics have."""
+    return elements(self.params), elements(self.stats)
+
+  def flat(self, *, servers: int, wire: Wire) -> Flat:
+    """Returns how parameters and statistics are divided among servers."""
+    return Flat(self.params, self.stats, servers=servers, wire=wire)
 
 
-def made(section: str, choose: Choose, **shared: Any) -> Any:
-  """Calls `make` of the module that a section names.
-
-  Args:
-    section: Of the config.
-    choose: Chooses a section of it.
-    **shared: Arguments beside the section's own or in their place.
-  """
-  name, own = choose(section)
-  module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
-  with named(f'config.{section}.{name}'):
-    return module.make(**own | shared)
-
-
-def nothing(config: ConfigDict, choose: Choose) -> Learning:
-  """Returns that nothing is learned: config.model.name is 'none'."""
-  _, sizes = choose('model')
-  size_bytes = sizes['size_bytes']
-  plan = _plan(config, sizes['num_train'])
-  return Learning(
-    plan=plan,
-    stream=_stream(config, plan),
-    gradient=TimingGradient(),
-    evaluate=None,
-    wire=TimingWire(size_bytes=size_bytes),
-    layout=functools.partial(TimingLayout, size_bytes),
-    server=lambda params, stats: TimingServer(),
-    schedule=None,
-  )
-
-
-def learning(
+def make(
   config: ConfigDict, choose: Choose, task: Task | None, dataset: Dataset | None
 ) -> Learning:
   """Returns what a config says, or a task and a dataset in its place.
 
   Args:
-    config: A checked one.
+    config: Checked.
     choose: Chooses a section of it.
     task: Replaces the one of the model that config.model names.
     dataset: Replaces the one that config.data names.
@@ -106,26 +64,24 @@ def learning(
   Raises:
     ValueError: If anything is wrong; names the field.
   """
+  if config.model.name == 'none':
+    return _nothing(config, choose)
   directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
   dataset = dataset or made('data', choose, directory=directory)
   dataset.check()
-  plan = _plan(config, len(dataset.train.targets))
-  stream = _stream(config, plan)
+  num_train = len(dataset.train.targets)
+  stream = _stream(config, num_train)
   task = task or _task(config, choose, dataset)
-  schedule = _schedule(config, choose, plan.epoch)
-  with named('config.wire.dense'):
-    wire = Wire(**config.wire.dense)
-  return Learning(
-    plan=plan,
+  schedule = _schedule(config, choose, num_train)
+  return TaskLearning(
+    num_train=num_train,
     stream=stream,
     gradient=_gradient(config, task, dataset, stream),
     evaluate=Evaluation(task, dataset.test),
-    wire=wire,
-    layout=functools.partial(Layout, task.params, task.stats, dtype=wire.dtype),
-    server=functools.partial(_server, config, choose, schedule),
     schedule=schedule,
     params=task.params,
     stats=task.stats,
+    learner=functools.partial(_learner, config, choose, schedule),
   )
 
 
@@ -141,7 +97,14 @@ def of_config(config: ConfigDict) -> Learning:
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
   choose = functools.partial(sections.chosen, config, defaults)
-  return learning(config, choose, None, None)
+  return make(config, choose, None, None)
+
+
+def _nothing(config: ConfigDict, choose: Choose) -> Nothing:
+  _, own = choose('model')
+  stream = _stream(config, own['num_train'])
+  with named('config.model.none'):
+    return Nothing(stream=stream, **own)
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
@@ -180,18 +143,18 @@ def _gradient(
     )
 
 
-def _server(
+def _learner(
   config: ConfigDict,
   choose: Choose,
   schedule: schedules.Schedule,
   params: Any,
   stats: Any,
-) -> Server:
+) -> Learner:
   name, own = choose('optimizer')
   with named(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
   with named('config.optimizer'):
-    return Server(
+    return Learner(
       params=params,
       stats=stats,
       tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
@@ -219,25 +182,12 @@ def _schedule(
     )
 
 
-def _plan(config: ConfigDict, epoch: int) -> Plan:
-  batch, epochs = config.batching.worker_batch, config.epochs
-  most, least = f'at most the {epoch} training examples', 'at least one example'
-  require(batch <= epoch, 'config.batching.worker_batch', most, batch)
-  target = round(epochs * epoch)
-  require(target > 0, 'config.epochs', least, epochs)
-  return Plan(
-    target=target,
-    epoch=epoch,
-    eval_every=max(round(config.eval_every * epoch), 1),
-    log_every=config.log_every,
-    accuracies=config.time_to,
-  )
-
-
-def _stream(config: ConfigDict, plan: Plan) -> Stream:
-  ahead = config.data.ahead
-  held = config.cluster.workers * config.batching.worker_batch * (ahead + 1)
+def _stream(config: ConfigDict, num_train: int) -> Stream:
+  batch, ahead = config.batching.worker_batch, config.data.ahead
+  most = f'at most the {num_train} training examples'
+  require(batch <= num_train, 'config.batching.worker_batch', most, batch)
+  held = config.cluster.workers * batch * (ahead + 1)
   least = f'no more examples held ahead ({held}) than an epoch has'
-  require(held <= plan.epoch, 'config.data.ahead', least, ahead)
+  require(held <= num_train, 'config.data.ahead', least, ahead)
   with named('config.data'):
-    return Stream(num_examples=plan.epoch, seed=config.seed, ahead=ahead)
+    return Stream(num_examples=num_train, seed=config.seed, ahead=ahead)

@@ -6,7 +6,7 @@ padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from configs.checks import require
 from data.dataset import Split
 from data.stream import Ranges
+from learning.evaluation import check_each, padded
 from models.task import Task
-
-
-class Payload(NamedTuple):
-  """What a push carries, summed over its examples.
-
-  Attributes:
-    gradient: Pytree like the parameters.
-    stats: The batch's statistics times its examples, like `Task.stats`.
-  """
-
-  gradient: Any
-  stats: Any
+from wire.codec import Payload
 
 
 def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
@@ -119,7 +109,7 @@ class Gradient:
 
       def total(params):
         loss, stats = task.loss(params, inputs, targets, key)
-        _check_each('task.loss', loss, mask)
+        check_each('task.loss', loss, mask)
         return jnp.sum(jnp.where(mask, loss, 0.0)), stats
 
       (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
@@ -172,8 +162,8 @@ class Gradient:
     for start, computed, real in _spans(len(indices), self._micro_batch):
       rows = indices[start : start + real]
       yield (
-        _padded(self.train.inputs[rows], computed),
-        _padded(self.train.targets[rows], computed),
+        padded(self.train.inputs[rows], computed),
+        padded(self.train.targets[rows], computed),
         real,
       )
 
@@ -269,64 +259,9 @@ class _Spread:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), summed)
 
 
-class Evaluation:
-  """The share of a split that a version of the model gets right."""
-
-  def __init__(self, task: Task, test: Split, *, batch: int = 512):
-    """Keeps the split.
-
-    Args:
-      task: What is learned.
-      test: N examples.
-      batch: Examples computed at once, at most; the last ones are padded and
-        masked.
-    """
-    self._inputs, self._targets = test
-    self._batch = min(batch, len(test.targets))
-
-    def right(params, stats, inputs, targets, real):
-      mask = jnp.arange(len(targets)) < real
-      correct = task.correct(params, stats, inputs, targets)
-      _check_each('task.correct', correct, mask)
-      return jnp.sum(jnp.where(mask, correct, 0.0))
-
-    def is_finite(params):
-      leaves = jax.tree.leaves(params)
-      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-
-    self._right = jax.jit(right)
-    self._is_finite = jax.jit(is_finite)
-
-  def __call__(self, params: Any, stats: Any) -> float:
-    """Returns the accuracy, 0 to 1."""
-    right = [
-      self._right(
-        params,
-        stats,
-        _padded(self._inputs[start : start + self._batch], self._batch),
-        _padded(self._targets[start : start + self._batch], self._batch),
-        np.int32(min(self._batch, len(self._targets) - start)),
-      )
-      for start in range(0, len(self._targets), self._batch)
-    ]
-    return sum(float(count) for count in right) / len(self._targets)
-
-  def is_finite(self, params: Any) -> bool:
-    """Returns whether all parameters are finite."""
-    return bool(self._is_finite(params))
-
-
 def add_trees(one: Any, other: Any) -> Any:
   """Returns the sum of two pytrees of one structure."""
   return jax.tree.map(jnp.add, one, other)
-
-
-def _check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
-  if values.shape != mask.shape:
-    raise ValueError(
-      f'{name}: expected one value for each of {len(mask)} examples, got an '
-      f'array of shape {values.shape}.'
-    )
 
 
 def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
@@ -334,10 +269,3 @@ def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
   for computed, real in micro_batches(examples, largest=largest):
     yield start, computed, real
     start += real
-
-
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
-  if len(array) == length:
-    return array
-  # Rows of its own: zeros would bend the statistics of a normalised batch.
-  return array[np.arange(length) % len(array)]

@@ -1,7 +1,6 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -9,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from learning.gradient import Payload, add_trees
+from learning.gradient import add_trees
 from learning.schedule import Schedule
+from wire.codec import Payload
 
 _KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
-# Attributes of a server that change while it runs.
+# Attributes of a learner that change while it runs.
 _STATE = ('params', 'stats', 'version', 'examples', '_state', '_sums')
 
 
-class Server:
+class Learner:
   """Holds one version of the parameters and makes the next.
 
   An update applies `tx` to the mean gradient of the examples summed into it;
@@ -86,7 +86,7 @@ class Server:
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
 
-  def twin(self, params: Any, stats: Any) -> 'Server':
+  def twin(self, params: Any, stats: Any) -> 'Learner':
     """Returns one of other parameters, with the same compiled programs."""
     twin = copy.copy(self)
     twin.params, twin.stats = params, stats
@@ -105,7 +105,7 @@ class Server:
 
     Args:
       update: Id of the update.
-      payload: Is the server's from now on: its memory is used again.
+      payload: Is the learner's from now on: its memory is used again.
       examples: How many it was summed over.
     """
     if update in self._sums:
@@ -128,7 +128,7 @@ class Server:
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the server's from now on.
+    """Goes back to where `state` was taken; it is the learner's from now on.
 
     Raises:
       ValueError: If it is of a model of other shapes.
@@ -141,21 +141,10 @@ class Server:
     for name in _STATE:
       setattr(self, name, state[name])
 
-  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives this version's parameters and statistics, later."""
-    params, stats = self.params, self.stats
-    return lambda: (params, stats)
-
   @property
   def learning_rate(self) -> float:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
-
-  @property
-  def size_bytes(self) -> int:
-    """Bytes of the parameters and statistics that it holds."""
-    leaves = jax.tree.leaves((self.params, self.stats))
-    return sum(leaf.nbytes for leaf in leaves)
 
   def _applied(self, state: Any, payload: Payload, examples: int) -> Any:
     return self._apply(

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from learning.gradient import Evaluation
-from learning.learner import Server
+from learning.learning import Evaluation, Holder
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.ledger import Ledger
+from outputs.ledger import Ledger, Lost
 from sync import record
 from sync.scheme import Push, Verdict
 
@@ -27,7 +26,7 @@ _STATE = ('ledger', 'finished', '_next_eval', '_next_log', '_losses')
 _STATE += ('_since', '_time_to', '_accuracy', '_wall_before_s')
 
 
-class Plan(NamedTuple):
+class Milestones(NamedTuple):
   """How long a run is and how often it is looked at.
 
   Attributes:
@@ -57,8 +56,8 @@ class Journal:
   def __init__(
     self,
     *,
-    plan: Plan,
-    server: Server,
+    milestones: Milestones,
+    holder: Holder,
     evaluate: Evaluation | None,
     files: RunFiles,
     console: Console,
@@ -67,8 +66,8 @@ class Journal:
     """Follows nothing yet.
 
     Args:
-      plan: How long the run is and how often it is looked at.
-      server: Holds the parameters.
+      milestones: How long the run is and how often it is looked at.
+      holder: Of the learner.
       evaluate: Gives the accuracy of a version; None if nothing is learned.
       files: Where everything is written.
       console: Where it is shown.
@@ -77,21 +76,21 @@ class Journal:
     """
     self.ledger = Ledger()
     self.finished = False
-    self._plan = plan
-    self._server = server
+    self._milestones = milestones
+    self._holder = holder
     self.evaluate = evaluate
     self._files = files
     self._console = console
     self._later = later or _now
     # Rows of evaluations whose accuracies are not known yet.
     self._looks: collections.deque[tuple[dict, Future]] = collections.deque()
-    self._next_eval = plan.eval_every
-    self._next_log = plan.log_every
+    self._next_eval = milestones.eval_every
+    self._next_log = milestones.log_every
     self._losses: list[tuple[Push, int, Any]] = []
     # Loss and examples since the last row of each kind.
     self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._time_to: dict[str, float | None] = {
-      str(accuracy): None for accuracy in plan.accuracies
+      str(accuracy): None for accuracy in milestones.accuracies
     }
     self._accuracy: float | None = None
     self._wall_before_s = 0.0  # Of the processes that ran it before.
@@ -100,7 +99,7 @@ class Journal:
   def warm_up(self) -> None:
     """Compiles the evaluation; the run's wall time starts after it."""
     if self.evaluate is not None:
-      self._look(self._server.version, self._server.snapshot())
+      self._look(self._holder.version, self._holder.snapshot())
     self._start = wall.perf_counter()
 
   def state(self) -> dict[str, Any]:
@@ -150,6 +149,14 @@ class Journal:
     if loss is not None:
       self._losses.append((push, iteration, loss))
 
+  def lost(self, lost: Lost) -> None:
+    """Records that an iteration was given up."""
+    self.ledger.lost.append(lost)
+
+  def carried(self, size_bytes: int) -> None:
+    """Records that so many bytes of pushes and pulls have arrived."""
+    self.ledger.bytes += size_bytes
+
   def committed(self, update: int) -> None:
     """Records that an update was applied."""
     self.ledger.committed(update)
@@ -174,15 +181,15 @@ class Journal:
     """
     self._fetch_accuracies()
     ledger = self.ledger
-    self.finished = ledger.examples >= self._plan.target
+    self.finished = ledger.examples >= self._milestones.target
     if barrier:
       self._row('barrier', time, **notes())
     if ledger.iterations >= self._next_log:
-      self._next_log += self._plan.log_every
+      self._next_log += self._milestones.log_every
       self._row('log', time, loss=self._mean_loss('log'), **notes())
     if ledger.examples >= self._next_eval or self.finished:
       while self._next_eval <= ledger.examples:
-        self._next_eval += self._plan.eval_every
+        self._next_eval += self._milestones.eval_every
       self._evaluated(time)
 
   def summary(self, time: float, **more: Any) -> dict[str, Any]:
@@ -201,7 +208,7 @@ class Journal:
     if self.evaluate is None:
       self._write(row)
       return
-    version, read = self._server.version, self._server.snapshot()
+    version, read = self._holder.version, self._holder.snapshot()
     self._looks.append((row, self._later(lambda: self._look(version, read))))
     self._fetch_accuracies(wait=self.finished)
 
@@ -236,12 +243,12 @@ class Journal:
       'kind': kind,
       'time': time,
       'examples': ledger.examples,
-      'epoch': ledger.examples / self._plan.epoch,
+      'epoch': ledger.examples / self._milestones.epoch,
       'iterations': ledger.iterations,
       'updates': ledger.updates,
       'loss': None,
       'accuracy': None,
-      'learning_rate': self._server.learning_rate,
+      'learning_rate': self._holder.learning_rate,
       'waiting_share': ledger.waiting_share,
       'staleness_mean': ledger.staleness_mean,
       **measured,

@@ -1,11 +1,7 @@
 """Bulk-synchronous parallel: one update per superstep, summed over all workers.
 
-Valiant, 'A bridging model for parallel computation', 1990.  As published, no
-byte of a pull is sent before the barrier: with N workers, S bytes and one
-server of B bytes/s, a superstep costs C + 2NS/B.  Pipelined, servers sum and
-serve each chunk as soon as all workers have pushed it, which costs about
-C + NS/B.  The decisions are the same, and so are the parameters: it is the
-runtime that overlaps pushes and pulls.
+Valiant, 'A bridging model for parallel computation', 1990.  What a superstep
+costs depends on the route: see `route.server`.
 """
 
 import dataclasses
@@ -23,15 +19,15 @@ class Bsp:
     members: Who lives.  A superstep ends when nobody runs any more.
     update: The update that pushes of this superstep are summed into.
     pushes: How many have been.
-    pipelined: Whether the runtime serves chunks before the barrier.
-    barriers: Whether supersteps end at barriers.
+    barriers: Supersteps end at barriers.
+    together: Every release is of all, after one update.
   """
 
   barriers: ClassVar[bool] = True
+  together: ClassVar[bool] = True
   members: scheme.Members
   update: int = 0
   pushes: int = 0
-  pipelined: bool = False
 
   def start(self, time: float) -> Verdict:
     """Releases every worker."""
@@ -70,6 +66,6 @@ class Bsp:
     )
 
 
-def make(*, num_workers: int, pipelined: bool = False) -> Bsp:
-  """Returns BSP for `num_workers` workers, as published or pipelined."""
-  return Bsp(members=scheme.members(num_workers), pipelined=pipelined)
+def make(*, num_workers: int) -> Bsp:
+  """Returns BSP for `num_workers` workers."""
+  return Bsp(members=scheme.members(num_workers))

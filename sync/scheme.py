@@ -60,8 +60,13 @@ class Scheme(Protocol):
   `start` is told first, with all workers alive.  Simultaneous events are told
   in the order leave, join, push, wake, and then by worker.  Late and spurious
   wakes are legal.  A push of a worker that was not released, a second leave or
-  a join of a living worker is a ValueError.  Schemes whose supersteps end at
-  barriers have the class attribute `barriers = True`: batchings ask for it.
+  a join of a living worker is a ValueError.
+
+  Class attributes say what others may ask of a scheme; one that lacks them
+  promises nothing.  `barriers = True`: supersteps end at barriers, which
+  batchings need that divide examples.  `together = True`: whoever is released
+  is released with all others alive, at a barrier after one update, which
+  pipelined servers need.
   """
 
   def start(self, time: float) -> Verdict:

@@ -1,8 +1,8 @@
-"""Parameters as flat vectors: what travels between workers and servers.
+"""Pushes and pulls as vectors: what travels between workers and servers.
 
 Every server holds an even share of the parameters and one of the running
-statistics, whatever layers these belong to, and its messages are both in one
-vector: the parameters' share first.
+statistics, whatever layers these belong to.  A message is what the codecs make
+of both: a pair, of which the second is () if there are no statistics.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learning.gradient import Payload
+from wire.codec import Message, Payload, State, Wire
 
-PIECES = 64  # Of a server's share, if they travel one by one (pipelined BSP).
+PIECES = 64  # Of a server's share, if they travel one by one (pipelined).
 
 
 def even(size: int, parts: int) -> list[int]:
@@ -23,22 +23,23 @@ def even(size: int, parts: int) -> list[int]:
   return [each + (part < rest) for part in range(parts)]
 
 
-class Layout:
-  """Which element of which leaf lies where.
+class Flat:
+  """Which element of which leaf lies where, and what travels of it.
 
   Attributes:
-    sizes: Of each server's vector: elements of parameters and of statistics.
-    dtype: Of the vectors that travel.
+    params: What it was made from: how a worker's parameters look.
+    sizes: Of each server's share: elements of parameters and of statistics.
+    wire: The codecs.
   """
 
-  def __init__(self, params: Any, stats: Any, *, num_servers: int, dtype: str):
+  def __init__(self, params: Any, stats: Any, *, servers: int, wire: Wire):
     """Lays the leaves end to end.
 
     Args:
       params: Pytree of float32 arrays.
       stats: The same; () if there are none.
-      num_servers: How many servers share them.
-      dtype: 'float32' or 'bfloat16', of what travels.
+      servers: How many share them.
+      wire: The codecs.
 
     Raises:
       ValueError: If a leaf is not float32, or if there are more servers than
@@ -47,79 +48,116 @@ class Layout:
     for leaf in jax.tree.leaves((params, stats)):
       if leaf.dtype != jnp.float32:
         raise ValueError(f'task: expected float32 leaves, got {leaf.dtype}.')
-    self.dtype = jnp.dtype(dtype)
-    totals = [_elements(tree) for tree in (params, stats)]
+    totals = [elements(tree) for tree in (params, stats)]
     for total in totals:
-      if 0 < total < num_servers:
+      if 0 < total < servers:
         raise ValueError(
           f'servers: expected at most {total}, one for each element, got '
-          f'{num_servers}.'
+          f'{servers}.'
         )
-    shares = [even(total, num_servers) for total in totals]
+    self.params, self.wire = params, wire
+    self._stats = stats
+    shares = [even(total, servers) for total in totals]
     self.sizes = list(zip(*shares, strict=True))
-    self._starts = [np.cumsum([0, *share[:-1]]).tolist() for share in shares]
+    starts = [np.cumsum([0, *share[:-1]]).tolist() for share in shares]
+    self._starts = list(zip(*starts, strict=True))
+    self.encode = jax.jit(self._encode)
+    self.pulled = jax.jit(self._pulled)
+    self.joined = jax.jit(self._joined)
+    payload, states = Payload(params, stats), jax.eval_shape(self.init)
+    self._pushes, *_ = jax.eval_shape(self._encode, states, payload)
+    self._pulls = jax.eval_shape(self.outgoing_of, params)
 
-    def pack(payload):
-      whole = _flat(payload.gradient), _flat(payload.stats)
-      cuts = [self._cut(whole, server) for server in range(num_servers)]
-      vectors = [_flat(cut).astype(self.dtype) for cut in cuts]
-      # The largest is NaN if one of them is.
-      leaves = jax.tree.leaves(payload.gradient)
-      peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
-      return vectors, jnp.isfinite(jnp.array(peaks)).all()
+  def init(self) -> list[State]:
+    """Returns what a worker's codec remembers at first, for each server."""
+    return [self.wire.push.init(size) for size, _ in self.sizes]
 
-    def unpack(vectors):
-      shares = [
-        self.split(vector, server) for server, vector in enumerate(vectors)
-      ]
-      return [
-        _unflat(_flat(parts), like)
-        for parts, like in zip(
-          zip(*shares, strict=True), (params, stats), strict=True
-        )
-      ]
+  def decode(self, message: Message) -> Payload:
+    """Returns the vectors of a server's share of a push, float32."""
+    gradient, stats = message
+    return Payload(self.wire.push.decode(gradient), _decoded(self.wire, stats))
 
-    self.pack = jax.jit(pack)
-    self._unpack = jax.jit(unpack)
-    self._initial = params, stats
+  def outgoing(self, params: jax.Array, stats: Any) -> Message:
+    """Returns what workers get of a server's share, of its vectors."""
+    codec = self.wire.pull
+    message, _ = codec.encode(codec.init(params.size), params)
+    return message, _encoded(self.wire, stats)
 
-  def vector(self, params: Any, stats: Any) -> jax.Array:
-    """Returns a server's share as it travels."""
-    return self.whole(params, stats).astype(self.dtype)
+  def outgoing_of(self, params: Any) -> list[Message]:
+    """Returns all servers' messages of a pull, of trees."""
+    shares = self._cut(params, self._stats)
+    return [self.outgoing(*share) for share in shares]
 
-  def whole(self, params: Any, stats: Any) -> jax.Array:
-    """Returns a server's share, a float32 vector."""
-    return _flat((params, stats))
+  def share(self, server: int) -> tuple[jax.Array, Any]:
+    """Returns a server's vectors of what the layout was made from, float32."""
+    return self._cut(self.params, self._stats)[server]
 
-  def split(self, vector: jax.Array, server: int) -> Payload:
-    """Returns what `vector` was made of, in float32."""
-    size, rest = self.sizes[server]
-    vector = vector.astype(jnp.float32)
-    return Payload(vector[:size], vector[size:] if rest else ())
+  def push_bytes(self, server: int) -> int:
+    """Returns how long a server's message of a push is."""
+    return self.wire.push_bytes(*self.sizes[server])
 
-  def unpack(self, vectors: list[jax.Array]) -> tuple[Any, Any]:
-    """Returns parameters and statistics from the vectors of all servers."""
-    params, stats = self._unpack(vectors)
+  def pull_bytes(self, server: int) -> int:
+    """Returns how long a server's message of a pull is."""
+    return self.wire.pull_bytes(*self.sizes[server])
+
+  def push_of(self, sent: np.ndarray, server: int) -> Message:
+    """Returns a server's message of a push, views of the bytes of it.
+
+    Args:
+      sent: uint8 [push_bytes(server)].
+      server: Which one.
+    """
+    return _message(sent, self._pushes[server])
+
+  def pull_of(self, sent: np.ndarray, server: int) -> Message:
+    """Returns a server's message of a pull, likewise."""
+    return _message(sent, self._pulls[server])
+
+  def _encode(
+    self, states: Sequence[State], payload: Payload
+  ) -> tuple[list[Message], list[State], jax.Array]:
+    """Returns each server's message, what is remembered, and if all is finite.
+
+    Statistics need not be: they are checked where they are used.
+    """
+    messages, after = [], []
+    for state, (gradient, stats) in zip(
+      states, self._cut(*payload), strict=True
+    ):
+      message, state = self.wire.push.encode(state, gradient)
+      messages.append((message, _encoded(self.wire, stats)))
+      after.append(state)
+    # The largest is NaN if one of them is.
+    leaves = jax.tree.leaves(payload.gradient)
+    peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+    return messages, after, jnp.isfinite(jnp.array(peaks)).all()
+
+  def _pulled(self, messages: Sequence[Message]) -> tuple[Any, Any]:
+    """Returns parameters and statistics, trees, from all servers' messages."""
+    decode = self.wire.pull.decode
+    return self._joined(
+      [(decode(params), _decoded(self.wire, s)) for params, s in messages]
+    )
+
+  def _joined(self, shares: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Returns trees from the vectors of all servers."""
+    params, stats = (
+      _unflat(_flat(parts), like)
+      for parts, like in zip(
+        zip(*shares, strict=True), (self.params, self._stats), strict=True
+      )
+    )
     return params, stats
 
-  def initial(self, server: int) -> Payload:
-    """Returns a server's share of what the layout was made from."""
-    whole = tuple(_flat(tree) for tree in self._initial)
-    return self.split(_flat(self._cut(whole, server)), server)
-
-  def size_bytes(self, server: int) -> int:
-    """Returns how long a server's vector is."""
-    return sum(self.sizes[server]) * self.dtype.itemsize
-
-  def _cut(self, whole: tuple[jax.Array, jax.Array], server: int) -> list:
+  def _cut(self, params: Any, stats: Any) -> list[tuple[jax.Array, Any]]:
+    """Returns each server's vectors of two trees like the layout's."""
+    whole = _flat(params), _flat(stats)
     return [
-      flat[start : start + size]
-      for flat, start, size in zip(
-        whole,
-        [starts[server] for starts in self._starts],
-        self.sizes[server],
-        strict=True,
+      tuple(
+        flat[start : start + size] if size else ()
+        for flat, start, size in zip(whole, starts, sizes, strict=True)
       )
+      for starts, sizes in zip(self._starts, self.sizes, strict=True)
     ]
 
 
@@ -147,8 +185,34 @@ def share(
   return jax.tree.map(cut, *states)
 
 
-def _elements(tree: Any) -> int:
+def elements(tree: Any) -> int:
+  """Returns how many numbers the leaves of a tree have in all."""
   return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def views(message: Message) -> list[np.ndarray]:
+  """Returns the bytes of a message, uint8 [n] for each array that has any."""
+  arrays = map(np.asarray, jax.tree.leaves(message))
+  return [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
+
+
+def _message(sent: np.ndarray, like: Message) -> Message:
+  """Returns the arrays of a message, in the place of its bytes."""
+  leaves, structure = jax.tree.flatten(like)
+  ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
+  starts = [0, *ends[:-1]]
+  return structure.unflatten(
+    sent[start:end].view(leaf.dtype).reshape(leaf.shape)
+    for start, end, leaf in zip(starts, ends, leaves, strict=True)
+  )
+
+
+def _encoded(wire: Wire, stats: Any) -> Message:
+  return wire.stats.encode((), stats)[0] if len(stats) else ()
+
+
+def _decoded(wire: Wire, message: Message) -> Any:
+  return wire.stats.decode(message) if len(message) else ()
 
 
 def _flat(tree: Any) -> jax.Array:

@@ -2,24 +2,23 @@
 
 Time is simulated, the gradients are real.  A released worker pulls the version
 of that moment, computes for as long as its speed says, and pushes; the bytes
-share links as `cluster.network` says.  Its gradient is computed when the push
-arrives, from the very version that was pulled: until then an iteration in
-flight is only a version, a slice of the data and some times.
+share links as `cluster.virtual.network` says.  Its gradient is computed when
+that time is over, from the very version that was pulled.
 """
 
 import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.lead import Lead
 from cluster.speed.speed import Speed
-from cluster.virtual.network import Network
-from cluster.virtual.transfers import Delivered, Pipelined, Transfers
-from learning.gradient import Gradient
-from wire.dense import Wire
-from wire.flat import even
+from cluster.virtual.holder import LocalHolder
+from cluster.virtual.script import Scripted
+from cluster.virtual.transfers import Delivered, Pipelined, Whole
+from learning.learning import Gradient
+from wire.codec import Message, State
 
 # Simultaneous events happen in this order, and then by worker.
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
@@ -28,26 +27,15 @@ _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
 _STATE = ('time', '_workers', '_transfers', '_wake', '_events')
 
 
-class Scripted(NamedTuple):
-  """A worker's death or return.
-
-  Attributes:
-    time: Seconds.
-    event: 'leave' or 'join'.
-    worker: Which one.
-  """
-
-  time: float
-  event: str
-  worker: int
-
-
 @dataclasses.dataclass
-class _Worker:
+class _InFlight:
   """A worker's iteration in flight, beside what the lead knows of it."""
 
+  codec: State  # What its codec remembers.
   life: int = 0  # Events of an earlier life are dropped.
-  params: Any = None
+  params: Any = None  # As pulled, until its gradient is computed.
+  message: Message = None  # Its push, on its way.
+  loss: Any = None
   compute_s: float = 0.0
 
 
@@ -64,64 +52,46 @@ class VirtualCluster:
     self,
     *,
     lead: Lead,
+    holder: LocalHolder,
     gradient: Gradient,
-    wire: Wire,
     speed: Speed,
-    network: Network,
-    num_servers: int,
-    pipelined: bool,
-    script: Sequence[Sequence[Any]],
+    transfers: Whole | Pipelined,
+    script: Sequence[Scripted],
   ):
     """Sets the cluster up at time 0.
 
     Args:
-      lead: Asks the scheme; its server's parameters are in equal shards on all
-        servers.
+      lead: Asks the scheme.
+      holder: Of the learner, the lead's.
       gradient: Computes pushes.
-      wire: What becomes of pushes and pulls on their way.
       speed: How long workers compute.
-      network: Its hosts are the workers and then the servers.
-      num_servers: Number of servers.
-      pipelined: Whether pushes and pulls overlap, as `transfers` says.
-      script: Deaths and returns of workers, as Scripted has them.
-
-    Raises:
-      ValueError: If the script names no such worker, a time before 0, or lets a
-        worker die or return twice in a row.
+      transfers: How long pushes and pulls take.
+      script: Deaths and returns of workers.
     """
     self.time = 0.0
     self.lead = lead
     self.gradient = gradient
     self._speed = speed
-    self._workers = [_Worker() for _ in lead.workers]
-    self._wire = wire
-    size_bytes = wire.size_bytes((lead.server.params, lead.server.stats))
-    self._transfers = (Pipelined if pipelined else Transfers)(
-      network,
-      num_workers=len(lead.workers),
-      shards=even(size_bytes, num_servers),
-    )
+    self._holder = holder
+    self._workers = [_InFlight(holder.trees.init()) for _ in lead.workers]
+    self._transfers = transfers
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
     # (time, kind, worker or wake, life of the worker).
     kinds = {'leave': _LEAVE, 'join': _JOIN}
     self._events = [
-      (s.time, kinds[s.event], s.worker, -1)
-      for s in _script(script, len(lead.workers))
+      (each.time, kinds[each.event], each.worker, -1) for each in script
     ]
     heapq.heapify(self._events)
     lead.attach(release=self._pull, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
-    server, wire = self.lead.server, self._wire
-    server.restore(self.gradient.placed(server.state()))
-    wire.warm_up(server.params, server.stats)
-    self.gradient.warm_up(
-      wire.pulled(server.params),
-      self.lead.batching.largest,
-      changing=self.lead.batching.changes,
+    learner, batching = self._holder.learner, self.lead.batching
+    learner.restore(self.gradient.placed(learner.state()))
+    payloads = self.gradient.warm_up(
+      self._holder.pulled(), batching.largest, changing=batching.changes
     )
-    server.warm_up()
+    self._holder.warm_up(payloads)
 
   def start(self) -> None:
     """Releases the first iterations; once, and not after `restore`.
@@ -154,11 +124,11 @@ class VirtualCluster:
       self._happened(*heapq.heappop(self._events)[1:])
 
   def state(self) -> dict[str, Any]:
-    """Returns all that a step changes, here, in the server and below."""
+    """Returns all that a step changes, here, in the learner and below."""
     return {
       **{name: getattr(self, name) for name in _STATE},
       'lead': self.lead.state(),
-      'server': self.lead.server.state(),
+      'learner': self._holder.learner.state(),
       'gradient': self.gradient.state(),
     }
 
@@ -167,7 +137,7 @@ class VirtualCluster:
     for name in _STATE:
       setattr(self, name, state[name])
     self.lead.restore(state['lead'])
-    self.lead.server.restore(state['server'])
+    self._holder.learner.restore(state['learner'])
     self.gradient.restore(state['gradient'])
 
   def close(self) -> None:
@@ -197,8 +167,7 @@ class VirtualCluster:
 
   def _happened(self, kind: int, number: int, _: int) -> None:
     if kind == _COMPUTED:
-      self.lead.enter(number, 'push', self.time)
-      self._transfers.push(self.time, number)
+      self._computed(number)
     elif kind == _PUSH:
       self._push(number)
     elif kind == _WAKE:
@@ -215,27 +184,37 @@ class VirtualCluster:
       heapq.heappush(self._events, event)
 
   def _pull(self, index: int) -> None:
-    self._workers[index].params = self._wire.pulled(self.lead.server.params)
+    self._workers[index].params = self._holder.pulled()
     self._delivered(self._transfers.pull(self.time, index))
 
-  def _push(self, index: int) -> None:
-    """Computes the gradient of a push that has arrived."""
+  def _computed(self, index: int) -> None:
+    """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.lead.workers[index]
-    payload, loss = self.gradient(
+    payload, worker.loss = self.gradient(
       worker.params, known.ranges, worker=index, iteration=known.iteration
     )
     worker.params = None
+    worker.message, worker.codec = self._holder.trees.encode(
+      worker.codec, payload
+    )
+    self.lead.enter(index, 'push', self.time)
+    self._transfers.push(self.time, index)
+
+  def _push(self, index: int) -> None:
+    """A push has arrived whole."""
+    worker, known = self._workers[index], self.lead.workers[index]
+    self._holder.arrived(index, worker.message)
+    loss, worker.message, worker.loss = worker.loss, None, None
     self.lead.push(
       index,
       self.time,
       compute_s=worker.compute_s,
       factors=self._speed.driving(index, known.iteration),
-      payload=self._wire.pushed(payload),
       loss=loss,
     )
 
   def _delivered(self, delivered: Delivered) -> None:
-    self.lead.journal.ledger.bytes += delivered.size_bytes
+    self.lead.carried(delivered.size_bytes)
     for index in delivered.ended:
       known = self.lead.workers[index]
       if known.phase == 'push':
@@ -250,8 +229,9 @@ class VirtualCluster:
     worker = self._workers[index]
     lost = self.lead.workers[index].phase != 'wait'
     self._transfers.leave(self.time, index, lost=lost)
-    worker.life += 1
-    worker.params = None
+    self._workers[index] = _InFlight(
+      self._holder.trees.init(), life=worker.life + 1
+    )
     self.lead.leave(index, self.time, 'config.cluster.script')
 
   def _schedule(self, time: float, kind: int, index: int) -> None:
@@ -264,41 +244,3 @@ class VirtualCluster:
       f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
       'run whose workers all leave needs a join in config.cluster.script.'
     )
-
-
-def _script(
-  entries: Sequence[Sequence[Any]], num_workers: int
-) -> list[Scripted]:
-  """Returns the entries once they have been checked."""
-  if not isinstance(entries, tuple):
-    raise ValueError(f'script: expected a tuple of tuples, got {entries!r}.')
-  for entry in entries:
-    if not _is_scripted(entry, num_workers):
-      raise ValueError(
-        "script: expected (seconds >= 0, 'leave' or 'join', worker below "
-        f'{num_workers}), got {entry!r}.'
-      )
-  script = [Scripted(*entry) for entry in entries]
-  gone: set[int] = set()
-  for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
-    if (entry.event == 'join') != (entry.worker in gone):
-      state = 'gone' if entry.worker in gone else 'alive'
-      raise ValueError(
-        f'script: worker {entry.worker} is {state} at {entry.time} s, '
-        f'got {tuple(entry)}.'
-      )
-    (gone.remove if entry.event == 'join' else gone.add)(entry.worker)
-  return script
-
-
-def _is_scripted(entry: Any, num_workers: int) -> bool:
-  if not isinstance(entry, tuple) or len(entry) != len(Scripted._fields):
-    return False
-  time, event, worker = entry
-  return (
-    type(time) in (int, float)
-    and 0 <= time < math.inf
-    and event in ('leave', 'join')
-    and type(worker) is int
-    and 0 <= worker < num_workers
-  )

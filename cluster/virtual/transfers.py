@@ -1,15 +1,28 @@
 """Pushes and pulls under way in the virtual runtime, as flows of its network.
 
-`Transfers` moves every shard whole.  `Pipelined` moves it in chunks, and serves
+`Whole` moves every shard whole.  `Pipelined` moves it in chunks, and serves
 the sum of a chunk as soon as the last worker has pushed it: on links that carry
 both directions at once, the pulls of a barrier then overlap with its pushes.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cluster.virtual.network import Network
 from wire.flat import PIECES, even
+
+
+class Sizes(NamedTuple):
+  """How much travels.
+
+  Attributes:
+    push: Bytes of a push at each server.
+    pull: Bytes of a pull from each server.
+  """
+
+  push: Sequence[int]
+  pull: Sequence[int]
 
 
 class Delivered(NamedTuple):
@@ -24,23 +37,23 @@ class Delivered(NamedTuple):
   ended: list[int]
 
 
-class Transfers:
+class Whole:
   """Pushes and pulls of whole shards, which a worker makes in turns.
 
   Attributes:
     network: Its hosts are the workers and then the servers.
   """
 
-  def __init__(self, network: Network, *, num_workers: int, shards: list[int]):
+  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
     """Starts nothing yet.
 
     Args:
       network: Its hosts are the workers and then the servers.
       num_workers: Number of workers.
-      shards: Bytes of a push or pull at each server.
+      sizes: Of pushes and pulls.
     """
     self.network = network
-    self._shards = shards
+    self._sizes = sizes
     self._pending: list[set[int]] = [set() for _ in range(num_workers)]
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
 
@@ -80,7 +93,8 @@ class Transfers:
     self._pending[index].clear()
 
   def _start(self, time: float, index: int, *, pulls: bool) -> None:
-    for server, size in enumerate(self._shards, start=len(self._pending)):
+    sizes = self._sizes.pull if pulls else self._sizes.push
+    for server, size in enumerate(sizes, start=len(self._pending)):
       ends = (server, index) if pulls else (index, server)
       flow = self.network.start(time, *ends, size)
       self._pending[index].add(flow)
@@ -134,13 +148,15 @@ class Pipelined:
     network: Its hosts are the workers and then the servers.
   """
 
-  def __init__(self, network: Network, *, num_workers: int, shards: list[int]):
-    """Starts nothing yet; arguments are those of Transfers."""
+  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
+    """Starts nothing yet; arguments are those of Whole."""
     self.network = network
     self._num_workers = num_workers
-    self._chunks = [even(size, PIECES) for size in shards]
+    self._pushes, self._pulls = (
+      [even(size, PIECES) for size in shards] for shards in sizes
+    )
     # By server and chunk: of how many pushes it has not arrived.
-    self._missing = [[0] * PIECES for _ in shards]
+    self._missing = [[0] * PIECES for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
 
@@ -150,7 +166,7 @@ class Pipelined:
       missing[:] = [count + 1 for count in missing]
     if index not in self._members:
       self._members[index] = _Member(self._none(), self._none())
-      for server in range(len(self._chunks)):
+      for server in range(len(self._missing)):
         self._start(time, index, server, pulls=True, chunks=PIECES)
       return Delivered(0, [])
     member = self._members[index]
@@ -158,14 +174,14 @@ class Pipelined:
     member.pulling = min(member.pulled) < PIECES
     size_bytes = sum(
       sum(sizes[:count])
-      for sizes, count in zip(self._chunks, member.pulled, strict=True)
+      for sizes, count in zip(self._pulls, member.pulled, strict=True)
     )
     return Delivered(size_bytes, [] if member.pulling else [index])
 
   def push(self, time: float, index: int) -> None:
     """Starts the push of a worker, which has its pull."""
     self._members[index].pulled = self._none()
-    for server in range(len(self._chunks)):
+    for server in range(len(self._missing)):
       self._start(time, index, server, pulls=False)
 
   def advance(self, time: float) -> Delivered:
@@ -183,7 +199,7 @@ class Pipelined:
     return Delivered(size_bytes, ended)
 
   def leave(self, time: float, index: int, *, lost: bool) -> None:
-    """Goes on without a worker that died; arguments are those of Transfers."""
+    """Goes on without a worker that died; arguments are those of Whole."""
     member = self._members.pop(index, None)
     if member is None:
       return
@@ -194,7 +210,7 @@ class Pipelined:
     for other in self._members.values() if void else ():
       self._cancel(time, other, pulls_only=True)
       other.pulled = self._none()
-    for server in range(len(self._chunks)):
+    for server in range(len(self._missing)):
       self._serve_all(time, server)
 
   def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
@@ -235,7 +251,8 @@ class Pipelined:
   ) -> None:
     member = self._members[index]
     first = (member.pulled if pulls else member.pushed)[server]
-    size = sum(self._chunks[server][first : first + chunks])
+    sizes = (self._pulls if pulls else self._pushes)[server]
+    size = sum(sizes[first : first + chunks])
     host = self._num_workers + server
     ends = (host, index) if pulls else (index, host)
     number = self.network.start(time, *ends, size)
@@ -251,4 +268,4 @@ class Pipelined:
         del self._flows[number], member.flows[pulls, server]
 
   def _none(self) -> list[int]:
-    return [0] * len(self._chunks)
+    return [0] * len(self._missing)

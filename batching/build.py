@@ -1,0 +1,75 @@
+"""Makes the batching of a run of its config, with predictor and curves."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from batching import curves
+from batching.batching import Batching
+from batching.curves import Curve
+from configs import default
+from configs.checks import require
+from configs.sections import Choose, made, named
+
+
+def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
+  """Returns the batching that config.batching names.
+
+  Args:
+    config: Checked.
+    choose: Chooses a section of it.
+    num_factors: Driving factors of each worker's speed.
+
+  Raises:
+    ValueError: If a setting is wrong; names the field.
+  """
+  workers, section = config.cluster.workers, config.batching
+  _, own = choose('batching')
+  shared = {}
+  if 'curves' in own:
+    shared['curves'] = _curves(f'config.batching.{section.name}', own)
+  if 'predictor' in own:
+    shared['predictor'] = made(
+      f'batching.{section.name}.predictor',
+      choose,
+      num_workers=workers,
+      num_factors=num_factors,
+      seed=config.seed,
+    )
+  return made(
+    'batching',
+    choose,
+    num_workers=workers,
+    worker_batch=section.worker_batch,
+    **shared,
+  )
+
+
+def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
+  """Returns the curves that a batching's files hold.
+
+  Args:
+    field: The batching's section, for messages.
+    own: Its fields; with curves some are not used, and others without.
+
+  Raises:
+    ValueError: If a field that is not used differs from its default, or if a
+      file holds no curve.
+  """
+  paths = own['curves']
+  usual = default.get_config().batching[field.rpartition('.')[2]]
+  for unused in ('window', 'step') if paths else ('smoothing',):
+    expected = f'the default {usual[unused]!r}, with curves {paths!r}'
+    valid = own[unused] == usual[unused]
+    require(valid, f'{field}.{unused}', expected, own[unused])
+  found = []
+  for path in paths.split(',') if paths else ():
+    with named(f'{field}.curves: {path}'):
+      try:
+        found.append(curves.parse(json.loads(pathlib.Path(path).read_text())))
+      except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f'expected a profile, got {error}.') from error
+  return found

@@ -1,0 +1,143 @@
+"""What a runtime is: the interfaces between a run and where it takes place.
+
+config.cluster.runtime names a package of cluster/.  Its module `site` has three
+functions, which train.build calls in this order:
+
+  meet(config, files=..., process=...)  finds the other processes, before XLA
+                                        starts; returns what `make` needs
+  speed(config, choose)                 how long workers compute, or None for as
+                                        long as they really take
+  make(config, meeting, parts)          returns the Site of this process
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
+
+from batching.batching import Batching
+from cluster.lead import Lead
+from cluster.speed.speed import Speed
+from learning.learning import Holder, Learning
+from outputs.files import RunFiles
+from route.route import Served
+from wire.codec import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a site is made of.
+
+  Attributes:
+    learned: What is learned.
+    batching: How many examples iterations have.
+    wire: What travels.
+    plan: Where it travels.
+    speed: How long workers compute; None for as long as they really take.
+    files: Of the run.
+    described: Its manifest.
+  """
+
+  learned: Learning
+  batching: Batching
+  wire: Wire
+  plan: Served
+  speed: Speed | None
+  files: RunFiles
+  described: Mapping[str, Any]
+
+
+class Runtime(Protocol):
+  """Tells the lead what happens, and carries out what it says.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  time: float
+  lead: Lead
+
+  def warm_up(self) -> None:
+    """Compiles everything that the run will need."""
+
+  def start(self) -> None:
+    """Releases the first iterations; once, and not after `restore`."""
+
+  def resume(self) -> None:
+    """Goes on after `restore`."""
+
+  def step(self) -> None:
+    """Goes on to the next event and carries out all that follows from it.
+
+    Raises:
+      RuntimeError: If nothing can happen any more.
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+
+  def state(self) -> dict[str, Any]:
+    """Returns all that a step changes, as far as it is kept here."""
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the runtime's from now on."""
+
+  def close(self) -> None:
+    """Ends the run, however it went."""
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone."""
+
+
+class Checkpoints(Protocol):
+  """Writes, keeps and reads the checkpoints of a run.
+
+  Attributes:
+    wanted: Whether the run is to leave any.
+  """
+
+  @property
+  def wanted(self) -> bool:
+    """Whether the run is to leave any checkpoints."""
+
+  def check(self, name: str, value: Any) -> None:
+    """Checks that a checkpoint could hold a value, if there are to be any."""
+
+  def restore(self) -> Any:
+    """Returns the newest state that can be read; None if there is none yet."""
+
+  def begin(self, examples: int) -> None:
+    """Starts counting time, and examples beyond these."""
+
+  def due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+
+  def save(self, state: Any, *, examples: int) -> None:
+    """Writes a checkpoint while the run goes on."""
+
+  def close(self) -> None:
+    """Finishes what is being written."""
+
+
+class Site(Protocol):
+  """What one process has of a run, and its part in it.
+
+  Attributes:
+    leads: Whether it is the lead: others only call the site.
+    clock: What times are.
+    holder: Of the learner.
+    checkpoints: Of the run.
+    later: Calls a function in another thread, where time goes on meanwhile;
+      None to call it at once.
+  """
+
+  leads: bool
+  clock: Literal['real', 'virtual']
+  holder: Holder
+  checkpoints: Checkpoints
+  later: Callable[[Callable[[], Any]], Future] | None
+
+  def runtime(self, lead: Lead) -> Runtime:
+    """Returns what runs the events, for the process that leads."""
+
+  def __call__(self) -> None:
+    """Takes part in a run that another process leads."""

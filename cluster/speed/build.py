@@ -1,0 +1,27 @@
+"""Makes the speeds of a run's workers of its config."""
+
+from ml_collections import ConfigDict
+
+from cluster.speed import speed as speeds
+from configs import sections
+from configs.sections import Choose, named
+
+
+def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
+  """Returns how long workers compute, as config.cluster.speed says.
+
+  Raises:
+    ValueError: If a setting is out of range; names the field.
+  """
+  name, own = choose('cluster.speed')
+  workers, section = config.cluster.workers, config.cluster.speed
+  with named(f'config.cluster.speed.{name}'):
+    model = getattr(speeds, name)(num_workers=workers, seed=config.seed, **own)
+  with named('config.cluster.speed'):
+    return speeds.Speed(
+      fixed_s=section.fixed_s,
+      per_example_s=section.per_example_s,
+      least_s=section.least_s,
+      slowdown=sections.each('slowdown', section.slowdown, workers),
+      model=model,
+    )

@@ -1,0 +1,72 @@
+"""The learner in the process of the virtual runtime, and what travels of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from learning.learning import Learner
+from wire.codec import Message, Payload
+from wire.trees import Trees
+
+
+class LocalHolder:
+  """A Holder: see `learning.learning`.
+
+  Attributes:
+    learner: Holds the parameters.
+    trees: What becomes of pushes and pulls on their way.
+  """
+
+  def __init__(self, learner: Learner, trees: Trees):
+    """Holds the learner."""
+    self.learner = learner
+    self.trees = trees
+    self._arrived: dict[int, Payload] = {}  # Pushes, by worker.
+    self._newest: tuple[Any, Any] = None, None  # Parameters; as workers get it.
+
+  def warm_up(self, payloads: list[Payload]) -> None:
+    """Compiles what pushes like these need, and updates."""
+    for payload in payloads:
+      message, _ = self.trees.encode(self.trees.init(), payload)
+      jax.block_until_ready(self.trees.decode(message))
+    self.learner.warm_up()
+
+  def pulled(self) -> Any:
+    """Returns the parameters as workers get them; once for each version."""
+    if self._newest[0] is not self.learner.params:
+      params = self.learner.params
+      self._newest = params, self.trees.pull(params)
+    return self._newest[1]
+
+  def arrived(self, worker: int, message: Message) -> None:
+    """A worker's push has arrived whole."""
+    self._arrived[worker] = self.trees.decode(message)
+
+  def add(self, update: int, worker: int, examples: int) -> None:
+    """Sums the push of a worker, which has arrived, into an update."""
+    self.learner.add(update, self._arrived.pop(worker), examples)
+
+  def commit(self, update: int) -> None:
+    """Applies an update; the version becomes one higher."""
+    self.learner.commit(update)
+
+  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives this version's parameters and statistics, later."""
+    params, stats = self.learner.params, self.learner.stats
+    return lambda: (params, stats)
+
+  @property
+  def version(self) -> int:
+    """Updates applied."""
+    return self.learner.version
+
+  @property
+  def examples(self) -> int:
+    """Examples in them."""
+    return self.learner.examples
+
+  @property
+  def learning_rate(self) -> float | None:
+    """The learning rate of the next update; None if nothing is learned."""
+    return self.learner.learning_rate

@@ -1,0 +1,64 @@
+"""Deaths and returns of virtual workers, as config.cluster.script has them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Scripted(NamedTuple):
+  """A worker's death or return.
+
+  Attributes:
+    time: Seconds.
+    event: 'leave' or 'join'.
+    worker: Which one.
+  """
+
+  time: float
+  event: str
+  worker: int
+
+
+def parse(entries: Sequence[Sequence[Any]], num_workers: int) -> list[Scripted]:
+  """Returns the entries once they have been checked.
+
+  Args:
+    entries: As Scripted has them.
+    num_workers: How many there are.
+
+  Raises:
+    ValueError: If an entry names no such worker, a time before 0, or lets a
+      worker die or return twice in a row.
+  """
+  if not isinstance(entries, tuple):
+    raise ValueError(f'script: expected a tuple of tuples, got {entries!r}.')
+  for entry in entries:
+    if not _is_scripted(entry, num_workers):
+      raise ValueError(
+        "script: expected (seconds >= 0, 'leave' or 'join', worker below "
+        f'{num_workers}), got {entry!r}.'
+      )
+  script = [Scripted(*entry) for entry in entries]
+  gone: set[int] = set()
+  for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
+    if (entry.event == 'join') != (entry.worker in gone):
+      state = 'gone' if entry.worker in gone else 'alive'
+      raise ValueError(
+        f'script: worker {entry.worker} is {state} at {entry.time} s, '
+        f'got {tuple(entry)}.'
+      )
+    (gone.remove if entry.event == 'join' else gone.add)(entry.worker)
+  return script
+
+
+def _is_scripted(entry: Any, num_workers: int) -> bool:
+  if not isinstance(entry, tuple) or len(entry) != len(Scripted._fields):
+    return False
+  time, event, worker = entry
+  return (
+    type(time) in (int, float)
+    and 0 <= time < math.inf
+    and event in ('leave', 'join')
+    and type(worker) is int
+    and 0 <= worker < num_workers
+  )

@@ -1,0 +1,112 @@
+"""The virtual runtime's part of a run: all of it, in one process."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ml_collections import ConfigDict
+
+from cluster.lead import Lead
+from cluster.runtime import Parts
+from cluster.speed import build
+from cluster.speed.speed import Speed
+from cluster.virtual import script, transfers
+from cluster.virtual.holder import LocalHolder
+from cluster.virtual.network import Network
+from cluster.virtual.runtime import VirtualCluster
+from configs import sections
+from configs.checks import require
+from configs.sections import Choose, named
+from outputs.checkpoints import Checkpoints
+from outputs.files import RunFiles
+from wire import trees
+from wire.flat import even
+
+
+def meet(
+  config: ConfigDict, *, files: RunFiles, process: Mapping[str, str]
+) -> None:
+  """Meets nobody: checks that no other process is named."""
+  del config, files
+  require(not process, 'process', 'nothing in the virtual runtime', process)
+
+
+def speed(config: ConfigDict, choose: Choose) -> Speed:
+  """Returns how long workers compute."""
+  return build.make(config, choose)
+
+
+class Site:
+  """See `cluster.runtime`."""
+
+  leads = True
+  clock: Literal['virtual'] = 'virtual'
+  later = None
+
+  def __init__(self, config: ConfigDict, parts: Parts):
+    """Makes the holder of the learner, and the checkpoints."""
+    learned, servers = parts.learned, parts.plan.servers
+    params, stats = learned.params, learned.stats
+    self.holder = LocalHolder(
+      learned.learner(params, stats),
+      trees.make(parts.wire, params, stats, servers=servers),
+    )
+    with named('config.checkpoint'):
+      self.checkpoints = Checkpoints(
+        parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+      )
+    self._config, self._parts = config, parts
+
+  def runtime(self, lead: Lead) -> VirtualCluster:
+    """Returns what runs the events."""
+    config, parts = self._config, self._parts
+    workers = config.cluster.workers
+    moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
+    with named('config.cluster'):
+      return VirtualCluster(
+        lead=lead,
+        holder=self.holder,
+        gradient=parts.learned.gradient,
+        speed=parts.speed,
+        transfers=moving(
+          _network(config, parts.plan.servers),
+          num_workers=workers,
+          sizes=_sizes(parts),
+        ),
+        script=script.parse(config.cluster.script, workers),
+      )
+
+  def __call__(self) -> None:
+    """Does nothing: there is no other process that leads."""
+
+
+def make(config: ConfigDict, meeting: None, parts: Parts) -> Site:
+  """Returns the site.
+
+  Raises:
+    ValueError: If a setting is out of range; names the field.
+  """
+  del meeting
+  return Site(config, parts)
+
+
+def _network(config: ConfigDict, servers: int) -> Network:
+  workers = config.cluster.workers
+  links = sections.links(config.cluster.network, worker=workers, server=servers)
+  with named('config.cluster.network'):
+    return Network(**links)
+
+
+def _sizes(parts: Parts) -> transfers.Sizes:
+  wire = parts.wire
+  return transfers.Sizes(
+    _shards(parts, wire.push_bytes), _shards(parts, wire.pull_bytes)
+  )
+
+
+def _shards(parts: Parts, size_bytes: Callable[[int, int], int]) -> list[int]:
+  """Returns how much travels to or from each server."""
+  elements, servers = parts.learned.elements, parts.plan.servers
+  if parts.wire.elementwise:  # Any part of a message is one.
+    return even(size_bytes(*elements), servers)
+  params, stats = (even(count, servers) for count in elements)
+  return [size_bytes(*share) for share in zip(params, stats, strict=True)]

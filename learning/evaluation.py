@@ -1,0 +1,83 @@
+"""How good a version of a model is."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from data.dataset import Split
+from models.task import Task
+
+
+class Evaluation:
+  """The share of a split that a version of the model gets right."""
+
+  def __init__(self, task: Task, test: Split, *, batch: int = 512):
+    """Keeps the split.
+
+    Args:
+      task: What is learned.
+      test: N examples.
+      batch: Examples computed at once, at most; the last ones are padded and
+        masked.
+    """
+    self._inputs, self._targets = test
+    self._batch = min(batch, len(test.targets))
+
+    def right(params, stats, inputs, targets, real):
+      mask = jnp.arange(len(targets)) < real
+      correct = task.correct(params, stats, inputs, targets)
+      check_each('task.correct', correct, mask)
+      return jnp.sum(jnp.where(mask, correct, 0.0))
+
+    def is_finite(params):
+      leaves = jax.tree.leaves(params)
+      return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+    self._right = jax.jit(right)
+    self._is_finite = jax.jit(is_finite)
+
+  def __call__(self, params: Any, stats: Any) -> float:
+    """Returns the accuracy, 0 to 1."""
+    right = [
+      self._right(
+        params,
+        stats,
+        padded(self._inputs[start : start + self._batch], self._batch),
+        padded(self._targets[start : start + self._batch], self._batch),
+        np.int32(min(self._batch, len(self._targets) - start)),
+      )
+      for start in range(0, len(self._targets), self._batch)
+    ]
+    return sum(float(count) for count in right) / len(self._targets)
+
+  def is_finite(self, params: Any) -> bool:
+    """Returns whether all parameters are finite."""
+    return bool(self._is_finite(params))
+
+
+def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
+  """Checks that a task's values are one for each example.
+
+  Args:
+    name: Whose they are, for the message.
+    values: What it gave.
+    mask: [N], which of the examples are real.
+
+  Raises:
+    ValueError: If their shape is another one.
+  """
+  if values.shape != mask.shape:
+    raise ValueError(
+      f'{name}: expected one value for each of {len(mask)} examples, got an '
+      f'array of shape {values.shape}.'
+    )
+
+
+def padded(array: np.ndarray, length: int) -> np.ndarray:
+  """Returns an array, [n, ...], with as many rows as wanted, its own again."""
+  if len(array) == length:
+    return array
+  # Rows of its own: zeros would bend the statistics of a normalised batch.
+  return array[np.arange(length) % len(array)]

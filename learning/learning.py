@@ -1,0 +1,160 @@
+"""What is learned, whoever learns it: the interfaces that runtimes rely on.
+
+`learning.build` makes a Learning of a config: of a model and its data, or of
+nothing (`learning.nothing`), which takes time and bytes alone.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+from data.stream import Ranges, Stream
+from learning.schedule import Schedule
+from wire.codec import Payload, Wire
+from wire.flat import Flat
+
+
+class Gradient(Protocol):
+  """Computes what is pushed.
+
+  Attributes:
+    real: Examples computed so far.
+    computed: The same, with padding.
+    padding_share: Share of padding among them; None if there were none.
+  """
+
+  real: int
+  computed: int
+
+  @property
+  def padding_share(self) -> float | None:
+    """Share of the examples computed so far that was padding."""
+
+  def __call__(
+    self, params: Any, ranges: Ranges, *, worker: int, iteration: int
+  ) -> tuple[Payload, jax.Array | None]:
+    """Returns what is pushed, and the loss summed over the examples."""
+
+  def prepare(self, ranges: Ranges) -> None:
+    """Gathers the examples of a call ahead of it."""
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of a push will be."""
+
+  def warm_up(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> list[Payload]:
+    """Compiles all that batches need; returns payloads of every kind."""
+
+  def state(self) -> Any:
+    """Returns what calls change."""
+
+  def restore(self, state: Any) -> None:
+    """Goes back to where `state` was taken."""
+
+
+class Learner(Protocol):
+  """Holds parameters, optimiser state and the sums of what is not yet applied.
+
+  Attributes:
+    params: Pytree of arrays, or a vector where it is a share of them.
+    stats: Running statistics, likewise; () if there are none.
+    version: Updates applied.
+    examples: Examples in them.
+  """
+
+  params: Any
+  stats: Any
+  version: int
+  examples: int
+
+  @property
+  def learning_rate(self) -> float | None:
+    """The learning rate of the next update; None if nothing is learned."""
+
+  def twin(self, params: Any, stats: Any) -> 'Learner':
+    """Returns one of other parameters, with the same compiled programs."""
+
+  def warm_up(self) -> None:
+    """Compiles all that it needs."""
+
+  def add(self, update: int, payload: Payload, examples: int) -> None:
+    """Sums a push into an update."""
+
+  def commit(self, update: int) -> None:
+    """Applies an update; the version becomes one higher."""
+
+  def state(self) -> dict[str, Any]:
+    """Returns what commits and sums change."""
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken."""
+
+
+class Holder(Protocol):
+  """Who holds the learner, as the lead and the journal see it.
+
+  The learner may be in this process, or in shares on many servers, which have
+  the pushes: the lead says only which push is summed into which update.
+
+  Attributes:
+    version: Updates applied.
+    examples: Examples in them.
+  """
+
+  version: int
+  examples: int
+
+  @property
+  def learning_rate(self) -> float | None:
+    """The learning rate of the next update; None if nothing is learned."""
+
+  def add(self, update: int, worker: int, examples: int) -> None:
+    """Sums the push of a worker, which has arrived, into an update."""
+
+  def commit(self, update: int) -> None:
+    """Applies an update; the version becomes one higher."""
+
+  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives this version's parameters and statistics, later."""
+
+
+class Evaluation(Protocol):
+  """Says how good a version is."""
+
+  def __call__(self, params: Any, stats: Any) -> float:
+    """Returns the accuracy, 0 to 1."""
+
+  def is_finite(self, params: Any) -> bool:
+    """Returns whether all parameters are finite."""
+
+
+class Learning(Protocol):
+  """All that a run needs to know of what it learns.
+
+  Attributes:
+    num_train: Examples of an epoch.
+    stream: Which examples an iteration uses.
+    gradient: Computes.
+    evaluate: Gives the accuracy of a version; None if nothing is learned.
+    schedule: Of the learning rate; None if nothing is learned.
+    params: Initial parameters, as workers of one process share them.
+    stats: Initial running statistics; () if there are none.
+    elements: How many numbers parameters and statistics have.
+  """
+
+  num_train: int
+  stream: Stream
+  gradient: Gradient
+  evaluate: Evaluation | None
+  schedule: Schedule | None
+  params: Any
+  stats: Any
+  elements: tuple[int, int]
+
+  def learner(self, params: Any, stats: Any) -> Learner:
+    """Returns a learner that starts at these parameters and statistics."""
+
+  def flat(self, *, servers: int, wire: Wire) -> Flat:
+    """Returns how parameters and statistics are divided among servers."""

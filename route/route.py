@@ -1,0 +1,50 @@
+"""What a route is: where the bytes of a run travel, as data.
+
+A route is made by `make(...)` of the module that config.route.name names.  It
+is asked once, before anything starts, and answers with a plan that the runtimes
+carry out.
+"""
+
+from typing import NamedTuple, Protocol
+
+from topology.cluster import Cluster
+
+
+class Served(NamedTuple):
+  """To parameter servers and back.
+
+  Attributes:
+    servers: How many share the parameters.
+    dedicated: Whether they are processes of their own, on real hosts.
+    pipelined: Whether parts are summed and served one by one, before the
+      scheme has released anybody.
+  """
+
+  servers: int
+  dedicated: bool
+  pipelined: bool
+
+  @property
+  def together(self) -> bool:
+    """Whether the scheme must release all workers together."""
+    return self.pipelined
+
+  @property
+  def elementwise(self) -> bool:
+    """Whether the wire must treat each number by itself."""
+    return self.pipelined
+
+
+class Route(Protocol):
+  """Where does it travel?"""
+
+  def plan(self, cluster: Cluster | None) -> Served:
+    """Returns what is to be carried out.
+
+    Args:
+      cluster: The workers and the links between them; None if these are not
+        known, as between real hosts before anybody has measured them.
+
+    Raises:
+      ValueError: If the route does not fit the cluster.
+    """

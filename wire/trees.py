@@ -1,0 +1,102 @@
+"""Pushes and pulls as trees: what becomes of them where no byte really moves.
+
+For a runtime in one process.  It encodes and decodes with the codecs that
+`wire.flat` uses between hosts, but gives a codec which treats each number by
+itself the leaves of a tree as they are: laying them end to end costs more than
+all the rest.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from wire.codec import Codec, Message, Payload, State, Wire
+from wire.flat import Flat
+
+
+class Trees(NamedTuple):
+  """What becomes of trees on their way.
+
+  Attributes:
+    init: Returns what a worker's codec remembers at first.
+    encode: Returns the message of a payload, and what is remembered then.
+    decode: Returns the payload that a message stands for.
+    pull: Returns the parameters that workers get, of those that are held.
+  """
+
+  init: Callable[[], State]
+  encode: Callable[[State, Payload], tuple[Message, State]]
+  decode: Callable[[Message], Payload]
+  pull: Callable[[Any], Any]
+
+
+def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
+  """Returns how trees like these travel.
+
+  Args:
+    wire: The codecs.
+    params: Pytree of arrays.  Only float32 leaves are encoded where a codec
+      treats each number by itself; others travel as they are.
+    stats: The same; () if there are none.
+    servers: How many share them: each gets a message of its own.
+  """
+  if wire.elementwise:
+    return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
+  return _shared(Flat(params, stats, servers=servers, wire=wire))
+
+
+def _leafwise(wire: Wire, coded: Payload) -> Trees:
+  # Not in one program: XLA may leave out a cast and the one back, as more
+  # precise is allowed, and copies what a codec leaves as it is.
+  def encode(codec: Codec, coded: Any, tree: Any) -> Any:
+    return jax.tree.map(
+      lambda is_coded, leaf: codec.encode((), leaf)[0] if is_coded else leaf,
+      coded,
+      tree,
+    )
+
+  def decode(codec: Codec, coded: Any, tree: Any) -> Any:
+    return jax.tree.map(
+      lambda is_coded, leaf: codec.decode(leaf) if is_coded else leaf,
+      coded,
+      tree,
+    )
+
+  def both(coder: Callable[..., Any], payload: Payload) -> Payload:
+    return Payload(
+      coder(wire.push, coded.gradient, payload.gradient),
+      coder(wire.stats, coded.stats, payload.stats),
+    )
+
+  return Trees(
+    init=tuple,
+    encode=lambda state, payload: (both(encode, payload), state),
+    decode=lambda message: both(decode, message),
+    pull=lambda params: decode(
+      wire.pull, coded.gradient, encode(wire.pull, coded.gradient, params)
+    ),
+  )
+
+
+def _shared(flat: Flat) -> Trees:
+  def encode(states: State, payload: Payload) -> tuple[Message, State]:
+    messages, states, _ = flat.encode(states, payload)
+    return messages, states
+
+  @jax.jit
+  def decode(messages: Message) -> Payload:
+    return Payload(*flat.joined([flat.decode(each) for each in messages]))
+
+  outgoing = jax.jit(flat.outgoing_of)
+  return Trees(
+    init=flat.init,
+    encode=encode,
+    decode=decode,
+    pull=lambda params: flat.pulled(outgoing(params))[0],
+  )
+
+
+def _is_coded(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: leaf.dtype == jnp.float32, tree)
