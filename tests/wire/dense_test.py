@@ -67,11 +67,11 @@ class DenseTest(parameterized.TestCase):
         self.assertEqual(message.dtype, ml_dtypes.bfloat16)
         self.assertEqual(message.nbytes, codec.size_bytes(len(floats)))
         self.assertEqual(state, ())
-        got = np.asarray(codec.decode(message))
+        got = np.asarray(codec.decode(message, len(floats)))
         np.testing.assert_array_equal(got, _rounded(floats))
         self.assertEqual(got.dtype, np.float32)
       nan, _ = codec.encode((), jnp.float32(np.nan))
-      self.assertTrue(np.isnan(codec.decode(nan)))
+      self.assertTrue(np.isnan(codec.decode(nan, 1)))
 
   def test_messages_are_added_in_float32_and_rounded_once(self):
     codec = dense.make(dtype='bfloat16').push
@@ -139,7 +139,7 @@ class SumTest(parameterized.TestCase):
     codec = dense.make(dtype='bfloat16').push
     for total in [256.0] + [1.0] * 256:  # In bfloat16, 256 + 1 is 256.
       message, _ = codec.encode((), jnp.full(1, total))
-      payload = Payload(codec.decode(message), ())
+      payload = Payload(codec.decode(message, 1), ())
       server.add(0, payload, 512 if total > 1 else 0)
     server.commit(0)
     np.testing.assert_array_equal(server.params, [1 - 512 / 512])

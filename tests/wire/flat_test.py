@@ -53,7 +53,7 @@ class FlatTest(parameterized.TestCase):
     self.assertTrue(finite)
     sent = [_carried(message) for message in messages]
     pushed = [
-      flat.decode(flat.push_of(bytes_, k)) for k, bytes_ in enumerate(sent)
+      flat.decode(flat.push_of(bytes_, k), k) for k, bytes_ in enumerate(sent)
     ]
     pulls = [
       _carried(flat.outgoing(*flat.share(server))) for server in range(servers)
