@@ -33,7 +33,7 @@ _CONFIG = """
 from tests.support import stopping
 
 def get_config():
-  return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.05)
+  return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.1)
 """
 
 
@@ -265,18 +265,30 @@ class ProcessTest(parameterized.TestCase):
     self.assertEqual(process.returncode, 0, log)
     return log
 
-  @parameterized.parameters(
-    (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)
-  )
-  def test_the_same_command_goes_on(self, number, code):
+  def _stop(self, number):
+    """Stops the run once it has saved; returns its exit code and log."""
+    before = self._saved()
     process = self._start('run')
-    saved = self.folder / 'run' / 'checkpoints' / '1'
-    while not saved.exists() and process.poll() is None:
+    deadline = time.monotonic() + 60
+    while self._saved() == before and process.poll() is None:
+      self.assertLess(time.monotonic(), deadline)
       time.sleep(0.01)
     process.send_signal(number)
     _, log = process.communicate(timeout=60)
-    self.assertEqual(process.returncode, code, log)
-    if number != signal.SIGKILL:
+    return process.returncode, log
+
+  def _saved(self):
+    """Returns the newest checkpoint."""
+    found = (self.folder / 'run' / 'checkpoints').glob('*')
+    return max((int(p.name) for p in found if p.name.isdigit()), default=0)
+
+  def test_the_same_command_goes_on_after_any_signal(self):
+    code, log = self._stop(signal.SIGKILL)
+    self.assertEqual(code, -9, log)
+    for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+      code, log = self._stop(number)
+      self.assertEqual(code, expected, log)
+      self.assertIn('Going on from checkpoint', log)
       self.assertIn('the same command with --workdir=', log)
       summary = json.loads((self.folder / 'run/summary.json').read_text())
       self.assertEqual(summary['ended'], 'interrupted')

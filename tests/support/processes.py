@@ -21,7 +21,8 @@ from typing import Any
 
 from absl.testing import absltest
 
-import train  # noqa: F401  Checkpoints hold classes that it imports.
+import batching.fixed  # noqa: F401
+import train  # noqa: F401  Checkpoints hold classes that these import.
 from cluster.distributed.served import checkpoints as sharded
 from tools import replay
 
@@ -194,7 +195,7 @@ def _running(
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
   """Returns the lead's and the servers' states of the newest checkpoint."""
-  for name in (*SCHEMES, 'batching.fixed'):
+  for name in SCHEMES:
     importlib.import_module(f'sync.{name}')
   directory = folder / 'checkpoints'
   never = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
@@ -244,7 +245,7 @@ class TestCase(absltest.TestCase):
 
   def _check_checkpoint(self, launch: Launch) -> None:
     state, servers = newest(launch.folder)
-    stream = state['cluster']['lead']['_stream']
+    stream = state['runtime']['lead']['_stream']
     ledger = state['journal']['ledger']
     held = sum(stop - start for start, stop in stream.outstanding())
     pending = [push for pushes in ledger.pending.values() for push in pushes]
