@@ -1,9 +1,9 @@
 """Hosts whose flows share links: a fluid model of a network.
 
-Flows divide links max-min fairly (Bertsekas and Gallager, Data Networks, 1992,
-section 6.5.2).  Those that one link holds back all run at its level.  A counter
-of the service that each has had, the virtual time of fair queueing (Parekh and
-Gallager, 1993), orders them by their ends, and no change of level moves them.
+Flows divide links max-min fairly (Bertsekas and Gallager, 1992, section 6.5.2).
+Those that one link holds back run at its level.  A counter of the service that
+each has had, the virtual time of fair queueing (Parekh and Gallager, 1993),
+orders them by their ends.
 """
 
 import bisect
@@ -22,17 +22,19 @@ class Network:
   and arrives the latencies of both hosts after it has drained; latency holds
   no link.  A flow inside one host crosses nothing and arrives at once.
 
-  Times are in seconds and never go back: one before the last, or after
-  `next_time()`, is a ValueError.  The starts and cancels of one instant cost
-  one sharing of the links, in one of two ways that give the same rates:
+  Times, seconds, never go back: one before the last, or after `next_time()`, is
+  a ValueError.  The starts and cancels of one instant cost one sharing of the
+  links, in one of two ways that give the same rates:
 
   - While every flow has a link to itself, links are pools of flows with caps:
     O(log k) per start or drain of k flows, and per flow moved past its cap.
   - Otherwise all links are filled, lowest level first, in O(P log A) for A
     saturated links of which P pairs share flows, however many flows.
 
-  The state is plain data; equal calls give equal times to the last bit.
+  Equal calls give equal times to the last bit.
   """
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   def __init__(
     self,
@@ -49,8 +51,7 @@ class Network:
       latency_s: Float [H], seconds that each host adds, one way.
 
     Raises:
-      ValueError: If a bandwidth is not positive, a latency not finite or below
-        0, or the three are not vectors of one positive length.
+      ValueError: If lengths differ or a value is out of range.
     """
     hosts = len(up_Bps)
     up = _vector('up_Bps', up_Bps, hosts, finite=False)
