@@ -11,7 +11,6 @@ import time
 import types
 
 import hypothesis
-import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
@@ -44,7 +43,7 @@ class ResumeTest(parameterized.TestCase):
   ):
     expected, steps = stopping.straight(scheme)
 
-    @hypothesis.settings(max_examples=5, deadline=None, database=None)
+    @hypothesis.settings(max_examples=3, deadline=None, database=None)
     @hypothesis.given(
       st.lists(st.integers(1, steps - 1), min_size=1, max_size=3, unique=True)
     )
@@ -62,9 +61,7 @@ class ResumeTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.parameters(
-    ('bsp', 'ema'), ('elastic', 'narx'), ('bsp', 'auto')
-  )
+  @parameterized.parameters(('elastic', 'narx'), ('bsp', 'auto'))
   def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',
@@ -95,32 +92,6 @@ class ResumeTest(parameterized.TestCase):
     run = train.build(stopping.eventful('elastic'), workdir=workdir)
     run()
     self._check(stopping.results(run), expected)
-
-  def test_statistics_of_batch_normalisation_are_part_of_it(self):
-    config = small.config(
-      model__name='alexnet',
-      model__alexnet__norm='batch',
-      model__alexnet__width=0.05,
-      model__mlp__hidden=(128,),
-      data__synthetic__pixels=32,
-      epochs=0.7,
-      checkpoint__every_examples=10**9,
-    )
-    straight = small.build(config)
-    straight()
-    workdir = f'{tempfile.mkdtemp()}/run'
-    with self.assertRaises(stopping.Killed):
-      stopping.stop(
-        train.build(config, workdir=workdir), saved_at=[20], killed_at=25
-      )
-    run = train.build(config, workdir=workdir)
-    run()
-    jax.tree.map(
-      np.testing.assert_array_equal,
-      run.runtime.lead.holder.learner.state()['stats'],
-      straight.runtime.lead.holder.learner.state()['stats'],
-    )
-    self._check(stopping.results(run), stopping.results(straight))
 
   def test_a_finished_run_is_not_run_again(self):
     config = stopping.eventful('bsp')
