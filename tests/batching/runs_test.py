@@ -16,11 +16,12 @@ from absl.testing import absltest, parameterized
 
 from batching import lb_bsp
 from bench import batching as bench_batching
+from cluster.speed import driving
 from configs import default
 from data.dataset import Dataset, Split
 from data.stream import Stream
 from models.task import Task
-from predict import ema, narx  # noqa: F401  Checkpoints hold its classes.
+from predict import ema
 from tests.support import processes, small
 from tools.drawing import batches
 from tools.reading import records
@@ -325,12 +326,14 @@ class RealTest(processes.TestCase):
     fields = {
       'sync__name': 'bsp',
       'batching__name': 'lb_bsp',
+      'batching__lb_bsp__predictor__name': 'arima',
       'cluster__speed__injected': True,
       'cluster__speed__fixed_s': 0.0,
       'cluster__speed__per_example_s': 0.01,
       'cluster__speed__slowdown': (1.0, 1.0, 3.0),
       'cluster__faults': ((1, 8, 'die'),),
       'batching__worker_batch': 14,
+      'model': False,
       'checkpoint__every_examples': 420,
       'data__ahead': 1,
       'epochs': 100.0,
@@ -358,6 +361,20 @@ class RealTest(processes.TestCase):
     self.check(launch)
     _rounds(launch.folder, whole=42)
     self.assertTrue((self._history(launch).count > told).all())
+
+  def test_hosts_tell_what_drives_their_speeds(self):
+    fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 6.0}
+    fields['batching__lb_bsp__predictor__narx__needed'] = 60  # No fit.
+    with processes.launched(workers=2, model=False, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+
+    sums = {sum(batch.values()) for batch in _rounds(launch.folder)}
+    self.assertEqual(sums, {2 * _BATCH})
+    history = self._history(launch)
+    self.assertEqual(history.known.shape, (2, 1 + len(driving.NAMES)))
+    np.testing.assert_array_equal(history.known.T, 3 * [history.count])
+    self.assertGreater(history.count.min(), 50)
 
   def _history(self, launch):
     """Returns what the predictor knows of each worker."""

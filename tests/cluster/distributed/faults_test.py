@@ -61,6 +61,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       processes.launched(
         workers=4,
         dedicated=True,
+        model=False,
         sync__name=scheme,
         epochs=1000.0,
         cluster__faults=faults,
@@ -163,6 +164,7 @@ class LeadTest(processes.TestCase, parameterized.TestCase):
     with processes.launched(
       workers=2,
       dedicated=dedicated,
+      model=False,
       sync__name=scheme,
       epochs=8.0,
       **_FIELDS,
@@ -212,6 +214,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
       epochs=5.0,
       cluster__faults=((1, 4, 'cut'),),
       cluster__interface='eth0',
+      model=False,
       **_FIELDS,
     ) as launch:
       left = launch.until(r'Worker 1 is lost: It was silent for')

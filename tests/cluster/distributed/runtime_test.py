@@ -15,8 +15,6 @@ from absl.testing import absltest, parameterized
 
 import train
 from cluster.distributed import roles
-from cluster.speed import driving
-from predict import narx  # noqa: F401  Checkpoints hold its classes.
 from tests.support import processes, small
 
 
@@ -36,23 +34,11 @@ class SameTest(processes.TestCase):
   """What is learned is what the virtual runtime learns."""
 
   def test_one_worker_and_one_server(self):
-    fields = {
-      'sync__name': 'bsp',
-      'batching__name': 'lb_bsp',
-      'optimizer__sgd__momentum': 0.9,
-      'epochs': 3.0,
-    }
+    fields = {'optimizer__sgd__momentum': 0.9}
     with processes.launched(workers=1, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     self._check_same(launch, cluster__workers=1, **fields)
-
-    # Hosts tell what drives their speeds, with each iteration.
-    state, _ = processes.newest(launch.folder)
-    history = state['runtime']['lead']['batching'].predictor.history
-    self.assertEqual(history.known.shape, (1, 1 + len(driving.NAMES)))
-    np.testing.assert_array_equal(history.known.T, 3 * [history.count])
-    self.assertGreater(history.count.min(), 50)
 
   def test_bsp_with_two_workers_and_two_dedicated_servers(self):
     fields = {'optimizer__sgd__momentum': 0.9}
@@ -121,7 +107,7 @@ class ResumeTest(processes.TestCase):
   def test_a_stopped_run_goes_on_with_other_workers_and_servers(self):
     fields = {
       'sync__name': 'elastic',
-      'epochs': 15.0,
+      'epochs': 10.0,
       'checkpoint__every_examples': 960,
       'wire__dense__dtype': 'bfloat16',
       'optimizer__sgd__momentum': 0.9,
@@ -130,13 +116,13 @@ class ResumeTest(processes.TestCase):
       'cluster__speed__per_example_s': 0.0,
     }
     with processes.launched(workers=2, servers=2, **fields) as launch:
-      launch.reach(3 * 192)
+      launch.reach(2 * 192)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.check(launch)
     before = launch.summary
     self.assertEqual(before['ended'], 'interrupted')
-    self.assertLess(before['examples'], 15 * 192)
+    self.assertLess(before['examples'], 10 * 192)
 
     with processes.launched(
       workers=1, servers=3, dedicated=True, folder=launch.folder, **fields
@@ -148,7 +134,7 @@ class ResumeTest(processes.TestCase):
     starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
     self.assertEqual([len(r['said']['release']) for r in starts], [2, 1])
     after = launch.summary
-    self.assertGreaterEqual(after['examples'], 15 * 192)
+    self.assertGreaterEqual(after['examples'], 10 * 192)
     self.assertGreater(after['iterations'], before['iterations'])
     self.assertGreater(after['final_accuracy'], 0.8)
     # What was in the middle then was given up, and is listed.
