@@ -146,6 +146,8 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
+  for section in ('sync', 'batching', 'wire', 'route', 'model'):
+    sections.chosen(config, defaults, section)
   return functools.partial(sections.chosen, config, defaults)
 
 

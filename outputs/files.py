@@ -5,10 +5,13 @@ TensorBoard events and summary.json.  What is not known is null, never NaN.
 """
 
 import contextlib
+import copy
 import datetime
 import fcntl
+import functools
 import json
 import math
+import operator
 import os
 import pathlib
 import platform
@@ -28,12 +31,18 @@ from absl import logging
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
-# Of a config: what may be another when a run on real hosts goes on.
+# Of a config: what each host may have in its own way.
+_LOCAL = (
+  *('config.cluster.interface', 'config.cluster.devices_per_worker'),
+  *('config.cluster.token_file', 'config.cluster.certificate_file'),
+  'config.cluster.key_file',
+)
+# And what may be another when a run on real hosts goes on.
 _HOSTS = (
+  *_LOCAL,
   *('config.route.server.servers', 'config.route.server.dedicated'),
   *('config.cluster.workers', 'config.cluster.speed.slowdown'),
-  *('config.cluster.timeout_s', 'config.cluster.interface'),
-  'config.cluster.faults',
+  *('config.cluster.timeout_s', 'config.cluster.faults'),
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
@@ -41,7 +50,12 @@ _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
 
 
 class RunFiles:
-  """Writes one run's files."""
+  """Writes one run's files.
+
+  Attributes:
+    workdir: The folder.
+    named: Whether somebody has named it.
+  """
 
   def __init__(self, workdir: str | None):
     """Creates nothing yet.
@@ -55,6 +69,7 @@ class RunFiles:
     """
     if workdir == '':
       raise ValueError("workdir: expected the path of a folder, got ''.")
+    self.named = workdir is not None
     if workdir is None:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
       workdir = f'runs/{now}-{os.getpid()}'
@@ -260,9 +275,17 @@ def manifest(
 
 
 def fingerprint(described: Mapping[str, Any]) -> str:
-  """Returns what tells a run from others, of what `manifest` returns."""
-  parts = {'config': dict(described['config']), 'own': described['own']}
+  """Returns what tells a run from others, of what `manifest` returns.
+
+  What each host may have in its own way is no part of it.
+  """
+  parts = {'config': copy.deepcopy(described['config'])}
   del parts['config']['checkpoint']
+  for field in _LOCAL:
+    *above, name = field.split('.')
+    section = functools.reduce(operator.getitem, above, parts)
+    del section[name]
+  parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
 
 

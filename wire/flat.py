@@ -92,6 +92,11 @@ class Flat:
     """Returns a server's vectors of what the layout was made from, float32."""
     return self._cut(self.params, self._stats)[server]
 
+  def split(self, whole: np.ndarray, server: int) -> tuple[Any, Any]:
+    """Returns a server's vectors, given end to end, float32."""
+    size, rest = self.sizes[server]
+    return whole[:size], whole[size:] if rest else ()
+
   def push_bytes(self, server: int) -> int:
     """Returns how long a server's message of a push is."""
     return self.wire.push_bytes(*self.sizes[server])

@@ -16,7 +16,7 @@ from cluster.transport.heart import LOST, Unmendable
 _KEY = 'syncopate/lead'
 
 
-class Rendezvous:
+class Meeting:
   """Where a process meets the others.
 
   Attributes:

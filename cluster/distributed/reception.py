@@ -1,7 +1,8 @@
 """Where the lead receives workers and servers, and notices who is gone.
 
-Each stream is read by a thread of its own, which puts what happens into one
-queue, as dictionaries:
+What is said here is control alone: gradients and parameters travel between
+workers and servers.  Each stream is read by a thread of its own, which puts
+what happens into one queue, as dictionaries:
 
   told 'ready'       a worker has connected to all servers: worker, life,
                      stream, closed
@@ -16,19 +17,17 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from cluster.distributed.served.orders import Servers
-from cluster.distributed.served.server import Report, Shard
-from cluster.transport import memory
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.server import Report, Server
 from cluster.transport.heart import BEATS, START, Unmendable
 from cluster.transport.streams import (
   Listener,
-  Message,
   Security,
   Stream,
   TransportError,
@@ -86,7 +85,7 @@ class Reception:
   def __init__(
     self,
     *,
-    servers: Servers,
+    orders: Orders,
     num_workers: int,
     num_servers: int,
     host: str,
@@ -99,7 +98,7 @@ class Reception:
     """Listens to nobody yet.
 
     Args:
-      servers: Get their answers.
+      orders: Gets the servers' answers.
       num_workers: Number of workers.
       num_servers: Number of servers.
       host: Address to listen on.
@@ -111,31 +110,31 @@ class Reception:
     """
     self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
-    self._servers = servers
+    self._orders = orders
     self._num_servers = num_servers
     self._host, self._port = host, port
     self._greeting = greeting
     self._fingerprint = fingerprint
     self._security = security
     self._timeout_s = timeout_s
-    self._own: Shard | None = None
+    self._own: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
     self._complete = threading.Event()  # All servers are there.
     self._over = threading.Event()
     self._lock = threading.Lock()
     self._listener: Listener | None = None
 
-  def open(self, shard: Callable[[Report, Mapping[str, Any]], Shard]) -> str:
-    """Makes server 0 and listens.
+  def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
+    """Makes server 0, which is in this process, and listens.
 
     Args:
-      shard: Makes it, given how it reports and how servers are greeted.
+      make: Makes it, given how it reports and how servers are greeted.
 
     Returns:
       The address to connect to.
     """
-    self._own = shard(self._reporter(0), self._greeting())
-    self._own.warm_up()
+    self._own = make(self._reporter(0), self._greeting())
+    self._own.open(self._host, self._security)
     self._listener = Listener(
       self._host, self._port, self._handle, self._security
     )
@@ -151,7 +150,7 @@ class Reception:
     threading.Thread(target=self._watch, daemon=True).start()
     return self._listener.address
 
-  def all_servers(self) -> list[Shard | RemoteServer]:
+  def all_servers(self) -> list[Server | RemoteServer]:
     """Returns the servers in the order of their shares, once all are there."""
     return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
 
@@ -171,7 +170,7 @@ class Reception:
   def give_up(self, reason: str) -> None:
     """Ends the run, whatever its thread waits for; from any thread."""
     self.events.put({'told': 'unmendable', 'reason': reason})
-    self._servers.fail(Unmendable(reason))
+    self._orders.fail(Unmendable(reason))
 
   def close(self, reason: str) -> None:
     """Tells all that the run is over, and waits until they have gone."""
@@ -181,9 +180,9 @@ class Reception:
     self._dismiss(self.members[:1], over)  # With JAX's coordinator, all go.
     for server in self._remote.values():
       self.send(server.stream, over)
-    self._servers.fail(Unmendable('The run is over.'))
+    self._orders.fail(Unmendable('The run is over.'))
     if self._listener:
-      self._own.close()
+      self._own.close(self._timeout_s)
       self._listener.close(self._timeout_s)
 
   def _dismiss(self, members: Sequence[Member], over: dict[str, Any]) -> None:
@@ -197,9 +196,6 @@ class Reception:
 
   def _handle(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     """Talks to a process until its stream ends; in a thread of its own."""
-    if 'life' in hello:
-      self._own.serve(stream, hello['worker'], hello['life'])
-      return
     if hello['fingerprint'] != self._fingerprint:
       reason = (
         f'config: expected the same as that of the lead, got another from '
@@ -219,8 +215,7 @@ class Reception:
     with self._lock:
       life = member.lives
       member.lives += 1
-    remote = [self._remote[k].address for k in range(1, self._num_servers)]
-    servers = [self._listener.address, *remote]
+    servers = [server.address for server in self.all_servers()]
     event = {'worker': index, 'life': life}
     closed = threading.Event()
     try:
@@ -253,20 +248,19 @@ class Reception:
         if 'beat' in message.header:
           stream.send(message.header | {'clock': time.monotonic()})
         else:
-          chunks = _noted(message.chunks, server)
-          report(message.header, message._replace(chunks=chunks))
+          report(message.header, _noted(message.chunks, server))
     except TransportError as error:
       self.give_up(f'Server {index} is lost: {error}')
 
   def _reporter(self, server: int) -> Report:
-    def report(event: dict[str, Any], body: Any) -> None:
+    def report(event: dict[str, Any], body: Iterable[np.ndarray]) -> None:
       if event['told'] == 'unmendable':
         self.give_up(f'Server {server}: {event["reason"]}')
       elif 'id' in event:
         answer = _floats(body)
         if 'error' in event:
           answer = Unmendable(f'Server {server}: {event["error"]}')
-        self._servers.answer(server, event['id'], answer)
+        self._orders.answer(server, event['id'], answer)
       else:
         self.events.put(event | {'server': server, 'at': time.monotonic()})
 
@@ -291,10 +285,6 @@ def _noted(
     yield chunk
 
 
-def _floats(body: Any) -> Any:
-  """Returns the vector of a snapshot, from here or from elsewhere."""
-  if not isinstance(body, Message):
-    return body
-  vector = memory.aligned(body.size_bytes)
-  body.read(vector)
-  return vector.view(np.float32)
+def _floats(body: Iterable[np.ndarray]) -> np.ndarray:
+  """Returns the vector of a snapshot, float32 [n]; empty if there is none."""
+  return np.concatenate([np.empty(0, np.uint8), *body]).view(np.float32)

@@ -1,7 +1,7 @@
 """The distributed runtime, as its lead runs it.
 
-The lead is server 0.  One thread takes what happens out of the queue of
-`cluster.reception`, tells the scheme, and orders all servers to do what the
+The lead has server 0 in its process.  One thread takes what happens out of the
+queue of the reception, tells the scheme, and orders all servers to do what the
 scheme says.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from absl import logging
 
 from cluster.distributed.reception import Reception
-from cluster.distributed.served.orders import Servers
-from cluster.distributed.served.server import Report, Shard
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
 from cluster.transport.heart import BEATS, START, Unmendable
 
@@ -33,8 +33,9 @@ class DistributedCluster:
     self,
     *,
     lead: Lead,
+    orders: Orders,
     reception: Reception,
-    shard: Callable[[Report, Mapping[str, Any]], Shard],
+    server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
     announce: Callable[[str], None],
     timeout_s: float,
@@ -43,9 +44,10 @@ class DistributedCluster:
     """Listens to nobody yet.
 
     Args:
-      lead: Asks the scheme; its server is a `Servers`.
+      lead: Asks the scheme.
+      orders: For all servers; the lead's holder.
       reception: Talks to workers and servers.
-      shard: Makes server 0, given how it reports and how servers are greeted.
+      server: Makes server 0, given how it reports and how servers are greeted.
       num_servers: Number of servers.
       announce: Called with the address that workers and servers connect to.
       timeout_s: Silence after which a process counts as lost.
@@ -54,10 +56,10 @@ class DistributedCluster:
     """
     self.time = 0.0
     self.lead = lead
-    self._servers: Servers = lead.server
+    self._orders = orders
     self._reception = reception
     self._members = reception.members
-    self._shard = shard
+    self._server = server
     self._num_servers = num_servers
     self._announce = announce
     self._timeout_s = timeout_s
@@ -68,6 +70,12 @@ class DistributedCluster:
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._computed = self._real = 0
     self._alone_since = math.inf
+    self._reactions = {
+      'ready': self._ready,
+      'arrived': self._arrived,
+      'failed': self._failed,
+      'unmendable': self._unmendable,
+    }
     lead.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
@@ -76,7 +84,7 @@ class DistributedCluster:
     Raises:
       Unmendable: If one does not.
     """
-    self._announce(self._reception.open(self._shard))
+    self._announce(self._reception.open(self._server))
     if self._local:
       threading.Thread(target=self._run_local, daemon=True).start()
     deadline = time.monotonic() + START * self._timeout_s
@@ -84,20 +92,20 @@ class DistributedCluster:
       self._take(deadline - time.monotonic())
       if time.monotonic() > deadline:
         raise Unmendable(f'Not connected in time: {missing}.')
-    self._servers.attach(self._reception.all_servers())
+    self._orders.attach(self._reception.all_servers())
 
   def start(self) -> None:
     """Releases the first iterations."""
     self._began = time.monotonic() - self.time
     self._running = True
     self.lead.start(self.time)
-    self._servers.flush()
+    self._orders.flush()
 
   def resume(self) -> None:
     """Goes on from a checkpoint as from a barrier, with today's workers."""
     self.lead.rejoin(self._before, self.time)
-    for update in self._servers.pending:
-      self._servers.commit(update)
+    for update in self._orders.pending:
+      self._orders.commit(update)
       self.lead.journal.committed(update)
     self.start()
 
@@ -118,14 +126,14 @@ class DistributedCluster:
       self.time = max(self.time, self._now())
       self.lead.wake(self.time)
     self._look_around()
-    self._servers.flush()
+    self._orders.flush()
 
   def state(self) -> dict[str, Any]:
     """Returns what the lead has to keep; the servers save the rest."""
     return {
       'time': self.time,
       'lead': self.lead.state(),
-      'servers': self._servers.state(),
+      'servers': self._orders.state(),
       'counts': (self._computed, self._real),
     }
 
@@ -133,7 +141,7 @@ class DistributedCluster:
     """Goes back to where `state` was taken, with other workers perhaps."""
     self.time = state['time']
     self._before = state['lead']
-    self._servers.restore(state['servers'])
+    self._orders.restore(state['servers'])
     self._computed, self._real = state['counts']
 
   def close(self) -> None:
@@ -173,9 +181,9 @@ class DistributedCluster:
     at = event.get('at', time.monotonic())
     if self._began is not None:
       self.time = max(self.time, at - self._began)
-    getattr(self, f'_on_{event["told"]}')(event)
+    self._reactions[event['told']](event)
 
-  def _on_ready(self, event: dict[str, Any]) -> None:
+  def _ready(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
     if event['life'] < member.life:
       reason = 'It has come back as another process.'
@@ -183,7 +191,7 @@ class DistributedCluster:
       return
     if member.stream is not None:
       self._lose(index, 'It has come back as another process.')
-    member.life = event['life']
+    member.life = self._orders.lives[index] = event['life']
     member.stream, member.seen = event['stream'], time.monotonic()
     member.closed = event['closed']
     member.arrived = 0
@@ -191,7 +199,7 @@ class DistributedCluster:
       logging.info('Worker %d is back.', index)
       self.lead.join(index, self.time)
 
-  def _on_arrived(self, event: dict[str, Any]) -> None:
+  def _arrived(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
     if event['life'] != member.life or member.stream is None:
       return
@@ -209,7 +217,7 @@ class DistributedCluster:
     member.compilations[event['life']] = event['compilations']
     self._computed += event['computed']
     self._real += self.lead.workers[index].examples
-    self.lead.journal.ledger.bytes += 2 * self._servers.size_bytes
+    self.lead.carried(self._orders.size_bytes)
     since = self.lead.workers[index].since
     for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
       # Clocks are compared to within a round trip.
@@ -220,16 +228,15 @@ class DistributedCluster:
       self.time,
       compute_s=event['compute_s'],
       factors=event['factors'],
-      payload=(index, event['life']),
       loss=loss,
     )
 
-  def _on_failed(self, event: dict[str, Any]) -> None:
+  def _failed(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
     if event['life'] == member.life and member.stream is not None:
       self._lose(index, event['reason'])
 
-  def _on_unmendable(self, event: dict[str, Any]) -> None:
+  def _unmendable(self, event: dict[str, Any]) -> None:
     raise Unmendable(event['reason'])
 
   def _lose(self, index: int, reason: str) -> None:
@@ -239,7 +246,7 @@ class DistributedCluster:
     stream, member.stream = member.stream, None
     self._reception.send(stream, {'end': 'left', 'reason': reason})
     if self._running:
-      self._servers.end((index, member.life))
+      self._orders.end(index)
       self.lead.leave(index, self.time, reason)
 
   def _look_around(self) -> None:
@@ -256,9 +263,9 @@ class DistributedCluster:
       raise Unmendable('No worker has come back.')
 
   def _release(self, index: int) -> None:
-    worker, life = self.lead.workers[index], self._members[index].life
-    self._servers.release(
-      (index, life),
+    worker = self.lead.workers[index]
+    self._orders.release(
+      index,
       {
         'iteration': worker.iteration,
         'ranges': worker.ranges,

@@ -1,115 +1,161 @@
-"""What each process of a distributed run does.
+"""A process's part of a run on real hosts: a worker, a server, or the lead.
 
 Servers are threads of the workers' processes, server k in that of worker k, or
 dedicated processes.  The lead is with server 0.
 """
 
-import dataclasses
 import functools
+import math
+import os
 import pathlib
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
+import jax
 from absl import logging
+from ml_collections import ConfigDict
 
-from batching.batching import Batching
+from cluster.distributed import roles
 from cluster.distributed.faults import Faults
-from cluster.distributed.meeting import Rendezvous
+from cluster.distributed.meeting import Meeting
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedCluster
 from cluster.distributed.served import checkpoints as sharded
-from cluster.distributed.served.checkpoints import ShardedCheckpoints
-from cluster.distributed.served.orders import Servers
-from cluster.distributed.served.pieces import Pipeline
-from cluster.distributed.served.server import Report, Shard, host
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.pieces import Pieces
+from cluster.distributed.served.server import Report, Server, host
 from cluster.distributed.worker import Worker
 from cluster.lead import Lead
+from cluster.runtime import Parts
+from cluster.speed import build
 from cluster.speed.speed import Speed
+from cluster.transport import memory, streams
 from cluster.transport.heart import LOST, START, Unmendable
 from cluster.transport.streams import Refused, Security
+from configs.checks import require
+from configs.sections import Choose, named
+from outputs.files import RunFiles, fingerprint
 from wire.flat import share
 
 
-@dataclasses.dataclass
-class Processes:
-  """What all processes of a run know.
+def meet(
+  config: ConfigDict, *, files: RunFiles, process: Mapping[str, str]
+) -> Meeting:
+  """Meets the other processes, unless the run has finished before.
 
-  Attributes:
-    meeting: Which process this is, and where the others are.
-    num_servers: Number of servers.
-    dedicated: Whether servers are processes of their own.
-    layout: Of what travels.
-    learning: What is learned: a gradient, servers, initial parameters.
-    batching: How many examples iterations have.
-    pipelined: Whether servers serve pieces before the barrier.
-    speed: How long iterations take at least; None for as long as they take.
-    faults: What goes wrong on purpose.
-    directory: Of the checkpoints, which all processes share.
-    checkpoint: Arguments of `Checkpoints`.
-    fingerprint: Of the config.
-    security: Of all streams.
-    timeout_s: Silence after which a process counts as lost.
-    servers: All of them, for the process that leads.
+  Raises:
+    ValueError: If a setting is wrong; names the field.
+    Unmendable: If they cannot be met.
   """
+  workers, servers = config.cluster.workers, config.route.server.servers
+  dedicated, wait_s = config.route.server.dedicated, config.cluster.timeout_s
+  the_same = 'the folder that all processes of the run share'
+  require(files.named, 'workdir', the_same, None)
+  most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
+  fits = dedicated or servers <= workers
+  require(fits, 'config.route.server.servers', most, servers)
+  role = roles.find(
+    os.environ,
+    workers=workers,
+    dedicated=servers if dedicated else 0,
+    **process,
+  )
+  with named('config.cluster'):
+    address = streams.interface_address(config.cluster.interface)
+  meeting = Meeting(
+    role, workers=workers, address=address, wait_s=START * wait_s
+  )
+  if files.finished() is None:
+    memory.advise()
+    meeting.join()
+  return meeting
 
-  meeting: Rendezvous
-  num_servers: int
-  dedicated: bool
-  layout: Any
-  learning: Any
-  batching: Batching
-  pipelined: bool
-  speed: Speed | None
-  faults: Faults
-  directory: pathlib.Path
-  checkpoint: Mapping[str, Any]
-  fingerprint: str
-  security: Security
-  timeout_s: float
 
-  def __post_init__(self) -> None:
-    self.servers = Servers(layout=self.layout, schedule=self.learning.schedule)
+def speed(config: ConfigDict, choose: Choose) -> Speed | None:
+  """Returns how long workers compute at least; None for as long as they do."""
+  injected = config.cluster.speed.injected
+  return build.make(config, choose) if injected else None
+
+
+class Site:
+  """See `cluster.runtime`; every process has one."""
+
+  clock: Literal['real'] = 'real'
+
+  def __init__(self, config: ConfigDict, meeting: Meeting, parts: Parts):
+    """Makes what all processes of a run know.
+
+    Args:
+      config: Of the run.
+      meeting: Which process this is, and where the others are.
+      parts: What the run is made of.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
+    self._meeting, self._parts = meeting, parts
+    self._plan, learned = parts.plan, parts.learned
+    self._directory = parts.files.workdir / 'checkpoints'
+    self._checkpoint = config.checkpoint.to_dict()
+    self._fingerprint = fingerprint(parts.described)
+    self._security = _security(config)
+    self._timeout_s = config.cluster.timeout_s
+    self._faults = _faults(config, parts.files)
+    with named('config.route.server'):
+      self._flat = learned.flat(servers=self._plan.servers, wire=parts.wire)
+    self.holder = Orders(
+      flat=self._flat,
+      schedule=learned.schedule,
+      num_workers=config.cluster.workers,
+    )
+    self.later = ThreadPoolExecutor(1).submit
 
   @functools.cached_property
-  def checkpoints(self) -> ShardedCheckpoints:
+  def checkpoints(self) -> sharded.ShardedCheckpoints:
     """Of the run, for the process that leads."""
-    return ShardedCheckpoints(
-      self.directory,
-      servers=self.servers,
-      num_servers=self.num_servers,
-      **self.checkpoint,
-    )
+    with named('config.checkpoint'):
+      return sharded.ShardedCheckpoints(
+        self._directory,
+        orders=self.holder,
+        num_servers=self._plan.servers,
+        **self._checkpoint,
+      )
 
   @property
   def leads(self) -> bool:
     """Whether this process is the lead."""
-    kind = 'server' if self.dedicated else 'worker'
-    return (self.meeting.role.kind, self.meeting.role.index) == (kind, 0)
+    kind = 'server' if self._plan.dedicated else 'worker'
+    role = self._meeting.role
+    return (role.kind, role.index) == (kind, 0)
 
-  def cluster(self, lead: Lead) -> DistributedCluster:
-    """Returns the whole cluster, for the process that leads."""
-    local = None if self.dedicated else self._worker(leaving=lambda: None)
+  def runtime(self, lead: Lead) -> DistributedCluster:
+    """Returns what runs the events, for the process that leads."""
+    local = None
+    if not self._plan.dedicated:
+      local = self._worker(leaving=lambda: None)
     reception = Reception(
-      servers=self.servers,
+      orders=self.holder,
       num_workers=len(lead.workers),
-      num_servers=self.num_servers,
-      host=self.meeting.address,
-      port=self.meeting.port,
+      num_servers=self._plan.servers,
+      host=self._meeting.address,
+      port=self._meeting.port,
       greeting=lambda: {'restore': self.checkpoints.found},
-      fingerprint=self.fingerprint,
-      security=self.security,
-      timeout_s=self.timeout_s,
+      fingerprint=self._fingerprint,
+      security=self._security,
+      timeout_s=self._timeout_s,
     )
     return DistributedCluster(
       lead=lead,
+      orders=self.holder,
       reception=reception,
-      shard=lambda report, greeting: self._shard(0, report, greeting),
-      num_servers=self.num_servers,
-      announce=self.meeting.announce,
-      timeout_s=self.timeout_s,
+      server=functools.partial(self._server, 0),
+      num_servers=self._plan.servers,
+      announce=self._meeting.announce,
+      timeout_s=self._timeout_s,
       local=local,
     )
 
@@ -122,54 +168,54 @@ class Processes:
     Raises:
       SystemExit: With LOST if the cluster is lost: starting again may help.
     """
-    if not self.meeting.joined:
+    if not self._meeting.joined:
       logging.info('The run has finished before.')
       return
     signal.signal(signal.SIGTERM, _wait_for_the_lead)
-    if self.meeting.role.kind == 'server':
+    role, plan = self._meeting.role, self._plan
+    if role.kind == 'server':
       self._host()
       return
     threads = []
-    if not self.dedicated and self.meeting.role.index < self.num_servers:
+    if not plan.dedicated and role.index < plan.servers:
       threads.append(threading.Thread(target=self._host, daemon=True))
     for thread in threads:
       thread.start()
     try:
-      self._worker(leaving=self.meeting.leave)()
+      self._worker(leaving=self._meeting.leave)()
     except SystemExit as end:
       if end.code == LOST:
-        self.meeting.abandon()
+        self._meeting.abandon()
       raise
     for thread in threads:
-      thread.join(START * self.timeout_s)
+      thread.join(START * self._timeout_s)
 
   def _worker(self, *, leaving: Callable[[], None]) -> Worker:
     return Worker(
-      self.meeting.role.index,
-      gradient=self.learning.gradient,
-      layout=self.layout,
-      params=self.learning.params,
-      batching=self.batching,
-      speed=self.speed,
-      faults=self.faults,
-      lead=self.meeting.lead,
-      fingerprint=self.fingerprint,
-      security=self.security,
-      timeout_s=self.timeout_s,
+      self._meeting.role.index,
+      gradient=self._parts.learned.gradient,
+      flat=self._flat,
+      batching=self._parts.batching,
+      speed=self._parts.speed,
+      faults=self._faults,
+      lead=self._meeting.lead,
+      fingerprint=self._fingerprint,
+      security=self._security,
+      timeout_s=self._timeout_s,
       leaving=leaving,
     )
 
   def _host(self) -> None:
-    index = self.meeting.role.index
+    index = self._meeting.role.index
     try:
       host(
         index,
-        lambda report, greeting: self._shard(index, report, greeting),
-        lead=self.meeting.lead,
-        address=self.meeting.address,
-        fingerprint=self.fingerprint,
-        security=self.security,
-        timeout_s=self.timeout_s,
+        functools.partial(self._server, index),
+        lead=self._meeting.lead,
+        address=self._meeting.address,
+        fingerprint=self._fingerprint,
+        security=self._security,
+        timeout_s=self._timeout_s,
       )
     except Unmendable as error:
       logging.error('%s', error)
@@ -177,24 +223,80 @@ class Processes:
     except Refused as error:
       sys.exit(f'Refused: {error}')
 
-  def _shard(
+  def _server(
     self, index: int, report: Report, greeting: Mapping[str, Any]
-  ) -> Shard:
-    initial = self.layout.initial(index)
-    make = self.learning.server
-    if self.pipelined:
-      make = functools.partial(Pipeline, make, dtype=self.layout.dtype)
-    server = make(initial.gradient, initial.stats)
+  ) -> Server:
+    params, stats = self._flat.share(index)
+    make = self._parts.learned.learner
+    if self._plan.pipelined:
+      learner = Pieces(make, params, wire=self._parts.wire)
+    else:
+      learner = make(params, stats)
     if greeting['restore'] is not None:
-      states = sharded.read_servers(self.directory, *greeting['restore'])
-      server.restore(share(states, self.layout.sizes, index))
-    return Shard(
+      states = sharded.read_servers(self._directory, *greeting['restore'])
+      learner.restore(share(states, self._flat.sizes, index))
+    return Server(
       index,
-      server=server,
-      layout=self.layout,
-      checkpoints=sharded.of_server(self.directory, index, **self.checkpoint),
+      learner=learner,
+      flat=self._flat,
+      checkpoints=sharded.of_server(self._directory, index, **self._checkpoint),
       report=report,
     )
+
+
+def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
+  """Returns the site.
+
+  Raises:
+    ValueError: If a setting is wrong; names the field.
+  """
+  if config.model.name != 'none':
+    _check_divisible(config, parts)
+  site = Site(config, meeting, parts)
+  if site.leads:
+    if not config.cluster.speed.injected:
+      logging.info('Not used by real hosts: config.cluster.speed.')
+    logging.info('Not used by real hosts: config.cluster.network.')
+  return site
+
+
+def _check_divisible(config: ConfigDict, parts: Parts) -> None:
+  """Checks that servers which hold parts of layers can apply updates."""
+  optimizer, plan = config.optimizer, parts.plan
+  whole = 'an optimizer without norms of layers, as servers hold parts of them'
+  require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
+  expected = 'False for models with running statistics'
+  valid = not (plan.pipelined and jax.tree.leaves(parts.learned.stats))
+  require(valid, 'config.route.server.pipelined', expected, plan.pipelined)
+  one = 'inf unless one server applies updates as a whole'
+  parted = plan.servers > 1 or plan.pipelined
+  valid = not parted or optimizer.clip_norm == math.inf
+  require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)
+
+
+def _faults(config: ConfigDict, files: RunFiles) -> Faults:
+  with named('config.cluster'):
+    return Faults(
+      config.cluster.faults,
+      num_workers=config.cluster.workers,
+      directory=files.workdir / 'faults',
+      interface=config.cluster.interface,
+      timeout_s=config.cluster.timeout_s,
+    )
+
+
+def _security(config: ConfigDict) -> Security:
+  found = {}
+  for part in Security._fields:
+    path = config.cluster[f'{part}_file']
+    try:
+      found[part] = pathlib.Path(path).read_bytes() if path else b''
+    except OSError as error:
+      raise ValueError(
+        f'config.cluster.{part}_file: expected a file, got {error}.'
+      ) from error
+  token = found['token'].decode().strip()
+  return Security(**found | {'token': token})
 
 
 def _wait_for_the_lead(number: int, frame: object) -> None:

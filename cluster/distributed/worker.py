@@ -1,4 +1,4 @@
-"""A worker of the distributed runtime: pulls, computes, pushes.
+"""A worker on real hosts: pulls, computes, pushes.
 
 It joins the lead, talks to every server over a stream of its own, and joins
 again, as a new life, when the lead has given it up.
@@ -19,7 +19,6 @@ from absl import logging
 from batching.batching import Batching
 from cluster.distributed.faults import Faults, Kind
 from cluster.distributed.served.pieces import AHEAD
-from cluster.distributed.served.server import CHUNK_BYTES
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
@@ -34,8 +33,8 @@ from cluster.transport.streams import (
   connect,
 )
 from learning import compilations
-from learning.gradient import Gradient
-from wire.flat import Layout
+from learning.learning import Gradient
+from wire.flat import Flat, views
 
 
 class Worker:
@@ -46,8 +45,7 @@ class Worker:
     index: int,
     *,
     gradient: Gradient,
-    layout: Layout,
-    params: Any,
+    flat: Flat,
     batching: Batching,
     speed: Speed | None,
     faults: Faults,
@@ -62,8 +60,7 @@ class Worker:
     Args:
       index: Which worker.
       gradient: Computes.
-      layout: Of what travels.
-      params: To compile with.
+      flat: Of what travels.
       batching: How many examples iterations have.
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
@@ -75,8 +72,8 @@ class Worker:
     """
     self.index = index
     self._gradient = gradient
-    self._layout = layout
-    self._params = params
+    self._flat = flat
+    self._codec = flat.init()  # What it remembers.
     self._batching = batching
     self._speed = speed
     self._faults = faults
@@ -87,10 +84,9 @@ class Worker:
     self._leaving = leaving
     # What never changes makes no use of what drives a host's speed.
     self._host = Driving() if batching.changes and speed is None else None
-    servers = range(len(layout.sizes))
-    self._buffers = [
-      memory.aligned(layout.size_bytes(server)) for server in servers
-    ]
+    servers = range(len(flat.sizes))
+    self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
+    self._windows: list[_Window] = []
     # A pull and a push at a time of each server, and the next input.
     self._pool = ThreadPoolExecutor(2 * len(servers) + 1)
     self._doing: list[Future] = []
@@ -98,13 +94,14 @@ class Worker:
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
-    largest, changing = self._batching.largest, self._batching.changes
+    batching = self._batching
     for payload in self._gradient.warm_up(
-      self._params, largest, changing=changing
+      self._flat.params, batching.largest, changing=batching.changes
     ):
-      vectors, _ = self._layout.pack(payload)
-    jax.block_until_ready(self._layout.unpack(list(map(np.asarray, vectors))))
-    self._params = None
+      jax.block_until_ready(self._flat.encode(self._codec, payload))
+    for buffer in self._buffers:
+      buffer[:] = 0
+    jax.block_until_ready(self._pulled())
 
   def __call__(self) -> None:
     """Takes part in the run until it is over.
@@ -196,16 +193,15 @@ class Worker:
     # What was not foreseen is not part of the speed.
     self._gradient.prepare(ranges)
     start = time.monotonic()
-    vectors = [b.view(self._layout.dtype) for b in self._buffers]
-    params, _ = self._layout.unpack(vectors)
+    params = self._pulled()
     before = self._gradient.computed
     payload, loss = self._gradient(
       params, ranges, worker=self.index, iteration=iteration
     )
     fault = self._faults.due(self.index, iteration)
     payload = self._faults.happen(fault, payload)
-    vectors, finite = self._layout.pack(payload)
-    vectors = [np.asarray(vector).view(np.uint8) for vector in vectors]
+    messages, self._codec, finite = self._flat.encode(self._codec, payload)
+    messages = list(map(views, messages))
     self._delay(iteration, header['examples'], start)
     end = time.monotonic()
     report = {
@@ -224,11 +220,19 @@ class Worker:
     )
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
-      self._pool.submit(_push, stream, report, vector, window, fault)
-      for stream, vector, window in zip(
-        streams, vectors, self._windows, strict=True
+      self._pool.submit(_push, stream, report, message, window, fault)
+      for stream, message, window in zip(
+        streams, messages, self._windows, strict=True
       )
     ]
+
+  def _pulled(self) -> Any:
+    """Returns the parameters of which the buffers hold the messages."""
+    messages = [
+      self._flat.pull_of(buffer, server)
+      for server, buffer in enumerate(self._buffers)
+    ]
+    return self._flat.pulled(messages)[0]
 
   def _factors(self, iteration: int) -> Sequence[float]:
     """Returns the driving factors after an iteration."""
@@ -307,12 +311,14 @@ def _pull(
 def _push(
   stream: Stream,
   report: dict[str, Any],
-  vector: np.ndarray,
+  message: list[np.ndarray],
   window: _Window,
   fault: Kind | None,
 ) -> None:
-  size = vector.size // 2 if fault == Kind.WRONG_SIZE else vector.size
-  chunks = chunked(vector[:size], CHUNK_BYTES)
-  if window.pieces and size == vector.size:
-    chunks = window.cut(vector)
+  if fault == Kind.WRONG_SIZE:
+    message = [part[: part.size // 2] for part in message]
+  size = sum(part.size for part in message)
+  chunks = chunked(message)
+  if window.pieces and fault != Kind.WRONG_SIZE:
+    chunks = window.cut(*message)
   stream.send(report, chunks, size, spoil=fault == Kind.CORRUPT)

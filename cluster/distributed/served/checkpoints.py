@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.distributed.served.orders import Servers
+from cluster.distributed.served.orders import Orders
 from outputs.checkpoints import Checkpoints
 from outputs.stores import Npz
 
@@ -26,13 +26,13 @@ class ShardedCheckpoints:
   """
 
   def __init__(
-    self, directory: pathlib.Path, *, servers: Servers, num_servers: int, **own
+    self, directory: pathlib.Path, *, orders: Orders, num_servers: int, **own
   ):
     """Creates nothing yet.
 
     Args:
       directory: Of the run's checkpoints, which all processes share.
-      servers: Write their shares.
+      orders: Has the servers write their shares.
       num_servers: How many they are.
       **own: For `Checkpoints`.
 
@@ -41,7 +41,7 @@ class ShardedCheckpoints:
     """
     self.found: tuple[int, int] | None = None
     self._directory = directory
-    self._servers = servers
+    self._orders = orders
     self._num_servers = num_servers
     self._lead = of_lead(directory, **own)
     self._step = -1
@@ -107,7 +107,7 @@ class ShardedCheckpoints:
     """
     self._wait()
     self._step += 1
-    self._saving = self._servers.save(self._step)
+    self._saving = self._orders.save(self._step)
     state = state | {'num_servers': self._num_servers}
     self._lead.save(state, examples=examples, step=self._step)
 

@@ -1,4 +1,4 @@
-"""All servers of the distributed runtime, as the lead sees them: as one.
+"""All servers of a run on real hosts, as the lead sees them: as one.
 
 It counts versions and learning rates as each of them does, and turns what the
 lead wants into numbered orders that all of them carry out in the same sequence.
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from learning.schedule import Schedule
-from wire.flat import Layout
+from wire.flat import Flat
 
 Key = tuple[int, int]  # A worker and which life of it.
 
@@ -23,24 +23,29 @@ class Ordered(Protocol):
     """Takes orders that are carried out after those of lower numbers."""
 
 
-class Servers:
-  """Has the methods of a `Server` that a lead and a journal use.
+class Orders:
+  """A Holder: see `learning.learning`.
 
   Attributes:
     version: Updates applied.
     examples: Examples in them.
+    lives: Which life of each worker is, or was last, among the living.
   """
 
-  def __init__(self, *, layout: Layout, schedule: Schedule | None):
+  def __init__(
+    self, *, flat: Flat, schedule: Schedule | None, num_workers: int
+  ):
     """Starts at version 0, without servers.
 
     Args:
-      layout: Of the servers' shares.
+      flat: Of the servers' shares.
       schedule: Of the learning rate; None if nothing is learned.
+      num_workers: Number of workers.
     """
     self.version = self.examples = 0
+    self.lives = [-1] * num_workers
     self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
-    self._layout = layout
+    self._flat = flat
     self._schedule = schedule
     self._servers: list[Ordered] = []
     self._orders: list[list[Any]] = []
@@ -54,9 +59,9 @@ class Servers:
     """Names the servers, in the order of their shares."""
     self._servers = servers
 
-  def add(self, update: int, payload: Key, examples: int) -> None:
-    """Sums a push, which all servers have, into an update."""
-    self._orders.append(['add', *payload, update, examples])
+  def add(self, update: int, worker: int, examples: int) -> None:
+    """Sums a worker's push, which all servers have, into an update."""
+    self._orders.append(['add', worker, self.lives[worker], update, examples])
     self._sums[update] = self._sums.get(update, 0) + examples
 
   def commit(self, update: int) -> None:
@@ -65,13 +70,13 @@ class Servers:
     self.examples += self._sums.pop(update)
     self.version += 1
 
-  def release(self, key: Key, header: Mapping[str, Any]) -> None:
+  def release(self, worker: int, header: Mapping[str, Any]) -> None:
     """Sends this version to a worker."""
-    self._orders.append(['release', *key, header])
+    self._orders.append(['release', worker, self.lives[worker], header])
 
-  def end(self, key: Key) -> None:
+  def end(self, worker: int) -> None:
     """Ends a worker's streams and forgets a push of it that was not added."""
-    self._orders.append(['end', *key])
+    self._orders.append(['end', worker, self.lives[worker]])
 
   def save(self, step: int) -> list[Future]:
     """Has every server write a checkpoint; returns when each has."""
@@ -88,7 +93,12 @@ class Servers:
   def snapshot(self) -> Callable[[], tuple[Any, Any]]:
     """Returns what gives this version's parameters and statistics, later."""
     parts = self._ask('snapshot')
-    return lambda: self._layout.unpack([part.result() for part in parts])
+    return lambda: self._flat.joined(
+      [
+        self._flat.split(part.result(), server)
+        for server, part in enumerate(parts)
+      ]
+    )
 
   def answer(self, server: int, number: int, answer: Any) -> None:
     """Takes in what a server says to a snapshot or save; from any thread."""
@@ -146,5 +156,7 @@ class Servers:
 
   @property
   def size_bytes(self) -> int:
-    """Bytes of a push and of a pull, to or from all servers."""
-    return sum(map(self._layout.size_bytes, range(len(self._layout.sizes))))
+    """Bytes of a push and a pull together, to and from all servers."""
+    flat = self._flat
+    servers = range(len(flat.sizes))
+    return sum(flat.push_bytes(k) + flat.pull_bytes(k) for k in servers)

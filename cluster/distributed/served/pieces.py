@@ -1,6 +1,6 @@
 """A server's share in pieces that are summed and served one by one.
 
-For pipelined BSP: a piece becomes the next version as soon as all workers of
+For pipelined routes: a piece becomes the next version as soon as all workers of
 the superstep have sent it, and travels back while they send what follows.  If a
 worker dies, the pieces that it had sent count, and the others are without it;
 so do pieces if a checkpoint is made in the middle of a superstep.
@@ -16,9 +16,9 @@ import numpy as np
 
 from cluster.distributed.served.orders import Key
 from cluster.transport import memory
-from learning.gradient import Payload
-from learning.learner import Server
-from wire.flat import PIECES, even, share
+from learning.learning import Learner
+from wire.codec import Payload, Wire
+from wire.flat import PIECES, even, share, views
 
 # A worker sends a piece once the one so many before it is back: so all keep
 # pace, and what waits in the queues of the links stays short.
@@ -29,24 +29,24 @@ class _Piece:
   """One piece.
 
   Attributes:
-    server: Holds it.
+    learner: Holds it.
     size: Elements.
     total: Sum of what the workers `got` have sent.
     examples: Of those.
-    vector: Of the newest version, bytes as they travel.
+    sent: The newest version, bytes as they travel.
   """
 
-  def __init__(self, server: Server, size: int):
-    self.server = server
+  def __init__(self, learner: Learner, size: int):
+    self.learner = learner
     self.size = size
     self.total: np.ndarray | None = None
     self.got: set[Key] = set()
     self.examples = 0
-    self.vector: np.ndarray = np.empty(0, np.uint8)
+    self.sent: np.ndarray = np.empty(0, np.uint8)
 
 
-class Pipeline:
-  """Has the methods of a `Server` that a shard uses, and those of pieces.
+class Pieces:
+  """Has the methods of a Learner that a server uses, and those of pieces.
 
   Attributes:
     version: Updates that the lead has ordered.
@@ -58,37 +58,39 @@ class Pipeline:
 
   def __init__(
     self,
-    make_server: Callable[[Any, Any], Server],
+    make_learner: Callable[[Any, Any], Learner],
     params: jax.Array,
-    stats: tuple[()],
     *,
-    dtype: np.dtype,
+    wire: Wire,
   ):
     """Cuts the share into pieces.
 
     Args:
-      make_server: Makes the server of parameters and statistics.
+      make_learner: Makes the learner of parameters and statistics.
       params: Float32 vector.
-      stats: There are none.
-      dtype: Of what travels.
+      wire: Whose codecs treat each number by itself.
     """
     self.version = 0
-    self._dtype = dtype
-    # Bytes that stand for nothing are no floats.
-    floats = jnp.issubdtype(dtype, jnp.floating)
-    self._summed = np.dtype(np.float32) if floats else dtype
+    self._wire = wire
     self.sizes = even(len(params), min(PIECES, len(params)))
-    first = make_server(params[: self.sizes[0]], stats)
+    first = make_learner(params[: self.sizes[0]], ())
     self._pieces = [_Piece(first, self.sizes[0])]
     ends = np.cumsum(self.sizes)
     for size, end in list(zip(self.sizes, ends, strict=True))[1:]:
-      server = first.twin(params[end - size : end], stats)
-      self._pieces.append(_Piece(server, size))
+      learner = first.twin(params[end - size : end], ())
+      self._pieces.append(_Piece(learner, size))
     self._expected: dict[Key, int] = {}
     self._changed = threading.Condition()
-    self._vector = jax.jit(lambda params: params.astype(self._dtype))
+    self._encode = jax.jit(lambda params: wire.pull.encode((), params)[0])
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    pushed = jax.eval_shape(lambda vector: wire.push.encode((), vector)[0], one)
+    self._dtype = pushed.dtype  # Of what is pushed.
     for piece in self._pieces:
       self._renew(piece)
+
+  def piece_bytes(self) -> list[int]:
+    """Returns how long each piece is on its way, up and down."""
+    return [self._wire.push.size_bytes(size) for size in self.sizes]
 
   def expect(self, examples: Mapping[Key, int]) -> None:
     """Starts a superstep of these workers, with their examples."""
@@ -101,10 +103,10 @@ class Pipeline:
     with self._changed:
       if key not in self._expected:
         return
-      sent = chunk.view(self._dtype)
+      sent = self._wire.push.decode(chunk.view(self._dtype))
       if piece.total is None:
-        total = memory.aligned(piece.size * self._summed.itemsize)
-        piece.total = total.view(self._summed)
+        total = memory.aligned(sent.nbytes)
+        piece.total = total.view(np.float32)
         piece.total[:] = sent
       else:
         piece.total += sent
@@ -126,7 +128,7 @@ class Pipeline:
     It ends early if the worker leaves.
     """
     with self._changed:
-      before = [piece.server.version for piece in self._pieces]
+      before = [piece.learner.version for piece in self._pieces]
     return self._after(before, key)
 
   def _after(self, before: list[int], key: Key) -> Iterator[np.ndarray]:
@@ -134,21 +136,21 @@ class Pipeline:
       with self._changed:
         self._changed.wait_for(
           lambda p=piece, v=version: (
-            p.server.version > v or key not in self._expected
+            p.learner.version > v or key not in self._expected
           )
         )
         if key not in self._expected:
           return
-      yield piece.vector
+      yield piece.sent
 
-  def vector(self) -> np.ndarray:
-    """Returns the whole share as it travels, uint8."""
-    return np.concatenate([piece.vector for piece in self._pieces])
+  def outgoing(self) -> list[np.ndarray]:
+    """Returns the whole share as it travels, uint8 [n] each."""
+    return [piece.sent for piece in self._pieces]
 
   def warm_up(self) -> None:
     """Compiles everything that pieces need."""
     for piece in self._pieces:
-      piece.server.warm_up()
+      piece.learner.warm_up()
       self._renew(piece)
 
   def add(self, update: int, payload: None, examples: int) -> None:
@@ -159,9 +161,9 @@ class Pipeline:
     self.version += 1
 
   def state(self) -> Any:
-    """Returns what a server of the whole share would return."""
+    """Returns what a learner of the whole share would return."""
     with self._changed:
-      states = [piece.server.state() for piece in self._pieces]
+      states = [piece.learner.state() for piece in self._pieces]
     return jax.tree.map(_joined, *states) | {'version': self.version}
 
   def restore(self, state: Any) -> None:
@@ -169,38 +171,33 @@ class Pipeline:
     self.version = state['version']
     for number, piece in enumerate(self._pieces):
       sizes = [(size, 0) for size in self.sizes]
-      piece.server.restore(share([state], sizes, number))
+      piece.learner.restore(share([state], sizes, number))
       self._renew(piece)
 
   @property
   def examples(self) -> int:
     """Examples in the updates."""
-    return self._pieces[0].server.examples
+    return self._pieces[0].learner.examples
 
   @property
   def params(self) -> jax.Array:
     """The share's parameters, a vector."""
-    return jnp.concatenate([piece.server.params for piece in self._pieces])
+    return jnp.concatenate([piece.learner.params for piece in self._pieces])
 
   def _advance(self, piece: _Piece) -> None:
     """Makes the next version of a piece if all have sent theirs."""
     if piece.total is None or not piece.got.issuperset(self._expected):
       return
     total = jax.device_put(piece.total, may_alias=True)
-    payload = Payload(total, ())
-    piece.server.add(0, payload, piece.examples)
-    piece.server.commit(0)
+    piece.learner.add(0, Payload(total, ()), piece.examples)
+    piece.learner.commit(0)
     piece.total, piece.examples = None, 0
     piece.got.clear()
     self._renew(piece)
     self._changed.notify_all()
 
   def _renew(self, piece: _Piece) -> None:
-    if piece.server.params is None:  # Nothing is learned.
-      piece.vector = np.zeros(piece.size * self._dtype.itemsize, np.uint8)
-    else:
-      vector = self._vector(piece.server.params)
-      piece.vector = np.asarray(vector).view(np.uint8)
+    (piece.sent,) = views(self._encode(piece.learner.params))
 
 
 def _joined(*leaves: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A server of the distributed runtime: a share of the parameters.
+"""A server on real hosts: holds a share of the parameters.
 
 It executes what the lead orders, strictly in sequence, so that a pull is one
 version on all servers.  Each worker has a stream of its own: the server sends
@@ -8,7 +8,7 @@ it a version once the lead releases the worker, and then takes in its push.
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 
 from cluster.distributed.served.orders import Key
-from cluster.distributed.served.pieces import Pipeline
+from cluster.distributed.served.pieces import Pieces
 from cluster.transport import memory
 from cluster.transport.heart import START, Heart, Unmendable, within
 from cluster.transport.streams import (
@@ -29,13 +29,13 @@ from cluster.transport.streams import (
   chunked,
   connect,
 )
-from learning.learner import Server
+from learning.learning import Learner
 from outputs.checkpoints import Checkpoints
-from wire.flat import Layout
+from wire.codec import Payload
+from wire.flat import Flat, views
 
-CHUNK_BYTES = 1 << 21
 # Called with what happened, by name, and with bytes that belong to it.
-Report = Callable[[dict[str, Any], Any], None]
+Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
 
 
 class WrongPush(Exception):
@@ -45,25 +45,26 @@ class WrongPush(Exception):
 class _Port:
   """A worker's stream, seen from the server."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     self.ended = False
 
 
-class Shard:
+class Server:
   """Holds the parameters' share of one server and talks to the workers.
 
   Attributes:
     index: Which server.
-    server: Of the share.
+    learner: Of the share.
+    address: 'host:port' that workers connect to; '' before `open`.
   """
 
   def __init__(
     self,
     index: int,
     *,
-    server: Server,
-    layout: Layout,
+    learner: Learner | Pieces,
+    flat: Flat,
     checkpoints: Checkpoints,
     report: Report,
   ):
@@ -71,44 +72,58 @@ class Shard:
 
     Args:
       index: Which server.
-      server: Of the share's flat vectors.
-      layout: Of all shares.
+      learner: Of the share's flat vectors.
+      flat: Of all shares.
       checkpoints: Of this share.
       report: Tells the lead that a push has arrived or that a stream failed;
         called from many threads.
     """
     self.index = index
-    self.server = server
-    self._layout = layout
+    self.learner = learner
+    self.address = ''
+    self._flat = flat
     self._report = report
-    self._size = layout.size_bytes(index)
-    self._split = jax.jit(lambda vector: layout.split(vector, index))
-    self._vector = jax.jit(layout.vector)
-    self._whole = jax.jit(layout.whole)
+    self._push_bytes = flat.push_bytes(index)
+    self._pull_bytes = flat.pull_bytes(index)
+    self._decode = jax.jit(flat.decode)
+    self._encode = jax.jit(flat.outgoing)
     self._checkpoints = checkpoints
     self._ports: dict[Key, _Port] = {}
-    self._payloads: dict[Key, Any] = {}  # Arrived and not yet added.
+    self._payloads: dict[Key, Payload | None] = {}  # Arrived, not yet added.
     self._piped: set[Key] = set()  # Who gets the next version in pieces.
-    self._pipelined = isinstance(server, Pipeline)
-    itemsize = layout.dtype.itemsize
-    self._pieces = [  # Bytes of each; none if pushes are not in pieces.
-      size * itemsize for size in (server.sizes if self._pipelined else ())
-    ]
+    self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()
-    self._current: tuple[int, Any] = -1, None  # Version and its vector.
+    self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
     self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     self._sequence = 0
+    self._obeyed = {
+      'add': self._add,
+      'commit': self._commit,
+      'release': self._release,
+      'end': self._end,
+      'snapshot': self._snapshot,
+      'save': self._save,
+    }
+    self._listener: Listener | None = None
     self._thread = threading.Thread(target=self._execute, daemon=True)
     self._thread.start()
 
-  def warm_up(self) -> None:
-    """Compiles everything that orders need."""
+  def open(self, host: str, security: Security) -> None:
+    """Compiles everything that orders need, and lets workers connect.
+
+    Args:
+      host: Address to listen on, at any free port.
+      security: Of the streams.
+    """
     with _on_cpu():
-      self.server.warm_up()
-      jax.block_until_ready(self._outgoing())
-      if self._pipelined:
-        return
-      jax.block_until_ready(self._payload(memory.aligned(self._size)))
+      self.learner.warm_up()
+      self._outgoing()
+      if not self._pieces:
+        sent = memory.aligned(self._push_bytes)
+        sent[:] = 0
+        jax.block_until_ready(self._payload(sent))
+    self._listener = Listener(host, 0, self._welcome, security)
+    self.address = self._listener.address
 
   def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     """Takes orders that are carried out after those of lower numbers.
@@ -136,73 +151,84 @@ class Shard:
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
     try:
-      stream.send({'pieces': self._pieces})
+      pieces = self._pieces.piece_bytes() if self._pieces else []
+      stream.send({'pieces': pieces})
       while (release := port.releases.get()) is not None:
-        header, vector = release
-        if vector is None:
+        header, sent = release
+        if sent is None:
           stream.send(header)  # It has all pieces.
         else:
-          body = np.asarray(vector).view(np.uint8)[: self._size]
-          stream.send(header, chunked(body, CHUNK_BYTES), self._size)
-          del vector, body
+          stream.send(header, chunked(sent), self._pull_bytes)
+          del sent, release
         message = stream.receive()
         self._check(message, header['iteration'])
-        if self._pipelined:
+        if self._pieces:
           payload = self._pipe(stream, message, (worker, life))
         else:
           payload = self._taken(message)
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
-        self._report({'told': 'arrived'} | key | message.header, None)
+        self._report({'told': 'arrived'} | key | message.header, ())
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
-      self._report({'told': 'failed'} | key | {'reason': reason}, None)
+      self._report({'told': 'failed'} | key | {'reason': reason}, ())
       raise
     finally:
       with self._lock:
         self._ports.pop((worker, life), None)
 
-  def close(self) -> None:
-    """Ends all streams once what was ordered is done."""
+  def close(self, grace_s: float) -> None:
+    """Ends all streams once what was ordered is done.
+
+    Args:
+      grace_s: Seconds that workers are given to end them by themselves.
+    """
     self._orders.put(None)
     self._thread.join()
     with self._lock:
       ports = list(self._ports.values())
     for port in ports:
       port.releases.put(None)
+    if self._listener:
+      self._listener.close(grace_s)
+
+  def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
+    self.serve(stream, hello['worker'], hello['life'])
 
   def _check(self, message: Message, iteration: int) -> None:
     got = message.header.get('iteration')
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
-    if message.size_bytes != self._size:
-      raise WrongPush(f'Expected {self._size} bytes, got {message.size_bytes}.')
+    if message.size_bytes != self._push_bytes:
+      raise WrongPush(
+        f'Expected {self._push_bytes} bytes, got {message.size_bytes}.'
+      )
 
-  def _taken(self, message: Message) -> Any:
+  def _taken(self, message: Message) -> Payload:
     """Returns the payload of a push once it has arrived whole."""
-    sent = memory.aligned(self._size)
+    sent = memory.aligned(self._push_bytes)
     message.read(sent)
     with _on_cpu():
       return self._payload(sent)
 
-  def _payload(self, sent: np.ndarray) -> Any:
+  def _payload(self, sent: np.ndarray) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
-    vector = jax.device_put(sent.view(self._layout.dtype), may_alias=True)
-    return self._split(vector)
+    message = self._flat.push_of(sent, self.index)
+    return self._decode(jax.device_put(message, may_alias=True))
 
   def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""
-    pieces = self.server.served(key)
+    pieces = self._pieces.served(key)
     sender = threading.Thread(
-      target=_sent, args=(stream, pieces, self._size), daemon=True
+      target=_sent, args=(stream, pieces, self._pull_bytes), daemon=True
     )
     sender.start()
     with self._lock:
       self._piped.add(key)
     with _on_cpu():
       for number, chunk in enumerate(message.chunks):
-        self.server.take(key, number, chunk)
+        self._pieces.take(key, number, chunk)
 
   def _execute(self) -> None:
     try:
@@ -213,7 +239,7 @@ class Shard:
       reason = f'{type(error).__name__}: {error}'
       logging.exception('Server %d has failed', self.index)
       with contextlib.suppress(TransportError):
-        self._report({'told': 'unmendable', 'reason': reason}, None)
+        self._report({'told': 'unmendable', 'reason': reason}, ())
 
   def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     if sequence != self._sequence:
@@ -221,15 +247,15 @@ class Shard:
     self._sequence += 1
     self._expect(orders)
     for name, *arguments in orders:
-      getattr(self, f'_{name}')(*arguments)
+      self._obeyed[name](*arguments)
 
   def _add(self, worker: int, life: int, update: int, examples: int) -> None:
     with self._lock:
       payload = self._payloads.pop((worker, life))
-    self.server.add(update, payload, examples)
+    self.learner.add(update, payload, examples)
 
   def _commit(self, update: int) -> None:
-    self.server.commit(update)
+    self.learner.commit(update)
 
   def _release(self, worker: int, life: int, header: dict[str, Any]) -> None:
     with self._lock:
@@ -246,8 +272,8 @@ class Shard:
       for order in orders
       if order[0] == 'release'
     }
-    if self._pipelined and released:
-      self.server.expect(released)
+    if self._pieces and released:
+      self._pieces.expect(released)
 
   def _end(self, worker: int, life: int) -> None:
     with self._lock:
@@ -257,34 +283,35 @@ class Shard:
       if port is not None:
         port.ended = True
         port.releases.put(None)
-    if self._pipelined:
-      self.server.leave((worker, life))
+    if self._pieces:
+      self._pieces.leave((worker, life))
 
   def _snapshot(self, number: int) -> None:
-    vector = self._whole(self.server.params, self.server.stats)
-    self._report({'told': 'snapshot', 'id': number}, np.asarray(vector))
+    whole = views((self.learner.params, self.learner.stats))
+    self._report({'told': 'snapshot', 'id': number}, whole)
 
   def _save(self, number: int, step: int) -> None:
     self._checkpoints.save(
-      self.server.state(), examples=self.server.examples, step=step
+      self.learner.state(), examples=self.learner.examples, step=step
     )
 
-    def wait():
+    def wait() -> None:
       saved = {'told': 'saved', 'id': number}
       try:
         self._checkpoints.wait()
       except Exception as error:  # The lead has to know, whatever it is.
         saved['error'] = f'{type(error).__name__}: {error}'
-      self._report(saved, None)
+      self._report(saved, ())
 
     threading.Thread(target=wait, daemon=True).start()
 
-  def _outgoing(self) -> Any:
-    if self._pipelined:
-      return self.server.vector()
-    if self._current[0] != self.server.version:
-      vector = self._vector(self.server.params, self.server.stats)
-      self._current = self.server.version, vector
+  def _outgoing(self) -> list[np.ndarray]:
+    """Returns this version as it travels, uint8 [n] each."""
+    if self._pieces:
+      return self._pieces.outgoing()
+    if self._current[0] != self.learner.version:
+      message = self._encode(self.learner.params, self.learner.stats)
+      self._current = self.learner.version, views(message)
     return self._current[1]
 
 
@@ -300,7 +327,7 @@ def _on_cpu() -> contextlib.AbstractContextManager:
 
 def host(
   index: int,
-  make: Callable[[Report, Mapping[str, Any]], Shard],
+  make: Callable[[Report, Mapping[str, Any]], Server],
   *,
   lead: Callable[[], str],
   address: str,
@@ -308,7 +335,7 @@ def host(
   security: Security,
   timeout_s: float,
 ) -> None:
-  """Runs a server other than the first, until the lead ends it.
+  """Runs a server other than the lead's, until the lead ends it.
 
   Args:
     index: Which server.
@@ -325,12 +352,9 @@ def host(
   """
   hello = {'server': index, 'fingerprint': fingerprint}
 
-  def report(event: dict[str, Any], body: Any) -> None:
-    if body is None:
-      stream.send(event)
-    else:
-      flat = body.view(np.uint8)
-      stream.send(event, chunked(flat, CHUNK_BYTES), flat.size)
+  def report(event: dict[str, Any], body: Iterable[np.ndarray]) -> None:
+    parts = list(body)
+    stream.send(event, chunked(parts), sum(part.size for part in parts))
 
   try:
     stream = connect(lead(), hello, security, START * timeout_s)
@@ -338,25 +362,19 @@ def host(
       greeting = stream.receive().header
     if 'refused' in greeting:
       raise Refused(greeting['refused'])
-    shard = make(report, greeting)
-    shard.warm_up()
-
-    def serve(pushes: Stream, hello: Mapping[str, Any]) -> None:
-      shard.serve(pushes, hello['worker'], hello['life'])
-
-    listener = Listener(address, 0, serve, security)
-    stream.send({'address': listener.address})
+    server = make(report, greeting)
+    server.open(address, security)
+    stream.send({'address': server.address})
     heart = Heart(
       stream,
       timeout_s=timeout_s,
       ending=lambda: None,
-      told=lambda told: shard.order(told['sequence'], told['orders']),
+      told=lambda told: server.order(told['sequence'], told['orders']),
     )
     heart.ended.wait()
     if heart.verdict['end'] == 'lost':
       stream.cancel()  # Orders may wait for it to take in a snapshot.
-    shard.close()
-    listener.close(timeout_s)
+    server.close(timeout_s)
   except Refused:
     raise
   except TransportError as error:
