@@ -84,7 +84,9 @@ def modules(room: str) -> list[str]:
     path.relative_to(_ROOT).with_suffix('')
     for path in (_ROOT / room).rglob('*.py')
   ]
-  return ['.'.join(p.parts) for p in sorted(found, key=_order) if p.stem[0] != '_']
+  return [
+    '.'.join(p.parts) for p in sorted(found, key=_order) if p.stem[0] != '_'
+  ]
 
 
 def _order(path: pathlib.Path) -> tuple:

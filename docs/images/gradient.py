@@ -1,6 +1,6 @@
 """Draws gradient.svg: the way of one gradient through both runtimes.
 
-  python docs/images/gradient.py
+python docs/images/gradient.py
 """
 
 import html
@@ -55,7 +55,7 @@ REAL = (
   Box(1, 2, 'stream to every server', 'cluster/transport/streams.py', 'where'),
   Box(2, 2, 'arrive at all servers', 'cluster/distributed/served/server.py'),
   Box(2, 1, 'the lead asks the scheme', 'cluster/lead.py, sync/', 'when'),
-  Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learning/learner.py'),
+  Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learner.py'),
   Box(1, 0, 'booked', 'outputs/journal.py'),
 )
 _WAYS = (

@@ -2,13 +2,16 @@
 
 Every block of Python is executed; those of a page share a namespace, and one
 that begins with the name of a module, such as `# sync/kasync.py`, is that
-module from there on.  Of every command the flags are parsed; runs are built in
-the places of the user's, and some of them run, for a few iterations.
+module from there on.  Of every command the flags are parsed.  Runs of main.py
+are built, with a small model in the place of VGG; those without a model, and
+those on pages that define a part of their own, run for a tenth of an epoch.
+Only parsed are commands that need other processes, data sets, root or minutes.
 """
 
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import pathlib
 import re
@@ -39,7 +42,6 @@ _PROFILE = """{"version": 1, "curve":
 {"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""
 # Commands of this project that others start, and programs of others.
 _OTHERS = ('sbatch', 'kubectl', 'git', 'cd')
-_ITERATIONS = 12  # Of a run that really runs.
 
 
 def _here() -> str:
@@ -55,11 +57,6 @@ def _here() -> str:
   return str(folder)
 
 
-def _is_large(config) -> bool:
-  """Whether a model takes long to compile."""
-  return config.model.name not in ('mlp', 'none')
-
-
 class _Page:
   """A page that is gone through from its top to its end."""
 
@@ -67,6 +64,7 @@ class _Page:
     self._stack = stack
     stack.enter_context(contextlib.chdir(_here()))
     stack.enter_context(mock.patch.dict(sys.modules))
+    self.defines = False  # Whether it has defined a module.
     self._module = types.ModuleType(f'page_{path.stem}')
     sys.modules[self._module.__name__] = self._module
 
@@ -79,6 +77,7 @@ class _Page:
     elif found[1] == 'configs':
       self._add_fields(block.text)
     else:
+      self.defines = True
       module = types.ModuleType(f'{found[1]}.{found[2]}')
       sys.modules[module.__name__] = module
       exec(compile(code, module.__name__, 'exec'), vars(module))
@@ -94,18 +93,27 @@ class _Page:
       exec(text, {'config': config, 'ConfigDict': default.ConfigDict})
       return config.lock()
 
-    self._stack.enter_context(mock.patch.object(default, 'get_config', get_config))
+    patched = mock.patch.object(default, 'get_config', get_config)
+    self._stack.enter_context(patched)
 
 
-def _check(words: list[str]) -> str:
-  """Checks a command, and returns what was done with it."""
+def _check(words: list[str], *, runs: bool = False) -> str:
+  """Checks a command, and returns what was done with it.
+
+  Args:
+    words: Of the command.
+    runs: Whether a run of main.py shall really run.
+
+  Raises:
+    ValueError: If there is no such command, or if it would be refused.
+  """
   match words:
     case ['make', target]:
       if target not in _TARGETS:
         raise ValueError(f'make: expected one of {_TARGETS}, got {target!r}.')
       return 'known'
     case ['python', 'main.py', *arguments]:
-      return _check_run(arguments)
+      return _check_run(arguments, runs)
     case ['python', '-m', module, *arguments]:
       return _check_tool(module, arguments)
     case ['python', script, *_]:
@@ -124,33 +132,36 @@ def _check(words: list[str]) -> str:
   raise ValueError(f'Expected a known command, got {words}.')
 
 
-def _check_run(arguments: list[str]) -> str:
-  """Builds the run that flags of main.py describe."""
+def _check_run(arguments: list[str], runs: bool = False) -> str:
+  """Builds the run that flags of main.py describe, or runs it for a moment."""
   config, others = pages.config(arguments)
-  folder = f'{tempfile.mkdtemp()}/run'
   if config.cluster.runtime == 'distributed':
-    # Other processes would be waited for.
-    return _check_fields(config)
+    return _check_fields(config)  # Other processes would be waited for.
   if config.data.name not in ('digits', 'synthetic'):
     return _check_fields(config)  # Needs files.
-  process = {k: v for k, v in others.items() if k != 'workdir'}
-  runs = not _is_large(config)
-  if runs:
-    config.unlock()
+  config.unlock()
+  config.epochs = 0.1
+  if config.model.name == 'vgg' and not _changed(config.model.vgg):
+    config.model.name = 'mlp'  # VGG takes seconds to make.
+  if config.model.name == 'none':
+    held = config.data.ahead + 1
     batch = config.cluster.workers * config.batching.worker_batch
-    if config.model.name == 'none':
-      config.model.none.num_train = max(
-        _ITERATIONS * batch // config.cluster.workers,
-        batch * (config.data.ahead + 1),
-      )
-    config.epochs = 0.1
-  run = train.build(config, workdir=folder, process=process)
-  if not runs:
+    config.model.none.num_train = held * batch
+  run = train.build(
+    config,
+    workdir=f'{tempfile.mkdtemp()}/run',
+    process={k: v for k, v in others.items() if k != 'workdir'},
+  )
+  if not (runs or config.model.name == 'none'):
     run.files.release()
     return 'built'
   if run()['ended'] != 'finished':
     raise ValueError(f'Expected the run to finish: {arguments}.')
   return 'run'
+
+
+def _changed(vgg) -> bool:
+  return vgg.to_dict() != default.get_config().model.vgg.to_dict()
 
 
 def _check_fields(config) -> str:
@@ -214,7 +225,7 @@ class PageTest(parameterized.TestCase):
         elif block.language == 'sh':
           for words in pages.commands(block.text):
             with self.subTest(line=block.line, command=' '.join(words)):
-              _check(words)
+              _check(words, runs=page.defines)
 
   def test_links_between_pages_lead_somewhere(self):
     # Sphinx checks anchors; README.md is not a page of it.
@@ -348,8 +359,6 @@ class ExampleTest(parameterized.TestCase):
 
 def _cluster_of(forest: str) -> str:
   """Writes the cluster of a forest's file beside it, and returns where."""
-  import json
-
   path = pathlib.Path(forest)
   cluster = path.with_name('cluster.json')
   cluster.write_text(json.dumps(json.loads(path.read_text())['cluster']))
