@@ -33,7 +33,6 @@ suppress_warnings = ['ref.python']
 # Backquotes are code in our docstrings.
 default_role = 'code'
 
-myst_enable_extensions = ['colon_fence', 'dollarmath']
 myst_heading_anchors = 3
 
 html_theme = 'sphinx_book_theme'
@@ -50,7 +49,6 @@ pygments_style = 'friendly'
 autodoc_default_options = {
   'members': True,
   'member-order': 'bysource',
-  'show-inheritance': False,
 }
 autodoc_typehints = 'signature'
 autodoc_typehints_format = 'short'
