@@ -51,7 +51,7 @@ _PAPER = {
   'AlexNet': (27.3, 31.9, 35.7, 41.7, 46.0),
 }
 _BSP = {'sync.name': 'bsp'}
-_PIPELINED = {'sync.name': 'bsp', 'sync.bsp.pipelined': True}
+_PIPELINED = {'sync.name': 'bsp', 'route.server.pipelined': True}
 _R2SP = {'sync.name': 'r2sp'}
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 # Its transfers seldom meet, so that they show bare links best.

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> float:
     virtual_s = summary['wall_s']
     bare_s, params = bare.run()
     ratios.append(virtual_s / bare_s)
-    difference = _difference(run.cluster.lead.server.params, params)
+    difference = _difference(run.runtime.lead.holder.learner.params, params)
     print(
       f'  pair {pair}: {virtual_s:.2f} s / {bare_s:.2f} s = {ratios[-1]:.3f}, '
       f'{summary["compilations"]} compilations after warm-up, parameters '

@@ -51,7 +51,8 @@ class Codec(NamedTuple):
       of elements.
     encode: Returns what travels of a vector, float32 [n], and what is
       remembered then.
-    decode: Returns the vector, float32 [n], that a message stands for.
+    decode: Returns the vector, float32 [n], that a message stands for, given
+      n: shapes of messages need not tell it.
     size_bytes: Returns how long the message of n elements is.
     elementwise: Whether each number becomes one number by itself, and nothing
       is remembered.  Such a codec may be given an array of any shape, the
@@ -63,7 +64,7 @@ class Codec(NamedTuple):
 
   init: Callable[[int], State]
   encode: Callable[[State, jax.Array], tuple[Message, State]]
-  decode: Callable[[Message], jax.Array]
+  decode: Callable[[Message, int], jax.Array]
   size_bytes: Callable[[int], int]
   elementwise: bool = False
   add: Callable[[Message, Message], Message] | None = None

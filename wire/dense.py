@@ -36,7 +36,7 @@ def cast(dtype: np.dtype) -> Codec:
   return Codec(
     init=lambda n: (),
     encode=lambda state, vector: (_as(vector, dtype), state),
-    decode=lambda message: _as(message, jnp.float32),
+    decode=lambda message, n: _as(message, jnp.float32),
     size_bytes=lambda n: n * dtype.itemsize,
     elementwise=True,
     add=lambda one, other: _as(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wire.codec import Message, Payload, State, Wire
+from wire.codec import Codec, Message, Payload, State, Wire
 
 PIECES = 64  # Of a server's share, if they travel one by one (pipelined).
 
@@ -72,10 +72,9 @@ class Flat:
     """Returns what a worker's codec remembers at first, for each server."""
     return [self.wire.push.init(size) for size, _ in self.sizes]
 
-  def decode(self, message: Message) -> Payload:
+  def decode(self, message: Message, server: int) -> Payload:
     """Returns the vectors of a server's share of a push, float32."""
-    gradient, stats = message
-    return Payload(self.wire.push.decode(gradient), _decoded(self.wire, stats))
+    return Payload(*self._decoded(self.wire.push, message, server))
 
   def outgoing(self, params: jax.Array, stats: Any) -> Message:
     """Returns what workers get of a server's share, of its vectors."""
@@ -139,9 +138,20 @@ class Flat:
 
   def _pulled(self, messages: Sequence[Message]) -> tuple[Any, Any]:
     """Returns parameters and statistics, trees, from all servers' messages."""
-    decode = self.wire.pull.decode
     return self._joined(
-      [(decode(params), _decoded(self.wire, s)) for params, s in messages]
+      [
+        self._decoded(self.wire.pull, message, server)
+        for server, message in enumerate(messages)
+      ]
+    )
+
+  def _decoded(
+    self, codec: Codec, message: Message, server: int
+  ) -> tuple[jax.Array, Any]:
+    (vector, stats), (size, rest) = message, self.sizes[server]
+    return (
+      codec.decode(vector, size),
+      self.wire.stats.decode(stats, rest) if rest else (),
     )
 
   def _joined(self, shares: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -214,10 +224,6 @@ def _message(sent: np.ndarray, like: Message) -> Message:
 
 def _encoded(wire: Wire, stats: Any) -> Message:
   return wire.stats.encode((), stats)[0] if len(stats) else ()
-
-
-def _decoded(wire: Wire, message: Message) -> Any:
-  return wire.stats.decode(message) if len(message) else ()
 
 
 def _flat(tree: Any) -> jax.Array:

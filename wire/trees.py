@@ -59,7 +59,9 @@ def _leafwise(wire: Wire, coded: Payload) -> Trees:
 
   def decode(codec: Codec, coded: Any, tree: Any) -> Any:
     return jax.tree.map(
-      lambda is_coded, leaf: codec.decode(leaf) if is_coded else leaf,
+      lambda is_coded, leaf: (
+        codec.decode(leaf, leaf.size) if is_coded else leaf
+      ),
       coded,
       tree,
     )
@@ -87,7 +89,9 @@ def _shared(flat: Flat) -> Trees:
 
   @jax.jit
   def decode(messages: Message) -> Payload:
-    return Payload(*flat.joined([flat.decode(each) for each in messages]))
+    return Payload(
+      *flat.joined([flat.decode(each, k) for k, each in enumerate(messages)])
+    )
 
   outgoing = jax.jit(flat.outgoing_of)
   return Trees(

@@ -114,9 +114,9 @@ class PooledTest(parameterized.TestCase):
     wide = dtype == np.float64
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
       task, dataset, losses = _task(dtype)
-      run, summary = _trained(task, dataset, sync__bsp__pipelined=pipelined)
+      run, summary = _trained(task, dataset, route__server__pipelined=pipelined)
       expected = self._one_machine(task, dataset, losses)
-      got = run.cluster.lead.server.params
+      got = run.runtime.lead.holder.learner.params
 
     rounds = _rounds(run.files.workdir)
     self.assertLen(rounds, _ROUNDS)
@@ -152,8 +152,8 @@ class VirtualTest(parameterized.TestCase):
     balanced, _ = small.trained(**equal, batching__name='lb_bsp')
 
     for one, other in zip(
-      jax.tree.leaves(fixed.cluster.lead.server.params),
-      jax.tree.leaves(balanced.cluster.lead.server.params),
+      jax.tree.leaves(fixed.runtime.lead.holder.learner.params),
+      jax.tree.leaves(balanced.runtime.lead.holder.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(one, other)
@@ -284,7 +284,7 @@ class VirtualTest(parameterized.TestCase):
     )
     last = _rounds(run.files.workdir)[-1]
     self.assertGreater(last[0], last[1])
-    history = run.cluster.lead.batching.predictor.history
+    history = run.runtime.lead.batching.predictor.history
     for worker in range(2):
       known = history.rows[worker, : history.count[worker], 1]
       self.assertGreater(len(known), 15)
@@ -301,7 +301,7 @@ class BenchTest(absltest.TestCase):
 
   def test_rounds_of_the_benchmark_are_those_of_the_runtime(self):
     run, summary = small.trained(**_CHANGING)
-    speed = run.cluster._speed
+    speed = run.runtime._speed
     batching = lb_bsp.make(
       num_workers=_WORKERS,
       worker_batch=_BATCH,

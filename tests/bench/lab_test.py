@@ -105,7 +105,7 @@ class SoakTest(parameterized.TestCase):
 class LabTest(absltest.TestCase):
   def test_a_round_of_bsp_is_that_of_the_slowest(self):
     run, _ = small.trained(sync__name='bsp')
-    config = run.cluster.lead.batching.worker_batch
+    config = run.runtime.lead.batching.worker_batch
     speed = 3.1 * (0.02 + 0.0025 * config)
     took_s = runs.round_s(run.files.workdir, workers=3)
     self.assertAlmostEqual(took_s, speed, places=6)

@@ -30,7 +30,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 _CONFIG = """
-from tests import stopping
+from tests.support import stopping
 
 def get_config():
   return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.05)
@@ -117,8 +117,8 @@ class ResumeTest(parameterized.TestCase):
     run()
     jax.tree.map(
       np.testing.assert_array_equal,
-      run.cluster.lead.server.state()['stats'],
-      straight.cluster.lead.server.state()['stats'],
+      run.runtime.lead.holder.learner.state()['stats'],
+      straight.runtime.lead.holder.learner.state()['stats'],
     )
     self._check(stopping.results(run), stopping.results(straight))
 

@@ -223,7 +223,7 @@ class TimingTest(parameterized.TestCase):
       own['cluster__network__server_up_Bps'] = (1e6,)
       learned = small.build(small.config(**own))
       sizes = {'num_train': 192}
-      sizes['size_bytes'] = learned.cluster.lead.server.size_bytes
+      sizes['size_bytes'] = small.size_bytes(learned)
       timed = small.build(_timing(sizes, **own))
       summaries = learned(), timed()
       for name in ('virtual_s', 'bytes', 'staleness', 'worker_seconds'):

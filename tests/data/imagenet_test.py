@@ -12,7 +12,8 @@ from PIL import Image
 
 from data import imagenet
 from data.dataset import Dataset, Split
-from learning.gradient import Evaluation, Gradient
+from learning.evaluation import Evaluation
+from learning.gradient import Gradient
 from models import mlp, task
 
 

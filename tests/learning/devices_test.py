@@ -123,7 +123,7 @@ def _runs():
       (run.files.workdir / 'summary.json').unlink()
       run = train.build(config, workdir=str(run.files.workdir))
       summary = run()
-    leaves = jax.tree.leaves(run.cluster.lead.server.params)
+    leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
     found[name] = {
       'resumed': run.sizes is not None,
       'numbers': [np.ravel(leaf).tolist() for leaf in leaves],

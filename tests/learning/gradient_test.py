@@ -7,7 +7,8 @@ from absl.testing import absltest, parameterized
 
 from data.dataset import Split
 from learning import compilations
-from learning.gradient import Evaluation, Gradient, micro_batches
+from learning.evaluation import Evaluation
+from learning.gradient import Gradient, micro_batches
 from models.task import Task
 
 

@@ -1,4 +1,4 @@
-"""Tests for cluster.lead.server and cluster.optimizer."""
+"""Tests for learning.learner and learning.optimizer."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ import optax
 from absl.testing import absltest, parameterized
 
 from learning import optimizer, schedule
-from learning.gradient import Payload
-from learning.learner import Server
+from learning.learner import Learner
+from wire.codec import Payload
 
 
 def _tree(seed):
@@ -30,7 +30,7 @@ def _schedule(**changed):
 
 
 def _server(tx, *, reduction='sum', rate=0.1):
-  return Server(
+  return Learner(
     params=_tree(0),
     stats=(),
     tx=tx,
@@ -113,9 +113,6 @@ class UpdateTest(parameterized.TestCase):
       server.add(update, _payload(_tree(update)), 8)
       server.commit(update)
     jax.tree.map(np.testing.assert_array_equal, pulled, _tree(0))
-
-  def test_its_size_is_that_of_the_parameters(self):
-    self.assertEqual(_server(optax.sgd(1.0)).size_bytes, 4 * (6 + 4))
 
   def test_an_unknown_reduction_is_refused(self):
     with self.assertRaisesRegex(ValueError, "reduction: .* got 'median'"):

@@ -78,7 +78,7 @@ class StatisticsTest(parameterized.TestCase):
       for worker in said.get('release', ()):
         taken[worker] = stream.take(worker, 8)
 
-    stats = run.cluster.lead.server.stats['norm']
+    stats = run.runtime.lead.holder.learner.stats['norm']
     np.testing.assert_allclose(stats['mean'], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(stats['var'], var, rtol=1e-4)
 
@@ -86,7 +86,7 @@ class StatisticsTest(parameterized.TestCase):
     run, dataset = _built('bsp')
     summary = run()
 
-    server = run.cluster.lead.server
+    server = run.runtime.lead.holder.learner
     params, stats = jax.device_get((server.params, server.stats['norm']))
     inputs = np.asarray(dataset.prepare(dataset.test.inputs))
     normal = (inputs - stats['mean']) / np.sqrt(stats['var'] + 1e-5)
@@ -98,8 +98,8 @@ class StatisticsTest(parameterized.TestCase):
 
   def test_padding_repeats_examples_of_the_batch(self):
     run, dataset = _built('bsp', worker_batch=7)
-    payload, _ = run.cluster.gradient(
-      run.cluster.lead.server.params, ((0, 7),), worker=0, iteration=0
+    payload, _ = run.runtime.gradient(
+      run.runtime.lead.holder.learner.params, ((0, 7),), worker=0, iteration=0
     )
 
     rows = Stream(num_examples=192, seed=0, ahead=2).indices(((0, 7),))
@@ -116,9 +116,7 @@ class StatisticsTest(parameterized.TestCase):
 
   def test_they_travel_with_parameters(self):
     run, _ = _built('bsp')
-    self.assertEqual(
-      run.cluster.lead.server.size_bytes, 4 * (48 * 10 + 10 + 2 * 3 + 2 * 3)
-    )
+    self.assertEqual(small.size_bytes(run), 4 * (48 * 10 + 10 + 2 * 3 + 2 * 3))
 
 
 if __name__ == '__main__':

@@ -21,9 +21,7 @@ class AccountTest(parameterized.TestCase):
     self.assertAlmostEqual(summary['goodput'], (1 + 2 + 4) / 12)
     self.assertEqual((summary['iterations'], summary['updates']), (24, 8))
     self.assertEqual(summary['staleness'], {'0': 24})
-    self.assertEqual(
-      summary['bytes'], 2 * 24 * run.cluster.lead.server.size_bytes
-    )
+    self.assertEqual(summary['bytes'], 2 * 24 * small.size_bytes(run))
     self.assertEqual(summary['padding_share'], 0)
 
   def test_asp_never_waits_and_its_staleness_is_counted(self):
@@ -65,7 +63,7 @@ class AccountTest(parameterized.TestCase):
 
     outstanding = sum(stop - start for start, stop in summary['outstanding'])
     used = summary['examples'] + summary['examples_pending']
-    issued = run.cluster.lead.issued
+    issued = run.runtime.lead.issued
     self.assertEqual(used + outstanding, issued)
     self.assertGreaterEqual(summary['examples'], 2 * 192)
 

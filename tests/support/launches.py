@@ -23,7 +23,7 @@ _DRIVER = """
 import json, pathlib, sys
 from absl import app
 from tools import launch
-from tools.plan import Plan
+from tools.launching.plan import Plan
 fields, program, constants, words = json.loads(sys.argv[1])
 for name, value in constants.items():
   setattr(launch, name, value)

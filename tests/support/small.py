@@ -8,6 +8,7 @@ import sys
 import tempfile
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 import train
@@ -55,6 +56,13 @@ def config(**changed: Any) -> ConfigDict:
 def build(config_: ConfigDict, **own: Any) -> train.Run:
   """Returns a run in a new temporary folder; `own` is for train.build."""
   return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **own)
+
+
+def size_bytes(run: train.Run) -> int:
+  """Returns the bytes of the parameters and statistics of a virtual run."""
+  learner = run.runtime.lead.holder.learner
+  leaves = jax.tree.leaves((learner.params, learner.stats))
+  return sum(leaf.nbytes for leaf in leaves)
 
 
 def rows(run: train.Run, name: str) -> list[dict[str, Any]]:

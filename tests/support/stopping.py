@@ -38,7 +38,7 @@ def eventful(scheme, **changed):
 def straight(scheme, **changed):
   """The results of a run that is not stopped, and its number of steps."""
   run = small.build(eventful(scheme, **changed))
-  with mock.patch.object(run.cluster, 'step', wraps=run.cluster.step) as step:
+  with mock.patch.object(run.runtime, 'step', wraps=run.runtime.step) as step:
     run()
   return results(run), step.call_count
 
@@ -49,7 +49,8 @@ def results(run):
   summary = json.loads((folder / 'summary.json').read_text())
   return {
     'params': [
-      np.asarray(x) for x in jax.tree.leaves(run.cluster.lead.server.params)
+      np.asarray(x)
+      for x in jax.tree.leaves(run.runtime.lead.holder.learner.params)
     ],
     'metrics': [
       small.timeless(row) for row in small.rows(run, 'metrics.jsonl')
@@ -71,9 +72,9 @@ def stop(run, *, saved_at, killed_at):
     run_step()
     done += 1
 
-  run_step = run.cluster.step
+  run_step = run.runtime.step
   with (
-    mock.patch.object(run.cluster, 'step', step),
+    mock.patch.object(run.runtime, 'step', step),
     mock.patch.object(run.checkpoints, 'due', lambda _: done in saved_at),
   ):
     run()

@@ -17,7 +17,7 @@ WAIT_S = 10.0  # Longer than anything here should take.
 # Connects, says so, and receives until the stream ends.
 _CLIENT = """
 import sys
-from cluster import transport
+from cluster.transport import streams as transport
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
 print('connected', flush=True)
 try:

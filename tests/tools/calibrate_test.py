@@ -146,7 +146,7 @@ class PredictTest(parameterized.TestCase):
     calibration = calibrate.measure(run.files.workdir)
     calibrate.write(calibration, out)
 
-    self.assertEqual(calibration.size_bytes, run.cluster.lead.server.size_bytes)
+    self.assertEqual(calibration.size_bytes, small.size_bytes(run))
     self.assertEqual(calibration.num_train, 192)
     again = small.build(runpy.run_path(str(out))['get_config']())
     again()

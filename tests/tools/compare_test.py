@@ -140,8 +140,8 @@ class CompareTest(parameterized.TestCase):
     plain()
 
     for one, other in zip(
-      jax.tree.leaves(run.cluster.lead.server.params),
-      jax.tree.leaves(plain.cluster.lead.server.params),
+      jax.tree.leaves(run.runtime.lead.holder.learner.params),
+      jax.tree.leaves(plain.runtime.lead.holder.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(one, other)

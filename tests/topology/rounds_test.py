@@ -69,7 +69,7 @@ def _runs():
 def _on_devices():
   done = small.python(
     '-m',
-    'tests.topology_rounds_test',
+    'tests.topology.rounds_test',
     '_runs',
     XLA_FLAGS='--xla_force_host_platform_device_count=8',
   )

@@ -1,4 +1,4 @@
-"""Tests for cluster.wire: what is rounded, what is not, and its bytes."""
+"""Tests for wire.dense: what is rounded, what is not, and its bytes."""
 
 import jax
 import ml_dtypes
@@ -12,11 +12,11 @@ from configs import default
 from data.dataset import Dataset, Split
 from data.stream import Stream
 from learning import compilations
-from learning.gradient import Payload
-from learning.learner import Server
+from learning.learner import Learner
 from models.task import Task
 from tests.support import small
-from wire.dense import Wire
+from wire import dense, trees
+from wire.codec import Payload
 
 _RATE = 2.0**-6
 _BATCH = 8
@@ -53,7 +53,7 @@ def _built(task, dataset, **changed):
   return small.build(config, task=task, dataset=dataset)
 
 
-class WireTest(parameterized.TestCase):
+class DenseTest(parameterized.TestCase):
   def test_numbers_are_rounded_to_nearest(self):
     bits = np.arange(2**32, step=99_991, dtype=np.uint64).astype(np.uint32)
     ties = np.uint32(0x3F808000) + np.arange(4, dtype=np.uint32) * 0x8000
@@ -61,40 +61,62 @@ class WireTest(parameterized.TestCase):
     floats = np.append(
       floats[~np.isnan(floats)], [np.inf, -0.0, 1e-45, 3.4e38]
     ).astype(np.float32)
-    wire = Wire(dtype='bfloat16')
-    for way in (wire.pushed, wire.pulled):
-      got = np.asarray(way({'w': jnp.asarray(floats)})['w'])
-      np.testing.assert_array_equal(got, _rounded(floats))
-      self.assertEqual(got.dtype, np.float32)
-    self.assertTrue(np.isnan(wire.pushed(jnp.float32(np.nan))))
+    for codec in dense.make(dtype='bfloat16'):
+      for vector in (floats, jnp.asarray(floats)):
+        message, state = codec.encode(codec.init(len(floats)), vector)
+        self.assertEqual(message.dtype, ml_dtypes.bfloat16)
+        self.assertEqual(message.nbytes, codec.size_bytes(len(floats)))
+        self.assertEqual(state, ())
+        got = np.asarray(codec.decode(message, len(floats)))
+        np.testing.assert_array_equal(got, _rounded(floats))
+        self.assertEqual(got.dtype, np.float32)
+      nan, _ = codec.encode((), jnp.float32(np.nan))
+      self.assertTrue(np.isnan(codec.decode(nan, 1)))
 
+  def test_messages_are_added_in_float32_and_rounded_once(self):
+    codec = dense.make(dtype='bfloat16').push
+    one, other = (jnp.full(1, x, jnp.bfloat16) for x in (256.0, 3.0))
+    np.testing.assert_array_equal(codec.add(one, other), [260.0])
+    codec = dense.make(dtype='float32').push
+    one, other = (np.full(1, x, np.float32) for x in (256.0, 1.0))
+    np.testing.assert_array_equal(codec.add(one, other), [257.0])
+
+  def test_sizes_are_known_before(self):
+    for dtype, item in (('float32', 4), ('bfloat16', 2)):
+      wire = dense.make(dtype=dtype)
+      self.assertTrue(wire.elementwise)
+      self.assertEqual(wire.push_bytes(15, 7), item * 22)
+      self.assertEqual(wire.pull_bytes(15, 7), item * 22)
+
+
+class TreesTest(parameterized.TestCase):
   def test_other_numbers_travel_as_they_are(self):
-    whole = jnp.arange(2**20, 2**20 + 7)
-    self.assertTrue(
-      jnp.array_equal(Wire(dtype='bfloat16').pushed(whole), whole)
-    )
-
-  def test_sizes_are_those_on_the_way(self):
-    tree = (jnp.zeros((3, 5)), {'count': jnp.zeros(7, jnp.int32)}, ())
-    self.assertEqual(Wire(dtype='float32').size_bytes(tree), 4 * (15 + 7))
-    self.assertEqual(Wire(dtype='bfloat16').size_bytes(tree), 2 * 15 + 4 * 7)
-    self.assertEqual(Wire(dtype='bfloat16').dtype, ml_dtypes.bfloat16)
+    params = {'w': jnp.full(3, 1.001), 'n': jnp.arange(2**20, 2**20 + 7)}
+    made = trees.make(dense.make(dtype='bfloat16'), params, (), servers=1)
+    message, _ = made.encode(made.init(), Payload(params, ()))
+    self.assertEqual(message.gradient['w'].dtype, jnp.bfloat16)
+    for got in (made.decode(message).gradient, made.pull(params)):
+      np.testing.assert_array_equal(got['n'], params['n'])
+      np.testing.assert_array_equal(got['w'], _rounded(params['w']))
 
   def test_float32_costs_nothing(self):
-    tree = {'w': jnp.ones(3)}
-    wire, before = Wire(dtype='float32'), compilations.count()
-    wire.warm_up(tree, ())
-    self.assertIs(wire.pushed(tree), tree)
-    self.assertIs(wire.pulled(tree), tree)
+    params, before = {'w': jnp.ones(3)}, compilations.count()
+    made = trees.make(dense.make(dtype='float32'), params, (), servers=1)
+    message, _ = made.encode(made.init(), Payload(params, ()))
+    self.assertIs(made.decode(message).gradient['w'], params['w'])
+    self.assertIs(made.pull(params)['w'], params['w'])
     self.assertEqual(compilations.count(), before)
 
   def test_a_version_is_rounded_once(self):
-    wire = Wire(dtype='bfloat16')
-    one, other = jnp.full(3, 1.001), jnp.full(3, 2.001)
-    self.assertIs(wire.pulled(one), wire.pulled(one))
-    np.testing.assert_array_equal(wire.pulled(other), [2.0] * 3)
-    np.testing.assert_array_equal(wire.pulled(one), [1.0] * 3)
+    run = small.build(small.config(wire__dense__dtype='bfloat16'))
+    holder = run.runtime.lead.holder
+    one = holder.pulled()
+    self.assertIs(holder.pulled(), one)
+    holder.learner.params = jax.tree.map(jnp.zeros_like, holder.learner.params)
+    self.assertFalse(np.any(jax.tree.leaves(holder.pulled())[0]))
 
+
+class SumTest(parameterized.TestCase):
   @parameterized.parameters('float16', 'float8', '')
   def test_other_dtypes_are_refused(self, dtype):
     message = (
@@ -105,7 +127,7 @@ class WireTest(parameterized.TestCase):
       small.build(small.config(wire__dense__dtype=dtype))
 
   def test_servers_sum_in_float32(self):
-    server = Server(
+    server = Learner(
       params=jnp.ones(1),
       stats=(),
       tx=optax.sgd(1.0),
@@ -114,10 +136,11 @@ class WireTest(parameterized.TestCase):
       num_workers=1,
       worker_batch=512,
     )
-    wire = Wire(dtype='bfloat16')
+    codec = dense.make(dtype='bfloat16').push
     for total in [256.0] + [1.0] * 256:  # In bfloat16, 256 + 1 is 256.
-      payload = Payload(jnp.full(1, total), ())
-      server.add(0, wire.pushed(payload), 512 if total > 1 else 0)
+      message, _ = codec.encode((), jnp.full(1, total))
+      payload = Payload(codec.decode(message, 1), ())
+      server.add(0, payload, 512 if total > 1 else 0)
     server.commit(0)
     np.testing.assert_array_equal(server.params, [1 - 512 / 512])
 
@@ -139,7 +162,9 @@ class RunTest(parameterized.TestCase):
       total = np.sum(dataset.train.inputs[rows] * pulled, axis=0)
       params = params - np.float32(_RATE) * _rounded(total) / _BATCH
     self.assertEqual(summary['updates'], 24)
-    np.testing.assert_array_equal(run.cluster.lead.server.params, params)
+    np.testing.assert_array_equal(
+      run.runtime.lead.holder.learner.params, params
+    )
     self.assertFalse(np.array_equal(_rounded(params), params))
 
   @parameterized.parameters('bsp', 'asp')
@@ -157,7 +182,9 @@ class RunTest(parameterized.TestCase):
     summary = run()
     # Of the 8 bits of bfloat16 a step of 2^-12 from 1 changes none.
     left = 1 - summary['iterations'] * 2.0**-12
-    np.testing.assert_array_equal(run.cluster.lead.server.params, [left] * 3)
+    np.testing.assert_array_equal(
+      run.runtime.lead.holder.learner.params, [left] * 3
+    )
 
   @parameterized.parameters('bsp', 'ssp', 'r2sp')
   def test_bytes_and_transfer_times_halve(self, scheme):
@@ -198,20 +225,30 @@ class RunTest(parameterized.TestCase):
     self.assertIsNotNone(run.sizes)
     self.assertEqual(small.timeless(run()), small.timeless(expected))
     for got, other in zip(
-      jax.tree.leaves(run.cluster.lead.server.params),
-      jax.tree.leaves(straight.cluster.lead.server.params),
+      jax.tree.leaves(run.runtime.lead.holder.learner.params),
+      jax.tree.leaves(straight.runtime.lead.holder.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(got, other)
 
-  @parameterized.parameters(
-    ('wire.dense.dtype', 'bfloat16'), ('cluster.devices_per_worker', 2)
-  )
-  def test_fields_without_a_meaning_are_refused(self, field, value):
+  def test_numbers_that_stand_for_nothing_are_rounded_too(self):
+    sizes = []
+    for dtype in ('float32', 'bfloat16'):
+      config = default.get_config()
+      config.model.name, config.epochs = 'none', 0.01
+      config.wire.dense.dtype = dtype
+      run = small.build(config)
+      run()
+      sizes.append(run.journal.ledger.bytes)
+    self.assertEqual(sizes[0], 2 * sizes[1])
+
+  def test_devices_without_a_model_are_refused(self):
     config = default.get_config()
-    config.model.name = 'none'
-    config.update_from_flattened_dict({field: value})
-    message = f"config.{field}: expected .* because config.model.name is 'none'"
+    config.model.name, config.cluster.devices_per_worker = 'none', 2
+    message = (
+      'config.cluster.devices_per_worker: expected .* because '
+      "config.model.name is 'none'"
+    )
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 

@@ -1,12 +1,13 @@
-"""Tests for cluster.layout: flat vectors, and shares cut anew."""
+"""Tests for wire.flat: flat vectors, and shares cut anew."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from learning.gradient import Payload
-from wire.flat import Layout, even, share
+from wire import dense
+from wire.codec import Payload
+from wire.flat import Flat, even, share, views
 
 
 def _tree(seed, *shapes):
@@ -26,54 +27,72 @@ _PARAMS = _tree(0, (3, 5), (7,), (2, 2, 2))
 _STATS = _tree(1, (4,), (3,))
 
 
-class LayoutTest(parameterized.TestCase):
-  @parameterized.product(
-    num_servers=[1, 2, 3, 7], stats=[_STATS, ()], dtype=['float32', 'bfloat16']
-  )
-  def test_what_is_packed_is_unpacked(self, num_servers, stats, dtype):
-    layout = Layout(_PARAMS, stats, num_servers=num_servers, dtype=dtype)
+def _flat(params, stats, servers, wire=None):
+  wire = wire or dense.make(dtype='float32')
+  return Flat(params, stats, servers=servers, wire=wire)
 
-    vectors, finite = layout.pack(Payload(_PARAMS, stats))
+
+def _carried(message):
+  """Returns the bytes of a message, as a receiver has them."""
+  return np.concatenate([np.empty(0, np.uint8), *views(message)])
+
+
+class FlatTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (1, _STATS, 'float32'),
+    (2, (), 'float32'),
+    (3, _STATS, 'bfloat16'),
+    (7, (), 'bfloat16'),
+  )
+  def test_pushes_and_pulls_arrive(self, servers, stats, dtype):
+    flat = _flat(_PARAMS, stats, servers, dense.make(dtype=dtype))
+    payload = Payload(_PARAMS, stats)
+
+    messages, _, finite = flat.encode(flat.init(), payload)
 
     self.assertTrue(finite)
-    self.assertEqual(
-      [np.asarray(vector).nbytes for vector in vectors],
-      [layout.size_bytes(server) for server in range(num_servers)],
-    )
-    total = sum(leaf.size for leaf in jax.tree.leaves((_PARAMS, stats)))
-    self.assertEqual(
-      sum(map(layout.size_bytes, range(num_servers))),
-      total * jnp.dtype(dtype).itemsize,
-    )
-    params, found = layout.unpack(vectors)
+    sent = [_carried(message) for message in messages]
+    pushed = [
+      flat.decode(flat.push_of(bytes_, k), k) for k, bytes_ in enumerate(sent)
+    ]
+    pulls = [
+      _carried(flat.outgoing(*flat.share(server))) for server in range(servers)
+    ]
+    pulled = flat.pulled([flat.pull_of(p, k) for k, p in enumerate(pulls)])
     expected = jax.tree.map(
       lambda leaf: np.asarray(leaf.astype(dtype).astype(jnp.float32)),
       (_PARAMS, stats),
     )
-    jax.tree.map(np.testing.assert_array_equal, (params, found), expected)
+    for got in (flat.joined(pushed), pulled):
+      jax.tree.map(np.testing.assert_array_equal, got, expected)
+    for server in range(servers):
+      self.assertLen(sent[server], flat.push_bytes(server))
+      self.assertLen(pulls[server], flat.pull_bytes(server))
 
   @parameterized.parameters(1, 2, 5)
-  def test_shares_are_consecutive_and_even(self, num_servers):
-    layout = Layout(_PARAMS, _STATS, num_servers=num_servers, dtype='float32')
-    shares = [layout.initial(server) for server in range(num_servers)]
-    for name, whole in (('gradient', _PARAMS), ('stats', _STATS)):
-      parts = [np.asarray(getattr(part, name)) for part in shares]
+  def test_shares_are_consecutive_and_even(self, servers):
+    flat = _flat(_PARAMS, _STATS, servers)
+    shares = [flat.share(server) for server in range(servers)]
+    for parts, whole in zip(
+      zip(*shares, strict=True), (_PARAMS, _STATS), strict=True
+    ):
       np.testing.assert_array_equal(np.concatenate(parts), _ravelled(whole))
       sizes = [len(part) for part in parts]
       self.assertLessEqual(max(sizes) - min(sizes), 1)
 
-  def test_a_server_gets_back_what_it_sends(self):
-    layout = Layout(_PARAMS, _STATS, num_servers=2, dtype='float32')
-    initial = layout.initial(1)
-    again = layout.split(layout.vector(*initial), 1)
-    jax.tree.map(np.testing.assert_array_equal, again, initial)
+  def test_a_snapshot_is_exact(self):
+    flat = _flat(_PARAMS, _STATS, 2, dense.make(dtype='bfloat16'))
+    whole = [_carried(flat.share(k)).view(np.float32) for k in range(2)]
+    parts = [flat.split(vector, k) for k, vector in enumerate(whole)]
+    got = flat.joined(parts)
+    jax.tree.map(np.testing.assert_array_equal, got, (_PARAMS, _STATS))
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
   def test_what_is_not_finite_is_told(self, bad):
     params = _PARAMS | {'leaf1': _PARAMS['leaf1'].at[3].set(bad)}
     params['empty'] = jnp.zeros(0)
-    layout = Layout(params, (), num_servers=2, dtype='float32')
-    self.assertFalse(layout.pack(Payload(params, ()))[1])
+    flat = _flat(params, (), 2)
+    self.assertFalse(flat.encode(flat.init(), Payload(params, ()))[2])
 
   def test_sizes_are_split_evenly(self):
     self.assertEqual(even(10, 4), [3, 3, 2, 2])
@@ -81,9 +100,9 @@ class LayoutTest(parameterized.TestCase):
 
   def test_bad_input_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'servers: expected at most 7'):
-      Layout(_PARAMS, _STATS, num_servers=8, dtype='float32')
+      _flat(_PARAMS, _STATS, 8)
     with self.assertRaisesRegex(ValueError, 'float32 leaves, got int32'):
-      Layout({'a': jnp.arange(3)}, (), num_servers=1, dtype='float32')
+      _flat({'a': jnp.arange(3)}, (), 1)
 
 
 class ShareTest(parameterized.TestCase):

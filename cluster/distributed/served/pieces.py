@@ -103,7 +103,8 @@ class Pieces:
     with self._changed:
       if key not in self._expected:
         return
-      sent = self._wire.push.decode(chunk.view(self._dtype))
+      sent = chunk.view(self._dtype)
+      sent = self._wire.push.decode(sent, piece.size)
       if piece.total is None:
         total = memory.aligned(sent.nbytes)
         piece.total = total.view(np.float32)

@@ -85,7 +85,7 @@ class Server:
     self._report = report
     self._push_bytes = flat.push_bytes(index)
     self._pull_bytes = flat.pull_bytes(index)
-    self._decode = jax.jit(flat.decode)
+    self._decode = jax.jit(flat.decode, static_argnums=1)
     self._encode = jax.jit(flat.outgoing)
     self._checkpoints = checkpoints
     self._ports: dict[Key, _Port] = {}
@@ -215,7 +215,7 @@ class Server:
   def _payload(self, sent: np.ndarray) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
     message = self._flat.push_of(sent, self.index)
-    return self._decode(jax.device_put(message, may_alias=True))
+    return self._decode(jax.device_put(message, may_alias=True), self.index)
 
   def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""

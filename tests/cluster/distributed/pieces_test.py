@@ -1,4 +1,4 @@
-"""Tests for cluster.pipeline: pieces against one server of the whole share."""
+"""Tests for pieces, against one server of the whole share."""
 
 import threading
 
@@ -8,16 +8,16 @@ import numpy as np
 import optax
 from absl.testing import absltest
 
-from cluster.distributed.served.pieces import Pipeline
-from learning.gradient import Payload
-from learning.learner import Server
-from wire import flat as layout
+from cluster.distributed.served.pieces import Pieces
+from learning.learner import Learner
+from wire import dense, flat
+from wire.codec import Payload
 
 _KEYS = [(0, 0), (1, 0), (2, 3)]
 
 
 def _server(params, stats):
-  return Server(
+  return Learner(
     params=params,
     stats=stats,
     tx=optax.sgd(1.0, momentum=0.9),
@@ -34,7 +34,7 @@ def _params():
 
 
 def _made():
-  return Pipeline(_server, _params(), (), dtype=np.dtype(np.float32))
+  return Pieces(_server, _params(), wire=dense.make(dtype='float32'))
 
 
 def _pushes(count):
@@ -42,7 +42,7 @@ def _pushes(count):
   return rng.integers(-8, 8, (count, 100)).astype(np.float32)
 
 
-class PipelineTest(absltest.TestCase):
+class PiecesTest(absltest.TestCase):
   def test_pieces_become_what_a_whole_server_would_be(self):
     pipe, whole = _made(), _server(_params(), ())
     served = {}
@@ -70,10 +70,10 @@ class PipelineTest(absltest.TestCase):
       whole.commit(step)
 
       _assert_close(pipe.params, whole.params)
-      sent = pipe.vector().view(np.float32)
+      sent = _vector(pipe).view(np.float32)
       np.testing.assert_array_equal(sent, pipe.params)
       for pieces in served.values():
-        np.testing.assert_array_equal(np.concatenate(pieces), pipe.vector())
+        np.testing.assert_array_equal(np.concatenate(pieces), _vector(pipe))
     self.assertEqual((pipe.version, pipe.examples), (3, 36))
     jax.tree.map(_assert_close, pipe.state(), whole.state())
 
@@ -110,7 +110,7 @@ class PipelineTest(absltest.TestCase):
       self.assertFalse(thread.is_alive())
     np.testing.assert_array_equal(pipe.params[both:], start[both:])
     pipe.leave(_KEYS[2])
-    self.assertLen(list(pieces[_KEYS[0]]), layout.PIECES)
+    self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES)
     self.assertEmpty(list(pieces[_KEYS[2]]))
     # The mean gradient is the same, the displacement that of its examples.
     step = start - np.asarray(pipe.params)
@@ -128,7 +128,11 @@ class PipelineTest(absltest.TestCase):
     again = _made()
     again.restore(whole.state())
     jax.tree.map(np.testing.assert_array_equal, again.state(), pipe.state())
-    np.testing.assert_array_equal(again.vector(), pipe.vector())
+    np.testing.assert_array_equal(_vector(again), _vector(pipe))
+
+
+def _vector(pipe):
+  return np.concatenate(pipe.outgoing())
 
 
 def _assert_close(one, other):

@@ -1,4 +1,4 @@
-"""Tests for cluster.reception: who comes, goes and hangs, over raw streams."""
+"""Tests for the reception: who comes, goes and hangs, over raw streams."""
 
 import functools
 import queue
@@ -13,16 +13,18 @@ import data.stream
 from batching import fixed
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedCluster
-from cluster.distributed.served.orders import Servers
-from cluster.distributed.served.server import Shard, host
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.server import Server, host
 from cluster.lead import Lead
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect
-from learning.nothing import TimingLayout, TimingServer
+from learning.nothing import NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.journal import Journal, Plan
+from outputs.journal import Journal, Milestones
 from sync import asp
+from wire import dense
+from wire.flat import Flat
 
 _TIMEOUT_S = 1.0  # Of what is in this process.
 
@@ -59,14 +61,14 @@ class MembersTest(absltest.TestCase):
     again.pull()
     again.push()
     lead.until(lambda: lead.ledger.iterations == 1)
-    lead.until(lambda: not any(shard._payloads for shard in lead.shards))
+    lead.until(lambda: not any(server._payloads for server in lead.servers))
 
   def test_a_server_that_fails_ends_the_run(self):
     lead = self._lead()
     lead.member(0)
     lead.begin()
     with self.assertLogs('absl', 'ERROR'):
-      lead.shards[0].order(99, [])
+      lead.servers[0].order(99, [])
       with self.assertRaisesRegex(Unmendable, 'Server 0: .* orders 1, got 99'):
         lead.step_for(2.0)
 
@@ -75,11 +77,11 @@ class MembersTest(absltest.TestCase):
     lead.member(0)
     lead.begin()
     with ThreadPoolExecutor(1) as pool:
-      read = pool.submit(lead.servers.snapshot())
+      read = pool.submit(lead.orders.snapshot())
       with self.assertRaisesRegex(Unmendable, 'Server 1 was silent'):
         read.result(timeout=5.0)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
-      lead.servers.snapshot()
+      lead.orders.snapshot()
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.step_for(2.0)
 
@@ -102,15 +104,19 @@ class _Lead:
   """A lead and its servers in this process; members are streams of ours."""
 
   def __init__(self, *, num_servers=1, silent=False):
-    self.shards = []
+    self.servers = []
     self._members = []
     self._address = queue.Queue()
-    self._layout = TimingLayout(64, num_servers=num_servers)
-    self.servers = Servers(layout=self._layout, schedule=None)
-    plan = Plan(10**6, 10**6, 10**6, 10**6, ())
+    self._flat = Flat(
+      np.zeros(16, np.float32),
+      (),
+      servers=num_servers,
+      wire=dense.make(dtype='float32'),
+    )
+    self.orders = Orders(flat=self._flat, schedule=None, num_workers=1)
     journal = Journal(
-      plan=plan,
-      server=self.servers,
+      milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
+      holder=self.orders,
       evaluate=None,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
@@ -119,13 +125,13 @@ class _Lead:
     lead = Lead(
       scheme=asp.make(num_workers=1),
       batching=fixed.make(num_workers=1, worker_batch=8),
-      server=self.servers,
+      holder=self.orders,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       journal=journal,
       num_workers=1,
     )
     reception = Reception(
-      servers=self.servers,
+      orders=self.orders,
       num_workers=1,
       num_servers=num_servers,
       host='127.0.0.1',
@@ -137,8 +143,9 @@ class _Lead:
     )
     self.cluster = DistributedCluster(
       lead=lead,
+      orders=self.orders,
       reception=reception,
-      shard=functools.partial(self._shard, 0),
+      server=functools.partial(self._server, 0),
       num_servers=num_servers,
       announce=self._address.put,
       timeout_s=_TIMEOUT_S,
@@ -150,22 +157,22 @@ class _Lead:
     if num_servers == 2:
       self._other = self._pool.submit(self._silent if silent else self._host)
 
-  def _shard(self, index, report, greeting):
+  def _server(self, index, report, greeting):
     del greeting
-    shard = Shard(
+    server = Server(
       index,
-      server=TimingServer(),
-      layout=self._layout,
+      learner=NoLearner(*self._flat.share(index)),
+      flat=self._flat,
       checkpoints=None,
       report=report,
     )
-    self.shards.append(shard)
-    return shard
+    self.servers.append(server)
+    return server
 
   def _host(self):
     host(
       1,
-      functools.partial(self._shard, 1),
+      functools.partial(self._server, 1),
       lead=lambda: self.address,
       address='127.0.0.1',
       fingerprint='ours',
@@ -179,7 +186,7 @@ class _Lead:
     self._members.append(stream)
     stream.receive()
     # Somewhere that answers.
-    stream.send({'address': self.address})
+    stream.send({'address': self.servers[0].address})
 
   def member(self, index):
     member = _Worker(self.address, index)

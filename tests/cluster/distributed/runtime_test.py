@@ -67,7 +67,7 @@ class SameTest(processes.TestCase):
         self.assertAlmostEqual(one['loss'], other['loss'], delta=1e-6)
     _, servers = processes.newest(launch.folder)
     params = np.concatenate([state['params'] for state in servers])
-    learned = _flat(run.cluster.lead.server.params)
+    learned = _flat(run.runtime.lead.holder.learner.params)
     # XLA rounds other shapes otherwise.
     np.testing.assert_allclose(params, learned, atol=1e-6)
 

@@ -65,7 +65,7 @@ else:
 # Stands in for main.py; ends as the variable ENDS says of its rank.
 _FAKE_MAIN = """
 import json, os, pathlib, signal, sys, time
-from cluster import roles
+from cluster.distributed import roles
 flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])
 servers = int(flags['config.route.server.servers'])
 dedicated = servers * (flags['config.route.server.dedicated'] == 'True')

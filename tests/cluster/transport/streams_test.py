@@ -30,7 +30,7 @@ from tests.support.streams import (
 # Listens, and sends one message to each client.
 _LISTENER = """
 import sys, threading
-from cluster import transport
+from cluster.transport import streams as transport
 def handle(stream, hello):
   stream.send('first')
   stream.receive()
@@ -41,7 +41,7 @@ sys.stdin.read()
 # Leaves a listener, a stream and a thread that receives to the interpreter.
 _LEAVER = """
 import threading
-from cluster import transport
+from cluster.transport import streams as transport
 def handle(stream, hello):
   stream.receive()
 listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())

@@ -1,4 +1,4 @@
-"""Tests for pipelined BSP in the virtual runtime, through config and train."""
+"""Tests for pipelined servers in the virtual runtime, through train."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _INF = math.inf
 
 
 def _trained(**changed):
-  return small.trained(sync__bsp__pipelined=True, **changed)
+  return small.trained(route__server__pipelined=True, **changed)
 
 
 def _barriers(run):
@@ -30,7 +30,7 @@ def _barriers(run):
 
 
 def _params(run):
-  leaves = jax.tree.leaves(run.cluster.lead.server.params)
+  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
   return [np.asarray(leaf) for leaf in leaves]
 
 
@@ -67,7 +67,7 @@ class EqualWorkersTest(parameterized.TestCase):
       epochs=1.0,
     )
 
-    shard = math.ceil(run.cluster.lead.server.size_bytes / servers)
+    shard = math.ceil(small.size_bytes(run) / servers)
     chunk = math.ceil(shard / _CHUNKS)
     whole_s = workers * shard / servers_Bps
     chunk_s = workers * chunk / servers_Bps
@@ -130,7 +130,7 @@ class UnequalWorkersTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     built = small.build(small.config(**_Oracle.config))
-    self.oracle = _Oracle(built.cluster.lead.server.size_bytes)
+    self.oracle = _Oracle(small.size_bytes(built))
 
   def test_chunks_are_served_when_the_last_worker_has_pushed_them(self):
     run, _ = _trained(**_Oracle.config)
@@ -157,7 +157,7 @@ class UnequalWorkersTest(parameterized.TestCase):
     self.assertLen(summary['lost'], 1)
     outstanding = sum(stop - start for start, stop in summary['outstanding'])
     used = summary['examples'] + summary['examples_pending']
-    self.assertEqual(used + outstanding, run.cluster.lead.issued)
+    self.assertEqual(used + outstanding, run.runtime.lead.issued)
 
   @parameterized.parameters(0, 5, 31)
   def test_others_go_on_without_what_a_dead_worker_has_not_pushed(self, last):
@@ -260,11 +260,11 @@ class SameNumbersTest(parameterized.TestCase):
 
 class RecordTest(parameterized.TestCase):
   def _eventful(self):
-    return stopping.eventful('bsp', sync__bsp__pipelined=True)
+    return stopping.eventful('bsp', route__server__pipelined=True)
 
   def test_a_run_resumes_from_the_middle_of_a_superstep(self):
     straight = small.build(self._eventful())
-    cluster, both_ways, steps = straight.cluster, [], 0
+    cluster, both_ways, steps = straight.runtime, [], 0
     original = cluster.step
 
     def step():
@@ -298,7 +298,6 @@ class RecordTest(parameterized.TestCase):
     run = small.build(self._eventful())
     run()
     scheme = replay.scheme(records.config(run.files.workdir), 3)
-    self.assertTrue(scheme.pipelined)
     rows = small.rows(run, 'events.jsonl')
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)

@@ -21,10 +21,10 @@ def _leaves(params):
 
 def _gradient(run, params, indices):
   """The mean gradient over some training examples, by plain JAX."""
-  inputs, targets = (part[indices] for part in run.cluster.gradient.train)
+  inputs, targets = (part[indices] for part in run.runtime.gradient.train)
 
   def loss(params):
-    each, _ = run.cluster.gradient.task.loss(
+    each, _ = run.runtime.gradient.task.loss(
       params, inputs, targets, jax.random.key(0)
     )
     return jnp.mean(each)
@@ -37,7 +37,7 @@ def _step(params, gradient, rate):
 
 
 def _starting_params(**changed):
-  return small.build(small.config(**changed)).cluster.lead.server.params
+  return small.build(small.config(**changed)).runtime.lead.holder.learner.params
 
 
 class NetworkTimeTest(parameterized.TestCase):
@@ -51,7 +51,7 @@ class NetworkTimeTest(parameterized.TestCase):
 
     barriers = list(small.rows(run, 'metrics.jsonl'))
     times = [0.0] + [r['time'] for r in barriers if r['kind'] == 'barrier']
-    size = run.cluster.lead.server.size_bytes
+    size = small.size_bytes(run)
     expected = 0.1 + 2 * workers * size / 1e6
     np.testing.assert_allclose(np.diff(times), expected, rtol=1e-9)
 
@@ -65,7 +65,7 @@ class NetworkTimeTest(parameterized.TestCase):
     times = [row['time'] for row in pushes if row['worker'] == 0]
     settled = times[len(times) // 2 :]
     mean_s = (settled[-1] - settled[0]) / (len(settled) - 1)
-    transfer_s = run.cluster.lead.server.size_bytes / 1e6
+    transfer_s = small.size_bytes(run) / 1e6
     bound_s = max(compute_s + 2 * transfer_s, workers * transfer_s)
     self.assertBetween(mean_s, bound_s * (1 - 1e-9), bound_s * 1.15)
 
@@ -94,7 +94,7 @@ class GradientVersionTest(parameterized.TestCase):
     params = self._replayed(run, _starting_params(**changed))
 
     np.testing.assert_allclose(
-      _leaves(run.cluster.lead.server.params),
+      _leaves(run.runtime.lead.holder.learner.params),
       _leaves(params),
       rtol=1e-5,
       atol=1e-6,
@@ -132,7 +132,7 @@ class GradientVersionTest(parameterized.TestCase):
       stream.done(0)
       params = _step(params, gradient, 0.01)
     np.testing.assert_allclose(
-      _leaves(run.cluster.lead.server.params),
+      _leaves(run.runtime.lead.holder.learner.params),
       _leaves(params),
       rtol=1e-5,
       atol=1e-6,
@@ -141,7 +141,9 @@ class GradientVersionTest(parameterized.TestCase):
 
 class EquivalenceTest(parameterized.TestCase):
   def _params(self, **changed):
-    return _leaves(small.trained(**changed)[0].cluster.lead.server.params)
+    return _leaves(
+      small.trained(**changed)[0].runtime.lead.holder.learner.params
+    )
 
   def test_ssp_of_bound_0_is_bsp_with_sums(self):
     np.testing.assert_allclose(
@@ -198,8 +200,8 @@ class RepetitionTest(parameterized.TestCase):
     )
     self.assertEqual(small.timeless(one), small.timeless(two))
     np.testing.assert_array_equal(
-      _leaves(first.cluster.lead.server.params),
-      _leaves(second.cluster.lead.server.params),
+      _leaves(first.runtime.lead.holder.learner.params),
+      _leaves(second.runtime.lead.holder.learner.params),
     )
 
   @parameterized.parameters(
@@ -227,7 +229,7 @@ class RepetitionTest(parameterized.TestCase):
 class AugmentationTest(parameterized.TestCase):
   def test_it_changes_training_and_repeats_with_the_seed(self):
     params = [
-      _leaves(small.trained(**changed)[0].cluster.lead.server.params)
+      _leaves(small.trained(**changed)[0].runtime.lead.holder.learner.params)
       for changed in (
         {},
         {'data__crop_padding': 1},
@@ -292,7 +294,7 @@ class DeathTest(parameterized.TestCase):
       'cluster__speed__per_example_s': 0.0,
       'cluster__network__server_down_Bps': (1e6,),
     }
-    size = small.build(small.config(**changed)).cluster.lead.server.size_bytes
+    size = small.size_bytes(small.build(small.config(**changed)))
     half = 0.1 + size / 1e6  # Both have pushed half of their bytes.
     run, summary = small.trained(
       **changed, cluster__script=((half, 'leave', 1), (9.0, 'join', 1))

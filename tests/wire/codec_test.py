@@ -1,0 +1,123 @@
+"""Tests of the wire's interface, with a codec that is not elementwise.
+
+It sends the larger half of each server's share and keeps the rest for later,
+so that it has a state, and messages of other shapes than what they stand for.
+"""
+
+import tempfile
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from tests.support import small, stopping
+from wire import dense, trees
+from wire.codec import Codec, Payload, Wire
+from wire.flat import Flat, views
+
+
+def _half(n):
+  return max(n // 2, 1)
+
+
+def _encode(residual, vector):
+  total = residual + vector
+  _, places = jax.lax.top_k(jnp.abs(total), _half(len(vector)))
+  return (places, total[places]), total.at[places].set(0)
+
+
+def _codec():
+  return Codec(
+    init=lambda n: jnp.zeros(n, jnp.float32),
+    encode=_encode,
+    decode=lambda message, n: jnp.zeros(n).at[message[0]].set(message[1]),
+    size_bytes=lambda n: 8 * _half(n),
+  )
+
+
+def _wire():
+  exact = dense.cast(jnp.dtype('float32'))
+  return Wire(push=_codec(), pull=exact, stats=exact)
+
+
+def _tree(seed):
+  rng = np.random.default_rng(seed)
+  return {
+    name: jnp.array(rng.normal(size=shape), jnp.float32)
+    for name, shape in (('a', (5, 3)), ('b', (6,)))
+  }
+
+
+class InterfaceTest(parameterized.TestCase):
+  @parameterized.parameters(1, 2, 5)
+  def test_both_ways_give_the_same(self, servers):
+    stats = {'mean': jnp.arange(5.0)}
+    wire, params = _wire(), _tree(0)
+    flat = Flat(params, stats, servers=servers, wire=wire)
+    made = trees.make(wire, params, stats, servers=servers)
+    state, states, sent = made.init(), flat.init(), []
+    for step in range(3):
+      payload = Payload(_tree(step + 1), stats)
+      message, state = made.encode(state, payload)
+      messages, states, _ = flat.encode(states, payload)
+      got = made.decode(message)
+      vectors = []
+      for server, each in enumerate(messages):
+        carried = np.concatenate(views(each))
+        self.assertLen(carried, flat.push_bytes(server))
+        vectors.append(flat.decode(flat.push_of(carried, server), server))
+      jax.tree.map(
+        np.testing.assert_array_equal, Payload(*flat.joined(vectors)), got
+      )
+      jax.tree.map(np.testing.assert_array_equal, got.stats, stats)
+      sent.append(got.gradient)
+
+    # What was not sent is remembered.
+    without = Flat(params, (), servers=servers, wire=wire)
+    rest, _ = without.joined([(each, ()) for each in state])
+    total = jax.tree.map(lambda *parts: sum(parts), rest, *sent)
+    expected = jax.tree.map(
+      lambda *parts: sum(parts), *[_tree(step + 1) for step in range(3)]
+    )
+    jax.tree.map(
+      lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5),
+      total,
+      expected,
+    )
+    jax.tree.map(np.testing.assert_array_equal, made.pull(params), params)
+
+
+class RunTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    patched = mock.patch.object(dense, 'make', lambda dtype: _wire())
+    self.enter_context(patched)
+
+  def test_what_is_remembered_is_in_checkpoints(self):
+    config = stopping.eventful('ssp', route__server__servers=2)
+    straight = small.build(config)
+    straight()
+    expected = stopping.results(straight)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[40], killed_at=49)
+    run = train.build(config, workdir=workdir)
+    self.assertIsNotNone(run.sizes)
+    run()
+    got = stopping.results(run)
+    for one, other in zip(got['params'], expected['params'], strict=True):
+      np.testing.assert_array_equal(one, other)
+    self.assertEqual(got['summary'], expected['summary'])
+
+  def test_pipelined_servers_refuse_it(self):
+    message = 'config.wire.name: expected one that treats each number by itself'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(route__server__pipelined=True))
+
+
+if __name__ == '__main__':
+  absltest.main()
