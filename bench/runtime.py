@@ -67,13 +67,13 @@ class _BareLoop:
 
   def __init__(self, config):
     run = train.build(config, workdir=tempfile.mkdtemp())
-    cluster = run.cluster
+    runtime = run.runtime
     self._params, self._stats = (
-      cluster.lead.server.params,
-      cluster.lead.server.stats,
+      runtime.lead.holder.learner.params,
+      runtime.lead.holder.learner.stats,
     )
-    task = cluster.gradient.task
-    self._train, self._evaluate = cluster.gradient.train, run.journal.evaluate
+    task = runtime.gradient.task
+    self._train, self._evaluate = runtime.gradient.train, run.journal.evaluate
     self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch
     sgd = config.optimizer.sgd

@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.runtime import Checkpoints, Runtime
+from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -41,7 +41,7 @@ class Run:
   runtime: Runtime
   journal: Journal
   files: RunFiles
-  checkpoints: Checkpoints
+  checkpoints: Saving
   console: Console
   sizes: Mapping[str, int] | None = None
   called: bool = False

@@ -88,7 +88,7 @@ class Runtime(Protocol):
     """Returns what summary.json says of this runtime alone."""
 
 
-class Checkpoints(Protocol):
+class Saving(Protocol):
   """Writes, keeps and reads the checkpoints of a run.
 
   Attributes:
@@ -133,7 +133,7 @@ class Site(Protocol):
   leads: bool
   clock: Literal['real', 'virtual']
   holder: Holder
-  checkpoints: Checkpoints
+  checkpoints: Saving
   later: Callable[[Callable[[], Any]], Future] | None
 
   def runtime(self, lead: Lead) -> Runtime:

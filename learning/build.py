@@ -17,9 +17,9 @@ from data.dataset import Dataset
 from data.stream import Stream
 from learning import optimizer as optimizers
 from learning import schedule as schedules
-from learning.evaluation import Evaluation
-from learning.gradient import Gradient
-from learning.learner import Learner
+from learning.evaluation import TaskEvaluation
+from learning.gradient import TaskGradient
+from learning.learner import TaskLearner
 from learning.learning import Learning
 from learning.nothing import Nothing
 from models.task import Task, classification
@@ -33,12 +33,12 @@ class TaskLearning:
 
   num_train: int
   stream: Stream
-  gradient: Gradient
-  evaluate: Evaluation
+  gradient: TaskGradient
+  evaluate: TaskEvaluation
   schedule: schedules.Schedule
   params: Any
   stats: Any
-  learner: Callable[[Any, Any], Learner]
+  learner: Callable[[Any, Any], TaskLearner]
 
   @property
   def elements(self) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def make(
     num_train=num_train,
     stream=stream,
     gradient=_gradient(config, task, dataset, stream),
-    evaluate=Evaluation(task, dataset.test),
+    evaluate=TaskEvaluation(task, dataset.test),
     schedule=schedule,
     params=task.params,
     stats=task.stats,
@@ -127,13 +127,13 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
 
 def _gradient(
   config: ConfigDict, task: Task, dataset: Dataset, stream: Stream
-) -> Gradient:
+) -> TaskGradient:
   devices, count = jax.local_devices(), config.cluster.devices_per_worker
   most = f'at most {len(devices)}, the devices of this process'
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)
   with named('config.batching'):
-    return Gradient(
+    return TaskGradient(
       task,
       dataset.train,
       stream.indices,
@@ -149,12 +149,12 @@ def _learner(
   schedule: schedules.Schedule,
   params: Any,
   stats: Any,
-) -> Learner:
+) -> TaskLearner:
   name, own = choose('optimizer')
   with named(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
   with named('config.optimizer'):
-    return Learner(
+    return TaskLearner(
       params=params,
       stats=stats,
       tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),

@@ -10,7 +10,7 @@ from data.dataset import Split
 from models.task import Task
 
 
-class Evaluation:
+class TaskEvaluation:
   """The share of a split that a version of the model gets right."""
 
   def __init__(self, task: Task, test: Split, *, batch: int = 512):

@@ -47,7 +47,7 @@ def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
   return list(zip(sizes, real, strict=True))
 
 
-class Gradient:
+class TaskGradient:
   """The gradient of a task's loss, summed over the examples of a batch.
 
   Batch statistics are those of each micro-batch, averaged over the examples.

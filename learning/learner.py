@@ -17,7 +17,7 @@ _KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
 _STATE = ('params', 'stats', 'version', 'examples', '_state', '_sums')
 
 
-class Learner:
+class TaskLearner:
   """Holds one version of the parameters and makes the next.
 
   An update applies `tx` to the mean gradient of the examples summed into it;
@@ -86,7 +86,7 @@ class Learner:
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
 
-  def twin(self, params: Any, stats: Any) -> 'Learner':
+  def twin(self, params: Any, stats: Any) -> 'TaskLearner':
     """Returns one of other parameters, with the same compiled programs."""
     twin = copy.copy(self)
     twin.params, twin.stats = params, stats

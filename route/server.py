@@ -16,7 +16,7 @@ from topology.cluster import Cluster
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
+class ServerRoute:
   """The route to servers; the attributes are those of Served."""
 
   servers: int
@@ -29,7 +29,7 @@ class Server:
     return Served(self.servers, self.dedicated, self.pipelined)
 
 
-def make(*, servers: int, dedicated: bool, pipelined: bool) -> Server:
+def make(*, servers: int, dedicated: bool, pipelined: bool) -> ServerRoute:
   """Returns the route.
 
   Args:
@@ -41,4 +41,4 @@ def make(*, servers: int, dedicated: bool, pipelined: bool) -> Server:
     ValueError: If there is no server.
   """
   require(servers >= 1, 'servers', 'at least 1', servers)
-  return Server(servers, dedicated, pipelined)
+  return ServerRoute(servers, dedicated, pipelined)

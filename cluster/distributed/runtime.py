@@ -21,7 +21,7 @@ from cluster.lead import Lead
 from cluster.transport.heart import BEATS, START, Unmendable
 
 
-class DistributedCluster:
+class DistributedRuntime:
   """Real workers and servers.
 
   Attributes:

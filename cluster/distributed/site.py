@@ -23,7 +23,7 @@ from cluster.distributed import roles
 from cluster.distributed.faults import Faults
 from cluster.distributed.meeting import Meeting
 from cluster.distributed.reception import Reception
-from cluster.distributed.runtime import DistributedCluster
+from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
@@ -81,7 +81,7 @@ def speed(config: ConfigDict, choose: Choose) -> Speed | None:
   return build.make(config, choose) if injected else None
 
 
-class Site:
+class DistributedSite:
   """See `cluster.runtime`; every process has one."""
 
   clock: Literal['real'] = 'real'
@@ -132,7 +132,7 @@ class Site:
     role = self._meeting.role
     return (role.kind, role.index) == (kind, 0)
 
-  def runtime(self, lead: Lead) -> DistributedCluster:
+  def runtime(self, lead: Lead) -> DistributedRuntime:
     """Returns what runs the events, for the process that leads."""
     local = None
     if not self._plan.dedicated:
@@ -148,7 +148,7 @@ class Site:
       security=self._security,
       timeout_s=self._timeout_s,
     )
-    return DistributedCluster(
+    return DistributedRuntime(
       lead=lead,
       orders=self.holder,
       reception=reception,
@@ -244,7 +244,7 @@ class Site:
     )
 
 
-def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
+def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
   """Returns the site.
 
   Raises:
@@ -252,7 +252,7 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.model.name != 'none':
     _check_divisible(config, parts)
-  site = Site(config, meeting, parts)
+  site = DistributedSite(config, meeting, parts)
   if site.leads:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')

@@ -39,7 +39,7 @@ class _InFlight:
   compute_s: float = 0.0
 
 
-class VirtualCluster:
+class VirtualRuntime:
   """Workers and servers under a virtual clock.
 
   Attributes:

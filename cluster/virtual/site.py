@@ -12,7 +12,7 @@ from cluster.speed.speed import Speed
 from cluster.virtual import script, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
-from cluster.virtual.runtime import VirtualCluster
+from cluster.virtual.runtime import VirtualRuntime
 from configs import sections
 from configs.checks import require
 from configs.sections import Choose, named
@@ -35,7 +35,7 @@ def speed(config: ConfigDict, choose: Choose) -> Speed:
   return build.make(config, choose)
 
 
-class Site:
+class VirtualSite:
   """See `cluster.runtime`."""
 
   leads = True
@@ -56,13 +56,13 @@ class Site:
       )
     self._config, self._parts = config, parts
 
-  def runtime(self, lead: Lead) -> VirtualCluster:
+  def runtime(self, lead: Lead) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
     workers = config.cluster.workers
     moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
     with named('config.cluster'):
-      return VirtualCluster(
+      return VirtualRuntime(
         lead=lead,
         holder=self.holder,
         gradient=parts.learned.gradient,
@@ -79,14 +79,14 @@ class Site:
     """Does nothing: there is no other process that leads."""
 
 
-def make(config: ConfigDict, meeting: None, parts: Parts) -> Site:
+def make(config: ConfigDict, meeting: None, parts: Parts) -> VirtualSite:
   """Returns the site.
 
   Raises:
     ValueError: If a setting is out of range; names the field.
   """
   del meeting
-  return Site(config, parts)
+  return VirtualSite(config, parts)
 
 
 def _network(config: ConfigDict, servers: int) -> Network:

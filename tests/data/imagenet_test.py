@@ -12,8 +12,8 @@ from PIL import Image
 
 from data import imagenet
 from data.dataset import Dataset, Split
-from learning.evaluation import Evaluation
-from learning.gradient import Gradient
+from learning.evaluation import TaskEvaluation
+from learning.gradient import TaskGradient
 from models import mlp, task
 
 
@@ -131,8 +131,8 @@ class ImagenetTest(parameterized.TestCase):
     found = []
     for inputs in (lazy, lazy[:]):
       split = Split(inputs, dataset.test.targets)
-      evaluate = Evaluation(learned, split, batch=4)
-      gradient = Gradient(
+      evaluate = TaskEvaluation(learned, split, batch=4)
+      gradient = TaskGradient(
         learned,
         split,
         lambda ranges: np.array([5, 1, 2]),

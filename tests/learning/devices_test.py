@@ -17,7 +17,7 @@ from flax import nnx
 import train
 from data.dataset import Split
 from learning import compilations
-from learning.gradient import Gradient
+from learning.gradient import TaskGradient
 from models import norm, task
 from tests.support import small
 
@@ -72,7 +72,7 @@ def _pushes():
   found = {}
   for kind, learned in _tasks():
     for count in (0, 2, 4) if kind == 'batch' else (0, 1, 2, 4):
-      gradient = Gradient(
+      gradient = TaskGradient(
         learned,
         _split(kind),
         lambda ranges: np.arange(*ranges[0]),
@@ -232,7 +232,7 @@ class CheckTest(parameterized.TestCase):
     devices = jax.local_devices()[:1] * count
     message = f'devices: expected a power of two up to .* 16, got {count}'
     with self.assertRaisesRegex(ValueError, message):
-      Gradient(
+      TaskGradient(
         learned, _split(''), None, micro_batch=16, seed=0, devices=devices
       )
 

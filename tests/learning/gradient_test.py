@@ -7,8 +7,8 @@ from absl.testing import absltest, parameterized
 
 from data.dataset import Split
 from learning import compilations
-from learning.evaluation import Evaluation
-from learning.gradient import Gradient, micro_batches
+from learning.evaluation import TaskEvaluation
+from learning.gradient import TaskGradient, micro_batches
 from models.task import Task
 
 
@@ -33,7 +33,7 @@ def _examples(count, seed=1):
 
 
 def _gradient(task, examples, micro_batch=32):
-  return Gradient(
+  return TaskGradient(
     task,
     examples,
     lambda ranges: np.arange(*ranges[0]),
@@ -131,7 +131,7 @@ class GradientTest(parameterized.TestCase):
     gradient = _gradient(task, _examples(8))
     with self.assertRaisesRegex(ValueError, 'task.loss: expected one value'):
       gradient(task.params, ((0, 8),), worker=0, iteration=0)
-    evaluate = Evaluation(task, _examples(8))
+    evaluate = TaskEvaluation(task, _examples(8))
     with self.assertRaisesRegex(ValueError, r'task.correct: .* \(8, 1\)'):
       evaluate(task.params, ())
 
@@ -143,7 +143,7 @@ class EvaluationTest(parameterized.TestCase):
     inputs, targets = _examples(50)
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
 
-    evaluate = Evaluation(task, _examples(50), batch=batch)
+    evaluate = TaskEvaluation(task, _examples(50), batch=batch)
     accuracy = evaluate(task.params, task.stats)
 
     self.assertEqual(accuracy, np.mean(np.abs(errors) < 1))

@@ -7,7 +7,7 @@ import optax
 from absl.testing import absltest, parameterized
 
 from learning import optimizer, schedule
-from learning.learner import Learner
+from learning.learner import TaskLearner
 from wire.codec import Payload
 
 
@@ -30,7 +30,7 @@ def _schedule(**changed):
 
 
 def _server(tx, *, reduction='sum', rate=0.1):
-  return Learner(
+  return TaskLearner(
     params=_tree(0),
     stats=(),
     tx=tx,

@@ -12,7 +12,7 @@ from configs import default
 from data.dataset import Dataset, Split
 from data.stream import Stream
 from learning import compilations
-from learning.learner import Learner
+from learning.learner import TaskLearner
 from models.task import Task
 from tests.support import small
 from wire import dense, trees
@@ -127,7 +127,7 @@ class SumTest(parameterized.TestCase):
       small.build(small.config(wire__dense__dtype=dtype))
 
   def test_servers_sum_in_float32(self):
-    server = Learner(
+    server = TaskLearner(
       params=jnp.ones(1),
       stats=(),
       tx=optax.sgd(1.0),

@@ -9,7 +9,7 @@ import optax
 from absl.testing import absltest
 
 from cluster.distributed.served.pieces import Pieces
-from learning.learner import Learner
+from learning.learner import TaskLearner
 from wire import dense, flat
 from wire.codec import Payload
 
@@ -17,7 +17,7 @@ _KEYS = [(0, 0), (1, 0), (2, 3)]
 
 
 def _server(params, stats):
-  return Learner(
+  return TaskLearner(
     params=params,
     stats=stats,
     tx=optax.sgd(1.0, momentum=0.9),

@@ -12,7 +12,7 @@ from absl.testing import absltest
 import data.stream
 from batching import fixed
 from cluster.distributed.reception import Reception
-from cluster.distributed.runtime import DistributedCluster
+from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server, host
 from cluster.lead import Lead
@@ -141,7 +141,7 @@ class _Lead:
       security=Security(),
       timeout_s=_TIMEOUT_S,
     )
-    self.cluster = DistributedCluster(
+    self.cluster = DistributedRuntime(
       lead=lead,
       orders=self.orders,
       reception=reception,
