@@ -77,28 +77,31 @@ _SECTIONS = ('Args', 'Attributes', 'Example', 'Raises', 'Returns', 'Yields')
 
 
 def modules(room: str) -> list[str]:
-  """Returns the names of all modules of a room, those of packages behind."""
-  found = [
-    path.relative_to(_ROOT).with_suffix('')
-    for path in (_ROOT / room).rglob('*.py')
+  """Returns a room's packages that say what they are, and its modules."""
+  files = sorted((_ROOT / room).rglob('*.py'), key=_order)
+  names = [
+    '.'.join(path.relative_to(_ROOT).with_suffix('').parts) for path in files
   ]
-  return [
-    '.'.join(p.parts) for p in sorted(found, key=_order) if p.stem[0] != '_'
-  ]
+  return [name.removesuffix('.__init__') for name in names]
 
 
 def _order(path: pathlib.Path) -> tuple:
-  return path.parts[:-1], path.stem != path.parts[-2], path.stem
+  """A package comes before its modules, of which that of its name is first."""
+  packages, name = path.parts[:-1], path.stem
+  return packages, name != '__init__', name != packages[-1], name
 
 
 def _write_rooms(app) -> None:
+  del app
   folder = _DOCS / 'api' / 'rooms'
   folder.mkdir(exist_ok=True)
   for room, what in ROOMS.items():
     lines = [f'# {room}', '', what, '']
-    for module in modules(room):
-      lines += [f'## {module}', '', '```{eval-rst}']
-      lines += [f'.. automodule:: {module}', '```', '']
+    for name in modules(room):
+      lines += [f'## {name}', '', '```{eval-rst}', f'.. automodule:: {name}']
+      if (_ROOT / name.replace('.', '/')).is_dir():
+        lines += ['   :no-members:']  # They are where they are defined.
+      lines += ['```', '']
     text = '\n'.join(lines)
     page = folder / f'{room}.md'
     if not page.exists() or page.read_text() != text:
