@@ -18,6 +18,7 @@ compare: .venv/run
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: .venv/run
 	$(BIN)/python -m bench

@@ -37,8 +37,8 @@ class Curve(NamedTuple):
 
   def scaled(self, factor: float) -> 'Curve':
     """Returns the curve of a device that needs `factor` times as long."""
-    times = (factor * seconds for seconds in self[:3])
-    return Curve(*times, self.most)
+    flat_s, intercept_s, slope_s = (factor * each for each in self[:3])
+    return Curve(flat_s, intercept_s, slope_s, self.most)
 
 
 def check_curve(curve: Curve) -> None:

@@ -33,7 +33,7 @@ class Division:
   sizes: dict[int, int] = dataclasses.field(default_factory=dict)
   changed: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if sum(self.most) < self.total:
       raise ValueError(
         f'most: expected room for {self.total} examples, worker_batch times '

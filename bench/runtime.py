@@ -12,11 +12,13 @@ import argparse
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ml_collections import ConfigDict
 
 import train
 from configs import vgg16_bsp
@@ -65,7 +67,7 @@ def main(argv: list[str] | None = None) -> float:
 class _BareLoop:
   """Synchronous SGD over the very batches that BSP uses, in plain JAX."""
 
-  def __init__(self, config):
+  def __init__(self, config: ConfigDict):
     run = train.build(config, workdir=tempfile.mkdtemp())
     runtime = run.runtime
     self._params, self._stats = (
@@ -82,11 +84,13 @@ class _BareLoop:
     )
     self._state = tx.init(self._params)
 
-    def loss(params, inputs, targets):
+    def loss(params: Any, inputs: np.ndarray, targets: np.ndarray) -> jax.Array:
       key = jax.random.key(0)
       return jnp.sum(task.loss(params, inputs, targets, key)[0])
 
-    def apply(params, state, gradient, examples):
+    def apply(
+      params: Any, state: Any, gradient: Any, examples: float
+    ) -> tuple[Any, Any]:
       mean = jax.tree.map(lambda g: g / examples, gradient)
       updates, state = tx.update(mean, state, params)
       scale = examples / config.batching.worker_batch
@@ -113,7 +117,7 @@ class _BareLoop:
     return time.perf_counter() - start, params
 
 
-def _steps(config, num_examples):
+def _steps(config: ConfigDict, num_examples: int) -> list[list[np.ndarray]]:
   """The example indices of each worker in each superstep of BSP."""
   workers, batch = config.cluster.workers, config.batching.worker_batch
   stream = Stream(
@@ -129,7 +133,7 @@ def _steps(config, num_examples):
   return steps
 
 
-def _difference(one, other) -> float:
+def _difference(one: Any, other: Any) -> float:
   pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
   return max(float(jnp.abs(a - b).max()) for a, b in pairs)
 

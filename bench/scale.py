@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> None:
       )
 
 
-def _in_process(scheme, workers, server_Bps, iterations):
+def _in_process(
+  scheme: str, workers: int, server_Bps: float, iterations: int
+) -> dict[str, float]:
   command = [sys.executable, '-m', 'bench.scale', f'--iterations={iterations}']
   done = subprocess.run(
     [*command, '--one', scheme, str(workers), str(server_Bps)],
@@ -63,7 +65,7 @@ def _in_process(scheme, workers, server_Bps, iterations):
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def _run(scheme, workers, server_Bps, iterations):
+def _run(scheme: str, workers: int, server_Bps: float, iterations: int) -> None:
   """Runs one row, and prints it as JSON."""
   config = default.get_config()
   config.sync.name = scheme

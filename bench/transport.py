@@ -122,7 +122,7 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
   ):
     client.send(server.recv())
 
-    def turn(kind):
+    def turn(kind: str) -> float:
       client.send(kind)
       return client.recv()
 
@@ -222,10 +222,12 @@ class _Bare(flight.FlightServerBase):
     super().__init__(f'grpc://{_HOST}:0')
     self._vector = vector
 
-  def do_put(self, context, descriptor, reader, writer) -> None:
+  def do_put(
+    self, context: Any, descriptor: Any, reader: Any, writer: Any
+  ) -> None:
     _received(reader, descriptor.command == _KEEP)
 
-  def do_get(self, context, ticket) -> flight.GeneratorStream:
+  def do_get(self, context: Any, ticket: Any) -> flight.GeneratorStream:
     return flight.GeneratorStream(_SCHEMA, _batches(self._vector))
 
 
@@ -233,7 +235,7 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
   """Takes and gives back, as a stream and as bare Flight, until it is told."""
   landed = np.zeros(size, np.uint8)
 
-  def handle(stream, hello):
+  def handle(stream: Any, hello: Any) -> None:
     while True:
       stream.receive().read(landed)
       stream.send(None)

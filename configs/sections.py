@@ -41,12 +41,15 @@ _NAMES = {
 # Fields that are not used without a model, or beside a part of one's own.
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.flip')
-_NO_MODEL = (*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*')
-_NO_MODEL += ('time_to', 'batching.micro_batch')
-_NO_MODEL += ('cluster.devices_per_worker',)
-_REAL = ('timeout_s', 'interface', 'token_file', 'certificate_file')
-_REAL = tuple(f'cluster.{field}' for field in (*_REAL, 'key_file', 'faults'))
-_REAL += ('cluster.speed.injected', 'route.server.dedicated')
+_NO_MODEL = (
+  *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to'),
+  *('batching.micro_batch', 'cluster.devices_per_worker'),
+)
+_REAL = (
+  *('cluster.timeout_s', 'cluster.interface', 'cluster.token_file'),
+  *('cluster.certificate_file', 'cluster.key_file', 'cluster.faults'),
+  *('cluster.speed.injected', 'route.server.dedicated'),
+)
 # Recipes describe a virtual cluster (network, speed) beside all else; a real
 # one says that it makes no use of that.
 _UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
@@ -92,11 +95,11 @@ def check_values(config: ConfigDict) -> None:
         "config.cluster.runtime: 'virtual' runs in one process, but "
         f'{variable} says that {os.environ[variable]} were started.'
       )
-  positive = ('epochs', 'eval_every', 'log_every', 'cluster.workers')
-  positive += ('batching.worker_batch', 'batching.micro_batch')
-  positive += ('route.server.servers',)
-  positive += ('cluster.timeout_s',)
-  positive += ('model.none.size_bytes', 'model.none.num_train')
+  positive = (
+    *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
+    *('batching.worker_batch', 'batching.micro_batch', 'cluster.timeout_s'),
+    *('route.server.servers', 'model.none.size_bytes', 'model.none.num_train'),
+  )
   for field in positive:
     value = _leaf(config, field)
     if not 0 < value < float('inf'):

@@ -86,7 +86,7 @@ def _cropped(images: jax.Array, key: jax.Array, padding: int) -> jax.Array:
   padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)))
   corners = jax.random.randint(key, (len(images), 2), 0, 2 * padding + 1)
 
-  def crop(image, corner):
+  def crop(image: jax.Array, corner: jax.Array) -> jax.Array:
     start = (corner[0], corner[1], 0)
     return jax.lax.dynamic_slice(image, start, images.shape[1:])
 

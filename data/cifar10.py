@@ -103,7 +103,7 @@ def _images(
 ) -> np.ndarray:
   """Decodes in threads: Pillow releases Python's lock while it decodes."""
 
-  def decode(chunk):
+  def decode(chunk: list[tuple[int, int]]) -> list[np.ndarray]:
     return [_image(head + buffer[start:stop]) for start, stop in chunk]
 
   chunks = [bounds[i : i + _CHUNK] for i in range(0, len(bounds), _CHUNK)]

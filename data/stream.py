@@ -51,7 +51,7 @@ class Stream:
   leases: dict[int, Ranges] = dataclasses.field(default_factory=dict)
   in_use: dict[int, Ranges] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, least in (('num_examples', 1), ('seed', 0), ('ahead', 0)):
       if getattr(self, name) < least:
         raise ValueError(

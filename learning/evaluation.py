@@ -25,13 +25,19 @@ class TaskEvaluation:
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
 
-    def right(params, stats, inputs, targets, real):
+    def right(
+      params: Any,
+      stats: Any,
+      inputs: jax.Array,
+      targets: jax.Array,
+      real: jax.Array,
+    ) -> jax.Array:
       mask = jnp.arange(len(targets)) < real
       correct = task.correct(params, stats, inputs, targets)
       check_each('task.correct', correct, mask)
       return jnp.sum(jnp.where(mask, correct, 0.0))
 
-    def is_finite(params):
+    def is_finite(params: Any) -> jax.Array:
       leaves = jax.tree.leaves(params)
       return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 

@@ -101,13 +101,19 @@ class TaskGradient:
     self._micro_batch = micro_batch
     root = jax.random.key(seed)
 
-    def part(params, inputs, targets, real, stamp):
+    def part(
+      params: Any,
+      inputs: jax.Array,
+      targets: jax.Array,
+      real: jax.Array,
+      stamp: jax.Array,
+    ) -> tuple[Payload, jax.Array]:
       key = root
       for number in range(3):
         key = jax.random.fold_in(key, stamp[number])
       mask = jnp.arange(len(targets)) < real
 
-      def total(params):
+      def total(params: Any) -> tuple[jax.Array, Any]:
         loss, stats = task.loss(params, inputs, targets, key)
         check_each('task.loss', loss, mask)
         return jnp.sum(jnp.where(mask, loss, 0.0)), stats

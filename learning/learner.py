@@ -74,7 +74,15 @@ class TaskLearner:
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
     self._worker_batch = worker_batch
 
-    def apply(params, stats, state, payload, examples, scale, kept):
+    def apply(
+      params: Any,
+      stats: Any,
+      state: Any,
+      payload: Payload,
+      examples: jax.Array,
+      scale: jax.Array,
+      kept: jax.Array,
+    ) -> tuple[Any, Any, Any]:
       mean = jax.tree.map(lambda total: total / examples, payload)
       updates, state = tx.update(mean.gradient, state, params)
       updates = jax.tree.map(lambda u: u * scale, updates)

@@ -176,7 +176,12 @@ class AlexNet(nnx.Module):
     return self.logits(x)
 
 
-def _check(input_shape, num_classes, width, dropout) -> None:
+def _check(
+  input_shape: tuple[int, int, int],
+  num_classes: int,
+  width: float,
+  dropout: float,
+) -> None:
   if tuple(input_shape[:2]) not in [(pixels, pixels) for pixels in _NETS]:
     raise ValueError(
       f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'

@@ -75,7 +75,14 @@ class InceptionV3(nnx.Module):
   ):
     """Draws the parameters; `features` is the number of colours."""
 
-    def conv(out, rows, columns=None, *, strides=1, padding='SAME'):
+    def conv(
+      out: int,
+      rows: int,
+      columns: int | None = None,
+      *,
+      strides: int = 1,
+      padding: str = 'SAME',
+    ) -> Callable[[int], _Conv]:
       return lambda features: _Conv(
         features,
         max(1, round(out * width)),
@@ -242,7 +249,12 @@ def _expanded(conv: Callable[..., _Make]) -> _Make:
   )
 
 
-def _check(input_shape, num_classes, width, dropout) -> None:
+def _check(
+  input_shape: tuple[int, int, int],
+  num_classes: int,
+  width: float,
+  dropout: float,
+) -> None:
   if len(input_shape) != 3 or min(input_shape[:2]) < _SMALLEST:
     raise ValueError(
       f'input_shape: expected at least {_SMALLEST} x {_SMALLEST} pixels, got '

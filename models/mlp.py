@@ -67,7 +67,9 @@ class MLP(nnx.Module):
     return logits(x)
 
 
-def _check(input_shape, num_classes, hidden) -> None:
+def _check(
+  input_shape: tuple[int, int, int], num_classes: int, hidden: Sequence[int]
+) -> None:
   if len(input_shape) != 3 or min(input_shape) < 1:
     raise ValueError(
       f'input_shape: expected height, width, channels, got {input_shape}.'

@@ -199,7 +199,7 @@ def _last_conv(
   norm: str,
   rngs: nnx.Rngs,
 ) -> norms.Conv:
-  def init(key, shape, dtype):
+  def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return he_normal(key, shape, dtype) * (gain if norm == 'none' else 1)
 
   return norms.Conv(
@@ -207,7 +207,9 @@ def _last_conv(
   )
 
 
-def _check(input_shape, num_classes, depth, width) -> None:
+def _check(
+  input_shape: tuple[int, int, int], num_classes: int, depth: int, width: float
+) -> None:
   if depth not in _STAGES:
     raise ValueError(f'depth: expected 20, 32, 50 or 110, got {depth}.')
   accepted = (32, 224) if depth == _BOTTLENECK else (32,)

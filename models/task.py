@@ -76,7 +76,9 @@ def supervised(
         f'averages over batches, got {module.momentum}.'
       )
 
-  def loss_of(params, inputs, targets, key):
+  def loss_of(
+    params: Any, inputs: jax.Array, targets: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, Any]:
     augment_key, dropout_key = jax.random.split(key)
     changed = augment(prepare(inputs), augment_key)
     merged = nnx.merge(graph, params, start, {})
@@ -84,7 +86,9 @@ def supervised(
     seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
     return loss(outputs, targets), seen
 
-  def correct_of(params, stats, inputs, targets):
+  def correct_of(
+    params: Any, stats: Any, inputs: jax.Array, targets: jax.Array
+  ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
     return correct(merged(prepare(inputs), rngs=None), targets)
 
@@ -112,12 +116,12 @@ def classification(
     ValueError: As in `supervised`.
   """
 
-  def loss(logits, targets):
+  def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return _mean_of_places(
       optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     )
 
-  def correct(logits, targets):
+  def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return _mean_of_places(jnp.argmax(logits, axis=-1) == targets)
 
   return supervised(

@@ -129,7 +129,7 @@ class _Layer(nnx.Module):
     return self.mix(mixed.reshape(x.shape))
 
 
-def _check(input_shape, num_classes, dropout) -> None:
+def _check(input_shape: tuple[int], num_classes: int, dropout: float) -> None:
   if len(input_shape) != 1 or input_shape[0] < 1:
     raise ValueError(
       f'input_shape: expected a number of tokens, got {input_shape}.'
@@ -137,7 +137,7 @@ def _check(input_shape, num_classes, dropout) -> None:
   sizes.check(num_classes=num_classes, dropout=dropout)
 
 
-def _check_sizes(layers, width, heads) -> None:
+def _check_sizes(layers: int, width: int, heads: int) -> None:
   if layers < 1:
     raise ValueError(f'layers: expected at least 1, got {layers}.')
   if heads < 1:

@@ -144,7 +144,13 @@ def _conv(features: int, out: int, rngs: nnx.Rngs) -> nnx.Conv:
   return nnx.Conv(features, out, (3, 3), kernel_init=he_normal, rngs=rngs)
 
 
-def _check(input_shape, num_classes, depth, width, dropout) -> None:
+def _check(
+  input_shape: tuple[int, int, int],
+  num_classes: int,
+  depth: int,
+  width: float,
+  dropout: float,
+) -> None:
   if depth not in _CONVS_PER_BLOCK:
     raise ValueError(f'depth: expected 11, 16 or 19, got {depth}.')
   pixels = input_shape[:2]

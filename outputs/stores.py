@@ -14,7 +14,7 @@ UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 class Orbax:
   """Writes trees with Orbax; only in process 0 of jax.distributed."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     """Lets Orbax wait for no other process."""
     options = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}
@@ -35,7 +35,7 @@ class Npz:
   Orbax writes arrays of one host in process 0 only.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     """Has nothing to write yet."""
     self._pool = ThreadPoolExecutor(1)
     self._saving: Future | None = None

@@ -253,10 +253,12 @@ def _fit_and_predict(
   """
   network = _network(shape)
 
-  def loss(params, x, y):
+  def loss(params: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return optax.huber_loss(network(params, x), y, delta=_ROBUST).mean()
 
-  def step(weights, batch):
+  def step(
+    weights: jax.Array, batch: tuple[jax.Array, jax.Array, jax.Array]
+  ) -> tuple[jax.Array, None]:
     number, x, y = batch
     params, mean, square, smooth = weights
     gradient = jax.grad(loss)(params, x, y)

@@ -76,7 +76,7 @@ class R2sp:
     return self._grant(Verdict(), time)
 
   def _grant(self, verdict: Verdict, time: float) -> Verdict:
-    granted = []
+    granted: list[int] = []
     while self._next_waits() and time >= self._next_grant(time):
       worker = self.order[self.turn]
       granted += self.members.release((worker,))

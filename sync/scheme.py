@@ -11,7 +11,7 @@ import dataclasses
 import heapq
 import numbers
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 GONE, WAITING, RUNNING = range(3)
 
@@ -197,7 +197,7 @@ def clocks(num_workers: int) -> Clocks:
   )
 
 
-def pop_within(waiting: list[tuple[int, int]], highest: int) -> list[int]:
+def pop_within(waiting: list[tuple[int, int]], highest: float) -> list[int]:
   """Removes and returns the workers of a heap whose clock is <= `highest`."""
   workers = []
   while waiting and waiting[0][0] <= highest:
@@ -208,7 +208,7 @@ def pop_within(waiting: list[tuple[int, int]], highest: int) -> list[int]:
 def check_integer(name: str, value: object, *, at_least: int) -> None:
   """Raises ValueError unless `value` is an integer that is large enough."""
   integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not integral or value < at_least:
+  if not integral or cast(int, value) < at_least:
     raise ValueError(
       f'{name}: expected an integer of at least {at_least}, got {value!r}.'
     )
@@ -217,5 +217,5 @@ def check_integer(name: str, value: object, *, at_least: int) -> None:
 def check_fraction(name: str, value: object) -> None:
   """Raises ValueError unless `value` is a real number in 0..1."""
   real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not real or not 0 <= value <= 1:
+  if not real or not 0 <= cast(float, value) <= 1:
     raise ValueError(f'{name}: expected a number in 0..1, got {value!r}.')

@@ -131,8 +131,8 @@ def _sort(times: np.ndarray) -> float:
 
 
 def _zipline(times: np.ndarray) -> float:
-  window = []  # Workers that have a point in the window, by its time.
-  stamp_of = {}
+  window: list[int] = []  # Workers with a point in the window, by its time.
+  stamp_of: dict[int, float] = {}
   missing = len(times)
   best = _NONE
   for stamp, worker in _merged(times):
@@ -150,8 +150,8 @@ def _zipline(times: np.ndarray) -> float:
 
 
 def _opt(times: np.ndarray) -> float:
-  window = collections.deque()
-  stamp_of = {}
+  window: collections.deque[int] = collections.deque()
+  stamp_of: dict[int, float] = {}
   best = _NONE
   for stamp, worker in _merged(times):
     first = bool(window) and window[0] == worker
@@ -170,8 +170,8 @@ def _opt(times: np.ndarray) -> float:
 
 
 def _opt_bs(times: np.ndarray) -> float:
-  window = []  # Pairs of time and worker, sorted.
-  stamp_of = {}
+  window: list[tuple[float, int]] = []  # Time and worker, sorted.
+  stamp_of: dict[int, float] = {}
   best = _NONE
   for stamp, worker in _merged(times):
     first = bool(window) and window[0][1] == worker

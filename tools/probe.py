@@ -94,7 +94,7 @@ class Setup:
   tolerance: float
   out: pathlib.Path
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     require(self.hosts > 1, 'config.cluster.workers', 'at least 2', self.hosts)
     finite = 0 < self.seconds < float('inf')
     require(finite, '--seconds', 'more than 0', self.seconds)

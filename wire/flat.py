@@ -166,13 +166,15 @@ class Flat:
 
   def _cut(self, params: Any, stats: Any) -> list[tuple[jax.Array, Any]]:
     """Returns each server's vectors of two trees like the layout's."""
-    whole = _flat(params), _flat(stats)
+    params_P, stats_S = _flat(params), _flat(stats)
     return [
-      tuple(
-        flat[start : start + size] if size else ()
-        for flat, start, size in zip(whole, starts, sizes, strict=True)
+      (
+        params_P[first : first + size],
+        stats_S[second : second + rest] if rest else (),
       )
-      for starts, sizes in zip(self._starts, self.sizes, strict=True)
+      for (first, second), (size, rest) in zip(
+        self._starts, self.sizes, strict=True
+      )
     ]
 
 
@@ -191,7 +193,7 @@ def share(
     ends = np.cumsum(kind).tolist()
     cuts[ends[-1]] = slice(ends[index] - kind[index], ends[index])
 
-  def cut(*leaves):
+  def cut(*leaves: Any) -> Any:
     if not np.ndim(leaves[0]):
       return leaves[0]
     whole = jnp.concatenate(leaves)
@@ -216,9 +218,12 @@ def _message(sent: np.ndarray, like: Message) -> Message:
   leaves, structure = jax.tree.flatten(like)
   ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
   starts = [0, *ends[:-1]]
-  return structure.unflatten(
-    sent[start:end].view(leaf.dtype).reshape(leaf.shape)
-    for start, end, leaf in zip(starts, ends, leaves, strict=True)
+  return jax.tree.unflatten(
+    structure,
+    [
+      sent[start:end].view(leaf.dtype).reshape(leaf.shape)
+      for start, end, leaf in zip(starts, ends, leaves, strict=True)
+    ],
   )
 
 
@@ -231,17 +236,20 @@ def _flat(tree: Any) -> jax.Array:
   if len(leaves) == 1:
     return leaves[0]  # Without a copy.
   # XLA's concatenation of large arrays is many times slower on CPUs.
-  flat, start = jnp.zeros(sum(leaf.size for leaf in leaves)), 0
+  flat_N, start = jnp.zeros(sum(leaf.size for leaf in leaves)), 0
   for leaf in leaves:
-    flat = jax.lax.dynamic_update_slice(flat, leaf, (start,))
+    flat_N = jax.lax.dynamic_update_slice(flat_N, leaf, (start,))
     start += leaf.size
-  return flat
+  return flat_N
 
 
-def _unflat(flat: jax.Array, like: Any) -> Any:
+def _unflat(flat_N: jax.Array, like: Any) -> Any:
   leaves, structure = jax.tree.flatten(like)
   ends = np.cumsum([leaf.size for leaf in leaves])
-  return structure.unflatten(
-    flat[end - leaf.size : end].reshape(leaf.shape)
-    for end, leaf in zip(ends, leaves, strict=True)
+  return jax.tree.unflatten(
+    structure,
+    [
+      flat_N[end - leaf.size : end].reshape(leaf.shape)
+      for end, leaf in zip(ends, leaves, strict=True)
+    ],
   )

@@ -50,36 +50,38 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
 def _leafwise(wire: Wire, coded: Payload) -> Trees:
   # Not in one program: XLA may leave out a cast and the one back, as more
   # precise is allowed, and copies what a codec leaves as it is.
-  def encode(codec: Codec, coded: Any, tree: Any) -> Any:
-    return jax.tree.map(
-      lambda is_coded, leaf: codec.encode((), leaf)[0] if is_coded else leaf,
-      coded,
-      tree,
-    )
-
-  def decode(codec: Codec, coded: Any, tree: Any) -> Any:
-    return jax.tree.map(
-      lambda is_coded, leaf: (
-        codec.decode(leaf, leaf.size) if is_coded else leaf
-      ),
-      coded,
-      tree,
-    )
-
   def both(coder: Callable[..., Any], payload: Payload) -> Payload:
     return Payload(
-      coder(wire.push, coded.gradient, payload.gradient),
-      coder(wire.stats, coded.stats, payload.stats),
+      _mapped(coder, wire.push, coded.gradient, payload.gradient),
+      _mapped(coder, wire.stats, coded.stats, payload.stats),
     )
+
+  def pull(params: Any) -> Any:
+    message = _mapped(_encoded, wire.pull, coded.gradient, params)
+    return _mapped(_decoded, wire.pull, coded.gradient, message)
 
   return Trees(
     init=tuple,
-    encode=lambda state, payload: (both(encode, payload), state),
-    decode=lambda message: both(decode, message),
-    pull=lambda params: decode(
-      wire.pull, coded.gradient, encode(wire.pull, coded.gradient, params)
-    ),
+    encode=lambda state, payload: (both(_encoded, payload), state),
+    decode=lambda message: both(_decoded, message),
+    pull=pull,
   )
+
+
+def _mapped(
+  coder: Callable[[Codec, jax.Array], Any], codec: Codec, coded: Any, tree: Any
+) -> Any:
+  return jax.tree.map(
+    lambda is_coded, leaf: coder(codec, leaf) if is_coded else leaf, coded, tree
+  )
+
+
+def _encoded(codec: Codec, leaf: jax.Array) -> Message:
+  return codec.encode((), leaf)[0]
+
+
+def _decoded(codec: Codec, leaf: Message) -> jax.Array:
+  return codec.decode(leaf, leaf.size)
 
 
 def _shared(flat: Flat) -> Trees:

@@ -14,6 +14,7 @@ what happens into one queue, as dictionaries:
 
 import contextlib
 import dataclasses
+import functools
 import queue
 import threading
 import time
@@ -133,7 +134,7 @@ class Reception:
     Returns:
       The address to connect to.
     """
-    self._own = make(self._reporter(0), self._greeting())
+    self._own = make(functools.partial(self.told, 0), self._greeting())
     self._own.open(self._host, self._security)
     self._listener = Listener(
       self._host, self._port, self._handle, self._security
@@ -240,7 +241,6 @@ class Reception:
       self._remote[index] = server
       if len(self._remote) == self._num_servers - 1:
         self._complete.set()
-    report = self._reporter(index)
     try:
       while True:
         message = stream.receive()
@@ -248,23 +248,29 @@ class Reception:
         if 'beat' in message.header:
           stream.send(message.header | {'clock': time.monotonic()})
         else:
-          report(message.header, _noted(message.chunks, server))
+          self.told(index, message.header, _noted(message.chunks, server))
     except TransportError as error:
       self.give_up(f'Server {index} is lost: {error}')
 
-  def _reporter(self, server: int) -> Report:
-    def report(event: dict[str, Any], body: Iterable[np.ndarray]) -> None:
-      if event['told'] == 'unmendable':
-        self.give_up(f'Server {server}: {event["reason"]}')
-      elif 'id' in event:
-        answer = _floats(body)
-        if 'error' in event:
-          answer = Unmendable(f'Server {server}: {event["error"]}')
-        self._orders.answer(server, event['id'], answer)
-      else:
-        self.events.put(event | {'server': server, 'at': time.monotonic()})
+  def told(
+    self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
+  ) -> None:
+    """Takes in what a server reports; from any thread.
 
-    return report
+    Args:
+      server: Which one.
+      event: What happened, as `Report` has it.
+      body: Bytes that belong to it.
+    """
+    if event['told'] == 'unmendable':
+      self.give_up(f'Server {server}: {event["reason"]}')
+    elif 'id' in event:
+      answer = _floats(body)
+      if 'error' in event:
+        answer = Unmendable(f'Server {server}: {event["error"]}')
+      self._orders.answer(server, event['id'], answer)
+    else:
+      self.events.put(event | {'server': server, 'at': time.monotonic()})
 
   def _watch(self) -> None:
     """Looks for silent servers, in a thread: others may wait for these."""

@@ -19,7 +19,7 @@ _WINDOW_S = 0.1  # Over which a share of the processors is measured.
 class Driving:
   """Follows the host of this process in a thread of its own."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     """Takes the first sample."""
     kept = round(_WINDOW_S / _PERIOD_S) + 1
     self._samples = collections.deque([_sample()], maxlen=kept)

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow.flight as flight
@@ -166,7 +166,9 @@ class _Server(flight.FlightServerBase):
     with self._changing:
       return list(self._streams)
 
-  def do_exchange(self, context, descriptor, reader, writer) -> None:
+  def do_exchange(
+    self, context: Any, descriptor: Any, reader: Any, writer: Any
+  ) -> None:
     peer = urllib.parse.unquote(context.peer()).partition(':')[2]
     if not context.get_middleware('token').valid:
       logging.warning('%s: refused, as its token is not ours', peer)
@@ -202,7 +204,9 @@ class _Tokens(flight.ServerMiddlewareFactory):
   def __init__(self, token: str):
     self._expected = f'Bearer {token}'.encode() if token else b''
 
-  def start_call(self, info, headers) -> '_Checked':
+  def start_call(
+    self, info: Any, headers: Mapping[str, list[str]]
+  ) -> '_Checked':
     got = ''.join(headers.get('authorization', [])).encode()
     return _Checked(hmac.compare_digest(got, self._expected))
 
@@ -286,7 +290,7 @@ def _is_specific(host: str) -> bool:
     return False
 
 
-def _finish(reader, writer, client) -> None:
+def _finish(reader: Any, writer: Any, client: Any) -> None:
   with contextlib.suppress(*ERRORS):
     writer.done_writing()
   with contextlib.suppress(StopIteration, *ERRORS):

@@ -32,15 +32,6 @@ class Network:
     saturated links of which P pairs share flows, however many flows.
 
   The state is plain data; equal calls give equal times to the last bit.
-
-  Args:
-    up_Bps: Float [H], bytes per second that each host can send; may be inf.
-    down_Bps: Float [H], bytes per second that each host can receive.
-    latency_s: Float [H], seconds that each host adds, one way.
-
-  Raises:
-    ValueError: If a bandwidth is not positive, a latency not finite or below 0,
-      or the three are not vectors of one positive length.
   """
 
   def __init__(
@@ -50,6 +41,17 @@ class Network:
     down_Bps: Sequence[float],
     latency_s: Sequence[float],
   ) -> None:
+    """Starts at time 0, without flows.
+
+    Args:
+      up_Bps: Float [H], bytes per second that each host can send, inf too.
+      down_Bps: The same that each host can receive.
+      latency_s: Float [H], seconds that each host adds, one way.
+
+    Raises:
+      ValueError: If a bandwidth is not positive, a latency not finite or below
+        0, or the three are not vectors of one positive length.
+    """
     hosts = len(up_Bps)
     up = _vector('up_Bps', up_Bps, hosts, finite=False)
     down = _vector('down_Bps', down_Bps, hosts, finite=False)

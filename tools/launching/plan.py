@@ -42,7 +42,7 @@ class Plan:
   grace_s: float = 30.0
   devices_per_worker: int = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for field in ('workers', 'servers', 'devices_per_worker'):
       value = getattr(self, field)
       require(value > 0, field, 'at least 1', value)

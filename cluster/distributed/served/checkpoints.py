@@ -26,7 +26,12 @@ class ShardedCheckpoints:
   """
 
   def __init__(
-    self, directory: pathlib.Path, *, orders: Orders, num_servers: int, **own
+    self,
+    directory: pathlib.Path,
+    *,
+    orders: Orders,
+    num_servers: int,
+    **own: Any,
   ):
     """Creates nothing yet.
 
