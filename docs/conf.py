@@ -8,6 +8,9 @@ of date.  No network is used.
 import pathlib
 import re
 import sys
+from typing import Any
+
+from sphinx.application import Sphinx
 
 _DOCS = pathlib.Path(__file__).parent
 _ROOT = _DOCS.parent
@@ -91,7 +94,7 @@ def _order(path: pathlib.Path) -> tuple:
   return packages, name != '__init__', name != packages[-1], name
 
 
-def _write_rooms(app) -> None:
+def _write_rooms(app: Sphinx) -> None:
   del app
   folder = _DOCS / 'api' / 'rooms'
   folder.mkdir(exist_ok=True)
@@ -108,7 +111,9 @@ def _write_rooms(app) -> None:
       page.write_text(text)
 
 
-def _as_rst(app, what, name, obj, options, lines) -> None:
+def _as_rst(
+  app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
   """Shows blocks that a docstring indents as they stand: most are tables.
 
   They come before the sections of a docstring, which are left as they are.
@@ -139,7 +144,7 @@ def _escaped(line: str) -> str:
   return re.sub(r'(`[^`]+`)(?=\w)', r'\1\\ ', ''.join(parts))
 
 
-def setup(app) -> None:
+def setup(app: Sphinx) -> None:
   """Registers both."""
   app.connect('builder-inited', _write_rooms)
   app.connect('autodoc-process-docstring', _as_rst, priority=400)

@@ -13,6 +13,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Sequence
+from fractions import Fraction
 
 from topology import baselines, export, forest, verify
 from topology import cluster as clusters
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pathlib.Path(given.out).write_text(f'{text}\n')
 
 
-def _GBps(rate) -> str:
+def _GBps(rate: Fraction) -> str:
   return f'{float(rate) / 1e9:.3f} GB/s ({rate / 10**9})'
 
 

@@ -335,9 +335,9 @@ class ExampleTest(parameterized.TestCase):
     self.assertEqual(updates[1] // 3, updates[2])
 
   def test_own_model_learns(self):
-    printed = self._printed(own_model, '--epochs=5', '--scheme=asp')
+    printed = self._printed(own_model, '--epochs=3', '--scheme=asp')
     accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
-    self.assertGreater(accuracy, 60)
+    self.assertGreater(accuracy, 50)
     self.assertIn("['last']['kernel']: (16, 4)", printed)
 
   def test_timing_only_has_a_row_for_each_scheme(self):
