@@ -6,6 +6,7 @@ import functools
 import importlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -231,7 +232,7 @@ def known_fields(argv: list[str]) -> Iterator[None]:
     renamed = [
       f'  config.{before} is called config.{now} now.'
       for before, now in _RENAMED.items()
-      if f'"{before.rpartition(".")[2]}"' in str(error)
+      if before.rpartition('.')[2] in re.split('[\'"]', str(error))
     ]
     sys.exit(f'Refused: unknown field in {given}: {error}{"".join(renamed)}')
 

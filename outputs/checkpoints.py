@@ -2,7 +2,8 @@
 
 A run's state is plain data and arrays.  The plain data is pickled; each array
 that it refers to, however often, is one leaf of a tree that Orbax writes.
-Reading constructs plain data classes and numbers only, and checks every byte.
+Reading constructs numbers, dataclasses, named tuples and classes that say with
+`is_state` that they are plain data, and checks every byte.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from absl import logging
 from configs.checks import require
 from outputs.stores import UNFINISHED, Npz, Orbax
 
-_FORMAT = 3
+_FORMAT = 4
 # What a pickle may construct, beside dataclasses and named tuples.
 _CONSTRUCTED = {
   ('builtins', 'set'),
@@ -113,7 +114,7 @@ class Checkpoints:
     Raises:
       ValueError: If there are checkpoints and none can be read.
     """
-    steps = self.steps()
+    steps, reason = self.steps(), ''
     for step in reversed(steps):
       try:
         state = self.read(step)
@@ -126,13 +127,14 @@ class Checkpoints:
           type(error).__name__,
           str(error).partition('\n')[0],
         )
+        reason = reason or str(error).partition('\n')[0]
       else:
         logging.info('Going on from checkpoint %s', self._directory / str(step))
         return state
     if steps:
       raise ValueError(
         f'workdir: expected a checkpoint that can be read, got {steps} in '
-        f'{self._directory}; move that folder away to start anew.'
+        f'{self._directory}; move that folder away to start anew.  {reason}'
       )
     return None
 
@@ -222,7 +224,10 @@ def _packed(state: Any) -> dict[str, np.ndarray]:
 def _unpacked(tree: dict[str, np.ndarray]) -> Any:
   written, checksum = tree.pop('format')
   if written != _FORMAT:
-    raise ValueError(f'format: expected {_FORMAT}, got {written}.')
+    raise ValueError(
+      f'format: expected {_FORMAT}, got {written}; it was written by another '
+      'version of Syncopate.'
+    )
   if checksum != _checksum(tree):
     raise ValueError('Expected the bytes that were written, got others.')
   plain = tree.pop('plain')
@@ -281,5 +286,5 @@ def _is_plain(found: Any) -> bool:
   return isinstance(found, type) and (
     dataclasses.is_dataclass(found)
     or hasattr(found, '_fields')
-    or found.__module__.startswith('cluster.virtual.')
+    or getattr(found, 'is_state', False)
   )

@@ -28,6 +28,7 @@ import numpy as np
 import tensorboardX
 from absl import logging
 
+_FORMAT = 2  # Of a run's folder.
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
@@ -96,6 +97,11 @@ class RunFiles:
       _write(path, manifest)
       return
     before = json.loads(path.read_text())
+    if before.get('format') != _FORMAT:
+      raise ValueError(
+        f'workdir: {self.workdir} holds a run of another version of Syncopate, '
+        'with which this one cannot go on; name a new folder.'
+      )
     differing = [
       (field, line)
       for part in ('config', 'own')
@@ -257,6 +263,7 @@ def manifest(
   """
   git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
   return {
+    'format': _FORMAT,
     'config': _jsonable(config),
     'own': {
       part: None if value is None else _fingerprint(value)

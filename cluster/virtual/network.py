@@ -1,18 +1,19 @@
 """Hosts whose flows share links: a fluid model of a network.
 
-Flows divide links max-min fairly (Bertsekas and Gallager, Data Networks, 1992,
-section 6.5.2).  Those that one link holds back all run at its level.  A counter
-of the service that each has had, the virtual time of fair queueing (Parekh and
-Gallager, 1993), orders them by their ends, and no change of level moves them.
+Flows divide links max-min fairly (Bertsekas and Gallager, 1992, section 6.5.2).
+Those that one link holds back run at its level.  A counter of the service that
+each has had, the virtual time of fair queueing (Parekh and Gallager, 1993),
+orders them by their ends.
 """
 
 import bisect
-import dataclasses
 import heapq
 import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
+
+from cluster.virtual.flows import Flow, Link
 
 
 class Network:
@@ -22,17 +23,19 @@ class Network:
   and arrives the latencies of both hosts after it has drained; latency holds
   no link.  A flow inside one host crosses nothing and arrives at once.
 
-  Times are in seconds and never go back: one before the last, or after
-  `next_time()`, is a ValueError.  The starts and cancels of one instant cost
-  one sharing of the links, in one of two ways that give the same rates:
+  Times, seconds, never go back: one before the last, or after `next_time()`, is
+  a ValueError.  The starts and cancels of one instant cost one sharing of the
+  links, in one of two ways that give the same rates:
 
   - While every flow has a link to itself, links are pools of flows with caps:
     O(log k) per start or drain of k flows, and per flow moved past its cap.
   - Otherwise all links are filled, lowest level first, in O(P log A) for A
     saturated links of which P pairs share flows, however many flows.
 
-  The state is plain data; equal calls give equal times to the last bit.
+  Equal calls give equal times to the last bit.
   """
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   def __init__(
     self,
@@ -49,16 +52,15 @@ class Network:
       latency_s: Float [H], seconds that each host adds, one way.
 
     Raises:
-      ValueError: If a bandwidth is not positive, a latency not finite or below
-        0, or the three are not vectors of one positive length.
+      ValueError: If lengths differ or a value is out of range.
     """
     hosts = len(up_Bps)
     up = _vector('up_Bps', up_Bps, hosts, finite=False)
     down = _vector('down_Bps', down_Bps, hosts, finite=False)
     self._latency_s = _vector('latency_s', latency_s, hosts, finite=True)
-    self._links = [_Link(c) for c in up + down]  # Host h's: h up, H + h down.
+    self._links = [Link(c) for c in up + down]  # Host h's: h up, H + h down.
     self._now, self._started = 0.0, 0  # Seconds; flows up to now.
-    self._flows: dict[int, _Flow] = {}  # Those that have not drained.
+    self._flows: dict[int, Flow] = {}  # Those that have not drained.
     self._arrivals: list[tuple[float, int]] = []  # (time, flow), ordered.
     self._drains: list[tuple[float, int]] = []  # (time, link), ordered.
     self._dirty: dict[int, None] = {}  # Links whose flows or groups changed.
@@ -89,7 +91,7 @@ class Network:
     latency = self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
     if ends:
       pairs = list(zip(ends, ends[::-1], strict=True))
-      self._flows[flow] = _Flow(pairs, latency, float(size_bytes))
+      self._flows[flow] = Flow(pairs, latency, float(size_bytes))
       self._join(flow)
     else:
       bisect.insort(self._arrivals, (self._now + latency, flow))
@@ -328,56 +330,6 @@ class Network:
     link.due = max(self._now, link.drain_time()) if link.queue else math.inf
     if link.due < math.inf:
       bisect.insort(self._drains, (link.due, index))
-
-
-@dataclasses.dataclass(slots=True)
-class _Flow:
-  ends: list[tuple[int, int]]  # Each finite link and the other one, or itself.
-  latency: float
-  left: float  # Bytes left when it last was in no group.
-  owner: int = -1  # Link whose group it is in; -1 for none.
-  mark: float = 0.0  # Bytes that group will have served when it has drained.
-  home: int = -1  # Link whose pool it is in; -1 for none.
-  cap: float = math.inf  # Capacity of its other link.
-
-
-@dataclasses.dataclass(slots=True)
-class _Link:
-  """A link, the group of flows that it holds back, and its pool."""
-
-  capacity: float
-  count: int = 0  # Flows that cross it, and below the same by other link.
-  flows: dict[int, dict[int, None]] = dataclasses.field(default_factory=dict)
-  level: float = math.inf  # Rate of each flow of the group.
-  served: float = 0.0  # Bytes that each could have had by `stamp`.
-  stamp: float = 0.0
-  due: float = math.inf  # When the first one drains.
-  queue: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-  caps: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-  split: int = 0  # So many of `caps` are below the level of the pool.
-  taken: float = 0.0  # Their sum.
-  share: float = 0.0  # Key in the order for filling; 0 when not in it.
-
-  def serve(self, now: float) -> None:
-    if not self.queue:
-      # From zero again, so that equal histories at different links stay equal.
-      self.served = 0.0
-    elif now > self.stamp:
-      self.served += self.level * (now - self.stamp)
-    self.stamp = now
-
-  def drain_time(self) -> float:
-    return self.stamp + (self.queue[0][0] - self.served) / self.level
-
-  def pool_level(self) -> float:
-    if self.queue:
-      return (self.capacity - self.taken) / len(self.queue)
-    return math.inf if self.taken <= self.capacity else 0.0
-
-  def release(self, cap: float) -> None:
-    self.split -= 1
-    # Exactly zero when none is left: rounding must not build up for ever.
-    self.taken = self.taken - cap if self.split else 0.0
 
 
 def _common(one: Collection[int], other: Collection[int]) -> list[int]:

@@ -44,6 +44,8 @@ class Whole:
     network: Its hosts are the workers and then the servers.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
     """Starts nothing yet.
 
@@ -147,6 +149,8 @@ class Pipelined:
   Attributes:
     network: Its hosts are the workers and then the servers.
   """
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
     """Starts nothing yet; arguments are those of Whole."""

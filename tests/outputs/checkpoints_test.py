@@ -121,7 +121,7 @@ class PackingTest(parameterized.TestCase):
   def test_other_formats_are_refused(self):
     tree = checkpoints._packed(1)
     tree['format'][0] += 1
-    with self.assertRaisesRegex(ValueError, 'format: expected 3, got 4'):
+    with self.assertRaisesRegex(ValueError, 'format: expected 4, got 5; it'):
       checkpoints._unpacked(tree)
 
   @parameterized.parameters(

@@ -67,7 +67,7 @@ class ShardedCheckpoints:
     Raises:
       ValueError: If there are checkpoints and none is whole.
     """
-    steps = self._lead.steps()
+    steps, reason = self._lead.steps(), ''
     self._step = max(steps, default=-1)
     for step in reversed(steps):
       try:
@@ -83,6 +83,7 @@ class ShardedCheckpoints:
           type(error).__name__,
           str(error).partition('\n')[0],
         )
+        reason = reason or str(error).partition('\n')[0]
       else:
         logging.info('Going on from checkpoint %d of %s', step, self._directory)
         self.found = step, state['num_servers']
@@ -90,7 +91,7 @@ class ShardedCheckpoints:
     if steps:
       raise ValueError(
         f'workdir: expected a whole checkpoint, got {steps} in '
-        f'{self._directory}; move that folder away to start anew.'
+        f'{self._directory}; move that folder away to start anew.  {reason}'
       )
     return None
 
