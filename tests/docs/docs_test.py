@@ -288,6 +288,29 @@ def _python(page: str) -> list[pages.Block]:
   return [block for block in found if block.language == 'python']
 
 
+class FilesTest(absltest.TestCase):
+  def test_every_field_of_a_run_is_described(self):
+    config = timing_only.config(
+      'elastic', batching='lb_bsp', workers=3, iterations=9, slow=1.0, stay=0.9
+    )
+    config.batching.lb_bsp.predictor.name = 'last'
+    config.cluster.script = ((1.0, 'leave', 2), (2.0, 'join', 2))
+    folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    with contextlib.redirect_stdout(io.StringIO()):
+      train.build(config, workdir=str(folder))()
+    fields = {*json.loads((folder / 'manifest.json').read_text())}
+    summary = json.loads((folder / 'summary.json').read_text())
+    fields |= {*summary, *summary['lost'][0]}
+    for file in ('metrics.jsonl', 'events.jsonl'):
+      rows = map(json.loads, (folder / file).read_text().splitlines())
+      fields |= {
+        field for row in rows for field in (*row, *row.get('said', ()))
+      }
+    described = (pages.ROOT / 'docs/files.md').read_text()
+    for field in fields:
+      self.assertIn(f'`{field}`', described)
+
+
 class RoomsTest(absltest.TestCase):
   def test_rooms_import_what_lies_below_them_in_the_table(self):
     page = (pages.ROOT / 'docs/architecture.md').read_text()
