@@ -43,7 +43,8 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
     stats: The same; () if there are none.
     servers: How many share them: each gets a message of its own.
   """
-  if wire.elementwise and all(map(_changes_nothing, wire)):
+  same = wire.elementwise and all(map(_changes_nothing, wire))
+  if same or not jax.tree.leaves(params):  # Or numbers that are not there.
     return Trees(tuple, _same, lambda message: message, lambda params: params)
   if wire.elementwise:
     return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
