@@ -9,9 +9,10 @@ from fractions import Fraction
 
 from absl.testing import absltest
 
+import topology
 from bench import forest as bench
 from bench import topologies
-from topology import builders, cluster, forest
+from topology.clusters import builders, cluster
 
 
 def _printed(*args):
@@ -39,7 +40,7 @@ class BenchForestTest(absltest.TestCase):
   def test_ratios_of_a_mesh_are_those_of_closed_forms(self):
     graph = builders.full_mesh(5, 8)  # At best n c / 2.
 
-    ratio = bench.ratios(graph, forest.pack(graph))
+    ratio = bench.ratios(graph, topology.pack(graph))
 
     self.assertEqual(ratio['naive_ring'], 4)
     self.assertEqual(ratio['best_ring_both_ways'], 2)

@@ -9,10 +9,13 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+import topology
 from tools import pack
 from tools.reading import forests
-from topology import baselines, builders, dot, export, forest, timing
-from topology import cluster as clusters
+from topology.baselines import schemes
+from topology.clusters import builders
+from topology.clusters import cluster as clusters
+from topology.forests import dot, export, timing
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -63,8 +66,8 @@ class CommandTest(parameterized.TestCase):
     slowest = 'the 75 GB/s out of all workers but w3'
     self.assertIn(slowest, rows['bottleneck'])
     cluster = builders.full_mesh(4, 25)
-    packed = forest.pack(cluster, collective='allgather')
-    for name, other in baselines.all_of(cluster, packed).items():
+    packed = topology.pack(cluster, collective='allgather')
+    for name, other in schemes.all_of(cluster, packed).items():
       rate, ratio = map(float, rows[name].split())
       self.assertAlmostEqual(rate, float(other.rate_Bps / 10**9), delta=0.01)
       self.assertAlmostEqual(ratio, 100 / rate, delta=0.01)
@@ -82,7 +85,7 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     rows = _rows(done.stdout)
     _, took = timing.best_chunks(
-      cluster, forest.pack(cluster), 10**8, latency_s=5e-5, message_s=2e-6
+      cluster, topology.pack(cluster), 10**8, latency_s=5e-5, message_s=2e-6
     )
     self.assertEqual(rows['time of 100 MB'], f'{took.total_s:.4g} s')
     rate = f'{0.1 / took.total_s:.4g} GB/s'
@@ -143,7 +146,7 @@ class ReadTest(parameterized.TestCase):
 
   def test_a_forest_is_read_and_its_cluster_for_packing(self):
     cluster = builders.full_mesh(3, 25)
-    packed = forest.pack(cluster)
+    packed = topology.pack(cluster)
     file = self._file(json.dumps(export.to_json(cluster, packed)))
     self.assertEqual(forests.read(file), (cluster, packed))
     self.assertEqual(forests.cluster(str(file)), cluster)

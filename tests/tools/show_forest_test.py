@@ -10,10 +10,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from matplotlib import colors, image
 
+import topology
 from tools import show_forest
 from tools.drawing import placing
-from topology import builders, export, forest
-from topology import cluster as clusters
+from topology.clusters import builders
+from topology.clusters import cluster as clusters
+from topology.forests import export
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _UP, _DOWN, _BOTTLENECK, _ROOT_NODE = '#0072B2', '#D55E00', '#E69F00', '#F0E442'
@@ -46,7 +48,7 @@ def _named(cluster, name):
 class PictureTest(parameterized.TestCase):
   def test_an_allreduce_goes_up_and_down(self):
     cluster = builders.named('dgx_a100(1)')
-    packed = forest.pack(cluster)
+    packed = topology.pack(cluster)
     pixels = _pixels(cluster, packed)
     for color in (_UP, _DOWN, _ROOT_NODE):
       self.assertGreater(_count(pixels, color), 100, color)
@@ -57,7 +59,7 @@ class PictureTest(parameterized.TestCase):
 
   def test_an_allgather_goes_down_and_has_a_slowest_cut(self):
     cluster = builders.star([10, 20, 30], [5, 6, 7])
-    pixels = _pixels(cluster, forest.pack(cluster, collective='allgather'))
+    pixels = _pixels(cluster, topology.pack(cluster, collective='allgather'))
     self.assertEqual(_count(pixels, _UP), 0)
     self.assertGreater(_count(pixels, _DOWN), 100)
     self.assertGreater(_count(pixels, _BOTTLENECK), 500)
@@ -77,7 +79,7 @@ class PictureTest(parameterized.TestCase):
   @parameterized.parameters('gpu-host-{}.example.com', '$x_{}^', '"{}"\\')
   def test_ids_may_be_long_and_odd(self, name):
     cluster = _named(builders.star([10, 20, 30]), name)
-    pixels = _pixels(cluster, forest.pack(cluster))
+    pixels = _pixels(cluster, topology.pack(cluster))
     self.assertGreater(_count(pixels, 'black'), 100)
 
 
@@ -142,7 +144,7 @@ class CommandTest(parameterized.TestCase):
 
   def _forest(self):
     cluster = builders.full_mesh(4, 25)
-    data = export.to_json(cluster, forest.pack(cluster))
+    data = export.to_json(cluster, topology.pack(cluster))
     file = _folder() / 'mesh.json'
     file.write_text(json.dumps(data))
     return file
