@@ -6,7 +6,7 @@
 speedups: the best rate of an allreduce over that of every scheme of
 topology/baselines, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
 JSON files, each with `topologies` and the optima that are known of them;
-without it, one of each kind that topology/clusters/builders.py makes.
+without it, one of each kind that topology/clusters/ can build.
 spread: the same where links are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
 trees: what few trees, trees of equal weight, and phases one after the other
@@ -27,8 +27,9 @@ import topology
 from bench import topologies
 from bench.clusters import table
 from topology.baselines import schemes
-from topology.clusters import builders
+from topology.clusters import randomized
 from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
 from topology.forests import rounds, timing, trees
 from topology.packing import units
 
@@ -182,7 +183,7 @@ def print_times() -> None:
   )
   for specs, gap, collectives in topologies.TIMES:
     for spec, collective in itertools.product(specs, collectives):
-      cluster = builders.named(spec)
+      cluster = named(spec)
       start_s, start_cpu_s = time.perf_counter(), time.process_time()
       best = topology.pack(cluster, collective=collective, gap=gap)
       cpu_s = time.process_time() - start_cpu_s
@@ -201,7 +202,7 @@ def print_few() -> None:
   few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
   equal = [('cluster', *(f'{count}' for count in _FEW))]
   for spec in topologies.FEW_OF:
-    cluster = builders.named(spec)
+    cluster = named(spec)
     best = topology.pack(cluster)
     found = [topology.pack(cluster, max_trees=most) for most in _FEW]
     parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
@@ -226,7 +227,7 @@ def print_phases() -> None:
   """Prints what overlapping the ways up and down gains."""
   rows = [('cluster', 'best shares', 'equal shards')]
   for spec in topologies.PHASES_OF:
-    cluster = builders.named(spec)
+    cluster = named(spec)
     best = topology.pack(cluster)
     phases = topology.pack(cluster, overlap=False)
     shards = schemes.equal_shards(cluster, best)
@@ -243,7 +244,7 @@ def print_phases() -> None:
 
 def print_chunks() -> None:
   """Prints how long sizes take with latency, in the best chunks."""
-  cluster = builders.named(_BOXES)
+  cluster = named(_BOXES)
   best = topology.pack(cluster)
   compared = {
     'forest': best,
@@ -271,7 +272,7 @@ def print_chunks() -> None:
 
 
 def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
-  cluster = builders.spread(builders.named(spec), ratio, seed)
+  cluster = randomized.spread(named(spec), ratio, seed)
   return ratios(cluster, topology.pack(cluster))
 
 

@@ -5,9 +5,9 @@ import pathlib
 from fractions import Fraction
 from typing import NamedTuple
 
-from topology.clusters import builders
 from topology.clusters import cluster as clusters
 from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
 from topology.forests import trees
 
 SPREAD = {
@@ -145,4 +145,4 @@ def read(folder: str | pathlib.Path) -> list[Topology]:
 
 def built_in() -> list[Topology]:
   """Returns a topology of each kind that there are builders for."""
-  return [Topology(name, builders.named(name), None) for name in _BUILT_IN]
+  return [Topology(name, named(name), None) for name in _BUILT_IN]

@@ -5,7 +5,7 @@
     [--size=100MB --latency_us=5 --message_us=0]
 
 FILE is a cluster as JSON, BUILDER a call of a function that
-topology/clusters/builders.py lists, such as 'dgx_a100(2)'.  Prints a table: the
+topology/clusters/named.py knows, such as 'dgx_a100(2)'.  Prints a table: the
 rate, the bound that no forest can exceed, the trees, what holds them back and,
 with --baselines, the rates of other schemes; with --size the time for that many
 bytes.

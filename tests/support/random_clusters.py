@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 
-from topology.clusters import builders
+from topology.clusters import randomized
 from topology.clusters.cluster import Cluster, Link
 
 
@@ -41,10 +41,10 @@ def one_way(
 def _both(
   rng: random.Random, seed: int, most: int, switches: int, symmetric: bool
 ) -> Iterator[Cluster]:
-  yield builders.random_mesh(
+  yield randomized.random_mesh(
     rng.randint(2, most), seed, density=0.4, symmetric=symmetric
   )
-  yield builders.random_switched(
+  yield randomized.random_switched(
     rng.randint(2, most),
     rng.randint(1, switches),
     seed,

@@ -8,15 +8,17 @@ _EXPORTED = """
 import json
 import topology
 from topology.baselines import schemes
-from topology.clusters import builders
+from topology.clusters import machines
+from topology.clusters import randomized
+from topology.clusters import shapes
 from topology.forests import export, rounds, trees
 from topology.packing import units
 
 def show(graph, forest):
   print(json.dumps(export.to_json(graph, forest)))
 
-for graph in (builders.random_mesh(8, 1), builders.bcube(3, 2, 10),
-              builders.tree([2, 3], [7, 5])):
+for graph in (randomized.random_mesh(8, 1), shapes.bcube(3, 2, 10),
+              shapes.tree([2, 3], [7, 5])):
   for collective in trees.COLLECTIVES:
     show(graph, topology.pack(graph, collective=collective))
 show(graph, topology.pack(graph, max_trees=5))
@@ -25,12 +27,12 @@ for name, scheme in schemes.all_of(graph, best).items():
   print(name, scheme)
 plan = rounds.plan(graph, units.equal_units(graph, best, 6))
 print(plan.pairs, plan.send_slot.tolist(), plan.receive_delay.tolist())
-for graph in (builders.random_mesh(40, 1, symmetric=True),
-              builders.random_switched(18, 5, 1), builders.dgx_a100(3)):
+for graph in (randomized.random_mesh(40, 1, symmetric=True),
+              randomized.random_switched(18, 5, 1), machines.dgx_a100(3)):
   for collective in trees.COLLECTIVES[:2]:
     forest = topology.pack(graph, collective=collective, gap=0.02)
     show(graph, forest)
-show(graph, topology.pack(builders.dgx_a100(3), max_trees=5))
+show(graph, topology.pack(machines.dgx_a100(3), max_trees=5))
 """
 
 

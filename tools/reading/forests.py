@@ -5,9 +5,9 @@ import pathlib
 from typing import Any
 
 from configs.checks import require
-from topology.clusters import builders
 from topology.clusters import cluster as clusters
 from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
 from topology.forests import export
 from topology.forests.trees import Forest
 
@@ -36,14 +36,14 @@ def cluster(spec: str) -> Cluster:
   """Returns the cluster of a file, also of a forest's, or of a builder.
 
   Args:
-    spec: Path of a file as of `read`, or a call as of `builders.named`.
+    spec: Path of a file as of `read`, or a call as of `named`.
 
   Raises:
     ValueError: If it is neither, or describes no cluster.
     OSError: If the file cannot be read.
   """
   if '(' in spec and not pathlib.Path(spec).exists():
-    return builders.named(spec)
+    return named(spec)
   return read(spec)[0]
 
 

@@ -2,60 +2,23 @@
 
 Workers are GPUs or the dies of one, in the order in which their makers number
 them.  Where a default capacity is the maker's figure, a nominal one, this is
-said; measure where it matters.
+said; measure where it matters.  Arguments are as in `clusters.shapes`.
 """
-
-import itertools
-from typing import Any
 
 from topology.clusters import parts
 from topology.clusters.cluster import Cluster
 from topology.clusters.parts import Capacity
 
-# NVLinks between the V100s of a DGX-1; the P100s have one between each pair.
-_CUBE_MESH = (
-  (0, 1, 1),
-  (0, 2, 1),
-  (0, 3, 2),
-  (0, 4, 2),
-  (1, 2, 2),
-  (1, 3, 1),
-  (1, 5, 2),
-  (2, 3, 2),
-  (2, 6, 1),
-  (3, 7, 1),
-  (4, 5, 1),
-  (4, 6, 1),
-  (4, 7, 2),
-  (5, 6, 2),
-  (5, 7, 1),
-  (6, 7, 2),
-)
-
-# xGMI links between the dies of eight MI250s, of which 2 i and 2 i + 1 share
-# a package, with four links of their own.
-_MI250 = (
-  (0, 4, 2),
-  (0, 8, 1),
-  (1, 5, 1),
-  (1, 9, 1),
-  (1, 10, 1),
-  (2, 6, 1),
-  (2, 9, 1),
-  (2, 10, 1),
-  (3, 7, 2),
-  (3, 11, 1),
-  (4, 6, 1),
-  (5, 6, 1),
-  (5, 7, 1),
-  (8, 12, 2),
-  (9, 13, 1),
-  (10, 14, 1),
-  (11, 15, 2),
-  (12, 14, 1),
-  (13, 14, 1),
-  (13, 15, 1),
-)
+# NVLinks between the V100s of a DGX-1, by the number of them between two; the
+# P100s have one between each pair.
+_CUBE_MESH = {1: '01 02 13 26 37 45 46 57', 2: '03 04 12 15 23 47 56 67'}
+# xGMI links between the dies of eight MI250s, in hexadecimal, of which 2 i and
+# 2 i + 1 share a package.
+_MI250 = {
+  1: '08 15 19 1a 26 29 2a 3b 46 56 57 9d ae ce de df',
+  2: '04 37 8c bf',
+  4: '01 23 45 67 89 ab cd ef',
+}
 
 
 def dgx_1(gpu: str) -> Cluster:
@@ -68,17 +31,13 @@ def dgx_1(gpu: str) -> Cluster:
 
   Args:
     gpu: 'v100' or 'p100'.
-
-  Raises:
-    ValueError: If the GPU is another.
   """
   if gpu not in ('v100', 'p100'):
     raise ValueError(f"gpu: expected 'v100' or 'p100', got {gpu!r}.")
   names = parts.names('w', 8)
   links = []
-  for a, b, count in _CUBE_MESH:
-    GBps = 25 * count if gpu == 'v100' else 20
-    links += parts.both_ways([(names[a], names[b])], GBps)
+  for count, pairs in _pairs(_CUBE_MESH, names):
+    links += parts.both_ways(pairs, 25 * count if gpu == 'v100' else 20)
   return parts.of(names, (), links)
 
 
@@ -97,9 +56,6 @@ def dgx_a100(
     box_GBps: Capacity of a worker's links to and from the switch of its box.
     rail_GBps: That of its links to and from a switch that it shares with every
       other worker of every box.
-
-  Raises:
-    ValueError: If there is no box or a capacity is not positive.
   """
   return _switched(boxes, 2, box_GBps, rail_GBps)
 
@@ -115,13 +71,10 @@ def dgx_h100(
   NVIDIA's rail-optimized fabrics; rails are not joined to each other here.
 
   Args:
-    boxes: Number of them, at least 1; a single one has no rails.
-    box_GBps: Capacity of a worker's links to and from the switch of its box.
-    rail_GBps: That of its links to and from a switch that it shares with the
-      worker of its index in every box.
-
-  Raises:
-    ValueError: If there is no box or a capacity is not positive.
+    boxes: As of `dgx_a100`.
+    box_GBps: As of `dgx_a100`.
+    rail_GBps: Capacity of a worker's links to and from a switch that it shares
+      with the worker of its index in every box.
   """
   return _switched(boxes, 8, box_GBps, rail_GBps)
 
@@ -140,23 +93,16 @@ def mi250(
     boxes: Number of them, at least 1; a single one has no switch.
     xgmi_GBps: Capacity of one link in a box; some dies share two or four.
     rail_GBps: Capacity of a worker's links to and from the switch.
-
-  Raises:
-    ValueError: If there is no box or a capacity is not positive.
   """
   names = parts.names('w', 16 * parts.whole(boxes, 'boxes'))
   unit = parts.positive(xgmi_GBps, 'xgmi_GBps')
-  packages = [(2 * i, 2 * i + 1, 4) for i in range(8)]
   links = []
   for box in range(boxes):
-    inside = names[16 * box :]
-    for a, b, count in itertools.chain(packages, _MI250):
-      links += parts.both_ways([(inside[a], inside[b])], count * unit)
-  rail = parts.positive(rail_GBps, 'rail_GBps')
-  if boxes == 1:
-    return parts.of(names, (), links)
-  links += parts.both_ways([(name, 's0') for name in names], rail)
-  return parts.of(names, ('s0',), links)
+    for count, pairs in _pairs(_MI250, names[16 * box :]):
+      links += parts.both_ways(pairs, count * unit)
+  rails = parts.both_ways([(w, 's0') for w in names], rail_GBps, 'rail_GBps')
+  several = boxes > 1
+  return parts.of(names, ['s0'] * several, links + rails * several)
 
 
 def pcie(
@@ -176,31 +122,37 @@ def pcie(
     gpu_GBps: Capacity, each way, between a worker and its switch.
     uplink_GBps: Between a switch and its socket.
     socket_GBps: Between the sockets.
-
-  Raises:
-    ValueError: If a capacity is not positive.
   """
   names, switches = parts.names('w', 8), parts.names('s', 6)
   gpus = [(name, switches[i // 2]) for i, name in enumerate(names)]
   uplinks = [(switches[i], switches[4 + i // 2]) for i in range(4)]
   links = [
-    *parts.both_ways(gpus, parts.positive(gpu_GBps, 'gpu_GBps')),
-    *parts.both_ways(uplinks, parts.positive(uplink_GBps, 'uplink_GBps')),
-    *parts.both_ways(
-      [(switches[4], switches[5])], parts.positive(socket_GBps, 'socket_GBps')
-    ),
+    *parts.both_ways(gpus, gpu_GBps, 'gpu_GBps'),
+    *parts.both_ways(uplinks, uplink_GBps, 'uplink_GBps'),
+    *parts.both_ways([('s4', 's5')], socket_GBps, 'socket_GBps'),
   ]
   return parts.of(names, switches, links)
 
 
-def _switched(boxes: Any, rails: int, box_GBps: Any, rail_GBps: Any) -> Cluster:
+def _pairs(
+  table: dict[int, str], names: list[str]
+) -> list[tuple[int, list[tuple[str, str]]]]:
+  """Pairs of nodes by the number of links between them."""
+  return [
+    (count, [(names[int(a, 16)], names[int(b, 16)]) for a, b in pairs.split()])
+    for count, pairs in table.items()
+  ]
+
+
+def _switched(
+  boxes: int, rails: int, box_GBps: Capacity, rail_GBps: Capacity
+) -> Cluster:
   """Boxes of 8 around a switch; worker i of each is on rail i % rails."""
   names = parts.names('w', 8 * parts.whole(boxes, 'boxes'))
   inner = [(name, f's{i // 8}') for i, name in enumerate(names)]
-  links = parts.both_ways(inner, parts.positive(box_GBps, 'box_GBps'))
-  rail = parts.positive(rail_GBps, 'rail_GBps')
-  if boxes == 1:
-    return parts.of(names, ('s0',), links)
   outer = [(name, f's{boxes + i % rails}') for i, name in enumerate(names)]
-  links += parts.both_ways(outer, rail)
-  return parts.of(names, parts.names('s', boxes + rails), links)
+  box = parts.both_ways(inner, box_GBps, 'box_GBps')
+  rail = parts.both_ways(outer, rail_GBps, 'rail_GBps')
+  if boxes == 1:
+    return parts.of(names, ['s0'], box)
+  return parts.of(names, parts.names('s', boxes + rails), [*box, *rail])

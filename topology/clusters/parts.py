@@ -8,15 +8,11 @@ from typing import Any
 from topology.clusters.cluster import Cluster, Link
 
 Capacity = int | float | str | Fraction
-LinkTo = tuple[str, str, Capacity]  # src, dst, GBps.
+LinkTo = tuple[str, str, Fraction]  # src, dst, GBps.
 
 
 def whole(value: Any, field: str, least: int = 1) -> int:
-  """Returns an integer of at least `least`.
-
-  Raises:
-    ValueError: If it is none.
-  """
+  """Returns an integer of at least `least`, or raises ValueError."""
   integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not integer or value < least:
     raise ValueError(
@@ -25,12 +21,8 @@ def whole(value: Any, field: str, least: int = 1) -> int:
   return int(value)
 
 
-def positive(value: Any, field: str) -> Fraction:
-  """Returns a capacity as a fraction; a float is the decimal that it prints as.
-
-  Raises:
-    ValueError: If it is none, not finite or not above 0.
-  """
+def positive(value: Any, field: str = 'GBps') -> Fraction:
+  """Returns a capacity above 0; a float is the decimal that it prints as."""
   try:
     exact = Fraction(str(value))
   except (ValueError, ZeroDivisionError):
@@ -41,11 +33,7 @@ def positive(value: Any, field: str) -> Fraction:
 
 
 def several(values: Any, field: str) -> list[Any]:
-  """Returns the values, one or more, as a list.
-
-  Raises:
-    ValueError: If there is none, or they are a string or no values at all.
-  """
+  """Returns the values, one or more, as a list, or raises ValueError."""
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
   made = list(values)
@@ -59,9 +47,12 @@ def names(prefix: str, count: int, start: int = 0) -> list[str]:
   return [f'{prefix}{i}' for i in range(start, start + count)]
 
 
-def both_ways(pairs: Iterable[tuple[str, str]], GBps: Capacity) -> list[LinkTo]:
+def both_ways(
+  pairs: Iterable[tuple[str, str]], GBps: Capacity, field: str = 'GBps'
+) -> list[LinkTo]:
   """Returns a link there and one back for each pair of nodes."""
-  return [link for a, b in pairs for link in ((a, b, GBps), (b, a, GBps))]
+  exact = positive(GBps, field)
+  return [link for a, b in pairs for link in ((a, b, exact), (b, a, exact))]
 
 
 def of(

@@ -1,4 +1,11 @@
-"""Networks of well-known shapes, of any size."""
+"""Networks of well-known shapes, of any size.
+
+Workers are 'w0', 'w1' and so on, switches 's0', 's1'.  `GBps` is the capacity
+of each link in each direction, in 1e9 bytes per second: an integer, a fraction,
+or a float or string, which stands for the decimal it shows.  Parallel links
+add.  All builders raise ValueError, which names the argument, for numbers that
+are too small and capacities that are not positive.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -10,52 +17,31 @@ from topology.clusters.parts import Capacity
 
 
 def full_mesh(workers: int, GBps: Capacity) -> Cluster:
-  """Returns workers of which every ordered pair has a link of its own.
-
-  Args:
-    workers: Number of them, at least 1.
-    GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If there is no worker or the capacity is not positive.
-  """
+  """Returns workers of which every ordered pair has a link of its own."""
   names = parts.names('w', parts.whole(workers, 'workers'))
-  pairs = itertools.combinations(names, 2)
-  return parts.of(names, (), parts.both_ways(pairs, _GBps(GBps)))
+  return parts.of(
+    names, (), parts.both_ways(itertools.combinations(names, 2), GBps)
+  )
 
 
 def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
   """Returns workers each linked to the next, the last to the first.
 
   Args:
-    workers: Number of them, at least 1; between two, parallel links add.
+    workers: Number of them, at least 1.
     GBps: Capacity of each link.
     both_ways: Whether each is linked to the one before it too.
-
-  Raises:
-    ValueError: If there is no worker or the capacity is not positive.
   """
   names = parts.names('w', parts.whole(workers, 'workers'))
   pairs = [(names[i - 1], names[i]) for i in range(workers) if workers > 1]
-  GBps = _GBps(GBps)
-  if both_ways:
-    return parts.of(names, (), parts.both_ways(pairs, GBps))
-  return parts.of(names, (), [(a, b, GBps) for a, b in pairs])
+  links = parts.both_ways(pairs, GBps)
+  return parts.of(names, (), links if both_ways else links[::2])
 
 
 def line(workers: int, GBps: Capacity) -> Cluster:
-  """Returns workers each linked, both ways, to the next, the last to none.
-
-  Args:
-    workers: Number of them, at least 1.
-    GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If there is no worker or the capacity is not positive.
-  """
+  """Returns workers each linked, both ways, to the next, the last to none."""
   names = parts.names('w', parts.whole(workers, 'workers'))
-  pairs = itertools.pairwise(names)
-  return parts.of(names, (), parts.both_ways(pairs, _GBps(GBps)))
+  return parts.of(names, (), parts.both_ways(itertools.pairwise(names), GBps))
 
 
 def star(
@@ -66,13 +52,13 @@ def star(
   Args:
     up_GBps: Per worker, the capacity of its link to the switch.
     down_GBps: Per worker, that of the link back; the same if not given.
-
-  Raises:
-    ValueError: If there is no worker, the lengths differ or a capacity is not
-      positive.
   """
-  up = _each_GBps(up_GBps, 'up_GBps')
-  down = up if down_GBps is None else _each_GBps(down_GBps, 'down_GBps')
+  back = up_GBps if down_GBps is None else down_GBps
+  fields = ('up_GBps', up_GBps), ('down_GBps', back)
+  up, down = (
+    [parts.positive(c, field) for c in parts.several(given, field)]
+    for field, given in fields
+  )
   if len(up) != len(down):
     raise ValueError(
       f'down_GBps: expected as many as up, {len(up)}, got {len(down)}.'
@@ -88,17 +74,13 @@ def tree(
 ) -> Cluster:
   """Returns workers at the leaves of a tree of switches.
 
-  Links carry their capacity each way.  A level is oversubscribed where its
-  switches have more capacity below them than above.
+  A level is oversubscribed where its switches have more capacity below them
+  than above.
 
   Args:
     fanouts: Per level from the root down, the children of each switch.
     GBps: Per level from the root down, the capacity of each link to a child,
       or a list of one for each child of that level, from the first switch on.
-
-  Raises:
-    ValueError: If there is no level, the lengths differ, a fan-out is below 1
-      or a capacity is not positive.
 
   Example:
     >>> len(tree([4, 4], [10, 10]).workers)
@@ -106,26 +88,29 @@ def tree(
     >>> tree([2, 1], [[10, 20], 5]).links[3].GBps
     Fraction(20, 1)
   """
-  fanouts = [
+  counts = [
     parts.whole(f, 'fanouts') for f in parts.several(fanouts, 'fanouts')
   ]
   levels = parts.several(GBps, 'GBps')
-  if len(fanouts) != len(levels):
+  if len(counts) != len(levels):
     raise ValueError(
-      f'GBps: expected one per level, {len(fanouts)}, got {len(levels)}.'
+      f'GBps: expected one per level, {len(counts)}, got {len(levels)}.'
     )
   above, links, made = ['s0'], [], 1
-  for depth, (fanout, level) in enumerate(zip(fanouts, levels, strict=True)):
-    leaves = depth == len(fanouts) - 1
+  for depth, (fanout, level) in enumerate(zip(counts, levels, strict=True), 1):
     count = len(above) * fanout
+    leaves = depth == len(counts)
     below = parts.names('w', count) if leaves else parts.names('s', count, made)
     made += count
-    capacities = _per_child(level, count)
-    for i, (node, capacity) in enumerate(zip(below, capacities, strict=True)):
+    each = level if isinstance(level, list | tuple) else [level] * count
+    if len(each) != count:
+      raise ValueError(
+        f'GBps: expected one per child, {count}, got {len(each)}.'
+      )
+    for i, (node, capacity) in enumerate(zip(below, each, strict=True)):
       links += parts.both_ways([(above[i // fanout], node)], capacity)
     above = below
-  switches = parts.names('s', made - len(above))
-  return parts.of(above, switches, links)
+  return parts.of(above, parts.names('s', made - len(above)), links)
 
 
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
@@ -133,12 +118,8 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
 
   Args:
     sides: Workers along each dimension, at least 1; between two, the links
-      there and around are parallel and add.
+      there and around are parallel.
     GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If there is no dimension, a side is below 1 or the capacity is
-      not positive.
 
   Example:
     >>> len(torus([3, 3], 25).links)
@@ -153,21 +134,13 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
       if side > 1:
         beside = (*place[:d], (place[d] + 1) % side, *place[d + 1 :])
         pairs.append((name[place], name[beside]))
-  links = parts.both_ways(pairs, _GBps(GBps))
-  return parts.of(list(name.values()), (), links)
+  return parts.of(list(name.values()), (), parts.both_ways(pairs, GBps))
 
 
 def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
   """Returns 2^dimensions workers, linked both ways where one bit differs.
 
   It has the links of a torus of sides 2, but one instead of two parallel ones.
-
-  Args:
-    dimensions: Bits of a worker's number, at least 0.
-    GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If the dimensions are below 0 or the capacity is not positive.
   """
   names = parts.names('w', 2 ** parts.whole(dimensions, 'dimensions', 0))
   pairs = [
@@ -176,21 +149,15 @@ def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
     for d in range(dimensions)
     if not i >> d & 1
   ]
-  return parts.of(names, (), parts.both_ways(pairs, _GBps(GBps)))
+  return parts.of(names, (), parts.both_ways(pairs, GBps))
 
 
 def fat_tree(ports: int, GBps: Capacity) -> Cluster:
   """Returns the fat-tree of Al-Fares et al., SIGCOMM 2008, links both ways.
 
-  Of k ports per switch: k pods of k / 2 edge and k / 2 aggregation switches,
-  with k / 2 workers at each edge switch, and (k / 2)^2 core switches.
-
-  Args:
-    ports: k, even and at least 2.
-    GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If the ports are wrong or the capacity is not positive.
+  Of k ports per switch, an even number: k pods of k / 2 edge and k / 2
+  aggregation switches, with k / 2 workers at each edge switch, and (k / 2)^2
+  core switches.
   """
   if parts.whole(ports, 'ports', 2) % 2:
     raise ValueError(f'ports: expected an even number, got {ports}.')
@@ -205,8 +172,7 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
       top = tops[pod * half + i]
       pairs += [(edges[pod * half + j], top) for j in range(half)]
       pairs += [(top, cores[i * half + j]) for j in range(half)]
-  links = parts.both_ways(pairs, _GBps(GBps))
-  return parts.of(names, cores + edges + tops, links)
+  return parts.of(names, cores + edges + tops, parts.both_ways(pairs, GBps))
 
 
 def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
@@ -219,9 +185,6 @@ def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
     ports: Of each switch, at least 1.
     levels: Digits, at least 1, which are the ports of each worker.
     GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If a number is below 1 or the capacity is not positive.
   """
   parts.whole(ports, 'ports')
   names, pairs = parts.names('w', ports ** parts.whole(levels, 'levels')), []
@@ -232,7 +195,7 @@ def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
       # The number without its digit of this level.
       group = i // (base * ports) * base + i % base
       pairs.append((name, switches[level * ports ** (levels - 1) + group]))
-  return parts.of(names, switches, parts.both_ways(pairs, _GBps(GBps)))
+  return parts.of(names, switches, parts.both_ways(pairs, GBps))
 
 
 def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
@@ -247,9 +210,6 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
     ports: Of each switch, all to workers, at least 1.
     levels: k, at least 0.
     GBps: Capacity of each link.
-
-  Raises:
-    ValueError: If a number is too small or the capacity is not positive.
 
   Example:
     >>> len(dcell(3, 1, 10).workers)
@@ -269,7 +229,7 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
   switches = parts.names('s', workers // ports)
   ends = [(name, switches[i // ports]) for i, name in enumerate(names)]
   ends += [(names[a], names[b]) for a, b in pairs]
-  return parts.of(names, switches, parts.both_ways(ends, _GBps(GBps)))
+  return parts.of(names, switches, parts.both_ways(ends, GBps))
 
 
 def wan(
@@ -284,11 +244,7 @@ def wan(
       first site on.
     GBps: Capacity of each link within a site.
     links: Per link between sites, the numbers of its two workers and its
-      capacity each way; parallel ones add.
-
-  Raises:
-    ValueError: If a site has no worker, a link is not between workers of two
-      sites, sites are not connected or a capacity is not positive.
+      capacity each way.
 
   Example:
     >>> two = wan([4, 4], 25, [(3, 4, 1)])
@@ -304,10 +260,10 @@ def wan(
     for i, j in itertools.combinations(range(len(names)), 2)
     if site_of[i] == site_of[j]
   ]
-  made = parts.both_ways(inside, _GBps(GBps))
+  made = parts.both_ways(inside, GBps)
   for link in parts.several(links, 'links'):
     a, b, capacity = _between(link, site_of)
-    made += parts.both_ways([(names[a], names[b])], capacity)
+    made += parts.both_ways([(names[a], names[b])], capacity, 'links')
   return parts.of(names, (), made)
 
 
@@ -322,22 +278,4 @@ def _between(link: Any, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
       f'links: expected two of {len(site_of)} workers in different sites, got '
       f'{ends}.'
     )
-  return ends[0], ends[1], parts.positive(row[2], 'links')
-
-
-def _GBps(value: Any) -> Capacity:
-  return parts.positive(value, 'GBps')
-
-
-def _each_GBps(values: Any, field: str) -> list[Capacity]:
-  return [parts.positive(c, field) for c in parts.several(values, field)]
-
-
-def _per_child(level: Any, count: int) -> list[Capacity]:
-  if not isinstance(level, list | tuple):
-    return [_GBps(level)] * count
-  if len(level) != count:
-    raise ValueError(
-      f'GBps: expected one per child, {count}, got {len(level)}.'
-    )
-  return [_GBps(capacity) for capacity in level]
+  return ends[0], ends[1], row[2]

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 
 from tests.support import hop_prices, random_clusters
 from topology.algorithms import cheapest_trees
-from topology.clusters import builders
+from topology.clusters import randomized
 
 
 class CheapestTest(parameterized.TestCase):
@@ -18,7 +18,7 @@ class CheapestTest(parameterized.TestCase):
   @parameterized.parameters(*range(12))
   def test_spanning_tree_is_that_of_the_closure(self, seed):
     rng = random.Random(seed)
-    graph = builders.random_switched(
+    graph = randomized.random_switched(
       rng.randint(2, 12), rng.randint(1, 9), seed, symmetric=True
     )
     worker, links = hop_prices.numbered(graph, seed)

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.baselines import ring_orders, schemes, ways
 from topology.bounds import allgather
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 from topology.forests import verify
 
@@ -35,14 +35,14 @@ SERVERS = {  # How much longer a single server and sharded ones take.
   'pcie_2socket_n8': (4, 2.743),
 }
 GRAPHS = {
-  'pair': builders.line(2, 10),
-  'mesh': builders.full_mesh(4, 25),
-  'one_way': builders.ring(5, 3, both_ways=False),
-  'line': builders.line(6, '2.5'),
-  'star': builders.star([10, 40, 40, 40, 5], [40, 10, 40, 40, 5]),
-  'racks': builders.tree([3, 3], [10, 10]),
-  'uneven': builders.random_mesh(7, 3, density=0.4),
-  'bcube': builders.bcube(3, 2, 10),
+  'pair': shapes.line(2, 10),
+  'mesh': shapes.full_mesh(4, 25),
+  'one_way': shapes.ring(5, 3, both_ways=False),
+  'line': shapes.line(6, '2.5'),
+  'star': shapes.star([10, 40, 40, 40, 5], [40, 10, 40, 40, 5]),
+  'racks': shapes.tree([3, 3], [10, 10]),
+  'uneven': randomized.random_mesh(7, 3, density=0.4),
+  'bcube': shapes.bcube(3, 2, 10),
 }
 
 
@@ -103,7 +103,7 @@ class SoundnessTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_boxes_have_all_schemes(self, collective):
-    graph = builders.dgx_a100(2)
+    graph = machines.dgx_a100(2)
     best = topology.pack(graph, collective=collective)
 
     made = schemes.all_of(graph, best)
@@ -133,7 +133,7 @@ class SoundnessTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_single_worker_gets_the_best(self, collective):
-    graph = builders.star([10])
+    graph = shapes.star([10])
     best = topology.pack(graph, collective=collective)
 
     self.assertIs(schemes.hierarchical(graph, best), best)
@@ -141,7 +141,7 @@ class SoundnessTest(parameterized.TestCase):
       self.assertIs(scheme, best)
 
   def test_reversal_exchanges_allgather_and_reduce_scatter(self):
-    graph = builders.full_mesh(5, 3)
+    graph = shapes.full_mesh(5, 3)
 
     gather, scatter = (
       schemes.all_of(graph, topology.pack(graph, collective=collective))
@@ -166,7 +166,7 @@ class RateTest(parameterized.TestCase):
     ('equal_shards', 'equal_shards', Fraction(5 * 8, 2)),
   )
   def test_mesh_of_5(self, name, GBps):
-    graph = builders.full_mesh(5, 8)
+    graph = shapes.full_mesh(5, 8)
 
     scheme = getattr(schemes, name)(graph, topology.pack(graph))
 
@@ -183,7 +183,7 @@ class RateTest(parameterized.TestCase):
     ('sharded_server', 'sharded_server', Fraction(8 * 10, 2 * 7)),
   )
   def test_star_of_8(self, name, GBps):
-    graph = builders.star([10] * 8)
+    graph = shapes.star([10] * 8)
 
     scheme = getattr(schemes, name)(graph, topology.pack(graph))
 
@@ -198,7 +198,7 @@ class RateTest(parameterized.TestCase):
     ('servers', 'sharded_server', 'allgather', Fraction(6 * 10, 6)),
   )
   def test_ring_of_6(self, name, collective, GBps):
-    graph = builders.ring(6, 10)
+    graph = shapes.ring(6, 10)
     best = topology.pack(graph, collective=collective)
 
     scheme = getattr(schemes, name)(graph, best)
@@ -215,13 +215,13 @@ class RateTest(parameterized.TestCase):
     self.assertEqual(rotated.rate_Bps, Fraction(8 * GB, 2 * 7))
 
   def test_hierarchy_of_one_group_is_an_error(self):
-    graph = builders.full_mesh(3, 1)
+    graph = shapes.full_mesh(3, 1)
 
     with self.assertRaisesRegex(ValueError, 'several groups'):
       schemes.hierarchical(graph, topology.pack(graph))
 
   def test_equal_shards_take_one_phase_after_the_other(self):
-    graph = builders.random_mesh(6, 5, density=0.7)
+    graph = randomized.random_mesh(6, 5, density=0.7)
 
     shards = schemes.equal_shards(graph, topology.pack(graph))
 
@@ -234,7 +234,7 @@ class RateTest(parameterized.TestCase):
 
   @parameterized.parameters(*range(2, 20))
   def test_no_worker_passes_data_on_in_both_binary_trees(self, count):
-    graph = builders.star([1] * count)
+    graph = shapes.star([1] * count)
 
     first, second = schemes.double_binary_tree(
       graph, topology.pack(graph)

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 
 import topology
 from topology.baselines import ring_orders, schemes, ways
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 
 GB = 10**9
@@ -20,7 +20,7 @@ class RingTest(parameterized.TestCase):
 
   @parameterized.product(seed=[*range(6)], both_ways=(False, True))
   def test_best_order_has_the_widest_narrowest_link(self, seed, both_ways):
-    graph = builders.random_mesh(6, seed)
+    graph = randomized.random_mesh(6, seed)
     name = 'best_ring_both_ways' if both_ways else 'best_ring'
 
     scheme = getattr(schemes, name)(graph, topology.pack(graph))
@@ -36,7 +36,7 @@ class RingTest(parameterized.TestCase):
 
   @parameterized.parameters(*range(4))
   def test_search_finds_the_best_order_of_10(self, seed):
-    graph = builders.random_mesh(10, seed)
+    graph = randomized.random_mesh(10, seed)
 
     order = ring_orders.best_order(ways.Ways(graph), both_ways=False)
 
@@ -45,9 +45,9 @@ class RingTest(parameterized.TestCase):
     self.assertEqual(min(GBps[hop] for hop in _around(order)), _widest(graph))
 
   @parameterized.named_parameters(
-    ('boxes', builders.dgx_a100(2)),
-    ('racks', builders.tree([4, 4], [10, 10])),
-    ('torus', builders.torus([4, 4], 1)),
+    ('boxes', machines.dgx_a100(2)),
+    ('racks', shapes.tree([4, 4], [10, 10])),
+    ('torus', shapes.torus([4, 4], 1)),
   )
   def test_search_undoes_a_shuffle(self, graph):
     shuffled = _shuffled(graph)
@@ -67,7 +67,7 @@ class RingTest(parameterized.TestCase):
       self.assertLess(full[1], naive)
 
   def test_64_workers_get_a_much_better_ring(self):
-    graph = builders.random_mesh(64, 1)
+    graph = randomized.random_mesh(64, 1)
 
     order = ring_orders.best_order(ways.Ways(graph), both_ways=False)
 
@@ -95,7 +95,7 @@ class WaysTest(parameterized.TestCase):
       self.assertEqual(_width(graph, hop), widest)
 
   def test_first_of_equal_ways_is_taken(self):
-    graph = builders.torus([2, 2], 1)
+    graph = shapes.torus([2, 2], 1)
 
     self.assertEqual(ways.Ways(graph).hop('w0', 'w3'), ('w0', 'w1', 'w3'))
     self.assertEqual(ways.Ways(graph).hop('w3', 'w0'), ('w3', 'w1', 'w0'))
@@ -116,27 +116,27 @@ class WaysTest(parameterized.TestCase):
     self.assertEqual(ways.Ways(graph).hop('c', 'a'), tuple('cba'))
 
   def test_shares_divide_links_between_the_pairs_that_want_them(self):
-    shares = ways.Ways(builders.ring(4, 6)).shares()
+    shares = ways.Ways(shapes.ring(4, 6)).shares()
 
     # Each link: a neighbor, and half of each of two pairs that are opposite.
     self.assertEqual(set(shares.values()), {3})
 
   @parameterized.named_parameters(
-    ('boxes', builders.dgx_a100(3), 8),
-    ('racks', builders.tree([4, 4], [10, 10]), 4),
-    ('racks_oversubscribed_by_2', builders.tree([2, 8], [40, 10]), 8),
-    ('racks_of_racks', builders.tree([2, 2, 4], [2, 20, 10]), 8),
-    ('wide_racks', builders.tree([4, 4], [40, 10]), 16),
-    ('mesh', builders.full_mesh(6, 1), 6),
-    ('ring', builders.ring(7, 1), 7),
-    ('one_way_ring', builders.ring(7, 1, both_ways=False), 7),
-    ('star', builders.star([3] * 5), 5),
-    ('torus', builders.torus([3, 3], 1), 9),
-    ('hypercube', builders.torus([2, 2, 2], 1), 8),
-    ('bcube', builders.bcube(3, 2, 1), 9),
-    ('straggler', builders.star([9, 9, 9, 1]), 4),
-    ('pair', builders.line(2, 1), 2),
-    ('single', builders.line(1, 1), 1),
+    ('boxes', machines.dgx_a100(3), 8),
+    ('racks', shapes.tree([4, 4], [10, 10]), 4),
+    ('racks_oversubscribed_by_2', shapes.tree([2, 8], [40, 10]), 8),
+    ('racks_of_racks', shapes.tree([2, 2, 4], [2, 20, 10]), 8),
+    ('wide_racks', shapes.tree([4, 4], [40, 10]), 16),
+    ('mesh', shapes.full_mesh(6, 1), 6),
+    ('ring', shapes.ring(7, 1), 7),
+    ('one_way_ring', shapes.ring(7, 1, both_ways=False), 7),
+    ('star', shapes.star([3] * 5), 5),
+    ('torus', shapes.torus([3, 3], 1), 9),
+    ('hypercube', shapes.torus([2, 2, 2], 1), 8),
+    ('bcube', shapes.bcube(3, 2, 1), 9),
+    ('straggler', shapes.star([9, 9, 9, 1]), 4),
+    ('pair', shapes.line(2, 1), 2),
+    ('single', shapes.line(1, 1), 1),
   )
   def test_groups_are_runs_of_workers(self, graph, size):
     found = ways.Ways(graph).groups()
@@ -146,7 +146,7 @@ class WaysTest(parameterized.TestCase):
     self.assertEqual(found, want)
 
   def test_boxes_are_found_in_any_order(self):
-    graph = _shuffled(builders.dgx_a100(2))
+    graph = _shuffled(machines.dgx_a100(2))
 
     found = ways.Ways(graph).groups()
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from absl.testing import absltest, parameterized
 
 from topology.bounds import allgather, cuts
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 
 FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
@@ -48,14 +48,14 @@ class AllgatherTest(parameterized.TestCase):
   """Closed forms, enumerated cuts, and proofs."""
 
   @parameterized.named_parameters(
-    ('mesh', builders.full_mesh(4, 25), '1/25'),
-    ('ring', builders.ring(8, 25), '7/50'),
-    ('one_way_ring', builders.ring(6, 25, both_ways=False), '1/5'),
-    ('line', builders.line(5, 25), '4/25'),
-    ('star', builders.star([100] * 8), '7/100'),
-    ('faster_down', builders.star([10] * 6, [40] * 6), '1/2'),
-    ('faster_up', builders.star([40] * 6, [10] * 6), '1/2'),
-    ('tree', builders.tree([4, 4], [10, 10]), '3/2'),
+    ('mesh', shapes.full_mesh(4, 25), '1/25'),
+    ('ring', shapes.ring(8, 25), '7/50'),
+    ('one_way_ring', shapes.ring(6, 25, both_ways=False), '1/5'),
+    ('line', shapes.line(5, 25), '4/25'),
+    ('star', shapes.star([100] * 8), '7/100'),
+    ('faster_down', shapes.star([10] * 6, [40] * 6), '1/2'),
+    ('faster_up', shapes.star([40] * 6, [10] * 6), '1/2'),
+    ('tree', shapes.tree([4, 4], [10, 10]), '3/2'),
   )
   def test_bound_is_the_closed_form(self, graph, want):
     inv_x, cut = allgather.bound(graph)
@@ -65,7 +65,7 @@ class AllgatherTest(parameterized.TestCase):
 
   @parameterized.parameters(*range(12))
   def test_without_switches_the_bound_is_the_largest_of_all_cuts(self, seed):
-    graph = builders.random_mesh(6, seed, density=0.5, high_GBps=9)
+    graph = randomized.random_mesh(6, seed, density=0.5, high_GBps=9)
 
     inv_x, cut = allgather.bound(graph)
 
@@ -95,7 +95,7 @@ class AllgatherTest(parameterized.TestCase):
     self.assertIn(cut.links, [(('a0', 'b0'),), (('b0', 'a0'),)])
 
   def test_switch_that_cannot_copy_is_part_of_the_proof(self):
-    graph = builders.star([10] * 6, [40] * 6)
+    graph = shapes.star([10] * 6, [40] * 6)
 
     _, cut = allgather.bound(graph)
 
@@ -103,7 +103,7 @@ class AllgatherTest(parameterized.TestCase):
     self.assertEqual([switch for switch, _ in cut.switch_prices], ['s0'])
 
   def test_best_links_have_balanced_switches_and_keep_the_bound(self):
-    graph = builders.star([10, 20, 5], [40, 50, 9])
+    graph = shapes.star([10, 20, 5], [40, 50, 9])
 
     best = allgather.optimum(graph)
 
@@ -118,10 +118,10 @@ class AllgatherTest(parameterized.TestCase):
       self.assertLessEqual(capacity, whole[src, dst])
 
   def test_single_worker_has_no_bound(self):
-    self.assertEqual(allgather.bound(builders.line(1, 1)), (None, None))
+    self.assertEqual(allgather.bound(shapes.line(1, 1)), (None, None))
 
   def test_any_cut_proves_no_more_than_the_bound(self):
-    graph = builders.star([10, 20, 5, 8], [40, 50, 9, 4])
+    graph = shapes.star([10, 20, 5, 8], [40, 50, 9, 4])
     inv_x, cut = allgather.bound(graph)
     rng = random.Random(0)
 
@@ -153,10 +153,10 @@ class AllgatherTest(parameterized.TestCase):
     )
 
     with self.assertRaisesRegex(ValueError, message):
-      cuts.proven(builders.star([1, 1, 1]), cut)
+      cuts.proven(shapes.star([1, 1, 1]), cut)
 
   def test_floats_prove_nothing(self):
-    graph = builders.star([1, 1, 1])
+    graph = shapes.star([1, 1, 1])
     _, cut = allgather.bound(graph)
 
     with self.assertRaisesRegex(ValueError, 'Expected fractions'):

@@ -4,17 +4,17 @@ from absl.testing import absltest, parameterized
 
 from tests.support import random_clusters
 from topology.bounds import allreduce, prices
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 
 
 class AllreduceTest(parameterized.TestCase):
   """The optimum, what it leaves each direction, and its proof."""
 
   @parameterized.parameters(
-    builders.star([10, 20, 5, 8], [40, 50, 9, 4]),
-    builders.random_mesh(6, 1),
-    builders.random_mesh(6, 1, symmetric=True),
-    builders.tree([2, 3], [9, 4]),
+    shapes.star([10, 20, 5, 8], [40, 50, 9, 4]),
+    randomized.random_mesh(6, 1),
+    randomized.random_mesh(6, 1, symmetric=True),
+    shapes.tree([2, 3], [9, 4]),
   )
   def test_optimum_is_proved_and_divides_each_link(self, graph):
     best = allreduce.optimum(graph)

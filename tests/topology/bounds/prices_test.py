@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 import topology
 from tests.support import hop_prices, random_clusters
 from topology.bounds import prices
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 
 
@@ -18,7 +18,7 @@ class ProvenTest(parameterized.TestCase):
   """All columns, packed forests, and what is no proof."""
 
   def test_star_with_equal_prices_has_its_closed_form(self):
-    graph = builders.star([100] * 8)
+    graph = shapes.star([100] * 8)
     equal = prices.Prices(tuple((a, b, Fraction(3)) for a, b, _ in graph.links))
 
     self.assertEqual(prices.proven(graph, equal), Fraction(400, 7))
@@ -51,7 +51,7 @@ class ProvenTest(parameterized.TestCase):
 
   @parameterized.parameters(*range(10))
   def test_mean_of_both_directions_proves_as_much(self, seed):
-    graph = builders.random_switched(4, 2, seed, symmetric=True)
+    graph = randomized.random_switched(4, 2, seed, symmetric=True)
     priced = _random(graph, seed)
     back = {(b, a): price for a, b, price in priced.links}
     mean = prices.Prices(
@@ -87,11 +87,11 @@ class ProvenTest(parameterized.TestCase):
   )
   def test_wrong_prices_are_no_proof(self, links, message):
     with self.assertRaisesRegex(ValueError, message):
-      prices.proven(builders.star([1, 2, 3]), prices.Prices(tuple(links)))
+      prices.proven(shapes.star([1, 2, 3]), prices.Prices(tuple(links)))
 
   @parameterized.parameters(True, False)
   def test_free_column_is_no_proof(self, symmetric):
-    graph = builders.ring(4, 5)
+    graph = shapes.ring(4, 5)
     if not symmetric:
       slow = Link('w0', 'w1', Fraction(1))
       graph = Cluster(graph.nodes, graph.workers, (*graph.links, slow))
@@ -102,10 +102,10 @@ class ProvenTest(parameterized.TestCase):
 
   def test_single_worker_has_nothing_to_prove(self):
     with self.assertRaisesRegex(ValueError, 'a positive price'):
-      prices.proven(builders.line(1, 1), prices.Prices(()))
+      prices.proven(shapes.line(1, 1), prices.Prices(()))
 
   def test_thousand_workers_are_fast_and_follow_the_closed_form(self):
-    graph = builders.torus([32, 32], 25)
+    graph = shapes.torus([32, 32], 25)
     equal = prices.Prices(tuple((a, b, Fraction(1)) for a, b, _ in graph.links))
 
     got = prices.proven(graph, equal)

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 import topology
 from tests.support import small
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, shapes
 from topology.clusters.cluster import Cluster, Link
 
 
@@ -73,13 +73,13 @@ class FromJsonTest(parameterized.TestCase):
     self.assertEqual(graph.switches, ('s',))
 
   def test_order_of_links_does_not_matter(self):
-    data = cluster.to_json(builders.tree([2, 2], [1, 2]))
+    data = cluster.to_json(shapes.tree([2, 2], [1, 2]))
     turned = {**data, 'links': data['links'][::-1]}
 
     self.assertEqual(cluster.from_json(data), cluster.from_json(turned))
 
   def test_what_is_written_is_read_back(self):
-    graph = builders.star(['1/3', 2.5, 7], [1, 2, 3])
+    graph = shapes.star(['1/3', 2.5, 7], [1, 2, 3])
 
     text = json.dumps(cluster.to_json(graph))
 
@@ -156,7 +156,7 @@ class FromNetworkxTest(parameterized.TestCase):
     nx.set_edge_attributes(graph, '2.5', 'GBps')
 
     self.assertEqual(
-      cluster.from_networkx(graph), builders.full_mesh(3, Fraction(5, 2))
+      cluster.from_networkx(graph), shapes.full_mesh(3, Fraction(5, 2))
     )
 
   def test_directed_edge_is_a_link_one_way(self):
@@ -165,7 +165,7 @@ class FromNetworkxTest(parameterized.TestCase):
 
     self.assertEqual(
       cluster.from_networkx(graph),
-      builders.ring(3, Fraction(1, 10), both_ways=False),
+      shapes.ring(3, Fraction(1, 10), both_ways=False),
     )
 
   @parameterized.parameters((nx.MultiGraph, 5), (nx.MultiDiGraph, 3))
@@ -186,7 +186,7 @@ class FromNetworkxTest(parameterized.TestCase):
     graph.add_edge('s0', 'w1', GBps='1/3')
 
     self.assertEqual(
-      cluster.from_networkx(graph), builders.star([1, Fraction(1, 3)])
+      cluster.from_networkx(graph), shapes.star([1, Fraction(1, 3)])
     )
 
   def test_nodes_of_other_types_get_their_string_as_id(self):
@@ -225,7 +225,7 @@ class FromNetworkxTest(parameterized.TestCase):
   def test_networkx_is_not_needed(self):
     code = (
       'import sys\n'
-      'from topology.clusters import builders, cluster\n'
+      'from topology.clusters import cluster, shapes\n'
       'sys.exit("networkx" in sys.modules)\n'
     )
     small.python('-c', code).check_returncode()
@@ -235,18 +235,18 @@ class ClusterTest(parameterized.TestCase):
   """Plain immutable data."""
 
   def test_cluster_cannot_be_changed(self):
-    graph = builders.line(2, 1)
+    graph = shapes.line(2, 1)
 
     with self.assertRaises(dataclasses.FrozenInstanceError):
       graph.links = ()
 
   def test_equal_clusters_have_equal_hashes(self):
-    self.assertEqual(hash(builders.line(3, 1)), hash(builders.line(3, '1.0')))
+    self.assertEqual(hash(shapes.line(3, 1)), hash(shapes.line(3, '1.0')))
 
   def test_reversal_turns_each_link(self):
-    graph = builders.star([1, 2], [3, 4])
+    graph = shapes.star([1, 2], [3, 4])
 
-    self.assertEqual(graph.reversed(), builders.star([3, 4], [1, 2]))
+    self.assertEqual(graph.reversed(), shapes.star([3, 4], [1, 2]))
 
   def test_workers_that_are_no_nodes_are_an_error(self):
     with self.assertRaisesRegex(ValueError, 'expected distinct nodes'):

@@ -10,7 +10,7 @@ import scipy.optimize
 from absl.testing import absltest, parameterized
 
 import topology
-from topology.clusters import builders, cluster, measured
+from topology.clusters import cluster, measured, shapes
 
 
 def _pairs(hosts):
@@ -180,7 +180,7 @@ class GraphTest(parameterized.TestCase):
   def test_without_slow_pairs_it_is_a_star(self):
     up = [Fraction(n, 100) for n in (3, 1, 2)]
     graph = measured.graph(measured.Rates(tuple(up), tuple(up[::-1]), {}))
-    star = builders.star(up, up[::-1])
+    star = shapes.star(up, up[::-1])
 
     names = {'w0': 'host0', 'w1': 'host1', 'w2': 'host2', 's0': 'net0'}
     links = {(names[src], names[dst], GBps) for src, dst, GBps in star.links}

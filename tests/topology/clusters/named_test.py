@@ -7,16 +7,17 @@ from fractions import Fraction
 import networkx as nx
 from absl.testing import absltest, parameterized
 
-from topology.clusters import builders
+from topology.clusters import machines, randomized, shapes
+from topology.clusters.named import named
 
 
 class RandomTest(parameterized.TestCase):
   """Seeds, ranges and heterogeneity."""
 
   @parameterized.named_parameters(
-    ('mesh', lambda seed: builders.random_mesh(6, seed)),
-    ('switched', lambda seed: builders.random_switched(6, 3, seed)),
-    ('spread', lambda seed: builders.spread(builders.ring(6, 1), 9, seed)),
+    ('mesh', lambda seed: randomized.random_mesh(6, seed)),
+    ('switched', lambda seed: randomized.random_switched(6, 3, seed)),
+    ('spread', lambda seed: randomized.spread(shapes.ring(6, 1), 9, seed)),
   )
   def test_same_seed_gives_the_same_cluster(self, build):
     self.assertEqual(build(1), build(1))
@@ -24,14 +25,14 @@ class RandomTest(parameterized.TestCase):
 
   @parameterized.parameters(*range(5))
   def test_sparse_symmetric_mesh_is_its_own_reverse(self, seed):
-    graph = builders.random_mesh(7, seed, density=0.3, symmetric=True)
+    graph = randomized.random_mesh(7, seed, density=0.3, symmetric=True)
 
     self.assertEqual(graph, graph.reversed())
     self.assertLess(len(graph.links), 42)
 
   @parameterized.parameters(*range(5))
   def test_workers_are_each_behind_one_switch(self, seed):
-    graph = builders.random_switched(
+    graph = randomized.random_switched(
       12, 5, seed, density=0.3, low_GBps=3, high_GBps=4
     )
 
@@ -48,9 +49,9 @@ class RandomTest(parameterized.TestCase):
     ratio=(1, '1.5', 3, 10, 100, Fraction(1000, 7)), symmetric=(False, True)
   )
   def test_spread_has_the_ratio_in_equal_steps(self, ratio, symmetric):
-    graph = builders.full_mesh(8, 40)
+    graph = shapes.full_mesh(8, 40)
 
-    uneven = builders.spread(graph, ratio, 3, symmetric=symmetric)
+    uneven = randomized.spread(graph, ratio, 3, symmetric=symmetric)
 
     ratio = Fraction(ratio)
     GBps = sorted(link.GBps for link in uneven.links)[:: 1 + symmetric]
@@ -64,9 +65,9 @@ class RandomTest(parameterized.TestCase):
         self.assertEqual(capacity * 10**6 % 1, 0)
 
   def test_spread_keeps_what_is_symmetric_and_what_is_not(self):
-    graph = builders.star([1, 2, 3], [2, 4, 6])
+    graph = shapes.star([1, 2, 3], [2, 4, 6])
 
-    links = builders.spread(graph, 50, 0).links
+    links = randomized.spread(graph, 50, 0).links
     capacity = {(src, dst): GBps for src, dst, GBps in links}
 
     for i in range(3):
@@ -74,30 +75,30 @@ class RandomTest(parameterized.TestCase):
 
   @parameterized.parameters('line(1, 5)', 'line(2, 5)')
   def test_spread_of_one_pair_changes_nothing(self, spec):
-    graph = builders.named(spec)
+    graph = named(spec)
 
-    self.assertEqual(builders.spread(graph, 100, 0), graph)
+    self.assertEqual(randomized.spread(graph, 100, 0), graph)
 
 
 class NamedTest(parameterized.TestCase):
   """Clusters from strings."""
 
   @parameterized.parameters(
-    ('torus([4, 4], 25)', builders.torus([4, 4], 25)),
-    (' dgx_a100( 2 ) ', builders.dgx_a100(2)),
-    ('dgx_a100(boxes=2, rail_GBps=12.5)', builders.dgx_a100(2, rail_GBps=12.5)),
+    ('torus([4, 4], 25)', shapes.torus([4, 4], 25)),
+    (' dgx_a100( 2 ) ', machines.dgx_a100(2)),
+    ('dgx_a100(boxes=2, rail_GBps=12.5)', machines.dgx_a100(2, rail_GBps=12.5)),
     (
       'random_mesh(16, 1, symmetric=True)',
-      builders.random_mesh(16, 1, symmetric=True),
+      randomized.random_mesh(16, 1, symmetric=True),
     ),
-    ('star((1, 2.5), ["1/3", 1e2])', builders.star([1, 2.5], ['1/3', 100])),
+    ('star((1, 2.5), ["1/3", 1e2])', shapes.star([1, 2.5], ['1/3', 100])),
     (
       'spread(tree([2, 2], [1, 1]), 10, seed=3)',
-      builders.spread(builders.tree([2, 2], [1, 1]), 10, 3),
+      randomized.spread(shapes.tree([2, 2], [1, 1]), 10, 3),
     ),
   )
   def test_spec_gives_what_the_call_gives(self, spec, want):
-    self.assertEqual(builders.named(spec), want)
+    self.assertEqual(named(spec), want)
 
   @parameterized.parameters(
     ('0.1', Fraction(1, 10)),
@@ -109,7 +110,7 @@ class NamedTest(parameterized.TestCase):
     ('10000000000000000000001', Fraction(10**22 + 1)),
   )
   def test_numbers_are_exact(self, text, want):
-    graph = builders.named(f'line(2, {text})')
+    graph = named(f'line(2, {text})')
 
     self.assertEqual(graph.links[0].GBps, want)
 
@@ -141,7 +142,7 @@ class NamedTest(parameterized.TestCase):
   )
   def test_wrong_spec_is_an_error(self, spec, message):
     with self.assertRaisesRegex(ValueError, message):
-      builders.named(spec)
+      named(spec)
 
 
 if __name__ == '__main__':

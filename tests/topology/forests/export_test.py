@@ -13,9 +13,10 @@ from fractions import Fraction
 from absl.testing import absltest, parameterized
 
 import topology
-from topology.clusters import builders
 from topology.clusters import cluster as clusters
+from topology.clusters import shapes
 from topology.clusters.cluster import Cluster, Link
+from topology.clusters.named import named
 from topology.forests import dot, export, trees, usage
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
@@ -33,7 +34,7 @@ _STYLE = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 
 def _written(spec, collective):
-  cluster = builders.named(spec)
+  cluster = named(spec)
   packed = topology.pack(cluster, collective=collective)
   data = json.loads(json.dumps(export.to_json(cluster, packed)))
   return cluster, packed, data
@@ -231,14 +232,14 @@ class UsageTest(parameterized.TestCase):
     rates = [10, 20, 30], [5, 6, 7]
     if collective == 'reduce_scatter':
       rates = rates[::-1]
-    cluster = builders.star(*rates)
+    cluster = shapes.star(*rates)
     packed = topology.pack(cluster, collective=collective)
     self.assertEqual(usage.bottleneck(cluster, packed), (link,))
     self.assertEqual(usage.fractions_used(cluster, packed)[link], 1)
 
   def test_the_bottleneck_of_an_allreduce_is_full(self):
     links = [(3, 4, 1)]
-    cluster = builders.wan([4, 4], 25, links)
+    cluster = shapes.wan([4, 4], 25, links)
     packed = topology.pack(cluster)
     slowest = {('w3', 'w4'), ('w4', 'w3')}
     self.assertEqual(set(usage.bottleneck(cluster, packed)), slowest)
@@ -256,7 +257,7 @@ class UsageTest(parameterized.TestCase):
 
 class DotTest(parameterized.TestCase):
   def test_nodes_and_capacities_are_those_of_the_cluster(self):
-    cluster = builders.named('tree([2, 2], ["100/3", 25])')
+    cluster = named('tree([2, 2], ["100/3", 25])')
     nodes, edges = _parsed(dot.to_dot(cluster))
     self.assertEqual([*nodes], [*cluster.nodes])
     for node, style in nodes.items():
@@ -269,7 +270,7 @@ class DotTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_labels_are_loads_and_the_bottleneck_is_marked(self, collective):
-    cluster = builders.wan([3, 3], 25, [(2, 3, '2.5')])
+    cluster = shapes.wan([3, 3], 25, [(2, 3, '2.5')])
     packed = topology.pack(cluster, collective=collective)
     loads = _loads_GBps(packed)
 
@@ -289,7 +290,7 @@ class DotTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1)
   def test_one_tree_is_told_hop_by_hop(self, number):
-    cluster = builders.named('dgx_a100(1)')
+    cluster = named('dgx_a100(1)')
     packed = topology.pack(cluster)
     tree = packed.trees[number]
 
@@ -313,7 +314,7 @@ class DotTest(parameterized.TestCase):
     self.assertEqual(dict(told), expected)
 
   def test_a_tree_that_is_not_there_is_refused(self):
-    cluster = builders.full_mesh(3, 25)
+    cluster = shapes.full_mesh(3, 25)
     packed = topology.pack(cluster)
     for number in (-1, len(packed.trees)):
       with self.assertRaisesRegex(ValueError, f'trees, got {number}'):
@@ -335,7 +336,7 @@ class DotTest(parameterized.TestCase):
   def test_graphviz_reads_it(self):
     if shutil.which('dot') is None:
       self.skipTest('Graphviz, whose program is dot, is not installed.')
-    cluster = builders.named('dgx_a100(1)')
+    cluster = named('dgx_a100(1)')
     packed = topology.pack(cluster)
     texts = (
       dot.to_dot(self._odd()),

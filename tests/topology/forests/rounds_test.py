@@ -17,17 +17,17 @@ from absl.testing import absltest, parameterized
 
 import topology
 from tests.support import ppermute, small
-from topology.clusters import builders
+from topology.clusters import machines, randomized, shapes
 from topology.clusters.cluster import Cluster
 from topology.forests import rounds, trees, verify
 
 COLLECTIVES = trees.COLLECTIVES
 _CHUNKS = 3
 _GRAPHS = {
-  'mesh': builders.full_mesh(4, 25),
-  'unequal star': builders.star([10, 10, 10, 40, 40, 100]),
-  'box': builders.dgx_a100(1),
-  'random mesh': builders.random_mesh(5, 3, symmetric=True),
+  'mesh': shapes.full_mesh(4, 25),
+  'unequal star': shapes.star([10, 10, 10, 40, 40, 100]),
+  'box': machines.dgx_a100(1),
+  'random mesh': randomized.random_mesh(5, 3, symmetric=True),
 }
 
 
@@ -217,14 +217,14 @@ class RateTest(parameterized.TestCase):
     self.assertGreaterEqual(plan.loss, 0)
 
   @parameterized.named_parameters(
-    ('star', builders.star([10] * 6), 0),
-    ('box', builders.dgx_a100(1), 0),
-    ('line', builders.line(5, 10), Fraction(1, 2)),
-    ('ring', builders.ring(8, 10), Fraction(1, 2)),
-    ('ring_one_way', builders.ring(6, 10, both_ways=False), 0),
-    ('mesh', builders.full_mesh(5, 10), Fraction(3, 4)),
-    ('torus', builders.torus([3, 3], 10), Fraction(3, 4)),
-    ('bcube', builders.bcube(3, 2, 10), Fraction(1, 2)),
+    ('star', shapes.star([10] * 6), 0),
+    ('box', machines.dgx_a100(1), 0),
+    ('line', shapes.line(5, 10), Fraction(1, 2)),
+    ('ring', shapes.ring(8, 10), Fraction(1, 2)),
+    ('ring_one_way', shapes.ring(6, 10, both_ways=False), 0),
+    ('mesh', shapes.full_mesh(5, 10), Fraction(3, 4)),
+    ('torus', shapes.torus([3, 3], 10), Fraction(3, 4)),
+    ('bcube', shapes.bcube(3, 2, 10), Fraction(1, 2)),
   )
   def test_as_many_ports_as_a_worker_has_as_much_is_lost(self, graph, loss):
     plan = rounds.plan(graph, topology.pack(graph))
@@ -232,7 +232,7 @@ class RateTest(parameterized.TestCase):
     self.assertEqual(plan.loss, loss)
 
   def test_slow_hops_share_permutes(self):
-    graph = builders.line(3, 1)
+    graph = shapes.line(3, 1)
     graph = Cluster(
       graph.nodes,
       graph.workers,
@@ -247,7 +247,7 @@ class RateTest(parameterized.TestCase):
 
 class PlanTest(absltest.TestCase):
   def test_too_many_permutes_are_an_error_that_says_how_many(self):
-    graph = builders.random_mesh(5, 3, symmetric=True)
+    graph = randomized.random_mesh(5, 3, symmetric=True)
     packed = topology.pack(graph)
     with self.assertRaisesRegex(
       ValueError,
@@ -257,7 +257,7 @@ class PlanTest(absltest.TestCase):
       rounds.plan(graph, packed)
 
   def test_limit_is_what_is_needed(self):
-    graph = builders.full_mesh(4, 25)
+    graph = shapes.full_mesh(4, 25)
     packed = topology.pack(graph)
 
     self.assertLen(rounds.plan(graph, packed, max_permutes=3).pairs, 3)
@@ -267,7 +267,7 @@ class PlanTest(absltest.TestCase):
       rounds.plan(graph, packed, max_permutes=0)
 
   def test_pipeline_fills_with_twice_the_height(self):
-    graph = builders.line(5, 10)
+    graph = shapes.line(5, 10)
 
     for collective, fill in (('allreduce', 3), ('allgather', 3)):
       plan = rounds.plan(graph, topology.pack(graph, collective=collective))
@@ -277,7 +277,7 @@ class PlanTest(absltest.TestCase):
       plan.steps(0)
 
   def test_single_worker_needs_no_permutes(self):
-    graph = builders.line(1, 1)
+    graph = shapes.line(1, 1)
     plan = rounds.plan(graph, topology.pack(graph))
 
     self.assertEqual(plan.pairs, ())
@@ -292,14 +292,14 @@ def _random_forest(seed, collective):
   rng = random.Random(seed)
   count = rng.randint(2, 6)
   if rng.random() < 0.5:
-    graph = builders.random_mesh(count, seed)
+    graph = randomized.random_mesh(count, seed)
     middle = ()
   else:
     up, down = (
       [rng.choice((10, 20, Fraction(25, 3))) for _ in range(count)]
       for _ in range(2)
     )
-    graph = builders.star(up, down)
+    graph = shapes.star(up, down)
     middle = ('s0',)
   roots = graph.workers
   if collective == 'allreduce':

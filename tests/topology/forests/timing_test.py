@@ -11,18 +11,18 @@ from absl.testing import absltest, parameterized
 
 import topology
 from cluster.virtual import network
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 from topology.forests import timing, trees, verify
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
-LINE = builders.line(5, 2)
+LINE = shapes.line(5, 2)
 CLUSTERS = {
-  'mesh': builders.random_mesh(6, 3, density=0.5, high_GBps=9),
-  'symmetric': builders.random_mesh(6, 1, symmetric=True, high_GBps=5),
-  'star': builders.star([1, 3, 5, 8], [4, 2, 9, 1]),
-  'tree': builders.tree([2, 3], [4, 3]),
-  'fat_tree': builders.fat_tree(2, 7),
-  'line': builders.line(4, '2.5'),
+  'mesh': randomized.random_mesh(6, 3, density=0.5, high_GBps=9),
+  'symmetric': randomized.random_mesh(6, 1, symmetric=True, high_GBps=5),
+  'star': shapes.star([1, 3, 5, 8], [4, 2, 9, 1]),
+  'tree': shapes.tree([2, 3], [4, 3]),
+  'fat_tree': shapes.fat_tree(2, 7),
+  'line': shapes.line(4, '2.5'),
 }
 
 
@@ -124,7 +124,7 @@ class OracleTest(parameterized.TestCase):
         self.assertEqual(timed.total_s, max(timed.done_s.values()))
 
   def test_star_takes_as_long_as_its_flows_in_the_virtual_cluster(self):
-    graph = builders.star([8] * 5)
+    graph = shapes.star([8] * 5)
     packed = topology.pack(graph, collective='allgather')
     hosts_s = [1.0, 2.0, 3.0, 4.0, 5.0]
     latency_s = dict(zip(graph.workers, hosts_s, strict=True)) | {'s0': 0.0}
@@ -176,7 +176,7 @@ class RelationTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_single_worker_and_no_bytes_take_no_time(self, collective):
-    for graph, size in ((builders.line(1, 1), 10**9), (LINE, 0)):
+    for graph, size in ((shapes.line(1, 1), 10**9), (LINE, 0)):
       packed = topology.pack(graph, collective=collective)
 
       timed = timing.simulate(
@@ -230,7 +230,7 @@ class BestChunksTest(parameterized.TestCase):
       )
 
   def test_all_combinations_of_few_trees_are_no_faster(self):
-    graph = builders.random_mesh(3, 1, high_GBps=4)
+    graph = randomized.random_mesh(3, 1, high_GBps=4)
     packed = topology.pack(graph)
     costs = {'latency_s': 1e-8, 'message_s': 4e-9}
     self.assertLen(packed.trees, 3)
@@ -317,7 +317,7 @@ class RejectionTest(parameterized.TestCase):
       timing.simulate(LINE, _chain(down=True), 9, latency_s=latency_s, chunks=1)
 
   def test_forest_of_another_cluster(self):
-    packed = topology.pack(builders.full_mesh(5, 1), collective='allgather')
+    packed = topology.pack(shapes.full_mesh(5, 1), collective='allgather')
 
     with self.assertRaisesRegex(ValueError, "links of the cluster, .*'w2'"):
       timing.simulate(LINE, packed, 9, latency_s=0.0, chunks=1)

@@ -7,11 +7,11 @@ from absl.testing import absltest, parameterized
 
 import topology
 from topology.bounds import cuts, prices
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 from topology.forests import trees, verify
 
-STAR = builders.star([12, 12, 12, 12])
-LINE = builders.line(3, 10)
+STAR = shapes.star([12, 12, 12, 12])
+LINE = shapes.line(3, 10)
 
 
 class CheckTest(parameterized.TestCase):
@@ -19,11 +19,11 @@ class CheckTest(parameterized.TestCase):
 
   @parameterized.parameters(*trees.COLLECTIVES)
   def test_sound_forest_passes(self, collective):
-    for graph in (STAR, LINE, builders.random_mesh(5, 1)):
+    for graph in (STAR, LINE, randomized.random_mesh(5, 1)):
       verify.check(graph, topology.pack(graph, collective=collective))
 
   def test_sound_forest_of_another_cluster_does_not(self):
-    packed = topology.pack(builders.full_mesh(3, 10), collective='allgather')
+    packed = topology.pack(shapes.full_mesh(3, 10), collective='allgather')
 
     with self.assertRaisesRegex(ValueError, r"needs a link \('w0', 'w2'\)"):
       verify.check(LINE, packed)
@@ -85,7 +85,7 @@ class CheckTest(parameterized.TestCase):
       verify.check(LINE, broken)
 
   def test_contribution_that_goes_two_ways_is_counted_twice(self):
-    mesh = builders.full_mesh(3, 10)
+    mesh = shapes.full_mesh(3, 10)
     packed = topology.pack(mesh, collective='reduce_scatter')
     hops = (('w2', 'w1'), ('w2', 'w0'), ('w1', 'w0'))
 
@@ -153,7 +153,7 @@ class CheckTest(parameterized.TestCase):
       verify.check(LINE, broken)
 
   def test_trees_for_a_single_worker_are_found(self):
-    graph = builders.line(1, 1)
+    graph = shapes.line(1, 1)
     packed = topology.pack(graph, collective='allgather')
     tree = trees.Tree('w0', Fraction(1), Fraction(1), (), ())
 
@@ -207,7 +207,7 @@ class CheckTest(parameterized.TestCase):
       verify.check(STAR, broken)
 
   def test_weaker_bound_of_an_allreduce_is_accepted_if_prices_prove_it(self):
-    graph = builders.star([10, 10, 100, 100])
+    graph = shapes.star([10, 10, 100, 100])
     packed = topology.pack(graph)
     equal = prices.Prices(tuple((a, b, Fraction(1)) for a, b, _ in graph.links))
     weaker = dataclasses.replace(

@@ -13,8 +13,9 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.algorithms import stopping
 from topology.bounds import allgather, cuts, prices
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
+from topology.clusters.named import named
 from topology.forests import trees, verify
 from topology.packing import approximate, exact
 
@@ -57,7 +58,7 @@ class SmallTest(parameterized.TestCase):
     for ratio in (10**6, 10**12):
       for graph in _clusters(seed):
         alike = graph == graph.reversed()
-        thin = builders.spread(graph, ratio, seed, symmetric=alike)
+        thin = randomized.spread(graph, ratio, seed, symmetric=alike)
 
         found = _approximate(thin, collective, gap=0.01)
 
@@ -66,14 +67,14 @@ class SmallTest(parameterized.TestCase):
   def test_racks_with_a_thin_worker_each_are_packed_as_well_as_can_be(self):
     # One that can send no more than once is no way into its rack.
     for seed in (1, 5):
-      graph = builders.random_switched(12, 4, seed)
+      graph = randomized.random_switched(12, 4, seed)
       found = _approximate(graph, 'allreduce', gap=0.01)
 
       best = exact.allreduce(graph)
       self.assertGreaterEqual(found.rate_Bps / best.rate_Bps, 0.99)
 
   def test_gap_of_zero_ends(self):
-    graph = builders.random_mesh(6, 3)
+    graph = randomized.random_mesh(6, 3)
     for collective in COLLECTIVES:
       found = _approximate(graph, collective, gap=0.0)
 
@@ -158,7 +159,7 @@ class LargeTest(parameterized.TestCase):
     self._assert_within(spec, collective)
 
   def _assert_within(self, spec, collective):
-    graph = builders.named(spec)
+    graph = named(spec)
 
     packed = topology.pack(graph, collective=collective, gap=0.01)
 
@@ -200,7 +201,7 @@ class LimitsTest(parameterized.TestCase):
   def test_a_time_limit_is_soon_followed_by_a_forest(
     self, spec, collective, seconds
   ):
-    graph = builders.named(spec)
+    graph = named(spec)
     start = time.monotonic()
 
     packed = topology.pack(graph, collective=collective, time_limit_s=seconds)
@@ -211,7 +212,7 @@ class LimitsTest(parameterized.TestCase):
     self.assertBetween(packed.gap, 0, 1)
 
   def test_directed_mesh_has_a_forest_without_time(self):
-    graph = builders.random_mesh(40, 1)
+    graph = randomized.random_mesh(40, 1)
 
     packed = topology.pack(graph, time_limit_s=0)
 
@@ -221,7 +222,7 @@ class LimitsTest(parameterized.TestCase):
     collective=COLLECTIVES, trees=(8, 11), symmetric=(True, False)
   )
   def test_few_trees_keep_the_bound_of_all(self, collective, trees, symmetric):
-    graph = builders.random_mesh(8, 2, symmetric=symmetric)
+    graph = randomized.random_mesh(8, 2, symmetric=symmetric)
     best = topology.pack(graph, collective=collective)
     self.assertGreater(len(best.trees), trees)
 
@@ -233,9 +234,9 @@ class LimitsTest(parameterized.TestCase):
     self.assertGreater(few.rate_Bps, best.rate_Bps / 2)
 
   @parameterized.parameters(
-    (builders.full_mesh(6, 1), 2, Fraction(2, 3)),
-    (builders.dgx_1('p100'), 2, Fraction(7, 8)),
-    (builders.torus([3, 3], 25), 4, Fraction(8, 9)),
+    (shapes.full_mesh(6, 1), 2, Fraction(2, 3)),
+    (machines.dgx_1('p100'), 2, Fraction(7, 8)),
+    (shapes.torus([3, 3], 25), 4, Fraction(8, 9)),
   )
   def test_few_trees_may_be_the_heaviest_of_all(self, graph, count, part):
     best = topology.pack(graph)
@@ -245,12 +246,12 @@ class LimitsTest(parameterized.TestCase):
     self.assertGreaterEqual(few.rate_Bps, part * best.rate_Bps * (1 - BELOW))
 
   def test_missed_gap_is_met_the_exact_way(self):
-    packed = topology.pack(builders.mi250(2), collective='allgather', gap=0.01)
+    packed = topology.pack(machines.mi250(2), collective='allgather', gap=0.01)
 
     self.assertEqual(packed.gap, 0)
 
   def test_as_many_trees_as_the_exact_way_has_are_enough_for_it(self):
-    graph = builders.random_mesh(6, 1)
+    graph = randomized.random_mesh(6, 1)
     best = topology.pack(graph)
 
     packed = topology.pack(graph, max_trees=len(best.trees))
@@ -260,7 +261,7 @@ class LimitsTest(parameterized.TestCase):
   def test_progress_is_told_in_words(self):
     told = []
 
-    topology.pack(builders.torus([8, 9], 1), gap=0.5, progress=told.append)
+    topology.pack(shapes.torus([8, 9], 1), gap=0.5, progress=told.append)
 
     self.assertRegex(told[-1], r'1\d trees: .* of .* GB/s, gap .* %')
 
@@ -271,9 +272,9 @@ class SameTest(parameterized.TestCase):
   @parameterized.product(collective=COLLECTIVES)
   def test_other_names_and_scales_keep_the_gap(self, collective):
     for graph, factor in (
-      (builders.dgx_a100(3), Fraction(1, 3 * 2**30)),
-      (builders.random_mesh(20, 1, symmetric=True), Fraction(10**9)),
-      (builders.random_switched(20, 5, 2), Fraction(7)),
+      (machines.dgx_a100(3), Fraction(1, 3 * 2**30)),
+      (randomized.random_mesh(20, 1, symmetric=True), Fraction(10**9)),
+      (randomized.random_switched(20, 5, 2), Fraction(7)),
     ):
       rng = random.Random(0)
       nodes = rng.sample(graph.nodes, len(graph.nodes))
@@ -290,7 +291,7 @@ class SameTest(parameterized.TestCase):
       self.assertLessEqual(packed.gap, 0.01 + BELOW)
 
   def test_reversal_exchanges_allgather_and_reduce_scatter(self):
-    graph = builders.random_switched(20, 5, 2)
+    graph = randomized.random_switched(20, 5, 2)
 
     gather = topology.pack(graph, collective='allgather', gap=0.01)
     scatter = topology.pack(
@@ -307,17 +308,17 @@ def _clusters(seed, directed=True):
   """Up to 8 workers: alike in both directions or not, switched or not."""
   rng = random.Random(seed)
   for symmetric in (True, False) if directed else (True,):
-    yield builders.random_mesh(
+    yield randomized.random_mesh(
       rng.randint(2, 8), seed, density=0.4, symmetric=symmetric
     )
-    yield builders.random_switched(
+    yield randomized.random_switched(
       rng.randint(2, 6), rng.randint(1, 4), seed, symmetric=symmetric
     )
 
 
 def _meshes(symmetric):
-  yield builders.random_mesh(6, 1, density=0.7, symmetric=symmetric)
-  yield builders.random_switched(7, 3, 1, symmetric=symmetric)
+  yield randomized.random_mesh(6, 1, density=0.7, symmetric=symmetric)
+  yield randomized.random_switched(7, 3, 1, symmetric=symmetric)
 
 
 def _exact(graph, collective):

@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 from topology.packing import arrays
 
@@ -177,7 +177,7 @@ class HopsTest(parameterized.TestCase):
     self.assertContainsSubset({'st', 'ts'}, across)
 
   def test_turns_join_each_arm_of_a_star_to_all_others(self):
-    graph = builders.star([1] * 6)
+    graph = shapes.star([1] * 6)
     for paired in (True, False):
       network = arrays.Arrays(graph, paired=paired)
       prices = np.ones(len(network.capacity))
@@ -190,7 +190,7 @@ class HopsTest(parameterized.TestCase):
 
   @parameterized.parameters(True, False)
   def test_without_switches_all_links_are_hops(self, paired):
-    network = arrays.Arrays(builders.full_mesh(5, 1), paired=paired)
+    network = arrays.Arrays(shapes.full_mesh(5, 1), paired=paired)
 
     hops = network.hops(np.ones(len(network.capacity)), 0)
 
@@ -235,7 +235,7 @@ class NearestTest(parameterized.TestCase):
         self.assertTrue(set(network.path(hop)[1:-1]).isdisjoint(closure))
 
   def test_nothing_is_near_where_all_are_reached(self):
-    network = arrays.Arrays(builders.star([1] * 3), paired=False)
+    network = arrays.Arrays(shapes.star([1] * 3), paired=False)
 
     with self.assertRaisesRegex(ValueError, 'a way to some other worker'):
       network.nearest({0, 1, 2}, [1.0] * 6, up=False)
@@ -245,7 +245,7 @@ class NetworkTest(absltest.TestCase):
   """What is made of a cluster."""
 
   def test_both_directions_of_a_pair_share_a_capacity(self):
-    graph = builders.random_switched(6, 3, 1, symmetric=True)
+    graph = randomized.random_switched(6, 3, 1, symmetric=True)
 
     network = arrays.Arrays(graph, paired=True)
 
@@ -254,14 +254,14 @@ class NetworkTest(absltest.TestCase):
     self.assertEqual(capacity, [float(link.GBps) for link in graph.links])
 
   def test_layers_are_those_of_a_tree(self):
-    network = arrays.Arrays(builders.tree([2, 3], [5, 7]), paired=True)
+    network = arrays.Arrays(shapes.tree([2, 3], [5, 7]), paired=True)
 
     layers = [layer.sum() for layer in network.layers()]
 
     self.assertEqual(layers, [6, 2])
 
   def test_thinnest_worker_is_found_in_each_direction(self):
-    graph = builders.star([4, 1, 3], [2, 5, 1])
+    graph = shapes.star([4, 1, 3], [2, 5, 1])
     network = arrays.Arrays(graph, paired=False)
 
     into, out = network.around_thinnest()
@@ -276,7 +276,7 @@ def _networks(seed, *, directed=True, paired=True):
   """Random networks, and switches in series, for one or both kinds."""
   rng = random.Random(seed)
   sizes = [(rng.randint(2, 9), rng.randint(1, 7)) for _ in range(2)]
-  alike = [builders.random_switched(*s, seed, symmetric=True) for s in sizes]
+  alike = [randomized.random_switched(*s, seed, symmetric=True) for s in sizes]
   alike.append(_series(rng))
   if paired:
     yield from (arrays.Arrays(graph, paired=True) for graph in alike)

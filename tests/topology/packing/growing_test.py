@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.support import random_clusters
-from topology.clusters import builders
+from topology.clusters import randomized, shapes
 from topology.packing import arrays, growing
 
 SEEDS = (*range(12),)
@@ -42,7 +42,7 @@ class PairedTest(parameterized.TestCase):
         )
 
   def test_few_trees_spread_over_all_links_of_a_mesh(self):
-    network = arrays.Arrays(builders.full_mesh(8, 1), paired=True)
+    network = arrays.Arrays(shapes.full_mesh(8, 1), paired=True)
 
     trees = [*_both(network, 4, 4.0)]
 
@@ -102,7 +102,7 @@ class OneWayTest(parameterized.TestCase):
         _assert_spans(network, tree)
 
   def test_star_sends_up_once_where_nothing_more_fits(self):
-    network = arrays.Arrays(builders.star([1, 100, 100, 100]), paired=False)
+    network = arrays.Arrays(shapes.star([1, 100, 100, 100]), paired=False)
     full = np.zeros(len(network.capacity))
 
     tree = next(_down(network, 1.0, full))
@@ -126,7 +126,7 @@ class TwoWayTest(parameterized.TestCase):
 
   def test_root_is_the_worker_with_the_thinnest_links(self):
     # It sends its sums nowhere, and receives no result.
-    network = arrays.Arrays(builders.star([8, 2, 9], [7, 3, 8]), paired=False)
+    network = arrays.Arrays(shapes.star([8, 2, 9], [7, 3, 8]), paired=False)
 
     tree = next(_both(network, 1, 1.0))
 
@@ -146,7 +146,7 @@ class PricesTest(parameterized.TestCase):
     np.testing.assert_allclose(growing.exp(x / 40), np.exp(x / 40), rtol=1e-3)
 
   def test_price_is_that_of_the_share_that_is_used(self):
-    network = arrays.Arrays(builders.line(3, 10), paired=True)
+    network = arrays.Arrays(shapes.line(3, 10), paired=True)
     full = np.array([0.0, 0.3])
     prices = growing.Costs(network, 1.0, full)
 
@@ -161,7 +161,7 @@ class PricesTest(parameterized.TestCase):
 
   @parameterized.parameters(1e-12, 1.0, 1e12)
   def test_prices_of_links_however_thin_stay_finite(self, GBps):
-    graph = builders.star(['1e-12', 1, '1e12'])
+    graph = shapes.star(['1e-12', 1, '1e12'])
     network = arrays.Arrays(graph, paired=False)
     ones = np.ones(len(network.capacity))
 
@@ -175,7 +175,7 @@ class PricesTest(parameterized.TestCase):
   def test_trees_over_links_too_thin_for_them_span(self):
     for ratio in (10**6, 10**12):
       for graph in random_clusters.every(1, 9, 6):
-        thin = builders.spread(graph, ratio, 1, symmetric=False)
+        thin = randomized.spread(graph, ratio, 1, symmetric=False)
         network = arrays.Arrays(thin, paired=False)
         full = np.zeros(len(network.capacity))
         grown = _both(network, 20, 1e3)

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.baselines import schemes
 from topology.bounds import allgather
-from topology.clusters import builders, cluster
+from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster
 from topology.forests import trees, verify
 
@@ -45,7 +45,7 @@ class PackTest(parameterized.TestCase):
   """Closed forms, and what a forest looks like."""
 
   def test_mesh_sends_each_part_straight_to_all(self):
-    packed = topology.pack(builders.full_mesh(4, 25), collective='allgather')
+    packed = topology.pack(shapes.full_mesh(4, 25), collective='allgather')
 
     self.assertEqual(packed.rate_Bps, 100 * 10**9)
     self.assertLen(packed.trees, 4)
@@ -57,7 +57,7 @@ class PackTest(parameterized.TestCase):
     self.assertEqual(first.down, [('w0', 'w1'), ('w0', 'w2'), ('w0', 'w3')])
 
   def test_star_sends_straight_through_its_switch(self):
-    packed = topology.pack(builders.star([100] * 8), collective='allgather')
+    packed = topology.pack(shapes.star([100] * 8), collective='allgather')
 
     self.assertLen(packed.trees, 8)
     for tree in packed.trees:
@@ -67,7 +67,7 @@ class PackTest(parameterized.TestCase):
       )
 
   def test_reduce_scatter_goes_up_to_its_roots(self):
-    packed = topology.pack(builders.line(3, '2.5'), collective='reduce_scatter')
+    packed = topology.pack(shapes.line(3, '2.5'), collective='reduce_scatter')
 
     tree = packed.trees[0]
     self.assertEqual(tree.root, 'w0')
@@ -79,7 +79,7 @@ class PackTest(parameterized.TestCase):
   def test_switch_with_unequal_sides_is_limited_by_the_slower(
     self, up, down, collective
   ):
-    graph = builders.star([up] * 6, [down] * 6)
+    graph = shapes.star([up] * 6, [down] * 6)
 
     packed = topology.pack(graph, collective=collective)
 
@@ -88,17 +88,17 @@ class PackTest(parameterized.TestCase):
     self.assertEqual(packed.rate_Bps, want)
 
   @parameterized.named_parameters(
-    ('mesh', builders.full_mesh(5, 8), 20),
-    ('ring', builders.ring(6, 10), 12),
-    ('line', builders.line(6, 10), 10),
-    ('star', builders.star([10] * 6), 6),
-    ('unequal_star', builders.star([10, 10, 100, 100]), 10),
-    ('torus', builders.torus([3, 3], 25), Fraction(225, 4)),
-    ('hypercube', builders.torus([2, 2, 2], 5), Fraction(120, 7)),
-    ('fat_tree', builders.fat_tree(4, 10), Fraction(16, 3)),
-    ('bcube', builders.bcube(3, 2, 10), Fraction(45, 4)),
-    ('one_box', builders.dgx_a100(1), Fraction(1200, 7)),
-    ('two_boxes', builders.dgx_a100(2), Fraction(520, 3)),
+    ('mesh', shapes.full_mesh(5, 8), 20),
+    ('ring', shapes.ring(6, 10), 12),
+    ('line', shapes.line(6, 10), 10),
+    ('star', shapes.star([10] * 6), 6),
+    ('unequal_star', shapes.star([10, 10, 100, 100]), 10),
+    ('torus', shapes.torus([3, 3], 25), Fraction(225, 4)),
+    ('hypercube', shapes.torus([2, 2, 2], 5), Fraction(120, 7)),
+    ('fat_tree', shapes.fat_tree(4, 10), Fraction(16, 3)),
+    ('bcube', shapes.bcube(3, 2, 10), Fraction(45, 4)),
+    ('one_box', machines.dgx_a100(1), Fraction(1200, 7)),
+    ('two_boxes', machines.dgx_a100(2), Fraction(520, 3)),
   )
   def test_allreduce_has_the_rate_of_its_closed_form(self, graph, GBps):
     packed = topology.pack(graph)
@@ -107,20 +107,20 @@ class PackTest(parameterized.TestCase):
     self.assertEqual(packed.rate_Bps, GBps * 10**9)
 
   def test_line_is_summed_in_its_middle(self):
-    packed = topology.pack(builders.line(5, 10))
+    packed = topology.pack(shapes.line(5, 10))
 
     self.assertLen(packed.trees, 1)
     self.assertEqual(packed.trees[0].root, 'w2')
 
   def test_symmetric_allreduce_goes_up_where_it_goes_down(self):
-    packed = topology.pack(builders.random_mesh(6, 1, symmetric=True))
+    packed = topology.pack(randomized.random_mesh(6, 1, symmetric=True))
 
     for tree in packed.trees:
       self.assertEqual(tree.up, [hop[::-1] for hop in tree.down[::-1]])
 
   @parameterized.parameters(*COLLECTIVES)
   def test_single_worker_needs_no_trees(self, collective):
-    packed = topology.pack(builders.full_mesh(1, 1), collective=collective)
+    packed = topology.pack(shapes.full_mesh(1, 1), collective=collective)
 
     self.assertEqual(packed.trees, ())
     self.assertIsNone(packed.rate_Bps)
@@ -156,13 +156,13 @@ class PackTest(parameterized.TestCase):
     ('soon', {'overlap': False, 'time_limit_s': 9}, 'overlap: .*time_limit_s'),
   )
   def test_wrong_argument_is_an_error(self, arguments, message):
-    for graph in (builders.full_mesh(4, 1), builders.line(4, 1)):
+    for graph in (shapes.full_mesh(4, 1), shapes.line(4, 1)):
       with self.assertRaisesRegex(ValueError, message):
         topology.pack(graph, **arguments)
 
   @parameterized.parameters(0, 1, 7, 1000, 12345677)
   def test_byte_ranges_are_disjoint_and_cover(self, size):
-    packed = topology.pack(builders.random_mesh(6, 5), collective='allgather')
+    packed = topology.pack(randomized.random_mesh(6, 5), collective='allgather')
 
     ranges = packed.byte_ranges(size)
 
@@ -173,13 +173,13 @@ class PackTest(parameterized.TestCase):
       self.assertEqual(end, following)
 
   def test_fewer_than_no_bytes_are_an_error(self):
-    packed = topology.pack(builders.line(2, 1), collective='allgather')
+    packed = topology.pack(shapes.line(2, 1), collective='allgather')
 
     with self.assertRaisesRegex(ValueError, 'size_bytes'):
       packed.byte_ranges(-1)
 
   def test_random_mesh_of_16_is_packed_and_checked(self):
-    graph = builders.random_mesh(16, 1)
+    graph = randomized.random_mesh(16, 1)
 
     packed = topology.pack(graph, collective='allgather')
 
@@ -194,7 +194,7 @@ class BadClusterTest(parameterized.TestCase):
   @parameterized.parameters(*COLLECTIVES)
   def test_link_of_capacity_zero_changes_nothing(self, collective):
     # It would close a ring.
-    graph = builders.line(4, 3)
+    graph = shapes.line(4, 3)
     links = [*graph.links, ('w3', 'w0', 0), ('w0', 'w3', '0')]
 
     packed = topology.pack(_cluster('0123', links), collective=collective)
@@ -203,7 +203,7 @@ class BadClusterTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_parallel_links_are_as_fast_as_their_sum(self, collective):
-    graph = builders.star(['1/2', 3, 2], [1, 1, '5/2'])
+    graph = shapes.star(['1/2', 3, 2], [1, 1, '5/2'])
     half = [(src, dst, GBps / 2) for src, dst, GBps in graph.links]
     nodes, workers = graph.nodes, graph.workers
 
@@ -215,7 +215,7 @@ class BadClusterTest(parameterized.TestCase):
 
   @parameterized.parameters(-1, '-0.5', float('nan'), 'nan', '-inf')
   def test_capacity_that_is_none_is_an_error(self, GBps):
-    links = [*builders.line(3, 1).links, ('w0', 'w2', GBps)]
+    links = [*shapes.line(3, 1).links, ('w0', 'w2', GBps)]
 
     with self.assertRaisesRegex(ValueError, 'w0 to w2: .*at least 0'):
       _cluster('012', links)
@@ -245,7 +245,7 @@ class BadClusterTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_switch_that_leads_nowhere_changes_nothing(self, collective):
-    graph = builders.full_mesh(3, 2)
+    graph = shapes.full_mesh(3, 2)
     dead = [('w0', 's0', 9), ('s0', 's1', 9), ('s2', 's3', 9), ('s3', 's2', 9)]
     more = Cluster(
       (*graph.nodes, 's0', 's1', 's2', 's3'),
@@ -263,12 +263,12 @@ class PhasesTest(parameterized.TestCase):
   """An allreduce of which one phase follows the other."""
 
   @parameterized.named_parameters(
-    ('star', builders.star([100] * 8), Fraction(400, 7)),
-    ('pair', builders.line(2, 10), 10),
-    ('line', builders.line(5, 10), 10),
-    ('mesh', builders.full_mesh(5, 8), 20),
-    ('ring', builders.ring(6, 10), 12),
-    ('one_way_ring', builders.ring(4, 3, both_ways=False), 2),
+    ('star', shapes.star([100] * 8), Fraction(400, 7)),
+    ('pair', shapes.line(2, 10), 10),
+    ('line', shapes.line(5, 10), 10),
+    ('mesh', shapes.full_mesh(5, 8), 20),
+    ('ring', shapes.ring(6, 10), 12),
+    ('one_way_ring', shapes.ring(4, 3, both_ways=False), 2),
   )
   def test_equal_links_are_used_as_well_as_with_overlap(self, graph, GBps):
     packed = topology.pack(graph, overlap=False)
@@ -279,8 +279,8 @@ class PhasesTest(parameterized.TestCase):
   @parameterized.product(seed=[*range(10)], symmetric=(True, False))
   def test_phases_are_between_equal_shards_and_overlap(self, seed, symmetric):
     for graph in (
-      builders.random_mesh(5, seed, density=0.6, symmetric=symmetric),
-      builders.random_switched(5, 2, seed, symmetric=symmetric),
+      randomized.random_mesh(5, seed, density=0.6, symmetric=symmetric),
+      randomized.random_switched(5, 2, seed, symmetric=symmetric),
     ):
       best = topology.pack(graph)
 

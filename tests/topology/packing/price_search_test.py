@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 
 from topology.algorithms import stopping
 from topology.bounds import allreduce, prices
-from topology.clusters import builders
+from topology.clusters import machines, randomized, shapes
 from topology.packing import arrays, price_search
 
 
@@ -27,18 +27,18 @@ class BoundTest(parameterized.TestCase):
   @parameterized.parameters(*range(4))
   def test_thin_links_are_no_reason_to_prove_too_little(self, seed):
     for graph in _clusters(seed, symmetric=True):
-      self._assert_proved(builders.spread(graph, 10**8, seed), close=1.1)
+      self._assert_proved(randomized.spread(graph, 10**8, seed), close=1.1)
 
   @parameterized.named_parameters(
-    ('star', builders.star([10] * 9)),
-    ('unequal_star', builders.star([10, 10, 100, 100])),
-    ('other_star', builders.star([40] * 5, [10] * 5)),
-    ('ring', builders.ring(8, 5)),
-    ('tree', builders.tree([3, 4], [7, 5])),
-    ('boxes', builders.dgx_a100(4)),
-    ('torus', builders.torus([4, 4], 3)),
-    ('fat_tree', builders.fat_tree(4, 10)),
-    ('bcube', builders.bcube(3, 2, 10)),
+    ('star', shapes.star([10] * 9)),
+    ('unequal_star', shapes.star([10, 10, 100, 100])),
+    ('other_star', shapes.star([40] * 5, [10] * 5)),
+    ('ring', shapes.ring(8, 5)),
+    ('tree', shapes.tree([3, 4], [7, 5])),
+    ('boxes', machines.dgx_a100(4)),
+    ('torus', shapes.torus([4, 4], 3)),
+    ('fat_tree', shapes.fat_tree(4, 10)),
+    ('bcube', shapes.bcube(3, 2, 10)),
   )
   def test_prices_to_start_with_prove_the_optimum_of(self, graph):
     network = _network(graph)
@@ -49,7 +49,7 @@ class BoundTest(parameterized.TestCase):
     self.assertEqual(proved, allreduce.optimum(graph).rate_GBps)
 
   def test_search_for_prices_ends_when_told_to(self):
-    graph = builders.random_mesh(12, 1, symmetric=True)
+    graph = randomized.random_mesh(12, 1, symmetric=True)
     asked = []
 
     def stop():
@@ -83,8 +83,10 @@ def _clusters(seed, symmetric):
   rng = random.Random(seed)
   count = rng.randint(2, 8)
   density = rng.choice((0.2, 0.6))
-  yield builders.random_mesh(count, seed, density=density, symmetric=symmetric)
-  yield builders.random_switched(
+  yield randomized.random_mesh(
+    count, seed, density=density, symmetric=symmetric
+  )
+  yield randomized.random_switched(
     rng.randint(2, 6), rng.randint(1, 4), seed, symmetric=symmetric
   )
 

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from scipy import optimize
 
 import topology
-from topology.clusters import builders
+from topology.clusters import randomized
 from topology.clusters.cluster import Cluster, Link
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
@@ -46,7 +46,7 @@ class OracleTest(parameterized.TestCase):
 
   @parameterized.product(seed=[*range(5)], collective=COLLECTIVES)
   def test_five_workers_without_switches_too(self, seed, collective):
-    graph = builders.random_mesh(5, seed, density=0.6, high_GBps=9)
+    graph = randomized.random_mesh(5, seed, density=0.6, high_GBps=9)
 
     packed = topology.pack(graph, collective=collective)
 
@@ -57,7 +57,7 @@ class OracleTest(parameterized.TestCase):
   def test_symmetric_allreduce_is_the_strength_of_the_graph(
     self, workers, seed
   ):
-    graph = builders.random_mesh(
+    graph = randomized.random_mesh(
       workers, seed, density=(0, 0.3, 0.6, 1)[seed], symmetric=True
     )
 
@@ -67,7 +67,7 @@ class OracleTest(parameterized.TestCase):
 
   @parameterized.product(workers=(3, 5), seed=[*range(2)])
   def test_parts_of_a_graph_are_enumerated_once_each(self, workers, seed):
-    graph = builders.random_mesh(workers, seed, symmetric=True)
+    graph = randomized.random_mesh(workers, seed, symmetric=True)
 
     # 1, 2, 5, 15, 52 are the Bell numbers.
     parts = list(_partitions(workers))

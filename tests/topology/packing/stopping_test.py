@@ -6,21 +6,21 @@ from absl.testing import absltest, parameterized
 
 from topology.algorithms import arborescences, simplex, splitting, stopping
 from topology.bounds import allgather, allreduce
-from topology.clusters import builders
+from topology.clusters import machines, shapes
 
 
 class StopTest(parameterized.TestCase):
   """Control comes back when the caller wants it, not before."""
 
   @parameterized.named_parameters(
-    ('bound', lambda stop: allgather.optimum(builders.dgx_a100(1), stop)),
+    ('bound', lambda stop: allgather.optimum(machines.dgx_a100(1), stop)),
     (
       'bound_with_unequal_switches',
-      lambda stop: allgather.optimum(builders.star([4, 5, 6], [8, 9, 7]), stop),
+      lambda stop: allgather.optimum(shapes.star([4, 5, 6], [8, 9, 7]), stop),
     ),
     (
       'allreduce',
-      lambda stop: allreduce.optimum(builders.ring(5, 3), stop=stop),
+      lambda stop: allreduce.optimum(shapes.ring(5, 3), stop=stop),
     ),
     (
       'bypass',

@@ -3,17 +3,17 @@
 from absl.testing import absltest, parameterized
 
 import topology
-from topology.clusters import builders
+from topology.clusters import machines, randomized, shapes
 from topology.forests import rounds, trees, verify
 from topology.packing import units
 
 CLUSTERS = {
-  'mesh': builders.full_mesh(4, 25),
-  'star': builders.star([10, 10, 10, 100]),
-  'dgx_1': builders.dgx_1('p100'),
-  'random': builders.random_mesh(6, 3, symmetric=True),
-  'one_way_links': builders.random_mesh(6, 3, density=0.4),
-  'torus': builders.torus([3, 3], 10),
+  'mesh': shapes.full_mesh(4, 25),
+  'star': shapes.star([10, 10, 10, 100]),
+  'dgx_1': machines.dgx_1('p100'),
+  'random': randomized.random_mesh(6, 3, symmetric=True),
+  'one_way_links': randomized.random_mesh(6, 3, density=0.4),
+  'torus': shapes.torus([3, 3], 10),
 }
 
 
@@ -38,12 +38,12 @@ class EqualUnitsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     # So many units, found by hand to divide the best forest.
-    (builders.full_mesh(4, 25), 'allgather', 4),
-    (builders.full_mesh(6, 25), 'allreduce', 6),
-    (builders.ring(6, 10, both_ways=False), 'allgather', 6),
-    (builders.line(5, 10), 'allreduce', 1),
-    (builders.star([10] * 5), 'allgather', 5),
-    (builders.star([10, 10, 10, 100]), 'allreduce', 1),
+    (shapes.full_mesh(4, 25), 'allgather', 4),
+    (shapes.full_mesh(6, 25), 'allreduce', 6),
+    (shapes.ring(6, 10, both_ways=False), 'allgather', 6),
+    (shapes.line(5, 10), 'allreduce', 1),
+    (shapes.star([10] * 5), 'allgather', 5),
+    (shapes.star([10, 10, 10, 100]), 'allreduce', 1),
   )
   def test_enough_units_are_as_fast_as_the_best(self, graph, collective, count):
     packed = topology.pack(graph, collective=collective)
@@ -53,7 +53,7 @@ class EqualUnitsTest(parameterized.TestCase):
     self.assertEqual(equal.rate_Bps, packed.rate_Bps)
 
   def test_more_units_come_nearer_to_the_best(self):
-    graph = builders.random_mesh(8, 6, symmetric=True)
+    graph = randomized.random_mesh(8, 6, symmetric=True)
     packed = topology.pack(graph)
 
     rates = [
@@ -65,7 +65,7 @@ class EqualUnitsTest(parameterized.TestCase):
     self.assertGreater(rates[-1], 0.95)
 
   def test_single_unit_is_the_widest_spanning_tree(self):
-    graph = builders.random_mesh(7, 2, symmetric=True)
+    graph = randomized.random_mesh(7, 2, symmetric=True)
     packed = topology.pack(graph)
 
     equal = units.equal_units(graph, packed, 1)
@@ -73,7 +73,7 @@ class EqualUnitsTest(parameterized.TestCase):
     self.assertEqual(equal.rate_Bps, _widest(graph) * 10**9)
 
   def test_units_make_rounds_possible(self):
-    graph = builders.random_mesh(8, 6, symmetric=True)
+    graph = randomized.random_mesh(8, 6, symmetric=True)
     packed = topology.pack(graph)
     with self.assertRaisesRegex(ValueError, 'max_permutes'):
       rounds.plan(graph, packed)
@@ -95,7 +95,7 @@ class EqualUnitsTest(parameterized.TestCase):
       units.equal_units(graph, packed, count)
 
   def test_single_worker_stays_as_it_is(self):
-    graph = builders.full_mesh(1, 1)
+    graph = shapes.full_mesh(1, 1)
     packed = topology.pack(graph)
 
     self.assertEqual(units.equal_units(graph, packed, 4), packed)

@@ -1,6 +1,5 @@
-"""Tests for topology.builders and the modules from which they come."""
+"""Clusters of well-known shapes, machines, and all builders together."""
 
-import doctest
 import itertools
 import json
 import os
@@ -12,8 +11,8 @@ import networkx as nx
 from absl.testing import absltest, parameterized
 
 from topology.bounds import allgather
-from topology.clusters import builders, cluster, randomized
-from topology.clusters import shapes as networks
+from topology.clusters import cluster, machines, shapes
+from topology.clusters.named import BUILDERS, named
 
 FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 
@@ -59,30 +58,30 @@ SHAPES = {
 # The builders that make the graphs of the ground-truth files.
 KNOWN = {
   'ground_truth.json': {
-    'full_mesh_n4': builders.full_mesh(4, 25),
-    'ring_bi_n8': builders.ring(8, 25),
-    'ring_uni_n6': builders.ring(6, 25, both_ways=False),
-    'line_n5': builders.line(5, 25),
-    'star_switch_n8': builders.star([100] * 8),
-    'star_switch_hetero_n6': builders.star([100, 100, 50, 50, 25, 10]),
-    'star_asym_updown_n6': builders.star([40] * 6, [10] * 6),
-    'tree2_4x4_over4': builders.tree([4, 4], [10, 10]),
-    'dgx1p_p100': builders.dgx_1('p100'),
-    'dgx_a100_1box': builders.dgx_a100(1),
-    'dgx_a100_2box': builders.dgx_a100(2),
-    'mi250_1box': builders.mi250(1),
-    'bcube_n3_k1': builders.bcube(3, 2, 10),
-    'dcell_n3_k1': builders.dcell(3, 1, 10),
-    'fat_tree_k4': builders.fat_tree(4, 10),
-    'torus_3x3': builders.torus([3, 3], 25),
-    'two_clusters_wan': builders.wan([4, 4], 25, [(3, 4, 1)]),
-    'pcie_2socket_n8': builders.pcie(),
-    'single_worker': builders.full_mesh(1, 1),
+    'full_mesh_n4': shapes.full_mesh(4, 25),
+    'ring_bi_n8': shapes.ring(8, 25),
+    'ring_uni_n6': shapes.ring(6, 25, both_ways=False),
+    'line_n5': shapes.line(5, 25),
+    'star_switch_n8': shapes.star([100] * 8),
+    'star_switch_hetero_n6': shapes.star([100, 100, 50, 50, 25, 10]),
+    'star_asym_updown_n6': shapes.star([40] * 6, [10] * 6),
+    'tree2_4x4_over4': shapes.tree([4, 4], [10, 10]),
+    'dgx1p_p100': machines.dgx_1('p100'),
+    'dgx_a100_1box': machines.dgx_a100(1),
+    'dgx_a100_2box': machines.dgx_a100(2),
+    'mi250_1box': machines.mi250(1),
+    'bcube_n3_k1': shapes.bcube(3, 2, 10),
+    'dcell_n3_k1': shapes.dcell(3, 1, 10),
+    'fat_tree_k4': shapes.fat_tree(4, 10),
+    'torus_3x3': shapes.torus([3, 3], 25),
+    'two_clusters_wan': shapes.wan([4, 4], 25, [(3, 4, 1)]),
+    'pcie_2socket_n8': machines.pcie(),
+    'single_worker': shapes.full_mesh(1, 1),
   },
   'ground_truth_large.json': {
-    'a100_8box': builders.dgx_a100(8),
-    'torus_8x8': builders.torus([8, 8], 25),
-    'tree_16x16_hetero': builders.tree(
+    'a100_8box': machines.dgx_a100(8),
+    'torus_8x8': shapes.torus([8, 8], 25),
+    'tree_16x16_hetero': shapes.tree(
       [16, 16], [[10, 20, 30, 40, 50, 60, 70, 80] * 2, 10]
     ),
   },
@@ -109,13 +108,13 @@ class ShapesTest(parameterized.TestCase):
   def test_every_builder_is_among_the_shapes(self):
     used = {spec.partition('(')[0] for spec in SHAPES}
 
-    self.assertEqual(used | {'named'}, set(builders.__all__))
+    self.assertEqual(used, set(BUILDERS))
 
   @parameterized.parameters(*SHAPES)
   def test_shape_has_so_many_parts(self, spec):
     workers, switches, links, symmetric = SHAPES[spec]
 
-    graph = builders.named(spec)
+    graph = named(spec)
 
     self.assertLen(graph.workers, workers)
     self.assertLen(graph.switches, switches)
@@ -126,7 +125,7 @@ class ShapesTest(parameterized.TestCase):
 
   @parameterized.parameters(*SHAPES)
   def test_shape_is_written_and_read_back(self, spec):
-    graph = builders.named(spec)
+    graph = named(spec)
 
     text = json.dumps(cluster.to_json(graph))
 
@@ -137,17 +136,17 @@ class NetworksTest(parameterized.TestCase):
   """Shapes against NetworkX's and closed forms."""
 
   @parameterized.named_parameters(
-    ('full_mesh', builders.full_mesh(6, 1), nx.complete_graph(6)),
-    ('ring', builders.ring(7, 1), nx.cycle_graph(7)),
-    ('line', builders.line(7, 1), nx.path_graph(7)),
-    ('star', builders.star([1] * 5), nx.star_graph(5)),
-    ('tree', builders.tree([3, 3], [1, 1]), nx.balanced_tree(3, 2)),
-    ('torus', builders.torus([3, 4, 5], 1), nx.grid_graph([3, 4, 5], True)),
-    ('hypercube', builders.hypercube(4, 1), nx.hypercube_graph(4)),
+    ('full_mesh', shapes.full_mesh(6, 1), nx.complete_graph(6)),
+    ('ring', shapes.ring(7, 1), nx.cycle_graph(7)),
+    ('line', shapes.line(7, 1), nx.path_graph(7)),
+    ('star', shapes.star([1] * 5), nx.star_graph(5)),
+    ('tree', shapes.tree([3, 3], [1, 1]), nx.balanced_tree(3, 2)),
+    ('torus', shapes.torus([3, 4, 5], 1), nx.grid_graph([3, 4, 5], True)),
+    ('hypercube', shapes.hypercube(4, 1), nx.hypercube_graph(4)),
     # K4 for each face with its diagonals, and the edges between the faces.
     (
       'hybrid_cube_mesh',
-      builders.dgx_1('v100'),
+      machines.dgx_1('v100'),
       nx.cartesian_product(nx.complete_graph(4), nx.path_graph(2)),
     ),
   )
@@ -155,25 +154,25 @@ class NetworksTest(parameterized.TestCase):
     self.assertTrue(nx.is_isomorphic(_undirected(graph), want))
 
   def test_hypercube_is_a_torus_without_parallel_links(self):
-    self.assertEqual(builders.hypercube(3, 2), builders.torus([2, 2, 2], 1))
+    self.assertEqual(shapes.hypercube(3, 2), shapes.torus([2, 2, 2], 1))
 
   def test_ring_of_two_has_parallel_links(self):
-    self.assertEqual(builders.ring(2, 3), builders.line(2, 6))
+    self.assertEqual(shapes.ring(2, 3), shapes.line(2, 6))
 
   def test_star_has_its_own_capacities_up_and_down(self):
-    capacity = _capacities(builders.star([1, 2], [3, 4]))
+    capacity = _capacities(shapes.star([1, 2], [3, 4]))
 
     self.assertEqual(capacity['w1', 's0'], 2)
     self.assertEqual(capacity['s0', 'w1'], 4)
 
   def test_tree_has_a_capacity_for_each_level(self):
-    capacity = _capacities(builders.tree([2, 2], [5, 1]))
+    capacity = _capacities(shapes.tree([2, 2], [5, 1]))
 
     self.assertEqual(capacity['s0', 's1'], 5)
     self.assertEqual(capacity['w3', 's2'], 1)
 
   def test_tree_has_a_capacity_for_each_child(self):
-    capacity = _capacities(builders.tree([2, 2], [[5, 6], [1, 2, 3, '0.4']]))
+    capacity = _capacities(shapes.tree([2, 2], [[5, 6], [1, 2, 3, '0.4']]))
 
     self.assertEqual(capacity['s0', 's2'], 6)
     self.assertEqual(capacity['w2', 's2'], 3)
@@ -181,7 +180,7 @@ class NetworksTest(parameterized.TestCase):
 
   @parameterized.parameters((2, 3), (3, 2), (4, 1))
   def test_bcube_is_as_far_as_digits_differ(self, ports, levels):
-    hops = _hops(builders.bcube(ports, levels, 1))
+    hops = _hops(shapes.bcube(ports, levels, 1))
 
     for a, b in itertools.product(range(ports**levels), repeat=2):
       differ = sum(
@@ -195,7 +194,7 @@ class NetworksTest(parameterized.TestCase):
     for _ in range(levels):
       workers *= workers + 1
 
-    graph = builders.dcell(ports, levels, 1)
+    graph = shapes.dcell(ports, levels, 1)
 
     self.assertLen(graph.workers, workers)
     self.assertLen(graph.switches, workers // ports)
@@ -210,7 +209,7 @@ class NetworksTest(parameterized.TestCase):
     )
 
   def test_dcell_joins_each_two_cells_once(self):
-    graph = builders.dcell(4, 1, 1)
+    graph = shapes.dcell(4, 1, 1)
 
     cell = {worker: i // 4 for i, worker in enumerate(graph.workers)}
     joined = Counter(
@@ -222,7 +221,7 @@ class NetworksTest(parameterized.TestCase):
     self.assertEqual(joined, Counter(itertools.permutations(range(5), 2)))
 
   def test_wan_links_only_the_given_workers_of_different_sites(self):
-    graph = builders.wan([2, 3, 1], 25, [(0, 2, 1), (4, 5, 0.5), (5, 4, 1)])
+    graph = shapes.wan([2, 3, 1], 25, [(0, 2, 1), (4, 5, 0.5), (5, 4, 1)])
 
     capacity = _capacities(graph)
 
@@ -274,13 +273,7 @@ class NetworksTest(parameterized.TestCase):
   )
   def test_wrong_arguments_are_an_error(self, spec, message):
     with self.assertRaisesRegex(ValueError, message):
-      builders.named(spec)
-
-  def test_examples_hold(self):
-    for module in (builders, networks, randomized):
-      results = doctest.testmod(module)
-      self.assertEqual(results.failed, 0)
-      self.assertGreater(results.attempted, 0)
+      named(spec)
 
 
 class BoxesTest(parameterized.TestCase):
@@ -290,21 +283,21 @@ class BoxesTest(parameterized.TestCase):
   def test_v100s_of_a_dgx_1_lie_on_rings(self, GBps):
     # Three rings over all of them, two of which share their links.
     ring = nx.Graph(
-      link[:2] for link in builders.dgx_1('v100').links if link.GBps == GBps
+      link[:2] for link in machines.dgx_1('v100').links if link.GBps == GBps
     )
 
     self.assertTrue(nx.is_isomorphic(ring, nx.cycle_graph(8)))
 
   @parameterized.named_parameters(
     # What a worker receives over all its links limits these.
-    ('v100', builders.dgx_1('v100'), Fraction(7, 6 * 25)),
-    ('p100', builders.dgx_1('p100'), Fraction(7, 4 * 20)),
-    ('h100', builders.dgx_h100(1), Fraction(7, 450)),
-    ('h100_4box', builders.dgx_h100(4), Fraction(31, 450 + 50)),
-    ('hypercube', builders.hypercube(4, 10), Fraction(15, 4 * 10)),
+    ('v100', machines.dgx_1('v100'), Fraction(7, 6 * 25)),
+    ('p100', machines.dgx_1('p100'), Fraction(7, 4 * 20)),
+    ('h100', machines.dgx_h100(1), Fraction(7, 450)),
+    ('h100_4box', machines.dgx_h100(4), Fraction(31, 450 + 50)),
+    ('hypercube', shapes.hypercube(4, 10), Fraction(15, 4 * 10)),
     # And the links of a box these; what ForestColl reports for them.
-    ('a100_4box', builders.dgx_a100(4), Fraction(32 * 100, 26667)),
-    ('mi250_2box', builders.mi250(2), Fraction(32 * 100, 35413)),
+    ('a100_4box', machines.dgx_a100(4), Fraction(32 * 100, 26667)),
+    ('mi250_2box', machines.mi250(2), Fraction(32 * 100, 35413)),
   )
   def test_allgather_is_as_fast_as_it_should_be(self, graph, want):
     inv_x, _ = allgather.bound(graph)
@@ -312,7 +305,7 @@ class BoxesTest(parameterized.TestCase):
     self.assertAlmostEqual(inv_x, want, delta=want / 50000)
 
   def test_rails_of_h100s_join_one_index(self):
-    graph = builders.dgx_h100(3)
+    graph = machines.dgx_h100(3)
 
     capacity = _capacities(graph)
 
@@ -322,7 +315,7 @@ class BoxesTest(parameterized.TestCase):
     self.assertEqual(capacity['w10', 's1'], 450)
 
   def test_boxes_of_mi250s_are_joined_by_one_switch(self):
-    one, two = (_capacities(builders.mi250(n)) for n in (1, 2))
+    one, two = (_capacities(machines.mi250(n)) for n in (1, 2))
 
     joined = {ends: c for ends, c in two.items() if 's0' in ends}
 
@@ -334,7 +327,7 @@ class BoxesTest(parameterized.TestCase):
       self.assertEqual(two[second], GBps)
 
   def test_capacities_can_be_chosen(self):
-    graph = builders.pcie(gpu_GBps=1, uplink_GBps='0.2', socket_GBps=3)
+    graph = machines.pcie(gpu_GBps=1, uplink_GBps='0.2', socket_GBps=3)
 
     capacity = _capacities(graph)
 

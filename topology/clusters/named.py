@@ -1,58 +1,28 @@
-"""Clusters of well-known shapes, with exact capacities, and by their name.
+"""Clusters by the call of a builder as text, such as 'dgx_a100(2)'.
 
-Workers are 'w0', 'w1' and so on, switches 's0', 's1'.  All capacities are in
-1e9 bytes per second: integers, fractions, or floats and strings, which stand
-for the decimals they show.
+Builders are the functions of `clusters.shapes`, `clusters.machines` and
+`clusters.randomized`.
 """
 
 import ast
 import inspect
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from topology.clusters import machines, randomized, shapes
 from topology.clusters.cluster import Cluster
-from topology.clusters.machines import dgx_1, dgx_a100, dgx_h100, mi250, pcie
-from topology.clusters.randomized import random_mesh, random_switched, spread
-from topology.clusters.shapes import (
-  bcube,
-  dcell,
-  fat_tree,
-  full_mesh,
-  hypercube,
-  line,
-  ring,
-  star,
-  torus,
-  tree,
-  wan,
-)
 
-__all__ = [
-  'bcube',
-  'dcell',
-  'dgx_1',
-  'dgx_a100',
-  'dgx_h100',
-  'fat_tree',
-  'full_mesh',
-  'hypercube',
-  'line',
-  'mi250',
-  'named',
-  'pcie',
-  'random_mesh',
-  'random_switched',
-  'ring',
-  'spread',
-  'star',
-  'torus',
-  'tree',
-  'wan',
-]
+BUILDERS: dict[str, Callable[..., Cluster]] = {
+  name: build
+  for module in (shapes, machines, randomized)
+  for name, build in inspect.getmembers(module, inspect.isfunction)
+  if build.__module__ == module.__name__ and not name.startswith('_')
+}
 
 
 def named(spec: str) -> Cluster:
-  """Returns the cluster that a call of one of these builders makes.
+  """Returns the cluster that a call of a builder makes.
 
   Args:
     spec: `NAME(argument, key=argument)` in Python's syntax.  Arguments are
@@ -65,36 +35,30 @@ def named(spec: str) -> Cluster:
       does not take the arguments.
 
   Example:
-    >>> named('torus([4, 4], 12.5)') == torus([4, 4], '12.5')
+    >>> named('torus([4, 4], 12.5)') == shapes.torus([4, 4], '12.5')
     True
     >>> len(named('spread(full_mesh(4, 25), ratio=100, seed=1)').links)
     12
   """
+  expected = (
+    f"Expected NAME(arguments) as in 'ring(8, 25)', got {spec!r}; the names "
+    f'are {", ".join(sorted(BUILDERS))}.'
+  )
   try:
     body = ast.parse(spec.strip(), mode='eval').body
   except SyntaxError as error:
-    raise ValueError(_expected(spec)) from error
+    raise ValueError(expected) from error
   if not isinstance(body, ast.Call):
-    raise ValueError(_expected(spec))
+    raise ValueError(expected)
   return _built(body, spec.strip())
 
 
-def _expected(got: str) -> str:
-  return (
-    f"Expected NAME(arguments) as in 'ring(8, 25)', got {got!r}; the names are "
-    f'{_known()}.'
-  )
-
-
-def _known() -> str:
-  return ', '.join(name for name in __all__ if name != 'named')
-
-
 def _built(call: ast.Call, spec: str) -> Cluster:
-  name = ast.get_source_segment(spec, call.func)
-  if name not in __all__ or name == 'named':
-    raise ValueError(f'Expected one of {_known()}, got {name!r}.')
-  build = globals()[name]
+  name = ast.get_source_segment(spec, call.func) or ''
+  if name not in BUILDERS:
+    raise ValueError(
+      f'Expected one of {", ".join(sorted(BUILDERS))}, got {name!r}.'
+    )
   args = [_value(arg, spec) for arg in call.args]
   kwargs: dict[str, Any] = {}
   for keyword in call.keywords:
@@ -103,7 +67,7 @@ def _built(call: ast.Call, spec: str) -> Cluster:
         f'{name}: expected each key=value once, got {keyword.arg or "**"!r}.'
       )
     kwargs[keyword.arg] = _value(keyword.value, spec)
-  signature = inspect.signature(build)
+  signature = inspect.signature(BUILDERS[name])
   try:
     given = signature.bind(*args, **kwargs).arguments
   except TypeError as error:
@@ -114,13 +78,14 @@ def _built(call: ast.Call, spec: str) -> Cluster:
     if flag and not isinstance(value, bool):
       raise ValueError(f'{name}: {key}: expected a bool, got {value!r}.')
   try:
-    return build(*args, **kwargs)
+    return BUILDERS[name](*args, **kwargs)
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from error
 
 
 def _value(node: ast.expr, spec: str) -> Any:
   """The value of an argument; its source text is part of `spec`."""
+  source = ast.get_source_segment(spec, node) or ''
   if isinstance(node, ast.List | ast.Tuple):
     return [_value(item, spec) for item in node.elts]
   if isinstance(node, ast.Call):
@@ -131,10 +96,9 @@ def _value(node: ast.expr, spec: str) -> Any:
       return -value
   if isinstance(node, ast.Constant):
     if isinstance(node.value, float):  # Which has lost digits past the 17th.
-      return Fraction(ast.get_source_segment(spec, node))
+      return Fraction(source)
     if isinstance(node.value, int | str):
       return node.value
   raise ValueError(
-    'Expected numbers, strings, bools, lists or tuples, got '
-    f'{ast.get_source_segment(spec, node)!r}.'
+    f'Expected numbers, strings, bools, lists or tuples, got {source!r}.'
   )
