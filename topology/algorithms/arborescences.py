@@ -52,10 +52,9 @@ def pack(
     nodes: Number of nodes, N.
     links: (src, dst, capacity), integers.
     starts: Integers [N].
-    stop: Asked at each tree and each maximum flow whether to give up.
+    stop: Asked at each tree and each maximum flow; `Stopped` if it says so.
 
   Raises:
-    Stopped: If `stop` says so.
     ValueError: If so many trees do not fit.
   """
   packer = _Packer(nodes, links, starts)
@@ -104,7 +103,8 @@ class _Packer:
   def grow(self, root: int, stop: stopping.Stop) -> None:
     """Takes a tree out of what is left, or learns why there is none."""
     units = self._starts[root]
-    reached, hops = [root], []
+    reached = [root]
+    hops: list[tuple[int, int]] = []
     while units:
       self._extend(reached, hops, units)
       tree = Branching(root, units, tuple(hops))
@@ -169,7 +169,8 @@ class _Packer:
   ) -> tuple[int, dict[int, int]]:
     """The sets that a tree touches, and how often it enters them again."""
     member = self._member
-    touched, digits = member[root], []
+    touched = member[root]
+    digits: list[int] = []
     for src, dst in hops:
       again = member[dst] & ~member[src] & touched
       touched |= member[dst]

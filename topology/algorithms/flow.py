@@ -63,19 +63,10 @@ def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
 
 
 def detour(residual: Residual, source: int, sink: int, limit: int) -> int:
-  """Adds as much flow from source to sink as there is room for.
+  """Does the same for small amounts, which mostly have a short way.
 
-  Path by path, each a shortest one that is searched for from both ends: for
-  small amounts, which mostly have a short way.  O(n + m) for each path.
-
-  Args:
-    residual: Changed in place, as by `augment`.
-    source: Node.
-    sink: Another node.
-    limit: The most to add, at least 0.
-
-  Returns:
-    The flow added.
+  Path by path, each a shortest one that is searched for from both ends: O(n +
+  m) for each path.
   """
   added = 0
   while added < limit:

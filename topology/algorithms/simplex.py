@@ -26,10 +26,7 @@ class Program:
   Args:
     objective: Integers [n].
     rows: Pairs of integers [n] and a limit, an integer of at least 0.
-    stop: Asked for each row and before each pivot whether to give up.
-
-  Raises:
-    Stopped: If `stop` says so, as the methods do.
+    stop: Asked for each row and before each pivot; `Stopped` if it says so.
   """
 
   def __init__(
@@ -79,7 +76,6 @@ class Program:
       and `y . rows >= objective`, which proves it.
 
     Raises:
-      Stopped: If `stop` says so.
       ValueError: If the optimum is not bounded.
     """
     while (row := self._violated()) is not None:

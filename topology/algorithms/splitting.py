@@ -36,14 +36,14 @@ def bypass(
       out than in.
     units: Integers [N], what each worker has to send to all, with which the
       links must be able to cope.
-    stop: Asked before each maximum flow and each exchange whether to give up.
+    stop: Asked before each maximum flow and each exchange; `Stopped` if it says
+      so.
 
   Returns:
     Per pair of workers that are linked, paths from one to the other through
     switches only, with units that add up to the capacity of the link.
 
   Raises:
-    Stopped: If `stop` says so.
     ValueError: If some worker cannot be sent all, or a switch has more
       capacity out than in so that it cannot be bypassed.
   """

@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from topology.baselines.ways import Ways
 from topology.clusters.cluster import Ends
@@ -34,12 +35,8 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
   (always the same), and so on from there.  The work is limited: with hundreds
   of workers it may end before no such move is left.
 
-  Args:
-    ways: Those of the hops.
-    both_ways: Whether the ring is used in both directions at the same time.
-
-  Returns:
-    All workers, the first of the cluster first.
+  The order is for a ring in one direction, or both at the same time; it begins
+  with the first worker of the cluster.
   """
   if len(ways.cluster.workers) < 3:
     return list(ways.cluster.workers)
@@ -77,7 +74,7 @@ class _Ring:
       self._used[a, b] = [e for hop in hops for e in itertools.pairwise(hop)]
       self.alone[a][b] = self._most(collections.Counter(self._used[a, b]))
     # Each worker has a hop from it and one to it, both ways two of each.
-    total = dict.fromkeys(itertools.product((0, 1), workers), 0)
+    total = dict.fromkeys(itertools.product((0, 1), workers), Fraction(0))
     for ends, GBps in self._GBps.items():
       for side, end in enumerate(ends):
         if (side, end) in total:

@@ -244,10 +244,11 @@ def _fitted(
   """The columns as far as the collective needs them."""
   if len(cluster.workers) == 1:
     return best
-  unused = {'allgather': {'up': ()}, 'reduce_scatter': {'down': ()}}
-  change = unused.get(best.collective, {})
-  used = [column._replace(**change) for column in columns]
-  return trees.fitted(cluster, used, best)
+  if best.collective == 'allgather':
+    columns = [column._replace(up=()) for column in columns]
+  elif best.collective == 'reduce_scatter':
+    columns = [column._replace(down=()) for column in columns]
+  return trees.fitted(cluster, [*columns], best)
 
 
 def _ringed(

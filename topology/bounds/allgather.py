@@ -68,12 +68,7 @@ def optimum(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Optimum:
   program instead, with a variable for each link out of such switches and of
   those that they lead to: meant for up to some hundreds of links.
 
-  Args:
-    cluster: Workers, switches and links.
-    stop: Asked before each maximum flow and each pivot whether to give up.
-
-  Raises:
-    Stopped: If `stop` said so.
+  Asks `stop` before each maximum flow and each pivot; raises `Stopped` then.
   """
   graph = cluster.graph
   variable = _adjustable(graph)

@@ -59,10 +59,8 @@ def optimum(
     cluster: Workers, switches and links.
     overlap: Whether sums go up while results go down.  If not, first one, then
       the other, each for the same part of the time on all links.
-    stop: Asked before each maximum flow and each pivot whether to give up.
-
-  Raises:
-    Stopped: If `stop` said so.
+    stop: Asked before each maximum flow and each pivot; `Stopped` if it says
+      so.
   """
   return _Search(cluster, overlap).run(stop)
 

@@ -25,11 +25,8 @@ class Fed(NamedTuple):
     """Returns nodes whose links out keep `worker` from getting all, or None.
 
     They are the largest source side of a minimum cut: sets around few nodes,
-    and so the links that hold most workers back.  One maximum flow, before
-    which `stop` is asked whether to give up.
-
-    Raises:
-      Stopped: If `stop` says so.
+    and so the links that hold most workers back.  One maximum flow, unless
+    `stop` says to give up.
     """
     stopping.check(stop)
     residual = flow.copied(self.residual)

@@ -138,10 +138,11 @@ def _pairs(
   table: dict[int, str], names: list[str]
 ) -> list[tuple[int, list[tuple[str, str]]]]:
   """Pairs of nodes by the number of links between them."""
-  return [
-    (count, [(names[int(a, 16)], names[int(b, 16)]) for a, b in pairs.split()])
-    for count, pairs in table.items()
-  ]
+  found = []
+  for count, each in table.items():
+    ends = [[names[int(digit, 16)] for digit in pair] for pair in each.split()]
+    found.append((count, [(a, b) for a, b in ends]))
+  return found
 
 
 def _switched(

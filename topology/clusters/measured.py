@@ -106,14 +106,12 @@ def graph(rates: Rates) -> Cluster:
   The graph is exact: transfers between hosts fit into it if, and only if, they
   are within all rates.  With H hosts, P slow pairs and K different sets of slow
   receivers, K <= H, it has at most 3 H + K nodes and (K + 3) H + P links.
-
-  Args:
-    rates: Of the hosts.
   """
   names = [f'host{host}' for host in range(len(rates.up_GBps))]
   wires = list(_wires(rates))
   ways = Counter(end for wire in wires for end in (wire.src, wire.dst))
-  node, links = {}, []
+  node: dict[str, str] = {}
+  links: list[Link] = []
   for host, name in enumerate(names):
     up, down = f'{name}.up', f'{name}.down'
     node |= {side: side if ways[side] > 1 else name for side in (up, down)}

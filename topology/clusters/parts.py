@@ -8,20 +8,21 @@ from typing import Any
 from topology.clusters.cluster import Cluster, Link
 
 Capacity = int | float | str | Fraction
-LinkTo = tuple[str, str, Fraction]  # src, dst, GBps.
+LinkTo = tuple[str, str, Fraction | int]  # src, dst, GBps.
 
 
-def whole(value: Any, field: str, least: int = 1) -> int:
+def whole(value: object, field: str, least: int = 1) -> int:
   """Returns an integer of at least `least`, or raises ValueError."""
-  integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not integer or value < least:
-    raise ValueError(
-      f'{field}: expected an integer of at least {least}, got {value!r}.'
-    )
-  return int(value)
+  if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    exact = int(value)
+    if exact >= least:
+      return exact
+  raise ValueError(
+    f'{field}: expected an integer of at least {least}, got {value!r}.'
+  )
 
 
-def positive(value: Any, field: str = 'GBps') -> Fraction:
+def positive(value: object, field: str = 'GBps') -> Fraction:
   """Returns a capacity above 0; a float is the decimal that it prints as."""
   try:
     exact = Fraction(str(value))
@@ -32,7 +33,7 @@ def positive(value: Any, field: str = 'GBps') -> Fraction:
   return exact
 
 
-def several(values: Any, field: str) -> list[Any]:
+def several(values: object, field: str) -> list[Any]:
   """Returns the values, one or more, as a list, or raises ValueError."""
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
@@ -62,5 +63,5 @@ def of(
   return Cluster(
     (*workers, *switches),
     tuple(workers),
-    tuple(Link(*link) for link in links),
+    tuple(Link(src, dst, Fraction(GBps)) for src, dst, GBps in links),
   )

@@ -1,10 +1,12 @@
-"""Clusters drawn at random, and clusters made unequal at random."""
+"""Clusters drawn at random, and clusters made unequal at random.
+
+All raise ValueError, which names it, if an argument is out of its range.
+"""
 
 import decimal
 import numbers
 import random
 from fractions import Fraction
-from typing import Any
 
 from topology.clusters import parts
 from topology.clusters.cluster import Cluster, Link
@@ -32,9 +34,6 @@ def random_mesh(
     symmetric: Whether both directions of a pair are the same.
     low_GBps: Smallest capacity, an integer of at least 1.
     high_GBps: Largest capacity; all integers between are equally likely.
-
-  Raises:
-    ValueError: If an argument is out of its range.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
   names = parts.names('w', parts.whole(workers, 'workers'))
@@ -69,17 +68,14 @@ def random_switched(
   each other one with the given probability.  Switches may be without workers.
 
   Args:
-    workers: Number of them, at least 1.
+    workers: As of `random_mesh`, like all below but the switches.
     switches: Number of them, at least 1.
-    seed: The same seed gives the same cluster; an integer of at least 0.
-    density: Probability of a link between two switches, 0 to 1.
+    seed: Chooses the cluster.
+    density: Probability of a link between two switches.
     symmetric: Whether both directions of a link are the same; if not, the
       capacity into a switch is not that out of it.
-    low_GBps: Smallest capacity, an integer of at least 1.
-    high_GBps: Largest capacity; all integers between are equally likely.
-
-  Raises:
-    ValueError: If an argument is out of its range.
+    low_GBps: Smallest capacity.
+    high_GBps: Largest capacity.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
   names = parts.names('w', parts.whole(workers, 'workers'))
@@ -120,9 +116,6 @@ def spread(
     symmetric: Whether both directions of a pair have the same factor; if not,
       each link has its own.
 
-  Raises:
-    ValueError: If an argument is out of its range.
-
   Example:
     >>> unequal = spread(random_mesh(4, 1, low_GBps=50), 100, 1)
     >>> min(link.GBps for link in unequal.links)
@@ -158,10 +151,11 @@ def _factors(ratio: Fraction, count: int) -> list[Fraction]:
   return [*ends, *(Fraction(factor) for factor in between)]
 
 
-def _rng(seed: Any, density: Any, low: Any, high: Any) -> random.Random:
+def _rng(seed: int, density: float, low: int, high: int) -> random.Random:
   """A generator, if the arguments that random clusters share are right."""
   parts.whole(seed, 'seed', 0)
-  if not isinstance(density, numbers.Real) or not 0 <= density <= 1:
+  real = isinstance(density, numbers.Real)
+  if not real or not 0 <= float(density) <= 1:
     raise ValueError(f'density: expected 0 to 1, got {density!r}.')
   parts.whole(high, 'high_GBps', parts.whole(low, 'low_GBps'))
   return random.Random(seed)

@@ -9,7 +9,6 @@ are too small and capacities that are not positive.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from topology.clusters import parts
 from topology.clusters.cluster import Cluster
@@ -215,7 +214,8 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
     >>> len(dcell(3, 1, 10).workers)
     12
   """
-  workers, pairs = parts.whole(ports, 'ports'), []
+  workers = parts.whole(ports, 'ports')
+  pairs: list[tuple[int, int]] = []
   for _ in range(parts.whole(levels, 'levels', 0)):
     cells = range(workers + 1)
     starts = [cell * workers for cell in cells]
@@ -267,7 +267,7 @@ def wan(
   return parts.of(names, (), made)
 
 
-def _between(link: Any, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
+def _between(link: object, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
   """The link's two workers, in different sites, and its capacity."""
   row = parts.several(link, 'links')
   if len(row) != 3:

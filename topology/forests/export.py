@@ -50,9 +50,9 @@ from typing import Any
 
 from topology.bounds import cuts, prices
 from topology.clusters import cluster as clusters
-from topology.clusters.cluster import Cluster
+from topology.clusters.cluster import Cluster, Ends
 from topology.forests import verify
-from topology.forests.trees import Forest, Hop, Tree
+from topology.forests.trees import Certificate, Forest, Hop, Tree
 
 FORMAT = 'syncopate.forest'
 VERSION = 1
@@ -63,7 +63,6 @@ _FIELDS = (
 _TREE = ('root', 'weight_Bps', 'share', 'up', 'down')
 _CUT = ('kind', 'nodes', 'links', 'parts', 'switch_prices')
 _NUMBER = re.compile(r'-?[0-9]+(/[0-9]+)?')
-_Certificate = cuts.Cut | prices.Prices | None
 
 
 def fingerprint(cluster: Cluster) -> str:
@@ -142,7 +141,7 @@ def from_json(data: Any) -> tuple[Cluster, Forest]:
     ),
     _fraction_or_none(fields['rate_Bps'], 'rate_Bps'),
     _fraction_or_none(fields['bound_Bps'], 'bound_Bps'),
-    _certificate(fields['certificate'], cluster, fields['collective']),
+    _certificate(fields['certificate'], cluster),
   )
   try:
     verify.check(cluster, forest)
@@ -157,7 +156,7 @@ def _number_or_null(number: Fraction | None) -> str | None:
   return None if number is None else str(number)
 
 
-def _certificate_to_json(proof: _Certificate) -> dict[str, Any] | None:
+def _certificate_to_json(proof: Certificate | None) -> dict[str, Any] | None:
   if proof is None:
     return None
   if isinstance(proof, prices.Prices):
@@ -175,7 +174,7 @@ def _certificate_to_json(proof: _Certificate) -> dict[str, Any] | None:
   }
 
 
-def _certificate(value: Any, cluster: Cluster, collective: str) -> _Certificate:
+def _certificate(value: Any, cluster: Cluster) -> Certificate | None:
   name = 'certificate'
   if len(cluster.workers) == 1:
     _require(value is None, name, 'null for a single worker', value)
@@ -189,13 +188,13 @@ def _certificate(value: Any, cluster: Cluster, collective: str) -> _Certificate:
   fields = _object(value, name, _CUT)
   return cuts.Cut(
     _ids(fields['nodes'], f'{name}.nodes'),
-    tuple(_ids(row, f'{name}.links') for row in _list(fields['links'], name)),
+    tuple(_ends(row, f'{name}.links') for row in _list(fields['links'], name)),
     tuple(_parts(fields['parts'], f'{name}.parts')),
     tuple(_priced(fields['switch_prices'], f'{name}.switch_prices', 'switch')),
   )
 
 
-def _parts(value: Any, field: str) -> list[tuple[Fraction, tuple[str, ...]]]:
+def _parts(value: object, field: str) -> list[tuple[Fraction, tuple[str, ...]]]:
   rows = [
     _object(row, field, ('weight', 'nodes')) for row in _list(value, field)
   ]
@@ -204,7 +203,7 @@ def _parts(value: Any, field: str) -> list[tuple[Fraction, tuple[str, ...]]]:
   ]
 
 
-def _priced(value: Any, field: str, *ends: str) -> list[tuple]:
+def _priced(value: object, field: str, *ends: str) -> list[tuple]:
   """Nodes with their price at the end."""
   rows = [_object(row, field, (*ends, 'price')) for row in _list(value, field)]
   return [
@@ -213,7 +212,7 @@ def _priced(value: Any, field: str, *ends: str) -> list[tuple]:
   ]
 
 
-def _tree(value: Any, field: str) -> Tree:
+def _tree(value: object, field: str) -> Tree:
   row = _object(value, field, _TREE)
   return Tree(
     _text(row['root'], f'{field}.root'),
@@ -224,16 +223,25 @@ def _tree(value: Any, field: str) -> Tree:
   )
 
 
-def _hops(value: Any, field: str) -> list[Hop]:
+def _hops(value: object, field: str) -> list[Hop]:
   return [_ids(hop, field) for hop in _list(value, field)]
 
 
-def _ids(value: Any, field: str) -> tuple[str, ...]:
+def _ends(value: object, field: str) -> Ends:
+  ids = _ids(value, field)
+  _require(len(ids) == 2, field, 'two nodes', value)
+  return ids[0], ids[1]
+
+
+def _ids(value: object, field: str) -> tuple[str, ...]:
   return tuple(_text(node, field) for node in _list(value, field))
 
 
-def _object(value: Any, field: str, keys: Sequence[str]) -> Mapping[str, Any]:
-  _require(isinstance(value, Mapping), field, 'an object', value)
+def _object(
+  value: object, field: str, keys: Sequence[str]
+) -> Mapping[str, Any]:
+  if not isinstance(value, Mapping):
+    raise _wrong(field, 'an object', value)
   inside = f'{field}.' if field else ''
   for key in keys:
     if key not in value:
@@ -244,21 +252,23 @@ def _object(value: Any, field: str, keys: Sequence[str]) -> Mapping[str, Any]:
   return value
 
 
-def _list(value: Any, field: str) -> Sequence[Any]:
-  _require(isinstance(value, list | tuple), field, 'a list', value)
+def _list(value: object, field: str) -> Sequence[Any]:
+  if not isinstance(value, list | tuple):
+    raise _wrong(field, 'a list', value)
   return value
 
 
-def _text(value: Any, field: str) -> str:
-  _require(isinstance(value, str), field, 'a string', value)
+def _text(value: object, field: str) -> str:
+  if not isinstance(value, str):
+    raise _wrong(field, 'a string', value)
   return value
 
 
-def _fraction_or_none(value: Any, field: str) -> Fraction | None:
+def _fraction_or_none(value: object, field: str) -> Fraction | None:
   return None if value is None else _fraction(value, field)
 
 
-def _fraction(value: Any, field: str) -> Fraction:
+def _fraction(value: object, field: str) -> Fraction:
   expected = "an exact string such as '25' or '100/3'"
   text = value if isinstance(value, str) else ''
   _require(_NUMBER.fullmatch(text) is not None, field, expected, value)
@@ -270,4 +280,8 @@ def _fraction(value: Any, field: str) -> Fraction:
 
 def _require(valid: bool, field: str, expected: str, got: object) -> None:
   if not valid:
-    raise ValueError(f'{field}: expected {expected}, got {got!r}.')
+    raise _wrong(field, expected, got)
+
+
+def _wrong(field: str, expected: str, got: object) -> ValueError:
+  return ValueError(f'{field}: expected {expected}, got {got!r}.')

@@ -19,6 +19,7 @@ more, at worst the largest: all chunks, and the largest once per further hop.
 """
 
 import itertools
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -102,16 +103,8 @@ def best_chunks(
   compared, since rounding to bytes leaves several local optima.  Of equals the
   smallest is taken.  If messages cost nothing, more chunks never take longer.
 
-  Args:
-    cluster: As in `simulate`, like all arguments below but the last.
-    forest: Sound.
-    size_bytes: Bytes of the whole.
-    latency_s: Seconds of every link, or of each.
-    message_s: Seconds that each chunk holds a hop besides its bytes.
-    most: Largest number of chunks of a tree, at least 1.
-
-  Raises:
-    ValueError: As in `simulate`.
+  Arguments are those of `simulate`, and `most`, the largest number of chunks of
+  a tree, at least 1.
   """
   parts = _parts(cluster, forest, size_bytes, latency_s, message_s)
   _check_count('most', most)
@@ -286,8 +279,8 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _seconds(name: str, value: object) -> float:
-  if not isinstance(value, numbers.Real) or not 0 <= value < float('inf'):
-    raise ValueError(
-      f'{name}: expected finite seconds of at least 0, got {value!r}.'
-    )
-  return float(value)
+  if isinstance(value, numbers.Real) and 0 <= float(value) < math.inf:
+    return float(value)
+  raise ValueError(
+    f'{name}: expected finite seconds of at least 0, got {value!r}.'
+  )

@@ -73,13 +73,8 @@ def allgather(
 ) -> list[Column]:
   """Returns trees down for two or more workers, the same weight for each root.
 
-  Args:
-    cluster: Workers, switches and links.
-    cut: The proof of a bound, which tells the rate to aim at.
-    gap: As in `allreduce`.
-    max_trees: The most trees, at least one for each worker, or None.
-    stop: Says when to end with what there is, once each worker has a tree.
-    report: As in `allreduce`.
+  As `allreduce`, but for at least one tree for each worker, and with the proof
+  of a bound, which tells the rate to aim at.
   """
   arrays = Arrays(cluster, paired=False)
   workers = len(arrays.workers)
@@ -102,13 +97,9 @@ def allgather(
 
 
 def heaviest(cluster: Cluster, forest: Forest, count: int) -> list[Column]:
-  """Returns the heaviest trees of a forest, weighted for themselves.
+  """Returns so many of the heaviest trees of a forest, weighted anew.
 
-  Args:
-    cluster: Workers, switches and links.
-    forest: Of the cluster, an allreduce or an allgather.
-    count: How many trees; of an allgather at least one for each worker, which
-      each worker then has.
+  Of an allgather at least one for each worker, which each worker then has.
   """
   order = sorted(forest.trees, key=lambda tree: -tree.share)
   roots = None
@@ -194,7 +185,7 @@ class _Search:
       self._keep(self._trees, self._weight)
       return
     # The heaviest of all, or the new ones alone: whichever are faster.
-    pairs = list(zip(self._trees, self._weight, strict=True))
+    pairs = list(zip(self._trees, self._weight.tolist(), strict=True))
     for trees in (self._heaviest(pairs, self._most), new[: self._most]):
       weight, _ = self._weighed(trees)
       if weight.sum() > self.rate:
@@ -243,7 +234,8 @@ class _Search:
     return np.array([tree.root for tree in trees]) if self._one_way else None
 
   def _keep(self, trees: list[growing.Grown], weight: np.ndarray) -> None:
-    self._kept = [pair for pair in zip(trees, weight, strict=True) if pair[1]]
+    pairs = zip(trees, weight.tolist(), strict=True)
+    self._kept = [pair for pair in pairs if pair[1]]
     self.rate = float(weight[weight > 0].sum())
     self.count = len(self._kept)
 

@@ -95,9 +95,8 @@ class Arrays:
     # Links that arms at switches always stand for; others only if cheap.
     self._access = np.flatnonzero(into ^ out).tolist()
     # Of a pair one link will do: its hop is used in both directions.
-    self._once = np.flatnonzero(self.src < self.dst) if paired else None
-    direct = np.flatnonzero(into & out)
-    direct = np.intersect1d(direct, self._once) if paired else direct
+    self._once = np.flatnonzero((self.src < self.dst) | (not paired))
+    direct = np.intersect1d(np.flatnonzero(into & out), self._once)
     self._direct = [self._hop((link,)) for link in direct.tolist()]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
@@ -146,7 +145,7 @@ class Arrays:
     away, via = self._nearest(costs, self._into_switch, self.src, self.dst)
     there = self._ways(via, self.src)
     if self.paired:
-      home, back = away, [self._backwards(way) for way in there]
+      home, back = away, [way and self._backwards(way) for way in there]
     else:
       home, on = self._nearest(costs, self._out_of_switch, self.dst, self.src)
       back = [way and way[::-1] for way in self._ways(on, self.dst)]
@@ -230,6 +229,7 @@ class Arrays:
     links: dict[int, list[int]] = {}
     for link, ends in enumerate(self._ends):
       links.setdefault(ends[up], []).append(link)
+    queue: list[tuple[float, int, _Way]]
     queue = [(0.0, node, ()) for node in sorted(reached)]
     done: set[int] = set()
     while queue:
@@ -281,7 +281,7 @@ class Arrays:
 
   def _over(self, cells: Cells, link: int) -> _Way:
     a, b = self._ends[link]
-    return (*cells.there[a], link, *cells.back[b])
+    return (*(cells.there[a] or ()), link, *(cells.back[b] or ()))
 
   def _hop(self, way: _Way) -> Hop:
     uses = tuple(self._uses[link] for link in way)
@@ -337,7 +337,5 @@ class Arrays:
       ]
     )
 
-  def _backwards(self, way: _Way | None) -> _Way | None:
-    if way is None:
-      return None
+  def _backwards(self, way: _Way) -> _Way:
     return tuple(self._reverse[link] for link in reversed(way))

@@ -23,14 +23,7 @@ def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
   """Returns the best allgather of two or more workers.
 
   The costs are given at `bounds.allgather.optimum`, `splitting.bypass` and
-  `arborescences.pack`.
-
-  Args:
-    cluster: Workers, switches and links.
-    stop: Asked now and then.
-
-  Raises:
-    Stopped: If `stop` said so.
+  `arborescences.pack`.  Raises `Stopped` once `stop` says so.
   """
   best = allgather_optimum(cluster, stop)
   count = len(cluster.workers)
@@ -52,17 +45,13 @@ def allreduce(
 ) -> Forest:
   """Returns the best allreduce of two or more workers.
 
-  The costs are given at `bounds.allreduce.optimum`, `splitting.bypass` and
-  `arborescences.pack`.
+  The costs are as of `allgather`.
 
   Args:
     cluster: Workers, switches and links.
-    stop: Asked now and then.
+    stop: Asked now and then; `Stopped` if it says so.
     overlap: Whether sums go up while results go down.  If not, one phase
       follows the other; the bound is still that of both at the same time.
-
-  Raises:
-    Stopped: If `stop` said so.
   """
   bound = best = allreduce_optimum(cluster, stop=stop)
   if not overlap:

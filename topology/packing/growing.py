@@ -29,12 +29,8 @@ class Costs:
   """What links cost, by how full they are.
 
   A link of which the share z is used costs exp(20 z) over its capacity, where z
-  is taken after one more tree of `unit_GBps`.
-
-  Args:
-    arrays: The links.
-    unit_GBps: What a tree carries.
-    full: Floats [c], the share of each link that is used to begin with.
+  is taken after one more tree of `unit_GBps`.  To begin with, z is `full`,
+  floats [c].
 
   Attributes:
     now: Per capacity of the arrays, its price.
@@ -176,13 +172,7 @@ class Grower:
     return max(self._arrays.workers, key=spared.__getitem__)
 
   def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
-    """Returns a tree of hops that are used in both directions.
-
-    Kruskal's algorithm with prices that rise.
-
-    Raises:
-      ValueError: If the hops do not connect all workers.
-    """
+    """A tree of hops for both directions: Kruskal's, with prices that rise."""
     queue = [(self._costs.of(hop.uses), i) for i, hop in enumerate(hops)]
     heapq.heapify(queue)
     components = Components(self._arrays.nodes)
@@ -203,18 +193,10 @@ class Grower:
   def _branching(
     self, root: int, hops: Sequence[Hop], *, up: bool
   ) -> list[Hop]:
-    """Returns a tree of hops away from a root, or towards it.
+    """A tree of hops away from a root or up to it, those nearest to it first.
 
     Prim's algorithm with prices that rise: a heuristic, as on links that differ
     in direction the cheapest next hop need not be part of a cheapest tree.
-
-    Args:
-      root: Node.
-      hops: To choose from.
-      up: Whether hops lead towards the root.
-
-    Returns:
-      Hops, the nearest to the root first.
     """
     beside: dict[int, list[int]] = {}
     for i, hop in enumerate(hops):

@@ -119,10 +119,10 @@ class _Packer:
     if best and self._few_enough(best):
       return best
     found = self._approximate(cluster, end, best)
-    if best:
+    if best and self.max_trees is not None:
       columns = approximate.heaviest(cluster, best, self.max_trees)
       rival = fitted(cluster, columns, best)
-      found = max(found, rival, key=lambda forest: forest.rate_Bps)
+      found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
     if self.gap and found.gap > self.gap and not best and size <= large:
       # What could not be reached in one way may be in the other.
       best = self._exact(cluster, end)

@@ -47,7 +47,7 @@ def equal_units(
     back = equal_units(cluster.reversed(), trees.backwards(forest), units)
     return trees.backwards(back)
   arrays = Arrays(cluster, paired=not one_way and cluster.symmetric)
-  rate = float(forest.rate_Bps) / 1e9
+  rate = float(forest.rate_Bps or 0) / 1e9
   roots = arrays.workers * (units // workers) if one_way else None
   attempts = [_rounded(forest, units, cluster.workers if one_way else None)]
   for aim in _AIMS:
@@ -57,7 +57,7 @@ def equal_units(
       [approximate.column(cluster, arrays, *counted) for counted in counts]
     )
   fitted = [trees.fitted(cluster, columns, forest) for columns in attempts]
-  return max(fitted, key=lambda found: found.rate_Bps)
+  return max(fitted, key=lambda found: found.rate_Bps or 0)
 
 
 def _grown(
