@@ -15,7 +15,7 @@ from topology.clusters import randomized
 class CheapestTest(parameterized.TestCase):
   """Cheapest trees against those of NetworkX."""
 
-  @parameterized.parameters(*range(12))
+  @parameterized.parameters(*range(4))
   def test_spanning_tree_is_that_of_the_closure(self, seed):
     rng = random.Random(seed)
     graph = randomized.random_switched(
@@ -43,7 +43,7 @@ class CheapestTest(parameterized.TestCase):
       cheapest_trees.spanning_tree(worker, [(0, 3, 1), (2, 3, 4)]), 5
     )
 
-  @parameterized.parameters(*range(12))
+  @parameterized.parameters(*range(4))
   def test_hops_are_shortest_paths_through_switches(self, seed):
     for graph in random_clusters.every(seed, most=7):
       worker, links = hop_prices.numbered(graph, seed)
@@ -61,7 +61,7 @@ class CheapestTest(parameterized.TestCase):
           else:
             self.assertGreater(got[i, j], dear)
 
-  @parameterized.product(seed=tuple(range(12)), factor=(1, 10**20))
+  @parameterized.product(seed=(0, 1, 2, 3), factor=(1, 10**20))
   def test_arborescences_are_the_cheapest_of_each_root(self, seed, factor):
     for graph in random_clusters.every(seed, most=8):
       worker, links = hop_prices.numbered(graph, seed)

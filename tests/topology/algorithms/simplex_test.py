@@ -19,7 +19,7 @@ class SimplexTest(parameterized.TestCase):
     self.assertEqual(z, [Fraction(5, 3), Fraction(6)])
     self.assertEqual(y, [0, Fraction(3, 2), 1])
 
-  @parameterized.parameters(*range(20))
+  @parameterized.parameters(*range(8))
   def test_prices_prove_the_optimum(self, seed):
     rng = random.Random(seed)
     n, m = rng.randint(1, 6), rng.randint(1, 6)

@@ -18,7 +18,7 @@ GB = 10**9
 class RingTest(parameterized.TestCase):
   """The order of a ring, against all orders."""
 
-  @parameterized.product(seed=[*range(6)], both_ways=(False, True))
+  @parameterized.product(seed=[*range(2)], both_ways=(False, True))
   def test_best_order_has_the_widest_narrowest_link(self, seed, both_ways):
     graph = randomized.random_mesh(6, seed)
     name = 'best_ring_both_ways' if both_ways else 'best_ring'
@@ -34,7 +34,7 @@ class RingTest(parameterized.TestCase):
     want = widest * Fraction(6, 2 * 5) * (1 + both_ways)
     self.assertEqual(scheme.rate_Bps, want * GB)
 
-  @parameterized.parameters(*range(4))
+  @parameterized.parameters(*range(2))
   def test_search_finds_the_best_order_of_10(self, seed):
     graph = randomized.random_mesh(10, seed)
 
@@ -80,7 +80,7 @@ class RingTest(parameterized.TestCase):
 class WaysTest(parameterized.TestCase):
   """Ways and groups."""
 
-  @parameterized.parameters(*range(12))
+  @parameterized.parameters(*range(4))
   def test_ways_are_the_widest_of_the_shortest(self, seed):
     graph = _random_switched(seed)
     found = ways.Ways(graph)

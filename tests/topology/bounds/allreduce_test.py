@@ -31,14 +31,14 @@ class AllreduceTest(parameterized.TestCase):
 class OptimumTest(parameterized.TestCase):
   """Prices of the linear program prove what it promises."""
 
-  @parameterized.parameters(*range(20))
+  @parameterized.parameters(*range(6))
   def test_rate_of_a_random_cluster_is_proved_exactly(self, seed):
     for graph in random_clusters.every(seed):
       best = allreduce.optimum(graph)
 
       self.assertEqual(prices.proven(graph, best.prices), best.rate_GBps)
 
-  @parameterized.parameters(*range(5))
+  @parameterized.parameters(*range(2))
   def test_links_that_are_not_free_are_listed_in_order(self, seed):
     for graph in random_clusters.every(seed):
       listed = allreduce.optimum(graph).prices.links

@@ -23,7 +23,7 @@ class ProvenTest(parameterized.TestCase):
 
     self.assertEqual(prices.proven(graph, equal), Fraction(400, 7))
 
-  @parameterized.parameters(*range(15))
+  @parameterized.parameters(*range(6))
   def test_cheapest_of_all_columns_counts(self, seed):
     for graph in random_clusters.every(seed, most=4):
       priced = _random(graph, seed)
@@ -38,7 +38,7 @@ class ProvenTest(parameterized.TestCase):
 
       self.assertEqual(got, worth / _cheapest_column(graph, priced))
 
-  @parameterized.parameters(*range(10))
+  @parameterized.parameters(*range(4))
   def test_no_prices_prove_less_than_what_a_forest_reaches(self, seed):
     for graph in random_clusters.every(seed):  # Five of them.
       rate_GBps = topology.pack(graph).rate_Bps / 10**9
@@ -49,7 +49,7 @@ class ProvenTest(parameterized.TestCase):
         except ValueError as error:  # With prices of 0.
           self.assertRegex(str(error), 'column|positive')
 
-  @parameterized.parameters(*range(10))
+  @parameterized.parameters(*range(4))
   def test_mean_of_both_directions_proves_as_much(self, seed):
     graph = randomized.random_switched(4, 2, seed, symmetric=True)
     priced = _random(graph, seed)

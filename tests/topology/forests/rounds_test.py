@@ -26,9 +26,15 @@ _CHUNKS = 3
 _GRAPHS = {
   'mesh': shapes.full_mesh(4, 25),
   'unequal star': shapes.star([10, 10, 10, 40, 40, 100]),
-  'box': machines.dgx_a100(1),
   'random mesh': randomized.random_mesh(5, 3, symmetric=True),
 }
+
+
+_ON_DEVICES = (
+  ('random mesh', 'allreduce'),
+  ('unequal star', 'allgather'),
+  ('mesh', 'reduce_scatter'),
+)
 
 
 def _plan(name, collective):
@@ -51,20 +57,19 @@ def _held(plan):
 def _runs():
   """Returns per cluster and collective what JAX gives, and its operations."""
   found = {}
-  for name in _GRAPHS:
-    for collective in COLLECTIVES:
-      plan = _plan(name, collective)
-      held = _held(plan)
-      compiled = ppermute.program(plan, _CHUNKS).lower(held).compile()
-      text = compiled.as_text()
-      found[f'{name} {collective}'] = {
-        'devices': jax.device_count(),
-        'numbers': np.asarray(compiled(held)).tolist(),
-        'operations': {
-          kind: text.count(f' {kind}(') + text.count(f' {kind}-start(')
-          for kind in ('collective-permute', 'while', 'all-reduce')
-        },
-      }
+  for name, collective in _ON_DEVICES:
+    plan = _plan(name, collective)
+    held = _held(plan)
+    compiled = ppermute.program(plan, _CHUNKS).lower(held).compile()
+    text = compiled.as_text()
+    found[f'{name} {collective}'] = {
+      'devices': jax.device_count(),
+      'numbers': np.asarray(compiled(held)).tolist(),
+      'operations': {
+        kind: text.count(f' {kind}(') + text.count(f' {kind}-start(')
+        for kind in ('collective-permute', 'while', 'all-reduce')
+      },
+    }
   return found
 
 
@@ -84,7 +89,7 @@ def _on_devices():
 class DevicesTest(parameterized.TestCase):
   """The tables as a JAX program."""
 
-  @parameterized.product(name=[*_GRAPHS], collective=COLLECTIVES)
+  @parameterized.parameters(*_ON_DEVICES)
   def test_integers_are_summed_to_the_last_bit(self, name, collective):
     plan = _plan(name, collective)
     held = _held(plan)
@@ -101,7 +106,7 @@ class DevicesTest(parameterized.TestCase):
       for worker in where:
         np.testing.assert_array_equal(got[worker, slot], want)
 
-  @parameterized.product(name=[*_GRAPHS], collective=COLLECTIVES)
+  @parameterized.parameters(*_ON_DEVICES)
   def test_program_has_the_planned_permutes_in_one_loop(self, name, collective):
     plan = _plan(name, collective)
 
@@ -116,7 +121,7 @@ class DevicesTest(parameterized.TestCase):
 class ReplayTest(parameterized.TestCase):
   """The tables as an oracle reads them, on forests of all kinds."""
 
-  @parameterized.product(seed=[*range(40)], collective=COLLECTIVES)
+  @parameterized.product(seed=[*range(8)], collective=COLLECTIVES)
   def test_each_contribution_arrives_once(self, seed, collective):
     graph, made = _random_forest(seed, collective)
     plan = rounds.plan(graph, made, max_permutes=1000)
@@ -136,7 +141,7 @@ class ReplayTest(parameterized.TestCase):
           for counts in at_once[worker, slot]:
             np.testing.assert_array_equal(counts, want)
 
-  @parameterized.product(seed=[*range(20)], collective=COLLECTIVES)
+  @parameterized.product(seed=[*range(6)], collective=COLLECTIVES)
   def test_one_step_less_is_too_few(self, seed, collective):
     graph, made = _random_forest(seed, collective)
     plan = rounds.plan(graph, made, max_permutes=1000)
@@ -145,7 +150,7 @@ class ReplayTest(parameterized.TestCase):
 
     self.assertFalse(np.array_equal(before, ppermute.replayed(plan, 2)))
 
-  @parameterized.product(seed=[*range(20)], collective=COLLECTIVES)
+  @parameterized.product(seed=[*range(6)], collective=COLLECTIVES)
   def test_permutes_are_partial_permutations_of_all_hops(
     self, seed, collective
   ):
@@ -184,7 +189,7 @@ class ReplayTest(parameterized.TestCase):
 
 
 class RateTest(parameterized.TestCase):
-  @parameterized.product(seed=[*range(20)], collective=COLLECTIVES)
+  @parameterized.product(seed=[*range(6)], collective=COLLECTIVES)
   def test_it_is_that_of_the_slowest_links_in_turn(self, seed, collective):
     graph, made = _random_forest(seed, collective)
     plan = rounds.plan(graph, made, max_permutes=1000)

@@ -28,7 +28,7 @@ BELOW = 1e-6  # Weights are rounded after the gap has been reached.
 class SmallTest(parameterized.TestCase):
   """Between nothing and the optimum, where that is known."""
 
-  @parameterized.product(seed=[*range(14)], collective=COLLECTIVES)
+  @parameterized.product(seed=[*range(4)], collective=COLLECTIVES)
   def test_optimum_is_between_rate_and_bound(self, seed, collective):
     for graph in _clusters(seed):
       best = _exact(graph, collective)
@@ -42,7 +42,7 @@ class SmallTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_clusters_alike_both_ways_come_within_two_percent(self, collective):
-    for seed in range(8):
+    for seed in range(4):
       for graph in _clusters(seed, directed=False):
         found = _approximate(graph, collective, gap=0.01)
 
@@ -51,7 +51,7 @@ class SmallTest(parameterized.TestCase):
           found.rate_Bps, Fraction(98, 100) * best.rate_Bps
         )
 
-  @parameterized.product(seed=[*range(6)], collective=COLLECTIVES)
+  @parameterized.product(seed=[0, 1], collective=COLLECTIVES)
   def test_links_that_differ_by_many_orders_of_magnitude(
     self, seed, collective
   ):
@@ -129,14 +129,11 @@ class LargeTest(parameterized.TestCase):
   """The gap that is asked for."""
 
   @parameterized.named_parameters(
-    ('tree_256', 'tree([16, 16], [10, 40])'),
     ('torus_256', 'torus([16, 16], 10)'),
     ('fat_tree_128', 'fat_tree(8, 10)'),
     ('boxes_64', 'dgx_a100(8)'),
-    ('bcube_64', 'bcube(4, 3, 10)'),
-    ('hypercube_64', 'hypercube(6, 10)'),
     ('unequal_tree_64', 'spread(tree([8, 8], [10, 40]), 100, 1)'),
-    ('dense_40', 'random_mesh(40, 1, symmetric=True)'),
+    ('dense_32', 'random_mesh(32, 1, symmetric=True)'),
     ('directed_mesh_24', 'random_mesh(24, 1, density=0.3)'),
     (
       'directed_tree_64',
@@ -148,12 +145,8 @@ class LargeTest(parameterized.TestCase):
     self._assert_within(spec, 'allreduce')
 
   @parameterized.product(
-    spec=(
-      'tree([8, 8], [10, 40])',
-      'dgx_a100(8)',
-      'random_mesh(64, 1, density=0.2)',
-    ),
-    collective=('allgather', 'reduce_scatter'),
+    spec=('dgx_a100(8)', 'random_mesh(64, 1, density=0.2)'),
+    collective=('allgather',),
   )
   def test_one_way_is_within_one_percent(self, spec, collective):
     self._assert_within(spec, collective)
@@ -194,9 +187,9 @@ class LimitsTest(parameterized.TestCase):
   """Trees and seconds."""
 
   @parameterized.product(
-    spec=('random_mesh(64, 1, symmetric=True)', 'tree([8, 8], [10, 10])'),
-    collective=COLLECTIVES,
-    seconds=(0, 0.5),
+    spec=('random_mesh(48, 1, symmetric=True)', 'tree([6, 6], [10, 10])'),
+    collective=('allreduce', 'allgather'),
+    seconds=(0, 0.3),
   )
   def test_a_time_limit_is_soon_followed_by_a_forest(
     self, spec, collective, seconds

@@ -276,7 +276,7 @@ class PhasesTest(parameterized.TestCase):
     self.assertEqual(packed.rate_Bps, GBps * 10**9)
     self.assertEqual(topology.pack(graph).rate_Bps, packed.rate_Bps)
 
-  @parameterized.product(seed=[*range(10)], symmetric=(True, False))
+  @parameterized.product(seed=[*range(4)], symmetric=(True, False))
   def test_phases_are_between_equal_shards_and_overlap(self, seed, symmetric):
     for graph in (
       randomized.random_mesh(5, seed, density=0.6, symmetric=symmetric),

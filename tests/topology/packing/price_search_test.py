@@ -14,17 +14,17 @@ from topology.packing import arrays, price_search
 class BoundTest(parameterized.TestCase):
   """Never below what can be reached, and proved."""
 
-  @parameterized.parameters(*range(12))
+  @parameterized.parameters(*range(4))
   def test_bound_of_a_symmetric_cluster_is_not_below_the_optimum(self, seed):
     for graph in _clusters(seed, symmetric=True):
       self._assert_proved(graph, close=1.05)
 
-  @parameterized.parameters(*range(12))
+  @parameterized.parameters(*range(4))
   def test_bound_of_a_directed_cluster_is_not_below_the_optimum(self, seed):
     for graph in _clusters(seed, symmetric=False):
       self._assert_proved(graph, close=3)
 
-  @parameterized.parameters(*range(4))
+  @parameterized.parameters(*range(2))
   def test_thin_links_are_no_reason_to_prove_too_little(self, seed):
     for graph in _clusters(seed, symmetric=True):
       self._assert_proved(randomized.spread(graph, 10**8, seed), close=1.1)

@@ -10,7 +10,7 @@ from topology.packing import weights
 
 
 class BestTest(parameterized.TestCase):
-  @parameterized.parameters(*range(40))
+  @parameterized.parameters(*range(12))
   def test_random_trees_carry_what_the_oracle_says(self, seed):
     loads, capacity, _ = _random(seed)
 
@@ -22,7 +22,7 @@ class BestTest(parameterized.TestCase):
     self.assertAlmostEqual((prices @ loads).min(), 1, places=12)
     _assert_feasible(loads, capacity, found, prices)
 
-  @parameterized.parameters(*range(40))
+  @parameterized.parameters(*range(12))
   def test_random_trees_of_roots_that_carry_the_same(self, seed):
     loads, capacity, roots = _random(seed)
 
