@@ -175,11 +175,7 @@ def _layers(
 
 
 def _block(
-  residual: Residual,
-  arcs: list[list[int]],
-  source: int,
-  sink: int,
-  limit: int,
+  residual: Residual, arcs: list[list[int]], source: int, sink: int, limit: int
 ) -> int:
   """Adds flow along `arcs`, which are used up, until none gets through."""
   added = 0

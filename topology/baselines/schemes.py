@@ -237,9 +237,7 @@ def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
 
 
 def _fitted(
-  cluster: Cluster,
-  best: trees.Forest,
-  columns: Iterable[trees.Column],
+  cluster: Cluster, best: trees.Forest, columns: Iterable[trees.Column]
 ) -> trees.Forest:
   """The columns as far as the collective needs them."""
   if len(cluster.workers) == 1:
@@ -252,9 +250,7 @@ def _fitted(
 
 
 def _ringed(
-  cluster: Cluster,
-  best: trees.Forest,
-  orders: Iterable[Sequence[str]],
+  cluster: Cluster, best: trees.Forest, orders: Iterable[Sequence[str]]
 ) -> trees.Forest:
   ways = ways_of(cluster)
   columns = [

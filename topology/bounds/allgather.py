@@ -93,9 +93,7 @@ def around_workers(cluster: Cluster) -> Cut:
 
 
 def _cut(
-  cluster: Cluster,
-  parts: _Parts,
-  prices: Sequence[tuple[int, Fraction]] = (),
+  cluster: Cluster, parts: _Parts, prices: Sequence[tuple[int, Fraction]] = ()
 ) -> Cut:
   names = cluster.nodes
   named = tuple((w, tuple(names[v] for v in side)) for w, side in parts)

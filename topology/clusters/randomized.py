@@ -96,11 +96,7 @@ def random_switched(
 
 
 def spread(
-  graph: Cluster,
-  ratio: Capacity,
-  seed: int,
-  *,
-  symmetric: bool = True,
+  graph: Cluster, ratio: Capacity, seed: int, *, symmetric: bool = True
 ) -> Cluster:
   """Returns the cluster with its capacities reduced by unequal factors.
 

@@ -152,10 +152,7 @@ class _Packer:
       return None
 
   def _approximate(
-    self,
-    cluster: Cluster,
-    stop: stopping.Stop,
-    known: Forest | None,
+    self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
   ) -> Forest:
     """Returns grown trees; `known` is of the same cluster, but has too many."""
     wanted: dict[str, Any] = {
