@@ -80,16 +80,16 @@ def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
       f'loads: expected links and trees [m, K], got shape {loads.shape}.'
     )
   links, trees = loads.shape
-  if capacity.shape != (links,):
-    raise ValueError(
-      f'capacity: expected shape {(links,)}, got {capacity.shape}.'
-    )
-  if roots.shape != (trees,):
-    raise ValueError(f'roots: expected shape {(trees,)}, got {roots.shape}.')
-  if not (loads.min() >= 0 and np.array_equal(loads, np.rint(loads))):
-    raise ValueError('loads: expected whole numbers of at least 0, got others.')
-  if not (np.isfinite(capacity).all() and capacity.min() > 0):
-    raise ValueError('capacity: expected numbers above 0, got others.')
+  whole = loads.min() >= 0 and np.array_equal(loads, np.rint(loads))
+  positive = np.isfinite(capacity).all() and capacity.min() > 0
+  for valid, expected in (
+    (capacity.shape == (links,), f'capacity: expected shape {(links,)}'),
+    (roots.shape == (trees,), f'roots: expected shape {(trees,)}'),
+    (whole, 'loads: expected whole numbers of at least 0'),
+    (positive, 'capacity: expected numbers above 0'),
+  ):
+    if not valid:
+      raise ValueError(f'{expected}, got others.')
   unused = np.flatnonzero(~loads.any(0))
   if len(unused):
     raise ValueError(f'loads: expected links, got none for tree {unused[0]}.')
@@ -144,27 +144,15 @@ class _Program:
     own = np.flatnonzero(place[self._link] >= 0)
     shares = self._times / capacity[self._link] * self._unit[self._tree]
     rated = self._common[self._kept] * rate / capacity[self._kept]
-    everyone, each = np.arange(trees), np.arange(count)
+    rows, each = len(rated), np.arange(count)
     # Row, column and value of all entries that are not 0.
-    self._row = np.concatenate(
-      [
-        place[self._link[own]],
-        np.arange(len(rated)),
-        len(rated) + self._groups,
-        len(rated) + each,
-      ]
-    )
-    self._column = np.concatenate(
-      [
-        self._tree[own],
-        np.full(len(rated), trees),
-        everyone,
-        np.full(count, trees),
-      ]
-    )
-    self._value = np.concatenate(
-      [shares[own], rated, -self._equal, np.ones(count)]
-    )
+    self._row = np.r_[
+      place[self._link[own]], np.arange(rows), rows + self._groups, rows + each
+    ]
+    self._column = np.r_[
+      self._tree[own], np.full(rows, trees), np.arange(trees), 0 * each + trees
+    ]
+    self._value = np.r_[shares[own], rated, -self._equal, np.ones(count)]
     self._limits = np.repeat([1.0, 0.0], [len(rated), count])
     self._last = np.concatenate([rated, np.ones(count)])
     same = self._groups[:, None] == self._groups
@@ -304,16 +292,13 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
 
 
 def _moved(state: _State, by: _State, reach: float) -> _State:
-  primal = min(
-    1.0, reach * min(_room(state.x, by.x), _room(state.slack, by.slack))
-  )
-  dual = min(1.0, reach * min(_room(state.y, by.y), _room(state.z, by.z)))
-  return _State(
-    state.x + primal * by.x,
-    state.slack + primal * by.slack,
-    state.y + dual * by.y,
-    state.z + dual * by.z,
-  )
+  """The state after as much of a change as leaves all above 0, at most all."""
+  room = [_room(value, change) for value, change in zip(state, by, strict=True)]
+  primal = min(1.0, reach * min(room[0], room[1]))
+  dual = min(1.0, reach * min(room[2], room[3]))
+  steps = primal, primal, dual, dual
+  parts = zip(state, by, steps, strict=True)
+  return _State(*(value + step * change for value, change, step in parts))
 
 
 def _room(values: np.ndarray, change: np.ndarray) -> float:
