@@ -7,7 +7,7 @@ capacities have changed.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Residual = list[dict[int, int]]
 
@@ -86,30 +86,24 @@ def reach(residual: Residual, source: int) -> list[int]:
   After a maximum flow they are the source side of a minimum cut, the smallest
   of all.  O(n + m).
   """
-  seen = [False] * len(residual)
-  seen[source] = True
-  frontier = [source]
-  for node in frontier:
-    for other, room in residual[node].items():
-      if room > 0 and not seen[other]:
-        seen[other] = True
-        frontier.append(other)
-  return sorted(frontier)
+  return _spread(
+    source, lambda node: (v for v, room in residual[node].items() if room > 0)
+  )
 
 
 def reach_back(residual: Residual, sink: int) -> list[int]:
-  """Returns the nodes, sorted, from which links with room lead to `sink`.
+  """Returns the nodes from which links with room lead to `sink`, likewise."""
+  return _spread(
+    sink, lambda node: (v for v in residual[node] if residual[v][node] > 0)
+  )
 
-  After a maximum flow they are the sink side of a minimum cut, the smallest of
-  all.  O(n + m).
-  """
-  seen = [False] * len(residual)
-  seen[sink] = True
-  frontier = [sink]
+
+def _spread(start: int, beside: Callable[[int], Iterable[int]]) -> list[int]:
+  seen, frontier = {start}, [start]
   for node in frontier:
-    for other in residual[node]:
-      if residual[other][node] > 0 and not seen[other]:
-        seen[other] = True
+    for other in beside(node):
+      if other not in seen:
+        seen.add(other)
         frontier.append(other)
   return sorted(frontier)
 
