@@ -15,8 +15,9 @@ import pathlib
 from collections.abc import Sequence
 from fractions import Fraction
 
-from topology import baselines, export, forest, verify
-from topology import cluster as clusters
+import topology
+from topology.baselines import schemes
+from topology.forests import export
 
 
 def _both_ways(a: str, b: str, rate: str) -> list[dict[str, str]]:
@@ -55,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   data = CLUSTER
   if given.cluster:
     data = json.loads(pathlib.Path(given.cluster).read_text())
-  cluster = clusters.from_json(data)
-  packed = forest.pack(cluster)
-  verify.check(cluster, packed)  # As pack has done: recomputed from scratch.
-  ring = baselines.best_ring(cluster, packed)
+  cluster = topology.from_json(data)
+  packed = topology.pack(cluster)
+  topology.check(cluster, packed)  # As pack has done: recomputed from scratch.
+  ring = schemes.best_ring(cluster, packed)
   print(f'rate    {_GBps(packed.rate_Bps)}')
   print(f'bound   {_GBps(packed.bound_Bps)}')
   print(f'gap     {float(packed.gap):.2%}')
   print(f'ring    {_GBps(ring.rate_Bps)}')
-  loads = verify.loads_Bps(packed)
+  loads = packed.loads_Bps
   full = [
     f'{src} to {dst}'
     for src, dst, GBps in cluster.links
