@@ -24,6 +24,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+import cluster.distributed.site
+import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
 import train
 from configs import default, sections
 from examples import own_forest, own_model, own_scheme, timing_only
