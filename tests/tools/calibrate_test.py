@@ -202,7 +202,7 @@ class PaceTest(absltest.TestCase):
     self.assertNotIn(
       dead[0].end - dead[0].start, timeline.compute_times(recorded)[3]
     )
-    self.assertEqual(timeline.size_bytes(recorded), 5_000_001)
+    self.assertEqual(timeline.size_bytes(recorded), 5_000_004)
 
 
 class ConfigTest(absltest.TestCase):

@@ -25,7 +25,7 @@ class LinksTest(parameterized.TestCase):
     calibration = clusters.measured(scheme, servers)
 
     self.assert_rates(calibration, 0.01)
-    self.assertEqual(calibration.size_bytes, 5_000_001)
+    self.assertEqual(calibration.size_bytes, 5_000_004)
     for each in (calibration.up, calibration.down):
       np.testing.assert_allclose(each.latency_s, 2e-3, rtol=0.1)
       self.assertLess(each.errors, 1e-3)
@@ -97,7 +97,7 @@ class LinksTest(parameterized.TestCase):
         worker_Bps=np.array(rates),
         servers_Bps=total,
         latency_s=2e-3,
-        size_bytes=5_000_001,
+        size_bytes=5_000_004,
       )
 
       # The last ones met transfers that the end of the run cut off.
