@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test compare lint bench soak clean
+.PHONY: train test compare lint bench soak docs clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -26,8 +26,12 @@ bench: .venv/run
 soak: .venv/run
 	$(BIN)/python -m bench.soak
 
+docs: .venv/docs
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
+	@echo 'Pages: docs/_build/html/index.html'
+
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv runs docs/_build docs/api/rooms .pytest_cache .ruff_cache .hypothesis
 
 .venv/run: $(REQUIREMENTS) requirements-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
@@ -37,4 +41,8 @@ clean:
 
 .venv/dev: .venv/run requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+.venv/docs: .venv/run requirements-docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	touch $@

@@ -9,7 +9,6 @@ import copy
 import functools
 import importlib
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -27,7 +26,6 @@ from configs.sections import Choose, made, named
 from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations
-from learning.learning import Learning
 from models.task import Task
 from outputs.console import Console
 from outputs.files import RunFiles, manifest
@@ -71,39 +69,27 @@ def build(
   }
   choose = _checked(config, own)
   files = RunFiles(workdir)
-  place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
-  meeting = place.meet(config, files=files, process=process or {})
   scheme = copy.deepcopy(scheme) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
-  learned = learning.make(config, choose, task, dataset)
-  parts = _parts(config, choose, place, scheme, learned, files, own)
-  site = place.make(config, meeting, parts)
-  if not site.leads:
-    return site
-  return _run(config, scheme, parts, site)
-
-
-def _parts(
-  config: ConfigDict,
-  choose: Choose,
-  place: ModuleType,
-  scheme: Scheme,
-  learned: Learning,
-  files: RunFiles,
-  own: Mapping[str, Any],
-) -> Parts:
-  speed = place.speed(config, choose)
   wire = made('wire', choose)
-  return Parts(
-    learned=learned,
+  plan = _plan(config, choose, scheme, wire)
+  place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
+  meeting = place.meet(config, plan, files=files, process=process or {})
+  speed = place.speed(config, choose)
+  parts = Parts(
     batching=_batching(config, choose, scheme, speed),
+    learned=learning.make(config, choose, task, dataset),
     wire=wire,
-    plan=_plan(config, choose, scheme, wire),
+    plan=plan,
     speed=speed,
     files=files,
     described=manifest(config.to_dict(), own),
   )
+  site = place.make(config, meeting, parts)
+  if not site.leads:
+    return site
+  return _run(config, scheme, parts, site)
 
 
 def _run(config: ConfigDict, scheme: Scheme, parts: Parts, site: Site) -> Run:
@@ -158,10 +144,10 @@ def _plan(
   with named(f'config.route.{config.route.name}'):
     plan = made('route', choose).plan(None)  # No links are known so far.
   together = getattr(scheme, 'together', False) or not plan.together
-  expected = f'one that releases all workers together, for {plan}'
+  expected = f'one that releases all workers together, as {plan} needs it'
   require(together, 'config.sync.name', expected, config.sync.name)
   elementwise = wire.elementwise or not plan.elementwise
-  expected = f'one that treats each number by itself, for {plan}'
+  expected = f'one that treats each number by itself, as {plan} needs it'
   require(elementwise, 'config.wire.name', expected, config.wire.name)
   return plan
 

@@ -4,9 +4,9 @@
     [--topologies=FOLDER]
 
 speedups: the best rate of an allreduce over that of every scheme of
-topology/baselines.py, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
+topology/baselines, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
 JSON files, each with `topologies` and the optima that are known of them;
-without it, one of each kind that topology/builders.py makes.
+without it, one of each kind that topology/clusters/ can build.
 spread: the same where links are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
 trees: what few trees, trees of equal weight, and phases one after the other
@@ -23,10 +23,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+import topology
 from bench import topologies
 from bench.clusters import table
-from topology import baselines, builders, forest, rounds, timing, units
-from topology import cluster as clusters
+from topology.baselines import schemes
+from topology.clusters import randomized
+from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
+from topology.forests import rounds, timing, trees
+from topology.packing import units
 
 _PARTS = ('speedups', 'spread', 'times', 'trees', 'chunks')
 _BASELINES = {
@@ -83,18 +88,14 @@ def main(argv: list[str] | None = None) -> None:
       parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
 
 
-def ratios(
-  cluster: clusters.Cluster, best: forest.Forest
-) -> dict[str, float | None]:
+def ratios(cluster: Cluster, best: trees.Forest) -> dict[str, float | None]:
   """Returns the rate of a forest over that of each baseline, by its name.
 
   None for a hierarchy where all workers are in one group.
   """
-  schemes = baselines.all_of(cluster, best)
+  found = schemes.all_of(cluster, best)
   return {
-    name: float(best.rate_Bps / schemes[name].rate_Bps)
-    if name in schemes
-    else None
+    name: float(best.rate_Bps / found[name].rate_Bps) if name in found else None
     for name in _BASELINES
   }
 
@@ -106,7 +107,7 @@ def print_speedups(given: Sequence[topologies.Topology]) -> None:
   equal = below = above = 0
   for name, cluster, optimum in given:
     count = len(cluster.workers)
-    best = forest.pack(cluster, gap=0 if count <= _EXACT else _GAP)
+    best = topology.pack(cluster, gap=0 if count <= _EXACT else _GAP)
     rate = best.rate_Bps / 10**9
     if optimum is not None:
       equal += rate == optimum
@@ -182,9 +183,9 @@ def print_times() -> None:
   )
   for specs, gap, collectives in topologies.TIMES:
     for spec, collective in itertools.product(specs, collectives):
-      cluster = builders.named(spec)
+      cluster = named(spec)
       start_s, start_cpu_s = time.perf_counter(), time.process_time()
-      best = forest.pack(cluster, collective=collective, gap=gap)
+      best = topology.pack(cluster, collective=collective, gap=gap)
       cpu_s = time.process_time() - start_cpu_s
       took_s = time.perf_counter() - start_s
       peer_s = _PEER_S.get(spec, '') if collective == 'allgather' else ''
@@ -201,9 +202,9 @@ def print_few() -> None:
   few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
   equal = [('cluster', *(f'{count}' for count in _FEW))]
   for spec in topologies.FEW_OF:
-    cluster = builders.named(spec)
-    best = forest.pack(cluster)
-    found = [forest.pack(cluster, max_trees=most) for most in _FEW]
+    cluster = named(spec)
+    best = topology.pack(cluster)
+    found = [topology.pack(cluster, max_trees=most) for most in _FEW]
     parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
     few.append((spec, f'{len(best.trees)}', *parts))
     found = [units.equal_units(cluster, best, count) for count in _FEW]
@@ -226,10 +227,10 @@ def print_phases() -> None:
   """Prints what overlapping the ways up and down gains."""
   rows = [('cluster', 'best shares', 'equal shards')]
   for spec in topologies.PHASES_OF:
-    cluster = builders.named(spec)
-    best = forest.pack(cluster)
-    phases = forest.pack(cluster, overlap=False)
-    shards = baselines.equal_shards(cluster, best)
+    cluster = named(spec)
+    best = topology.pack(cluster)
+    phases = topology.pack(cluster, overlap=False)
+    shards = schemes.equal_shards(cluster, best)
     cells = [
       f'{float(best.rate_Bps / f.rate_Bps):.3f}' for f in (phases, shards)
     ]
@@ -243,17 +244,17 @@ def print_phases() -> None:
 
 def print_chunks() -> None:
   """Prints how long sizes take with latency, in the best chunks."""
-  cluster = builders.named(_BOXES)
-  best = forest.pack(cluster)
-  schemes = {
+  cluster = named(_BOXES)
+  best = topology.pack(cluster)
+  compared = {
     'forest': best,
-    'of 8 trees': forest.pack(cluster, max_trees=8),
-    'rotated rings': baselines.rotated_rings(cluster, best),
-    'hierarchical': baselines.hierarchical(cluster, best),
-    'double tree': baselines.double_binary_tree(cluster, best),
+    'of 8 trees': topology.pack(cluster, max_trees=8),
+    'rotated rings': schemes.rotated_rings(cluster, best),
+    'hierarchical': schemes.hierarchical(cluster, best),
+    'double tree': schemes.double_binary_tree(cluster, best),
   }
   rows = [('scheme', 'GB/s', *(f'{size} MB' for size in _SIZES_MB))]
-  for name, scheme in schemes.items():
+  for name, scheme in compared.items():
     cells = [name, f'{float(scheme.rate_Bps) / 1e9:.1f}']
     for size in _SIZES_MB:
       delays = {'latency_s': _LATENCY_S, 'message_s': _MESSAGE_S}
@@ -271,11 +272,11 @@ def print_chunks() -> None:
 
 
 def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
-  cluster = builders.spread(builders.named(spec), ratio, seed)
-  return ratios(cluster, forest.pack(cluster))
+  cluster = randomized.spread(named(spec), ratio, seed)
+  return ratios(cluster, topology.pack(cluster))
 
 
-def _planned(cluster: clusters.Cluster, equal: forest.Forest) -> str:
+def _planned(cluster: Cluster, equal: trees.Forest) -> str:
   try:
     plan = rounds.plan(cluster, equal, max_permutes=_PERMUTES)
   except ValueError:  # The forest needs more: no other reason is left.
@@ -283,7 +284,7 @@ def _planned(cluster: clusters.Cluster, equal: forest.Forest) -> str:
   return f'{len(plan.pairs)}, {float(plan.loss):.0%}'
 
 
-def _gap(best: forest.Forest) -> str:
+def _gap(best: trees.Forest) -> str:
   return f'{float(best.gap):.2%}' if best.gap else '0'
 
 

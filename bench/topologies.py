@@ -1,12 +1,14 @@
-"""The clusters of bench.forest: of files, and calls of topology/builders.py."""
+"""The clusters of bench.forest: of files, and built by their name."""
 
 import json
 import pathlib
 from fractions import Fraction
 from typing import NamedTuple
 
-from topology import builders, forest
-from topology import cluster as clusters
+from topology.clusters import cluster as clusters
+from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
+from topology.forests import trees
 
 SPREAD = {
   'mesh of 8': 'full_mesh(8, 25)',
@@ -26,7 +28,7 @@ TIMES = (  # Clusters with the gap and the collectives of all of them.
       'mi250(1)',
     ),
     0,
-    forest.COLLECTIVES,
+    trees.COLLECTIVES,
   ),
   (('dgx_a100(4)', 'mi250(2)'), 0, _TWO),
   (
@@ -121,7 +123,7 @@ class Topology(NamedTuple):
   """
 
   name: str
-  cluster: clusters.Cluster
+  cluster: Cluster
   optimum_GBps: Fraction | None
 
 
@@ -143,4 +145,4 @@ def read(folder: str | pathlib.Path) -> list[Topology]:
 
 def built_in() -> list[Topology]:
   """Returns a topology of each kind that there are builders for."""
-  return [Topology(name, builders.named(name), None) for name in _BUILT_IN]
+  return [Topology(name, named(name), None) for name in _BUILT_IN]

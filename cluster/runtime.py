@@ -3,11 +3,12 @@
 config.cluster.runtime names a package of cluster/.  Its module `site` has three
 functions, which train.build calls in this order:
 
-  meet(config, files=..., process=...)  finds the other processes, before XLA
-                                        starts; returns what `make` needs
-  speed(config, choose)                 how long workers compute, or None for as
-                                        long as they really take
-  make(config, meeting, parts)          returns the Site of this process
+  meet(config, plan, files=..., process=...)
+                                finds the other processes, before XLA starts;
+                                returns what `make` needs
+  speed(config, choose)         how long workers compute, or None for as long
+                                as they really take
+  make(config, meeting, parts)  returns the Site of this process
 """
 
 import dataclasses

@@ -7,7 +7,7 @@ carry out.
 
 from typing import NamedTuple, Protocol
 
-from topology.cluster import Cluster
+from topology import Cluster
 
 
 class Served(NamedTuple):

@@ -12,7 +12,7 @@ import dataclasses
 
 from configs.checks import require
 from route.route import Served
-from topology.cluster import Cluster
+from topology import Cluster
 
 
 @dataclasses.dataclass(frozen=True)

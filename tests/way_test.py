@@ -28,7 +28,7 @@ _WAYS = {
   'virtual': (
     'learning.gradient:TaskGradient.__call__',
     'cluster.virtual.holder:LocalHolder.arrived',
-    'wire.trees:_mapped',
+    'wire.trees:_same',
     'sync.bsp:Bsp.push',
     'learning.learner:TaskLearner.add',
     'learning.learner:TaskLearner.commit',

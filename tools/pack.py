@@ -4,10 +4,11 @@
     [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines] [--dot=FILE.dot]
     [--size=100MB --latency_us=5 --message_us=0]
 
-FILE is a cluster as JSON, BUILDER a call of a function of topology/builders.py
-such as 'dgx_a100(2)'.  Prints a table: the rate, the bound that no forest can
-exceed, the trees, what holds them back and, with --baselines, the rates of
-other schemes; with --size the time for that many bytes.
+FILE is a cluster as JSON, BUILDER a call of a function that
+topology/clusters/named.py knows, such as 'dgx_a100(2)'.  Prints a table: the
+rate, the bound that no forest can exceed, the trees, what holds them back and,
+with --baselines, the rates of other schemes; with --size the time for that many
+bytes.
 """
 
 import contextlib
@@ -22,19 +23,14 @@ from typing import Any
 
 from absl import app, flags
 
+import topology
 from configs.checks import require
 from tools.reading import forests
-from topology import (
-  baselines,
-  dot,
-  export,
-  forest,
-  prices,
-  timing,
-  usage,
-)
-from topology import cluster as clusters
-from topology.trees import Forest
+from topology.baselines import schemes
+from topology.bounds import prices
+from topology.clusters.cluster import Cluster
+from topology.forests import dot, export, timing, trees, usage
+from topology.forests.trees import Forest
 
 _UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
 _UNITS |= {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}
@@ -55,7 +51,7 @@ def main(argv: list[str]) -> None:
     cluster = forests.cluster(argv[1])
     with _progress() as progress:
       start_s = time.perf_counter()
-      packed = forest.pack(
+      packed = topology.pack(
         cluster,
         collective=given.collective,
         gap=given.gap,
@@ -70,7 +66,7 @@ def main(argv: list[str]) -> None:
         rows += timed(cluster, packed, size, *delays_s)
       if given.baselines and packed.trees:
         progress('baselines')
-        rows += compared(packed, baselines.all_of(cluster, packed))
+        rows += compared(packed, schemes.all_of(cluster, packed))
     print(_table(rows))
     _write(cluster, packed, given.out, given.dot)
   except (OSError, ValueError) as error:
@@ -94,7 +90,7 @@ def size_bytes(text: str) -> int:
 
 
 def summary(
-  cluster: clusters.Cluster, packed: Forest, seconds: float
+  cluster: Cluster, packed: Forest, seconds: float
 ) -> list[tuple[str, str]]:
   """Returns rows of a name and a value: the cluster, the forest, its bound.
 
@@ -112,7 +108,7 @@ def summary(
   if packed.rate_Bps is None or packed.bound_Bps is None:
     return [*rows, ('rate', 'none: a single worker has nothing to send')]
   hops = sum(len(tree.up) + len(tree.down) for tree in packed.trees)
-  deepest = max(usage.depth(tree) for tree in packed.trees)
+  deepest = max(tree.depth for tree in packed.trees)
   exact = 'none: no forest is faster'
   return [
     *rows,
@@ -127,7 +123,7 @@ def summary(
   ]
 
 
-def bottleneck(cluster: clusters.Cluster, packed: Forest) -> str:
+def bottleneck(cluster: Cluster, packed: Forest) -> str:
   """Returns what holds a forest back, by name."""
   capacity = {(src, dst): GBps for src, dst, GBps in cluster.links}
   if isinstance(packed.certificate, prices.Prices):
@@ -152,7 +148,7 @@ def bottleneck(cluster: clusters.Cluster, packed: Forest) -> str:
 
 
 def timed(
-  cluster: clusters.Cluster,
+  cluster: Cluster,
   packed: Forest,
   size: int,
   latency_s: float,
@@ -227,7 +223,7 @@ def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
 
 
 def _write(
-  cluster: clusters.Cluster, packed: Forest, out: str | None, drawn: str | None
+  cluster: Cluster, packed: Forest, out: str | None, drawn: str | None
 ) -> None:
   """Writes the files that are asked for, and says how to go on."""
   if drawn is not None:
@@ -277,7 +273,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
 
 if __name__ == '__main__':
   flags.DEFINE_enum(
-    'collective', 'allreduce', forest.COLLECTIVES, 'What to pack.'
+    'collective', 'allreduce', trees.COLLECTIVES, 'What to pack.'
   )
   flags.DEFINE_float('gap', 0.0, 'How far below the bound is good enough.')
   flags.DEFINE_integer('max_trees', None, 'Trees, at most.')

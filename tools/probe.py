@@ -7,9 +7,9 @@
 
 Every host runs one process.  It finds its rank and worker 0 as main.py does
 (see cluster/distributed/roles.py), and takes interface, token, TLS and timeout
-from the same config.  Worker 0 writes the file, which
-`topology.cluster.from_json` reads; topology/measured.py says how rates and
-graph follow from measurements.
+from the same config.  Worker 0 writes the file, which `topology.from_json`
+reads; topology/clusters/measured.py says how rates and graph follow from
+measurements.
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
 graph the file has `hosts`, `pairs` that are slower than both their ends,
 `latency_s`, `shortfalls`, `measurements` and `command`.
@@ -55,8 +55,8 @@ from configs import sections
 from configs.checks import require
 from tools.probing import flows, lockstep
 from tools.probing import trials as probing
-from topology import cluster as clusters
-from topology import measured
+from topology.clusters import cluster as clusters
+from topology.clusters import measured
 
 _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's

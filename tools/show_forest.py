@@ -22,9 +22,10 @@ from matplotlib.lines import Line2D
 from configs.checks import require
 from tools.drawing import panels, placing
 from tools.reading import forests
-from topology import bounds, usage
-from topology import cluster as clusters
-from topology.trees import Forest, Tree
+from topology.bounds import cuts
+from topology.clusters.cluster import Cluster
+from topology.forests import usage
+from topology.forests.trees import Forest, Tree
 
 _Box = tuple[float, float, float, float]  # Left, bottom, width, height: inches.
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
 
 
 def draw(
-  cluster: clusters.Cluster, forest: Forest | None = None, *, trees: int = 4
+  cluster: Cluster, forest: Forest | None = None, *, trees: int = 4
 ) -> Figure:
   """Returns the picture.
 
@@ -72,7 +73,7 @@ def draw(
   return figure
 
 
-def _title(cluster: clusters.Cluster, forest: Forest | None) -> str:
+def _title(cluster: Cluster, forest: Forest | None) -> str:
   counts = (
     (len(cluster.workers), 'worker', 's'),
     (len(cluster.switches), 'switch', 'es'),
@@ -136,7 +137,7 @@ def _axes(figure: Figure, box: _Box) -> Axes:
 
 def _add_legends(
   band: Axes,
-  cluster: clusters.Cluster,
+  cluster: Cluster,
   widths: np.ndarray,
   forest: Forest | None,
   trees: Sequence[Tree],
@@ -181,8 +182,8 @@ def _add_legends(
   )
 
 
-def _bottleneck(cluster: clusters.Cluster, forest: Forest) -> Line2D:
-  cut = isinstance(forest.certificate, bounds.Cut)
+def _bottleneck(cluster: Cluster, forest: Forest) -> Line2D:
+  cut = isinstance(forest.certificate, cuts.Cut)
   if len(usage.bottleneck(cluster, forest)) == len(cluster.links):
     return Line2D([], [], color='none', label='bottleneck: all links')
   label = 'bottleneck: slowest cut' if cut else 'bottleneck: full links'

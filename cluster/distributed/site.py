@@ -39,11 +39,16 @@ from cluster.transport.streams import Refused, Security
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles, fingerprint
+from route.route import Served
 from wire.flat import share
 
 
 def meet(
-  config: ConfigDict, *, files: RunFiles, process: Mapping[str, str]
+  config: ConfigDict,
+  plan: Served,
+  *,
+  files: RunFiles,
+  process: Mapping[str, str],
 ) -> Meeting:
   """Meets the other processes, unless the run has finished before.
 
@@ -51,17 +56,16 @@ def meet(
     ValueError: If a setting is wrong; names the field.
     Unmendable: If they cannot be met.
   """
-  workers, servers = config.cluster.workers, config.route.server.servers
-  dedicated, wait_s = config.route.server.dedicated, config.cluster.timeout_s
+  workers, wait_s = config.cluster.workers, config.cluster.timeout_s
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
   most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
-  fits = dedicated or servers <= workers
-  require(fits, 'config.route.server.servers', most, servers)
+  fits = plan.dedicated or plan.servers <= workers
+  require(fits, 'config.route.server.servers', most, plan.servers)
   role = roles.find(
     os.environ,
     workers=workers,
-    dedicated=servers if dedicated else 0,
+    dedicated=plan.servers if plan.dedicated else 0,
     **process,
   )
   with named('config.cluster'):

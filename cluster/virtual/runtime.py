@@ -214,7 +214,8 @@ class VirtualRuntime:
     )
 
   def _delivered(self, delivered: Delivered) -> None:
-    self.lead.carried(delivered.size_bytes)
+    if delivered.size_bytes:
+      self.lead.carried(delivered.size_bytes)
     for index in delivered.ended:
       known = self.lead.workers[index]
       if known.phase == 'push':

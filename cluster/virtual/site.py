@@ -18,15 +18,20 @@ from configs.checks import require
 from configs.sections import Choose, named
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
+from route.route import Served
 from wire import trees
 from wire.flat import even
 
 
 def meet(
-  config: ConfigDict, *, files: RunFiles, process: Mapping[str, str]
+  config: ConfigDict,
+  plan: Served,
+  *,
+  files: RunFiles,
+  process: Mapping[str, str],
 ) -> None:
   """Meets nobody: checks that no other process is named."""
-  del config, files
+  del config, plan, files
   require(not process, 'process', 'nothing in the virtual runtime', process)
 
 

@@ -9,9 +9,11 @@ from fractions import Fraction
 
 from absl.testing import absltest
 
+import topology
 from bench import forest as bench
 from bench import topologies
-from topology import builders, cluster, forest
+from topology.clusters import cluster, shapes
+from topology.clusters.named import named
 
 
 def _printed(*args):
@@ -22,7 +24,7 @@ def _printed(*args):
 
 def _folder(**optima):
   """A folder of full meshes of 3 with links of 2 GB/s, and what they reach."""
-  mesh = cluster.to_json(builders.full_mesh(3, 2))
+  mesh = cluster.to_json(shapes.full_mesh(3, 2))
   rows = [
     mesh | {'name': name, 'feasible': True, 'allreduce': {'rate_GBps': rate}}
     for name, rate in optima.items()
@@ -37,9 +39,9 @@ def _folder(**optima):
 
 class BenchForestTest(absltest.TestCase):
   def test_ratios_of_a_mesh_are_those_of_closed_forms(self):
-    graph = builders.full_mesh(5, 8)  # At best n c / 2.
+    graph = shapes.full_mesh(5, 8)  # At best n c / 2.
 
-    ratio = bench.ratios(graph, forest.pack(graph))
+    ratio = bench.ratios(graph, topology.pack(graph))
 
     self.assertEqual(ratio['naive_ring'], 4)
     self.assertEqual(ratio['best_ring_both_ways'], 2)
@@ -72,7 +74,7 @@ class BenchForestTest(absltest.TestCase):
     specs |= {spec for group, *_ in groups for spec in group}
 
     for spec in specs:
-      self.assertGreaterEqual(len(builders.named(spec).workers), 5)
+      self.assertGreaterEqual(len(named(spec).workers), 5)
     self.assertLen(topologies.built_in(), 19)
 
   def test_chunks_are_printed(self):

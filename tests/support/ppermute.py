@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from topology import rounds
+from topology.forests import rounds
 
 
 def program(

@@ -9,10 +9,13 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+import topology
 from tools import pack
 from tools.reading import forests
-from topology import baselines, builders, dot, export, forest, timing
-from topology import cluster as clusters
+from topology.baselines import schemes
+from topology.clusters import cluster as clusters
+from topology.clusters import shapes
+from topology.forests import dot, export, timing
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -62,9 +65,9 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual({key: rows[key] for key in expected}, expected)
     slowest = 'the 75 GB/s out of all workers but w3'
     self.assertIn(slowest, rows['bottleneck'])
-    cluster = builders.full_mesh(4, 25)
-    packed = forest.pack(cluster, collective='allgather')
-    for name, other in baselines.all_of(cluster, packed).items():
+    cluster = shapes.full_mesh(4, 25)
+    packed = topology.pack(cluster, collective='allgather')
+    for name, other in schemes.all_of(cluster, packed).items():
       rate, ratio = map(float, rows[name].split())
       self.assertAlmostEqual(rate, float(other.rate_Bps / 10**9), delta=0.01)
       self.assertAlmostEqual(ratio, 100 / rate, delta=0.01)
@@ -74,7 +77,7 @@ class CommandTest(parameterized.TestCase):
     self.assertIn(f'python -m tools.show_forest {out}', done.stdout)
 
   def test_a_file_is_packed_and_timed(self):
-    cluster = builders.star([10, 20, 30])
+    cluster = shapes.star([10, 20, 30])
     file = _folder() / 'star.json'
     file.write_text(json.dumps(clusters.to_json(cluster)))
     done = _run(f'{file}', '--size=100MB', '--latency_us=50', '--message_us=2')
@@ -82,7 +85,7 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     rows = _rows(done.stdout)
     _, took = timing.best_chunks(
-      cluster, forest.pack(cluster), 10**8, latency_s=5e-5, message_s=2e-6
+      cluster, topology.pack(cluster), 10**8, latency_s=5e-5, message_s=2e-6
     )
     self.assertEqual(rows['time of 100 MB'], f'{took.total_s:.4g} s')
     rate = f'{0.1 / took.total_s:.4g} GB/s'
@@ -142,14 +145,14 @@ class ReadTest(parameterized.TestCase):
     return file
 
   def test_a_forest_is_read_and_its_cluster_for_packing(self):
-    cluster = builders.full_mesh(3, 25)
-    packed = forest.pack(cluster)
+    cluster = shapes.full_mesh(3, 25)
+    packed = topology.pack(cluster)
     file = self._file(json.dumps(export.to_json(cluster, packed)))
     self.assertEqual(forests.read(file), (cluster, packed))
     self.assertEqual(forests.cluster(str(file)), cluster)
 
   def test_a_file_may_be_named_like_a_call(self):
-    cluster = builders.full_mesh(3, 25)
+    cluster = shapes.full_mesh(3, 25)
     file = _folder() / 'ring(4, 1)'
     file.write_text(json.dumps(clusters.to_json(cluster)))
     self.assertEqual(forests.cluster(str(file)), cluster)

@@ -15,11 +15,12 @@ from concurrent import futures
 
 from absl.testing import absltest, parameterized
 
+import topology
 from cluster.distributed import roles
 from tests.tools import lab_test
 from tools.probing import flows
 from tools.probing import trials as probing
-from topology import cluster, forest
+from topology.clusters import cluster
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAB = (sys.executable, '-m', 'tools.lab')
@@ -276,7 +277,7 @@ class LabTest(absltest.TestCase):
     rates += [content['hosts'][host]['down_GBps'] for host in (0, 3)]
     self.assertLen(set(rates), 1)
 
-    packed = forest.pack(cluster.from_json(content))
+    packed = topology.pack(cluster.from_json(content))
 
     self.assertGreater(packed.rate_Bps, 0)
 

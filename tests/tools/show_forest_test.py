@@ -10,10 +10,13 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from matplotlib import colors, image
 
+import topology
 from tools import show_forest
 from tools.drawing import placing
-from topology import builders, export, forest
-from topology import cluster as clusters
+from topology.clusters import cluster as clusters
+from topology.clusters import shapes
+from topology.clusters.named import named
+from topology.forests import export
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _UP, _DOWN, _BOTTLENECK, _ROOT_NODE = '#0072B2', '#D55E00', '#E69F00', '#F0E442'
@@ -45,8 +48,8 @@ def _named(cluster, name):
 
 class PictureTest(parameterized.TestCase):
   def test_an_allreduce_goes_up_and_down(self):
-    cluster = builders.named('dgx_a100(1)')
-    packed = forest.pack(cluster)
+    cluster = named('dgx_a100(1)')
+    packed = topology.pack(cluster)
     pixels = _pixels(cluster, packed)
     for color in (_UP, _DOWN, _ROOT_NODE):
       self.assertGreater(_count(pixels, color), 100, color)
@@ -56,8 +59,8 @@ class PictureTest(parameterized.TestCase):
     self.assertLess(alone.size, pixels.size)
 
   def test_an_allgather_goes_down_and_has_a_slowest_cut(self):
-    cluster = builders.star([10, 20, 30], [5, 6, 7])
-    pixels = _pixels(cluster, forest.pack(cluster, collective='allgather'))
+    cluster = shapes.star([10, 20, 30], [5, 6, 7])
+    pixels = _pixels(cluster, topology.pack(cluster, collective='allgather'))
     self.assertEqual(_count(pixels, _UP), 0)
     self.assertGreater(_count(pixels, _DOWN), 100)
     self.assertGreater(_count(pixels, _BOTTLENECK), 500)
@@ -70,14 +73,14 @@ class PictureTest(parameterized.TestCase):
     'tree([8, 8, 4], [8, 4, 1])',
   )
   def test_a_cluster_is_drawn_alone(self, spec):
-    pixels = _pixels(builders.named(spec))
+    pixels = _pixels(named(spec))
     shades = (255 * pixels).astype(int) @ [2**16, 2**8, 1]
     self.assertGreater(len(np.unique(shades)), 5)
 
   @parameterized.parameters('gpu-host-{}.example.com', '$x_{}^', '"{}"\\')
   def test_ids_may_be_long_and_odd(self, name):
-    cluster = _named(builders.star([10, 20, 30]), name)
-    pixels = _pixels(cluster, forest.pack(cluster))
+    cluster = _named(shapes.star([10, 20, 30]), name)
+    pixels = _pixels(cluster, topology.pack(cluster))
     self.assertGreater(_count(pixels, 'black'), 100)
 
 
@@ -96,7 +99,7 @@ class PlacesTest(parameterized.TestCase):
     'wan([4, 4, 4], 25, [[3, 4, 1], [7, 8, 1]])',
   )
   def test_nodes_are_apart(self, spec):
-    cluster = builders.named(spec)
+    cluster = named(spec)
     places = placing.places(cluster)
     self.assertCountEqual(places, cluster.nodes)
     points = np.stack([*places.values()])
@@ -108,7 +111,7 @@ class PlacesTest(parameterized.TestCase):
       np.testing.assert_array_equal(again[node], place)
 
   def test_layers_are_rows(self):
-    cluster = builders.tree([2, 3], [4, 1])
+    cluster = shapes.tree([2, 3], [4, 1])
     places = placing.places(cluster)
     heights = [places[node][1] for node in cluster.nodes]
     self.assertLen(set(heights), 3)
@@ -117,12 +120,12 @@ class PlacesTest(parameterized.TestCase):
     self.assertEqual(xs, sorted(xs))
 
   def test_rails_are_below_what_boxes_are_above(self):
-    places = placing.places(builders.named('dgx_a100(2)'))
+    places = placing.places(named('dgx_a100(2)'))
     heights = [np.sign(places[f's{k}'][1]) for k in range(4)]
     self.assertEqual(heights, [1, 1, -1, -1])
 
   def test_sites_stay_together(self):
-    cluster = builders.wan([4, 4], 25, [(3, 4, 1)])
+    cluster = shapes.wan([4, 4], 25, [(3, 4, 1)])
     places = placing.places(cluster)
     points = np.stack([places[worker] for worker in cluster.workers])
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
@@ -141,8 +144,8 @@ class CommandTest(parameterized.TestCase):
     )
 
   def _forest(self):
-    cluster = builders.full_mesh(4, 25)
-    data = export.to_json(cluster, forest.pack(cluster))
+    cluster = shapes.full_mesh(4, 25)
+    data = export.to_json(cluster, topology.pack(cluster))
     file = _folder() / 'mesh.json'
     file.write_text(json.dumps(data))
     return file

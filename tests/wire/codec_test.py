@@ -13,6 +13,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
+from configs import default
 from tests.support import small, stopping
 from wire import dense, trees
 from wire.codec import Codec, Payload, Wire
@@ -117,6 +118,15 @@ class RunTest(parameterized.TestCase):
     message = 'config.wire.name: expected one that treats each number by itself'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(route__server__pipelined=True))
+
+  def test_numbers_that_stand_for_nothing_take_its_bytes(self):
+    config = default.get_config()
+    config.model.name, config.epochs = 'none', 0.01
+    config.model.none.size_bytes, config.route.server.servers = 4 * 1001, 2
+    config.cluster.workers, config.cluster.speed.slowdown = 1, (1.0,)
+    summary = small.build(config)()
+    both_ways = 8 * (501 // 2 + 500 // 2) + 4 * 1001
+    self.assertEqual(summary['bytes'], summary['iterations'] * both_ways)
 
 
 if __name__ == '__main__':

@@ -10,9 +10,9 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from tools.drawing import placing
-from topology import cluster as clusters
-from topology import usage
-from topology.trees import Forest, Tree
+from topology.clusters.cluster import Cluster, Link
+from topology.forests import usage
+from topology.forests.trees import Forest, Tree
 
 # Okabe and Ito's colors, which color-blind people can tell apart.
 UP, DOWN, BOTTLENECK, ROOT = '#0072B2', '#D55E00', '#E69F00', '#F0E442'
@@ -45,7 +45,7 @@ class Panel(NamedTuple):
   """
 
   axes: Axes
-  cluster: clusters.Cluster
+  cluster: Cluster
   places: placing.Places
   points: float
   radius: float
@@ -57,7 +57,7 @@ def extent(places: placing.Places) -> tuple[np.ndarray, np.ndarray]:
   return points.min(axis=0) - _MARGIN, points.max(axis=0) + _MARGIN
 
 
-def on(axes: Axes, cluster: clusters.Cluster, places: placing.Places) -> Panel:
+def on(axes: Axes, cluster: Cluster, places: placing.Places) -> Panel:
   """Returns a panel with the cluster in the middle of the axes.
 
   Args:
@@ -132,7 +132,7 @@ def _add_lines(
   )
 
 
-def _widths(panel: Panel, links: Sequence[clusters.Link]) -> np.ndarray:
+def _widths(panel: Panel, links: Sequence[Link]) -> np.ndarray:
   """Points of the lines of links, more for those of more capacity."""
   most = max(0.035 * panel.points, 0.3) if len(links) < _DENSE else 0.15
   capacity = np.array([float(link.GBps) for link in links])
@@ -161,7 +161,7 @@ def draw_tree(panel: Panel, tree: Tree) -> None:
     )
     _add_arrows(panel, [(curve, 1.0) for curve in curves], color)
   _draw_nodes(panel, tree.root)
-  steps = usage.depth(tree)
+  steps = tree.depth
   panel.axes.set_title(
     f'root {_short(tree.root)}\n{float(tree.weight_Bps / 10**9):.4g} GB/s, '
     f'{float(tree.share):.1%} of the bytes, depth {steps}',

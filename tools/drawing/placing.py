@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from topology import cluster as clusters
+from topology.clusters.cluster import Cluster
 
 _ROUNDS = 100  # Of the stress layout: positions then hardly move.
 _NEAREST = 0.75  # Distance of nodes after it, where neighbors are 1 apart.
@@ -15,7 +15,7 @@ _SHARED = 3  # Rows of switches next to the workers, at most.
 Places = dict[str, np.ndarray]
 
 
-def places(cluster: clusters.Cluster) -> Places:
+def places(cluster: Cluster) -> Places:
   """Returns a position [2] for each node.
 
   Workers without switches are on a circle, if each is linked to two others or
@@ -41,7 +41,7 @@ def places(cluster: clusters.Cluster) -> Places:
   return _spread(cluster, neighbors)
 
 
-def _neighbors(cluster: clusters.Cluster) -> dict[str, list[str]]:
+def _neighbors(cluster: Cluster) -> dict[str, list[str]]:
   """The nodes that links join to each, whatever the direction."""
   joined: dict[str, dict[str, None]] = {node: {} for node in cluster.nodes}
   for src, dst, _ in cluster.links:
@@ -73,7 +73,7 @@ def _distances(
 
 
 def _rows(
-  cluster: clusters.Cluster, neighbors: Mapping[str, Sequence[str]]
+  cluster: Cluster, neighbors: Mapping[str, Sequence[str]]
 ) -> dict[str, int] | None:
   """The row of each node, workers 0, if all links join a row to another."""
   level = _distances(neighbors, cluster.workers)
@@ -99,7 +99,7 @@ def _rows(
 
 
 def _in_rows(
-  cluster: clusters.Cluster,
+  cluster: Cluster,
   neighbors: Mapping[str, Sequence[str]],
   rows: Mapping[str, int],
 ) -> Places:
@@ -139,9 +139,7 @@ def _apart(wanted: Sequence[float], width: int) -> list[float]:
   return [center + step * (i - middle) for i in range(len(wanted))]
 
 
-def _spread(
-  cluster: clusters.Cluster, neighbors: Mapping[str, Sequence[str]]
-) -> Places:
+def _spread(cluster: Cluster, neighbors: Mapping[str, Sequence[str]]) -> Places:
   nodes = cluster.nodes
   far = len(nodes)  # Between nodes that are not joined at all.
   wanted = np.array(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cluster.transport.streams import Security
 from tools.probing import flows, lockstep
-from topology.measured import Ends
+from topology.clusters.measured import Ends
 
 _ALONE = 8  # Hosts up to which each pair is measured alone.
 # Times the seconds of others: where links have deep queues, TCP takes long to

@@ -5,12 +5,14 @@ import pathlib
 from typing import Any
 
 from configs.checks import require
-from topology import builders, export
-from topology import cluster as clusters
-from topology.trees import Forest
+from topology.clusters import cluster as clusters
+from topology.clusters.cluster import Cluster
+from topology.clusters.named import named
+from topology.forests import export
+from topology.forests.trees import Forest
 
 
-def read(path: str | pathlib.Path) -> tuple[clusters.Cluster, Forest | None]:
+def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
   """Returns what a JSON file holds: a forest with its cluster, or a cluster.
 
   Args:
@@ -30,18 +32,18 @@ def read(path: str | pathlib.Path) -> tuple[clusters.Cluster, Forest | None]:
     raise ValueError(f'{path}: {error}') from error
 
 
-def cluster(spec: str) -> clusters.Cluster:
+def cluster(spec: str) -> Cluster:
   """Returns the cluster of a file, also of a forest's, or of a builder.
 
   Args:
-    spec: Path of a file as of `read`, or a call as of `builders.named`.
+    spec: Path of a file as of `read`, or a call as of `named`.
 
   Raises:
     ValueError: If it is neither, or describes no cluster.
     OSError: If the file cannot be read.
   """
   if '(' in spec and not pathlib.Path(spec).exists():
-    return builders.named(spec)
+    return named(spec)
   return read(spec)[0]
 
 

@@ -1,6 +1,7 @@
 """Configs of recorded runs, as a virtual cluster can use them."""
 
 import fnmatch
+import importlib
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,7 @@ def timed(
   Args:
     config: Of the run.
     cluster: Replaces its config.cluster.
-    size_bytes: Of a push and of a pull.
+    size_bytes: Of a push and of a pull, as they travel.
     num_train: Examples of an epoch.
     epochs: Length of the run.
   """
@@ -81,9 +82,17 @@ def timed(
   made.log_every = max(round(epochs * num_train), 1)  # At the end at most.
   made.checkpoint.every_s = math.inf
   made.model.name = 'none'
-  made.model.none.size_bytes = size_bytes
+  made.model.none.size_bytes = _in_float32(config.wire, size_bytes)
   made.model.none.num_train = num_train
   return made
+
+
+def _in_float32(section: ConfigDict, size_bytes: int) -> int:
+  """Returns the bytes of parameters whose transfers have so many."""
+  module = importlib.import_module(f'wire.{section.name}')
+  wire, many = module.make(**section[section.name]), 2**20
+  each = (wire.push_bytes(many, 0) + wire.pull_bytes(many, 0)) / (2 * many)
+  return 4 * round(size_bytes / each)
 
 
 def changed(config: ConfigDict) -> Iterator[tuple[str, Any]]:

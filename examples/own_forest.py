@@ -1,0 +1,87 @@
+"""The fastest allreduce of a cluster of one's own, and the proof that it is.
+
+  python -m examples.own_forest [--out=forest.json] [--cluster=FILE.json]
+
+The cluster is a dictionary of nodes and links: two boxes of three workers, each
+with a switch, and one slow cable between them; or FILE, in the same form.
+Packs a forest, checks it from scratch, and prints its rate, the bound that no
+forest can exceed, what the best ring would reach, the links that hold it back,
+and every tree with its root and its share of the data.  Takes about a second.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+import topology
+from topology.baselines import schemes
+from topology.forests import export
+
+
+def _both_ways(a: str, b: str, rate: str) -> list[dict[str, str]]:
+  return [
+    {'src': a, 'dst': b, 'GBps': rate},
+    {'src': b, 'dst': a, 'GBps': rate},
+  ]
+
+
+CLUSTER = {
+  'nodes': [
+    *({'id': f'w{number}', 'worker': True} for number in range(6)),
+    {'id': 'left', 'worker': False},
+    {'id': 'right', 'worker': False},
+  ],
+  'links': [
+    *_both_ways('w0', 'left', '10'),
+    *_both_ways('w1', 'left', '10'),
+    *_both_ways('w2', 'left', '20/3'),  # An old card; rates may be fractions.
+    *_both_ways('w3', 'right', '10'),
+    *_both_ways('w4', 'right', '10'),
+    *_both_ways('w5', 'right', '10'),
+    *_both_ways('left', 'right', '4'),
+    # Two cards that need no switch.
+    *_both_ways('w0', 'w1', '25'),
+  ],
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Packs, checks and prints; writes the forest if it is asked to."""
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--out', help='File for the forest, as JSON.')
+  parser.add_argument('--cluster', help='File with nodes and links, JSON.')
+  given = parser.parse_args(argv)
+  data = CLUSTER
+  if given.cluster:
+    data = json.loads(pathlib.Path(given.cluster).read_text())
+  cluster = topology.from_json(data)
+  packed = topology.pack(cluster)
+  topology.check(cluster, packed)  # As pack has done: recomputed from scratch.
+  ring = schemes.best_ring(cluster, packed)
+  print(f'rate    {_GBps(packed.rate_Bps)}')
+  print(f'bound   {_GBps(packed.bound_Bps)}')
+  print(f'gap     {float(packed.gap):.2%}')
+  print(f'ring    {_GBps(ring.rate_Bps)}')
+  loads = packed.loads_Bps
+  full = [
+    f'{src} to {dst}'
+    for src, dst, GBps in cluster.links
+    if loads.get((src, dst), 0) == GBps * 10**9
+  ]
+  print(f'full    {", ".join(full)}')
+  for tree in packed.trees:
+    hops = ', '.join('-'.join(hop) for hop in tree.up)
+    print(f'{float(tree.share):6.1%} to {tree.root}: {hops}')
+  if given.out:
+    text = json.dumps(export.to_json(cluster, packed), indent=2)
+    pathlib.Path(given.out).write_text(f'{text}\n')
+
+
+def _GBps(rate: Fraction) -> str:
+  return f'{float(rate) / 1e9:.3f} GB/s ({rate / 10**9})'
+
+
+if __name__ == '__main__':
+  main()

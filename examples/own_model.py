@@ -1,0 +1,100 @@
+"""A model and a data set of one's own: which tone does a noisy signal have?
+
+  python -m examples.own_model [--epochs=12] [--scheme=elastic]
+
+A small convolutional network (Flax NNX) learns to tell four tones apart, in
+signals of 64 samples under noise as strong as half the tone, that are made
+here.  Four virtual workers, the slowest three times slower.  Prints, behind the
+table of the run, the accuracy, when 90 % were reached, and the shapes of the
+trained parameters.  Takes about 4 s on two cores.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import train
+from configs import default
+from data.dataset import Dataset, Split
+from models import task
+
+_SAMPLES = 64
+_TONES = (3, 5, 8, 13)  # Periods in a signal.
+_NOISE = 0.5
+
+
+class Tones(nnx.Module):
+  """Two convolutions along the signal, their mean, a dense layer."""
+
+  def __init__(self, rngs: nnx.Rngs):
+    """Draws the parameters."""
+    self.first = nnx.Conv(1, 16, kernel_size=9, rngs=rngs)
+    self.second = nnx.Conv(16, 16, kernel_size=9, strides=2, rngs=rngs)
+    self.last = nnx.Linear(16, len(_TONES), rngs=rngs)
+
+  def __call__(
+    self, signals: jax.Array, *, rngs: nnx.Rngs | None = None
+  ) -> jax.Array:
+    """Returns logits [B, tones] of signals [B, samples].
+
+    Args:
+      signals: Float32.
+      rngs: For dropout, of which there is none; None in evaluation.
+    """
+    features = nnx.relu(self.first(signals[..., None]))
+    features = nnx.relu(self.second(features))
+    return self.last(jnp.mean(features, axis=1))
+
+
+def signals(count: int, seed: int) -> Split:
+  """Returns signals, float32 [count, samples], and their tones, from 0."""
+  rng = np.random.default_rng(seed)
+  tones = rng.integers(len(_TONES), size=count)
+  phases = rng.uniform(0, 2 * np.pi, (count, 1))
+  turns = np.array(_TONES)[tones, None] * np.arange(_SAMPLES) / _SAMPLES
+  noise = rng.normal(0, _NOISE, (count, _SAMPLES))
+  made = np.sin(2 * np.pi * turns + phases) + noise
+  return Split(made.astype(np.float32), tones.astype(np.int32))
+
+
+def learned() -> task.Task:
+  """Returns what is to be learned: parameters, a loss, and what is right."""
+  return task.supervised(
+    Tones(nnx.Rngs(0)),
+    loss=optax.softmax_cross_entropy_with_integer_labels,
+    correct=lambda logits, tones: jnp.argmax(logits, axis=-1) == tones,
+  )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Trains and prints what came of it."""
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--epochs', type=float, default=12.0)
+  parser.add_argument('--scheme', default='elastic')
+  given = parser.parse_args(argv)
+  config = default.get_config()
+  config.epochs = given.epochs
+  config.time_to = (0.9,)
+  config.sync.name = given.scheme
+  config.optimizer.learning_rate = 0.05
+  data = Dataset(train=signals(1600, seed=1), test=signals(400, seed=2))
+  with tempfile.TemporaryDirectory() as folder:
+    run = train.build(
+      config, workdir=f'{folder}/run', task=learned(), dataset=data
+    )
+    summary = run()
+  params, _ = run.runtime.lead.holder.snapshot()()
+  print(f'accuracy {summary["final_accuracy"]:.1%}')
+  print(f'90 % after {summary["time_to"]["0.9"]} virtual seconds')
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    print(f'{jax.tree_util.keystr(path)}: {leaf.shape}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,106 @@
+"""What each scheme makes of many workers: time alone, no model.
+
+  python -m examples.timing_only [--workers=64] [--iterations=100]
+    [--schemes=bsp,asp,ssp,dssp,elastic,r2sp] [--batching=fixed]
+    [--slow=2] [--stay=0.98]
+
+An iteration takes half a second, three times that in slow phases, in which
+each worker spends half of its time; phases last 1 / (1 - stay) iterations in
+the mean.  Every eighth worker is `slow` times slower anyway.  Workers push
+100 MB to eight servers and pull as much, over links of 10 Gbit/s.  Prints,
+behind the tables of the runs, one of all: examples per second, share of
+waiting, mean and largest staleness, and goodput.  Takes two seconds per scheme
+on two cores.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+import train
+from configs import default
+
+_SCHEMES = 'bsp,asp,ssp,dssp,elastic,r2sp'
+_BATCH = 32
+_LINK_BPS = 1.25e9
+_COLUMNS = ('examples/s', 'waiting', 'staleness', 'largest', 'goodput')
+
+
+def config(
+  scheme: str,
+  *,
+  batching: str,
+  workers: int,
+  iterations: int,
+  slow: float,
+  stay: float,
+) -> ml_collections.ConfigDict:
+  """Returns a run of about so many iterations of each worker."""
+  made = default.get_config()
+  made.sync.name = scheme
+  made.batching.name = batching
+  made.model.name = 'none'
+  made.model.none.size_bytes = 100_000_000
+  made.model.none.num_train = workers * iterations * _BATCH
+  made.epochs = 1.0
+  made.batching.worker_batch = _BATCH
+  made.route.server.servers = 8
+  cluster = made.cluster
+  cluster.workers = workers
+  cluster.speed.name = 'regime'
+  cluster.speed.regime.stay = stay
+  cluster.speed.regime.sigma = 0.1
+  cluster.speed.fixed_s, cluster.speed.per_example_s = 0.18, 0.01
+  cluster.speed.slowdown = tuple(
+    slow if worker % 8 == 7 else 1.0 for worker in range(workers)
+  )
+  for host in ('worker', 'server'):
+    for link in ('up', 'down'):
+      cluster.network[f'{host}_{link}_Bps'] = (_LINK_BPS,)
+  made.checkpoint.every_s = float('inf')
+  return made
+
+
+def row(summary: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns what the table says of a run."""
+  return (
+    f'{summary["examples"] / summary["virtual_s"]:.0f}',
+    f'{summary["waiting_share"]:.1%}',
+    f'{summary["staleness_mean"]:.2f}',
+    str(summary['staleness_max']),
+    f'{summary["goodput"]:.1%}',
+  )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs each scheme and prints the table."""
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--workers', type=int, default=64)
+  parser.add_argument('--iterations', type=int, default=100)
+  parser.add_argument('--schemes', default=_SCHEMES)
+  parser.add_argument('--batching', default='fixed')
+  parser.add_argument('--slow', type=float, default=2.0)
+  parser.add_argument('--stay', type=float, default=0.98)
+  given = parser.parse_args(argv)
+  rows = {}
+  for scheme in given.schemes.split(','):
+    made = config(
+      scheme,
+      batching=given.batching,
+      workers=given.workers,
+      iterations=given.iterations,
+      slow=given.slow,
+      stay=given.stay,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      rows[scheme] = row(train.build(made, workdir=f'{folder}/run')())
+  print('scheme  ', *(column.rjust(12) for column in _COLUMNS))
+  for scheme, cells in rows.items():
+    print(scheme.ljust(8), *(cell.rjust(12) for cell in cells))
+
+
+if __name__ == '__main__':
+  main()

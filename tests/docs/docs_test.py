@@ -1,0 +1,411 @@
+"""What README.md and docs/ show is so: commands are checked, code is run.
+
+Every block of Python is executed; those of a page share a namespace, and one
+that begins with the name of a module, such as `# sync/kasync.py`, is that
+module from there on.  Of every command the flags are parsed.  Runs of main.py
+are built, with a small model in the place of VGG; those without a model, and
+those on pages that define a part of their own, run for a tenth of an epoch.
+Only parsed are commands that need other processes, data sets, root or minutes.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+import cluster.distributed.site
+import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
+import train
+from configs import default, sections
+from examples import own_forest, own_model, own_scheme, timing_only
+from tests.docs import pages
+
+_MODULE = re.compile(r'# ([a-z]\w*)/(\w+)\.py\n')
+_TARGETS = re.findall(
+  r'^([a-z]+):', (pages.ROOT / 'Makefile').read_text(), re.MULTILINE
+)
+# What commands before would have made.
+_MADE = {
+  'mine.csv': 'bench/recorded.csv',
+  'runs/calibrated.py': 'configs/vgg16_ssp.py',
+}
+_PROFILE = """{"version": 1, "curve":
+{"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""
+# Commands of this project that others start, and programs of others.
+_OTHERS = ('sbatch', 'kubectl', 'git', 'cd')
+
+
+def _here() -> str:
+  """Returns a folder that looks like the repository, to write into."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  for path in pages.ROOT.iterdir():
+    if path.name not in ('runs', '.git', '.venv'):
+      (folder / path.name).symlink_to(path)
+  (folder / 'runs').mkdir()
+  for made, like in _MADE.items():
+    shutil.copy(pages.ROOT / like, folder / made)
+  (folder / 'profile.json').write_text(_PROFILE)
+  return str(folder)
+
+
+class _Page:
+  """A page that is gone through from its top to its end."""
+
+  def __init__(self, path: pathlib.Path, stack: contextlib.ExitStack):
+    self._stack = stack
+    stack.enter_context(contextlib.chdir(_here()))
+    stack.enter_context(mock.patch.dict(sys.modules))
+    self.defines = False  # Whether it has defined a module.
+    self._module = types.ModuleType(f'page_{path.stem}')
+    sys.modules[self._module.__name__] = self._module
+
+  def python(self, block: pages.Block) -> None:
+    """Executes a block."""
+    code = '\n' * (block.line - 1) + block.text
+    found = _MODULE.match(block.text)
+    if found is None:
+      exec(compile(code, self._module.__name__, 'exec'), vars(self._module))
+    elif found[1] == 'configs':
+      self._add_fields(block.text)
+    else:
+      self.defines = True
+      module = types.ModuleType(f'{found[1]}.{found[2]}')
+      sys.modules[module.__name__] = module
+      exec(compile(code, module.__name__, 'exec'), vars(module))
+      vars(self._module).update(
+        {name: part for name, part in vars(module).items() if name[:2] != '__'}
+      )
+
+  def _add_fields(self, text: str) -> None:
+    before = default.get_config
+
+    def get_config():
+      config = before().unlock()
+      exec(text, {'config': config, 'ConfigDict': default.ConfigDict})
+      return config.lock()
+
+    patched = mock.patch.object(default, 'get_config', get_config)
+    self._stack.enter_context(patched)
+
+
+def _check(words: list[str], *, runs: bool = False) -> str:
+  """Checks a command, and returns what was done with it.
+
+  Args:
+    words: Of the command.
+    runs: Whether a run of main.py shall really run.
+
+  Raises:
+    ValueError: If there is no such command, or if it would be refused.
+  """
+  match words:
+    case ['make', target]:
+      if target not in _TARGETS:
+        raise ValueError(f'make: expected one of {_TARGETS}, got {target!r}.')
+      return 'known'
+    case ['python', 'main.py', *arguments]:
+      return _check_run(arguments, runs)
+    case ['python', '-m', module, *arguments]:
+      return _check_tool(module, arguments)
+    case ['python', script, *_]:
+      if not (pages.ROOT / script).exists():
+        raise ValueError(f'python: expected a file, got {script!r}.')
+      return 'known'
+    case ['.venv/bin/python' | '.venv/bin/pip' | '.venv/bin/ruff', *_]:
+      return 'known'
+    case [program, *arguments] if program in _OTHERS:
+      if program == 'sbatch':
+        script = next(a for a in arguments if not a.startswith('--'))
+        if not (pages.ROOT / script).exists():
+          raise ValueError(f'sbatch: expected a file, got {script!r}.')
+        return _check_run(arguments[arguments.index(script) + 1 :])
+      return 'of others'
+  raise ValueError(f'Expected a known command, got {words}.')
+
+
+def _check_run(arguments: list[str], runs: bool = False) -> str:
+  """Builds the run that flags of main.py describe, or runs it for a moment."""
+  config, others = pages.config(arguments)
+  if config.cluster.runtime == 'distributed':
+    return _check_fields(config)  # Other processes would be waited for.
+  if config.data.name not in ('digits', 'synthetic'):
+    return _check_fields(config)  # Needs files.
+  config.unlock()
+  config.epochs = 0.1
+  if config.model.name == 'vgg' and not _changed(config.model.vgg):
+    config.model.name = 'mlp'  # VGG takes seconds to make.
+  if config.model.name == 'none':
+    held = config.data.ahead + 1
+    batch = config.cluster.workers * config.batching.worker_batch
+    config.model.none.num_train = held * batch
+  run = train.build(
+    config,
+    workdir=f'{tempfile.mkdtemp()}/run',
+    process={k: v for k, v in others.items() if k != 'workdir'},
+  )
+  if not (runs or config.model.name == 'none'):
+    run.files.release()
+    return 'built'
+  if run()['ended'] != 'finished':
+    raise ValueError(f'Expected the run to finish: {arguments}.')
+  return 'run'
+
+
+def _changed(vgg) -> bool:
+  return vgg.to_dict() != default.get_config().model.vgg.to_dict()
+
+
+def _check_fields(config) -> str:
+  """Checks all fields of a config, and returns that this was done."""
+  defaults = default.get_config()
+  sections.check_fields(config, defaults)
+  sections.check_values(config)
+  sections.check_used(config, defaults, {})
+  return 'parsed'
+
+
+def _check_tool(module: str, arguments: list[str]) -> str:
+  """Checks the flags of a command of tools/, bench/ or examples/."""
+  room, *_ = module.split('.')
+  if room not in ('tools', 'bench', 'examples'):
+    return 'of others'  # pytest, sphinx.
+  file = pages.ROOT / f'{module.replace(".", "/")}.py'
+  if module == 'bench':
+    file = pages.ROOT / 'bench/__main__.py'
+  own, _, rest = ' '.join(arguments).partition(' -- ')
+  known = pages.flags_of(file)
+  for word in own.split():
+    flag = word.removeprefix('--').partition('=')[0]
+    if not word.startswith('--') or flag.startswith('config'):
+      continue
+    if not {flag, flag.removeprefix('no')} & known:
+      raise ValueError(f'{module}: expected one of {known}, got {word!r}.')
+  if any(word.startswith('--config') for word in own.split()):
+    given = [word for word in arguments if word.startswith('--config')]
+    _check_fields(pages.config(given)[0])
+  if rest:
+    _check_started(module, arguments[arguments.index('--') + 1 :], own)
+  return 'parsed'
+
+
+def _check_started(module: str, words: list[str], own: str) -> None:
+  """Checks what a command starts behind its --."""
+  if module == 'tools.lab':
+    if words[0] == 'python':
+      _check(words)
+    return
+  other = re.search(r'--module=([\w.]+)', own)
+  if other:
+    _check_tool(other[1], words)
+    return
+  distributed = [*words, '--config.cluster.runtime=distributed']
+  _check_fields(pages.config(distributed)[0])
+
+
+class PageTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    (pages.name(path), path) for path in pages.pages()
+  )
+  def test_what_a_page_shows_is_so(self, path):
+    with contextlib.ExitStack() as stack:
+      page = _Page(path, stack)
+      stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+      for block in pages.blocks(path):
+        if block.language == 'python':
+          page.python(block)
+        elif block.language == 'sh':
+          for words in pages.commands(block.text):
+            with self.subTest(line=block.line, command=' '.join(words)):
+              _check(words, runs=page.defines)
+
+  def test_links_between_pages_lead_somewhere(self):
+    # Sphinx checks anchors; README.md is not a page of it.
+    for path in pages.pages():
+      for target in re.findall(r'\]\(([^)#:]+)[)#]', path.read_text()):
+        self.assertTrue((path.parent / target).exists(), f'{path}: {target}')
+
+  def test_files_that_pages_name_exist(self):
+    places = r'(?:configs|bench|tools|examples|docs|sync|batching|wire|route|'
+    places += r'predict|topology|learning|outputs|cluster|models|data)'
+    for path in pages.pages():
+      text = path.read_text()
+      shown = set(re.findall(r'^# (\w+/\w+\.py)$', text, re.MULTILINE))
+      for file in re.findall(rf'`({places}/[\w/]+\.\w+)`', text):
+        if file not in shown and 'NAME' not in file:
+          found = (pages.ROOT / file).exists() or file in _PLANNED
+          self.assertTrue(found, f'{pages.name(path)}: {file}')
+
+  def test_fields_that_pages_name_exist(self):
+    defaults = default.get_config()
+    for path in pages.pages():
+      text = path.read_text()
+      own = set(re.findall(r'^config\.([\w.]+)', text, re.MULTILINE))
+      for field in re.findall(r'config\.([a-z]\w*(?:\.\w+)*)', text):
+        known = field in own or field.split('.')[-1] in ('py', 'get_config')
+        if not known and field not in _RENAMED:
+          self._assert_field(defaults, field, pages.name(path))
+
+  def _assert_field(self, defaults, field, page):
+    section = defaults
+    for part in field.split('.'):
+      named = isinstance(section, type(defaults)) and part in section
+      self.assertTrue(named, f'{page}: config.{field}')
+      section = section[part]
+
+
+# Fields that pages name as those of before.
+_RENAMED = ('sync.bsp.pipelined',)
+# Modules that readers are told to write.
+_PLANNED = ('sync/kasync.py', 'batching/shares.py')
+
+
+class ReadmeTest(absltest.TestCase):
+  def test_it_is_short(self):
+    text = (pages.ROOT / 'README.md').read_text()
+    self.assertLessEqual(len(text.splitlines()), 200)
+
+  def test_an_own_scheme_takes_50_lines(self):
+    block, *_ = _python('docs/own/scheme.md')
+    self.assertLess(len(block.text.splitlines()), 50)
+
+  def test_own_model_loss_and_data_take_30_lines(self):
+    block, *_ = _python('docs/own/model.md')
+    lines = [line for line in block.text.splitlines() if line]
+    self.assertLessEqual(len(lines), 30)
+
+
+def _python(page: str) -> list[pages.Block]:
+  found = pages.blocks(pages.ROOT / page)
+  return [block for block in found if block.language == 'python']
+
+
+class FilesTest(absltest.TestCase):
+  def test_every_field_of_a_run_is_described(self):
+    config = timing_only.config(
+      'elastic', batching='lb_bsp', workers=3, iterations=9, slow=1.0, stay=0.9
+    )
+    config.batching.lb_bsp.predictor.name = 'last'
+    config.cluster.script = ((1.0, 'leave', 2), (2.0, 'join', 2))
+    folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    with contextlib.redirect_stdout(io.StringIO()):
+      train.build(config, workdir=str(folder))()
+    fields = {*json.loads((folder / 'manifest.json').read_text())}
+    summary = json.loads((folder / 'summary.json').read_text())
+    fields |= {*summary, *summary['lost'][0]}
+    for file in ('metrics.jsonl', 'events.jsonl'):
+      rows = map(json.loads, (folder / file).read_text().splitlines())
+      fields |= {
+        field for row in rows for field in (*row, *row.get('said', ()))
+      }
+    described = (pages.ROOT / 'docs/files.md').read_text()
+    for field in fields:
+      self.assertIn(f'`{field}`', described)
+
+
+class RoomsTest(absltest.TestCase):
+  def test_rooms_import_what_lies_below_them_in_the_table(self):
+    page = (pages.ROOT / 'docs/architecture.md').read_text()
+    table = page.partition('| room |')[2].partition('\n\n')[0]
+    floors = {}
+    for floor, row in enumerate(table.splitlines()[2:]):
+      for name in re.findall(r'`(\w+)(?:/|\.py)`', row.split('|')[1]):
+        floors[name] = floor
+    self.assertLen(floors, 16)
+    for name, floor in floors.items():
+      for path in (pages.ROOT / name).rglob('*.py'):
+        for other in pages.imported(path) & floors.keys() - {name, 'configs'}:
+          below = floor == 0 or floors[other] > floor
+          self.assertTrue(below, f'{pages.name(path)} imports {other}')
+
+
+class PictureTest(absltest.TestCase):
+  def test_the_picture_of_a_gradient_is_what_its_script_draws(self):
+    path = pages.ROOT / 'docs/images/gradient.py'
+    spec = importlib.util.spec_from_file_location('gradient', path)
+    gradient = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, gradient=gradient):
+      spec.loader.exec_module(gradient)
+    self.assertEqual(gradient.drawn(), path.with_suffix('.svg').read_text())
+    for box in (*gradient.VIRTUAL, *gradient.REAL):
+      for module in box.module.split(', '):
+        found = [*pages.ROOT.glob(f'**/{module}')]
+        self.assertTrue(found, module)
+
+
+class ExampleTest(parameterized.TestCase):
+  """Each program says in its docstring what it prints."""
+
+  def _printed(self, program, *arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      program.main(arguments)
+    return printed.getvalue()
+
+  def test_own_scheme_compares_three_schemes(self):
+    rows = self._printed(own_scheme, '--epochs=0.4', '--k=3').splitlines()[-4:]
+    self.assertEqual(
+      [row.split()[0] for row in rows], ['scheme', 'bsp', 'asp', '3-async']
+    )
+    updates = [int(row.split()[3]) for row in rows[1:]]
+    self.assertEqual(updates[1] // 3, updates[2])
+
+  def test_own_model_learns(self):
+    printed = self._printed(own_model, '--epochs=3', '--scheme=asp')
+    accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
+    self.assertGreater(accuracy, 50)
+    self.assertIn("['last']['kernel']: (16, 4)", printed)
+
+  def test_timing_only_has_a_row_for_each_scheme(self):
+    arguments = ('--workers=8', '--iterations=10', '--slow=4', '--stay=1')
+    printed = self._printed(timing_only, *arguments)
+    rows = [row.split() for row in printed.splitlines()[-6:]]
+    names = ['bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp']
+    self.assertEqual([row[0] for row in rows], names)
+    rates = {row[0]: float(row[1]) for row in rows}
+    self.assertGreater(rates['asp'], 2 * rates['bsp'])
+
+  def test_own_forest_reaches_its_bound_and_is_read_back(self):
+    out = f'{tempfile.mkdtemp()}/forest.json'
+    printed = self._printed(own_forest, f'--out={out}')
+    self.assertRegex(printed, r'gap +0\.00%')
+    self.assertTrue(os.path.exists(out))
+    again = self._printed(own_forest, f'--cluster={_cluster_of(out)}')
+    self.assertEqual(again, printed)
+
+  def test_the_commands_on_forests_print_what_the_page_shows(self):
+    folder = tempfile.mkdtemp()
+    command = [sys.executable, '-m', 'tools.pack', 'dgx_a100(2)', '--baselines']
+    done = subprocess.run(
+      [*command, f'--out={folder}/forest.json'],
+      cwd=pages.ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    shown = (pages.ROOT / 'docs/questions/where.md').read_text()
+    (table,) = re.findall(r'```text\n(rate.*?)```', shown, re.DOTALL)
+    for row in table.splitlines():
+      if row and not row.startswith('packed in'):
+        self.assertIn(row, done.stdout)
+
+
+def _cluster_of(forest: str) -> str:
+  """Writes the cluster of a forest's file beside it, and returns where."""
+  path = pathlib.Path(forest)
+  cluster = path.with_name('cluster.json')
+  cluster.write_text(json.dumps(json.loads(path.read_text())['cluster']))
+  return str(cluster)
+
+
+if __name__ == '__main__':
+  absltest.main()

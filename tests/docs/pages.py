@@ -1,0 +1,123 @@
+"""What README.md and the pages of docs/ show: blocks of code, and commands."""
+
+import ast
+import pathlib
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+from unittest import mock
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from configs import sections
+
+ROOT = pathlib.Path(__file__).parents[2]
+_BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+_VARIABLE = re.compile(r'[A-Z_]+=')
+# Flags of main.py beside those of its config.
+_MAIN = ('workdir', 'role', 'coordinator', 'lead')
+
+
+class Block(NamedTuple):
+  """A block of code.
+
+  Attributes:
+    language: As the page says.
+    text: Of the block.
+    line: Of the page, where it begins.
+  """
+
+  language: str
+  text: str
+  line: int
+
+
+def pages() -> list[pathlib.Path]:
+  """Returns README.md and every page of docs/ that somebody wrote."""
+  written = [
+    path
+    for path in sorted((ROOT / 'docs').rglob('*.md'))
+    if not {'_build', 'rooms'} & set(path.parts)
+  ]
+  return [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *written]
+
+
+def name(path: pathlib.Path) -> str:
+  """Returns what a page is called in messages."""
+  return str(path.relative_to(ROOT))
+
+
+def blocks(path: pathlib.Path) -> list[Block]:
+  """Returns the blocks of a page."""
+  text = path.read_text()
+  return [
+    Block(found[1], found[2], text.count('\n', 0, found.start()) + 2)
+    for found in _BLOCK.finditer(text)
+  ]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+  """Yields the commands of a block of shell, without comments and variables."""
+  for line in text.replace('\\\n', ' ').splitlines():
+    words = shlex.split(line, comments=True)
+    while words and _VARIABLE.match(words[0]):
+      words.pop(0)
+    if words:
+      yield words
+
+
+def config(arguments: list[str]) -> tuple[ConfigDict, dict[str, str]]:
+  """Returns the config that flags describe, and the other flags of main.py.
+
+  Args:
+    arguments: As they follow `python main.py`; files are relative to ROOT.
+
+  Raises:
+    SystemExit: If a flag names a field that there is not.
+    absl.flags.Error: If a flag is unknown or has no such value.
+  """
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', None, '', flag_values=values)
+  for flag in _MAIN:
+    flags.DEFINE_string(flag, None, '', flag_values=values)
+  with warnings.catch_warnings(), sections.known_fields(arguments):
+    # Of ml_collections, which loads the file in an old way.
+    warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
+    argv = ['main.py', *arguments]
+    with mock.patch.object(sys, 'argv', argv):  # Where it looks for fields.
+      rest = values(argv)
+  if rest[1:]:
+    raise flags.Error(f'Expected only flags, got {rest[1:]}.')
+  others = {flag: values[flag].value for flag in _MAIN}
+  return values.config, {k: v for k, v in others.items() if v is not None}
+
+
+def flags_of(module: pathlib.Path) -> set[str]:
+  """Returns the names of the flags that a command defines."""
+  calls = [
+    node
+    for node in ast.walk(ast.parse(module.read_text()))
+    if isinstance(node, ast.Call)
+    and re.search(r'DEFINE_\w+$|\.add_argument$', ast.unparse(node.func))
+  ]
+  return {
+    part.value.removeprefix('--')
+    for call in calls
+    for part in call.args[:1]
+    if isinstance(part, ast.Constant)
+  }
+
+
+def imported(module: pathlib.Path) -> set[str]:
+  """Returns the packages that a module imports, without what lies in them."""
+  found = set()
+  for node in ast.walk(ast.parse(module.read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name.split('.')[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      found.add(node.module.split('.')[0])
+  return found

@@ -1,0 +1,52 @@
+"""Tests for outputs.files: what tells a run from others."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+import train
+from outputs import files
+from tests.support import small
+
+
+def _fingerprint(**changed):
+  own = {'scheme': None, 'task': None, 'dataset': None}
+  return files.fingerprint(
+    files.manifest(small.config(**changed).to_dict(), own)
+  )
+
+
+class FingerprintTest(parameterized.TestCase):
+  @parameterized.parameters(
+    {'cluster__interface': 'eth0'},
+    {'cluster__devices_per_worker': 4},
+    {'cluster__token_file': '/run/token'},
+    {'cluster__certificate_file': 'a.pem', 'cluster__key_file': 'b.pem'},
+    {'checkpoint__keep': 7},
+  )
+  def test_what_is_local_to_a_host_is_no_part_of_it(self, **changed):
+    self.assertEqual(_fingerprint(**changed), _fingerprint())
+
+  @parameterized.parameters(
+    {'seed': 1},
+    {'optimizer__learning_rate': 0.5},
+    {'route__server__pipelined': True},
+    {'cluster__timeout_s': 3.0},
+  )
+  def test_all_else_is(self, **changed):
+    self.assertNotEqual(_fingerprint(**changed), _fingerprint())
+
+
+class VersionTest(absltest.TestCase):
+  def test_a_folder_of_an_earlier_version_is_refused(self):
+    folder = tempfile.mkdtemp()
+    old = {'config': {}, 'own': {}}
+    pathlib.Path(folder, 'manifest.json').write_text(json.dumps(old))
+    with self.assertRaisesRegex(ValueError, 'another version of Syncopate'):
+      train.build(small.config(), workdir=folder)
+
+
+if __name__ == '__main__':
+  absltest.main()

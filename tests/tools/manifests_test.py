@@ -1,0 +1,30 @@
+"""Tests for configs of the times alone of a recorded run."""
+
+from absl.testing import absltest, parameterized
+
+from tests.support import small
+from tools.reading import manifests
+
+
+class TimedTest(parameterized.TestCase):
+  @parameterized.parameters(('float32', 4 * 1001), ('bfloat16', 2 * 1001))
+  def test_as_many_bytes_travel_as_did(self, dtype, size_bytes):
+    recorded = small.config(
+      wire__dense__dtype=dtype,
+      cluster__workers=1,
+      cluster__speed__slowdown=(1.0,),
+    )
+    timed = manifests.timed(
+      recorded,
+      cluster=recorded.cluster,
+      size_bytes=size_bytes,
+      num_train=64,
+      epochs=1.0,
+    )
+    self.assertEqual(timed.model.none.size_bytes, 4 * 1001)
+    summary = small.build(timed)()
+    self.assertEqual(summary['bytes'], 2 * size_bytes * summary['iterations'])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,246 @@
+"""Tests for topology/measured.py."""
+
+import itertools
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import scipy.optimize
+from absl.testing import absltest, parameterized
+
+import topology
+from topology.clusters import cluster, measured, shapes
+
+
+def _pairs(hosts):
+  return list(itertools.permutations(range(hosts), 2))
+
+
+def _random_rates(hosts, seed, slow=0.3):
+  """Returns rates with some pairs that are slower than both their ends."""
+  rng = random.Random(seed)
+  draw = lambda: Fraction(rng.choice([4, 10, 25]), 1000)  # noqa: E731
+  up, down = ([draw() for _ in range(hosts)] for _ in range(2))
+  rates = measured.Rates(tuple(up), tuple(down), {})
+  return rates._replace(
+    pairs_GBps={
+      pair: rates.between(*pair) / rng.choice([2, 5])
+      for pair in _pairs(hosts)
+      if rng.random() < slow
+    }
+  )
+
+
+def _tests(rates, noise=lambda: 1.0):
+  """Returns what hosts with these rates show, alone and many at once."""
+  hosts = range(len(rates.up_GBps))
+  rate = lambda i, j: 1e9 * float(rates.between(i, j)) * noise()  # noqa: E731
+  tests = [{pair: rate(*pair)} for pair in _pairs(len(hosts))]
+  for host in hosts:
+    for way, limits in (('up', rates.up_GBps), ('down', rates.down_GBps)):
+      pairs = [(host, other) for other in hosts if other != host]
+      pairs = pairs if way == 'up' else [pair[::-1] for pair in pairs]
+      whole = sum(rates.between(*pair) for pair in pairs)
+      share = float(min(1, limits[host] / whole))
+      tests.append({pair: share * rate(*pair) for pair in pairs})
+  return tests
+
+
+def _largest_scale(graph, demand):
+  """Returns by how much a demand can grow until the links are full.
+
+  A linear program: what each worker sends is a flow over links out of itself
+  and out of switches, never out of other workers.
+  """
+  workers, links = graph.workers, graph.links
+  size = len(workers) * len(links) + 1
+  equal, full = [], np.zeros((len(links), size))
+  for s, source in enumerate(workers):
+    at = s * len(links)
+    for node in graph.nodes:
+      row = np.zeros(size)
+      for number, link in enumerate(links):
+        row[at + number] += (link.dst == node) - (link.src == node)
+        full[number, at + number] = 1
+      if node in workers and node != source:
+        row[-1] = -demand[source, node]
+        blocked = np.zeros(size)
+        blocked[at : at + len(links)] = [link.src == node for link in links]
+        equal.append(blocked)
+      if node != source:
+        equal.append(row)
+  done = scipy.optimize.linprog(
+    np.append(np.zeros(size - 1), -1),
+    A_ub=full,
+    b_ub=[float(link.GBps) for link in links],
+    A_eq=np.array(equal),
+    b_eq=np.zeros(len(equal)),
+  )
+  return -done.fun
+
+
+class FitTest(parameterized.TestCase):
+  @parameterized.product(hosts=[2, 3, 5, 9], seed=[0, 1, 2])
+  def test_exact_measurements_give_the_rates_that_can_be_used(
+    self, hosts, seed
+  ):
+    rates = _random_rates(hosts, seed)
+    within = range(hosts)
+    out = [
+      min(up, sum(rates.between(i, j) for j in within if j != i))
+      for i, up in enumerate(rates.up_GBps)
+    ]
+    into = [
+      min(down, sum(rates.between(i, j) for i in within if j != i))
+      for j, down in enumerate(rates.down_GBps)
+    ]
+
+    fitted = measured.fit(_tests(rates), hosts=hosts, tolerance=1e-6)
+
+    rounding = {'rtol': 0.0051, 'atol': 0}
+    floats = lambda values: np.array(values, float)  # noqa: E731
+    np.testing.assert_allclose(floats(fitted.up_GBps), floats(out), **rounding)
+    np.testing.assert_allclose(
+      floats(fitted.down_GBps), floats(into), **rounding
+    )
+    for i, j in _pairs(hosts):
+      np.testing.assert_allclose(
+        float(fitted.between(i, j)), float(rates.between(i, j)), **rounding
+      )
+
+  def test_hosts_that_are_alike_come_out_alike_in_spite_of_noise(self):
+    rng = random.Random(0)
+    rates = measured.Rates(
+      tuple(Fraction(n, 1000) for n in (25, 25, 10, 25, 10)),
+      tuple(Fraction(n, 1000) for n in (25, 25, 10, 10, 25)),
+      {(0, 1): Fraction(5, 1000), (1, 0): Fraction(5, 1000)},
+    )
+    noise = lambda: 0.97 + 0.02 * rng.random()  # noqa: E731
+
+    fitted = measured.fit(_tests(rates, noise), hosts=5, tolerance=0.1)
+
+    fast, slow = fitted.up_GBps[0], fitted.up_GBps[2]
+    self.assertEqual(fitted.up_GBps, (fast, fast, slow, fast, slow))
+    self.assertEqual(fitted.down_GBps, (fast, fast, slow, slow, fast))
+    self.assertEqual([*fitted.pairs_GBps], [(0, 1), (1, 0)])
+    self.assertLen(set(fitted.pairs_GBps.values()), 1)
+    self.assertBetween(float(fast), 0.024, 0.025)
+
+  @parameterized.parameters(range(5))
+  def test_no_rate_changes_by_more_than_tolerance_and_rounding(self, seed):
+    rng = random.Random(seed)
+    best = {pair: 10 ** rng.uniform(6, 8) for pair in _pairs(6)}
+
+    fitted = measured.fit([best], hosts=6, tolerance=0.2)
+
+    for (i, j), rate in best.items():
+      up = sum(best[i, other] for other in range(6) if other != i)
+      down = sum(best[other, j] for other in range(6) if other != j)
+      for was, became in (
+        (up, fitted.up_GBps[i]),
+        (down, fitted.down_GBps[j]),
+        (rate, fitted.pairs_GBps.get((i, j), Fraction(rate) / 10**9)),
+      ):
+        self.assertBetween(1e9 * float(became) / was, 0.795, 1.255)
+
+  def test_a_test_that_shows_too_much_does_not_win(self):
+    rates = _random_rates(4, 0, slow=0)
+    tests = _tests(rates)
+    tests.append({pair: 1.09 * rate for pair, rate in tests[0].items()})
+
+    fitted = measured.fit(tests, hosts=4, tolerance=0.1)
+
+    self.assertEqual(fitted, measured.fit(tests[:-1], hosts=4, tolerance=0.1))
+
+  def test_rates_are_decimals_of_three_digits(self):
+    tests = [{(0, 1): 23_456_789.0, (1, 0): 98_765.4}]
+
+    fitted = measured.fit(tests, hosts=2, tolerance=0)
+
+    want = (Fraction('0.0235'), Fraction('0.0000988'))
+    self.assertEqual(fitted, measured.Rates(want, want[::-1], {}))
+
+  @parameterized.parameters(
+    (2, 1.0, {}, 'tolerance'),
+    (1, 0.1, {}, 'at least 2 hosts'),
+    (2, 0.1, {(0, 1): 1.0}, r'none of \[\(1, 0\)\]'),
+    (2, 0.1, {(0, 1): 1.0, (1, 0): 0.0}, r'none of \[\(1, 0\)\]'),
+    (2, 0.1, {(0, 2): 1.0}, 'rates of 2 hosts'),
+    (2, 0.1, {(0, 1): -1.0}, 'rates of 2 hosts'),
+    (2, 0.1, {(0, 1): math.inf}, 'rates of 2 hosts'),
+    (2, 0.1, {(0, 1): math.nan}, 'rates of 2 hosts'),
+  )
+  def test_refuses_what_is_no_measurement(self, hosts, tolerance, test, text):
+    with self.assertRaisesRegex(ValueError, text):
+      measured.fit([test], hosts=hosts, tolerance=tolerance)
+
+
+class GraphTest(parameterized.TestCase):
+  def test_without_slow_pairs_it_is_a_star(self):
+    up = [Fraction(n, 100) for n in (3, 1, 2)]
+    graph = measured.graph(measured.Rates(tuple(up), tuple(up[::-1]), {}))
+    star = shapes.star(up, up[::-1])
+
+    names = {'w0': 'host0', 'w1': 'host1', 'w2': 'host2', 's0': 'net0'}
+    links = {(names[src], names[dst], GBps) for src, dst, GBps in star.links}
+    self.assertEqual(set(graph.links), links)
+    self.assertEqual(graph.switches, ('net0',))
+
+  @parameterized.product(hosts=[2, 3, 4, 5], slow=[0.1, 0.4, 1.0], seed=[0, 1])
+  def test_transfers_fit_if_and_only_if_they_are_within_all_rates(
+    self, hosts, slow, seed
+  ):
+    rates = _random_rates(hosts, seed, slow)
+    graph = measured.graph(rates)
+    rng = np.random.default_rng(seed)
+    demands = [np.ones((hosts, hosts))]
+    demands += [rng.exponential(size=(hosts, hosts)) ** 3 for _ in range(3)]
+    # A single pair, past which nothing may go round.
+    demands += [np.eye(hosts, k=1), np.eye(hosts, k=-1)]
+    for demand in demands:
+      np.fill_diagonal(demand, 0)
+      loads = [*demand.sum(1), *demand.sum(0)]
+      loads += [demand[pair] for pair in rates.pairs_GBps]
+      limits = [*rates.up_GBps, *rates.down_GBps, *rates.pairs_GBps.values()]
+      used = zip(limits, loads, strict=True)
+      want = min(float(limit) / load for limit, load in used if load)
+      named = {(f'host{i}', f'host{j}'): demand[i, j] for i, j in _pairs(hosts)}
+
+      self.assertAlmostEqual(_largest_scale(graph, named) / want, 1, places=6)
+
+  @parameterized.product(hosts=[2, 5, 12], slow=[0.0, 0.1, 0.5, 1.0])
+  def test_it_is_as_small_as_promised(self, hosts, slow):
+    rates = _random_rates(hosts, 0, slow)
+    graph = measured.graph(rates)
+
+    sets = {
+      tuple(j for j in range(hosts) if (i, j) in rates.pairs_GBps)
+      for i in range(hosts)
+    }
+    most = (len(sets) + 3) * hosts + len(rates.pairs_GBps)
+    self.assertLessEqual(len(graph.nodes), 3 * hosts + len(sets))
+    self.assertLessEqual(len(graph.links), most)
+    self.assertEqual(cluster.from_json(cluster.to_json(graph)), graph)
+
+  @parameterized.parameters(range(3))
+  def test_it_can_be_packed(self, seed):
+    packed = topology.pack(measured.graph(_random_rates(5, seed)))
+
+    self.assertEqual(packed.gap, 0)
+
+
+class ShortfallsTest(absltest.TestCase):
+  def test_names_pairs_that_the_rates_do_not_explain(self):
+    rates = measured.Rates(
+      (Fraction(1, 10),) * 4, (Fraction(1, 10),) * 4, {(2, 3): Fraction(1, 50)}
+    )
+    test = {(0, 1): 5e7, (1, 0): 9.5e7, (2, 3): 2e7, (3, 2): 8e7}
+
+    short = measured.shortfalls(test, rates, tolerance=0.1)
+
+    self.assertEqual(short, {(0, 1): Fraction(1, 2), (3, 2): Fraction(4, 5)})
+
+
+if __name__ == '__main__':
+  absltest.main()

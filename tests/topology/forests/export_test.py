@@ -1,0 +1,353 @@
+"""Tests for topology/export.py, dot.py and usage.py."""
+
+import collections
+import copy
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from fractions import Fraction
+
+from absl.testing import absltest, parameterized
+
+import topology
+from topology.clusters import cluster as clusters
+from topology.clusters import shapes
+from topology.clusters.cluster import Cluster, Link
+from topology.clusters.named import named
+from topology.forests import dot, export, trees, usage
+
+COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
+SPECS = (
+  'full_mesh(4, "100/3")',
+  'star([10, 20, 30], [5, 6, 7])',
+  'tree([2, 3], [[30, 20], 25])',
+  'random_mesh(5, 1)',
+  'random_switched(5, 3, 4)',
+  'ring(1, 1)',
+)
+_EDGE = re.compile(r'^  ("(?:\\.|[^"\\])*") -> ("(?:\\.|[^"\\])*") \[(.*)\];$')
+_NODE = re.compile(r'^  ("(?:\\.|[^"\\])*") \[(.*)\];$')
+_STYLE = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
+
+
+def _written(spec, collective):
+  cluster = named(spec)
+  packed = topology.pack(cluster, collective=collective)
+  data = json.loads(json.dumps(export.to_json(cluster, packed)))
+  return cluster, packed, data
+
+
+def _parsed(text):
+  """The nodes and edges of a digraph, with their styles."""
+  nodes, edges = {}, {}
+  for line in text.splitlines():
+    if match := _EDGE.match(line):
+      ends = json.loads(match[1]), json.loads(match[2])
+      edges[ends] = dict(_STYLE.findall(match[3]))
+    elif match := _NODE.match(line):
+      nodes[json.loads(match[1])] = dict(_STYLE.findall(match[2]))
+  return nodes, edges
+
+
+def _loads_GBps(packed):
+  loads = collections.Counter()
+  for tree in packed.trees:
+    for hop in (*tree.up, *tree.down):
+      for ends in itertools.pairwise(hop):
+        loads[ends] += tree.weight_Bps / 10**9
+  return loads
+
+
+class JsonTest(parameterized.TestCase):
+  @parameterized.product(spec=SPECS, collective=COLLECTIVES)
+  def test_what_is_read_is_what_was_written(self, spec, collective):
+    cluster, packed, data = _written(spec, collective)
+
+    read = export.from_json(data)
+
+    self.assertEqual(read, (cluster, packed))
+    self.assertEqual(export.to_json(*read), data)
+
+  def test_the_schema_is_the_documented_one(self):
+    _, _, data = _written('star([1, 2], [3, "7/2"])', 'allgather')
+
+    nodes = [{'id': w, 'worker': True} for w in ('w0', 'w1')]
+    nodes.append({'id': 's0', 'worker': False})
+    links = [
+      {'src': 'w0', 'dst': 's0', 'GBps': '1'},
+      {'src': 'w1', 'dst': 's0', 'GBps': '2'},
+      {'src': 's0', 'dst': 'w0', 'GBps': '3'},
+      {'src': 's0', 'dst': 'w1', 'GBps': '7/2'},
+    ]
+    text = (
+      '{"links":['
+      '{"GBps":"1","dst":"s0","src":"w0"},{"GBps":"2","dst":"s0","src":"w1"},'
+      '{"GBps":"3","dst":"w0","src":"s0"},{"GBps":"7/2","dst":"w1","src":"s0"}'
+      '],"nodes":[{"id":"w0","worker":true},{"id":"w1","worker":true},'
+      '{"id":"s0","worker":false}]}'
+    )
+    trees = [
+      {
+        'root': root,
+        'weight_Bps': '1000000000',
+        'share': '1/2',
+        'up': [],
+        'down': [[root, 's0', other]],
+      }
+      for root, other in (('w0', 'w1'), ('w1', 'w0'))
+    ]
+    certificate = data.pop('certificate')
+    self.assertEqual(
+      data,
+      {
+        'format': 'syncopate.forest',
+        'version': 1,
+        'topology': hashlib.sha256(text.encode()).hexdigest(),
+        'cluster': {'nodes': nodes, 'links': links},
+        'collective': 'allgather',
+        'rate_Bps': '2000000000',
+        'bound_Bps': '2000000000',
+        'gap': '0',
+        'trees': trees,
+      },
+    )
+    self.assertEqual(certificate['kind'], 'cut')
+    self.assertEqual(certificate['links'], [['w0', 's0']])
+
+  def test_prices_prove_an_allreduce(self):
+    _, packed, data = _written('full_mesh(3, 25)', 'allreduce')
+    certificate = data['certificate']
+    self.assertEqual(certificate['kind'], 'prices')
+    links = [
+      (row['src'], row['dst'], Fraction(row['price']))
+      for row in certificate['links']
+    ]
+    self.assertEqual(tuple(links), packed.certificate.links)
+
+  def test_fingerprints_are_of_the_graph_not_of_its_writing(self):
+    def made(*links, order=('a', 'b')):
+      nodes = [{'id': node, 'worker': True} for node in order]
+      rows = [{'src': a, 'dst': b, 'GBps': c} for a, b, c in links]
+      return clusters.from_json({'nodes': nodes, 'links': rows})
+
+    first = export.fingerprint(made(('a', 'b', '12.5'), ('b', 'a', 25)))
+    same = made(('b', 'a', 20), ('a', 'b', 12.5), ('b', 'a', '5.0'))
+    self.assertEqual(export.fingerprint(same), first)
+    for other in (
+      made(('a', 'b', 12.5), ('b', 'a', 26)),
+      made(('a', 'b', 12.5), ('b', 'a', 25), order=('b', 'a')),
+    ):
+      self.assertNotEqual(export.fingerprint(other), first)
+
+
+class RefusalTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (('format',), 'other', r"format: expected 'syncopate.forest', got 'other'"),
+    (('version',), 2, r'version: expected 1, got 2'),
+    (('version',), True, r'version: expected 1, got True'),
+    (('version',), '1', r"version: expected 1, got '1'"),
+    (('topology',), '0' * 64, r"topology: expected '\w{64}', that of the clu"),
+    (('cluster', 'links', 0, 'GBps'), '11', r'topology: expected'),
+    (('cluster', 'links', 0, 'GBps'), 'much', r'cluster: w0 to s0: .*much'),
+    (('cluster', 'nodes'), 3, r'cluster: '),
+    (('collective',), 'sum', r"forest: Unknown collective 'sum'"),
+    (('collective',), 'allreduce', r'forest: Tree 0: '),
+    (('rate_Bps',), '9000000001', r'forest: The rate is'),
+    (('rate_Bps',), 9e9, r'rate_Bps: expected an exact string .*, got 9000000'),
+    (('rate_Bps',), None, r'forest: The rate is'),
+    (('bound_Bps',), '9e9', r"bound_Bps: expected an exact string .*'9e9'"),
+    (('bound_Bps',), '1/0', r'bound_Bps: '),
+    (('bound_Bps',), '1' * 5000, r'bound_Bps: '),
+    (('bound_Bps',), '70000000000', r'forest: The bound is'),
+    (('gap',), '1/100', r"gap: expected '0', got '1/100'"),
+    (('certificate',), None, r'forest: The bound has no proof'),
+    (('certificate', 'kind'), 'faith', r"certificate.kind: .*got 'faith'"),
+    (('certificate', 'links'), [], r'forest: The bottleneck'),
+    (('certificate', 'nodes'), ['w0'], r'forest: The bottleneck'),
+    (('certificate', 'parts'), [{}], r'certificate.parts.weight: expected a v'),
+    (('certificate', 'parts', 0, 'weight'), '-1', r'forest: '),
+    (('trees',), {}, r'trees: expected a list, got {}'),
+    (('trees', 1), [], r'trees\[1\]: expected an object, got \[\]'),
+    (('trees', 1, 'root'), 7, r'trees\[1\].root: expected a string, got 7'),
+    (('trees', 1, 'weight_Bps'), 1, r'trees\[1\].weight_Bps: expected an exac'),
+    (('trees', 1, 'share'), '1', r'forest: Tree 1: the share'),
+    (('trees', 0, 'down', 0), 'w0', r'trees\[0\].down: expected a list'),
+    (('trees', 0, 'down', 0), ['w0', 'w1'], r'forest: Tree 0: .*needs a link'),
+    (('trees', 0, 'down'), [], r'forest: Tree 0: Worker w1 receives 0 times'),
+  )
+  def test_what_is_wrong_is_named(self, path, value, message):
+    _, _, data = _written('star([10, 20, 30], [5, 6, 7])', 'allgather')
+    *inner, last = path
+    place = data
+    for key in inner:
+      place = place[key]
+    place[last] = value
+    with self.assertRaisesRegex(ValueError, f'^{message}'):
+      export.from_json(data)
+
+  def test_every_field_is_needed_and_no_other_known(self):
+    _, _, data = _written('full_mesh(3, 25)', 'allreduce')
+    rows = ('', data), ('trees[0].', data['trees'][0])
+    for prefix, row in rows:
+      for key in list(row):
+        value = row.pop(key)
+        with self.assertRaisesRegex(ValueError, re.escape(f'{prefix}{key}: ')):
+          export.from_json(data)
+        row[key] = value
+      row['extra'] = 1
+      with self.assertRaisesRegex(ValueError, re.escape(f'{prefix}extra: ')):
+        export.from_json(data)
+      del row['extra']
+    export.from_json(data)
+
+  def test_a_single_worker_has_nothing_to_prove(self):
+    _, _, data = _written('ring(1, 1)', 'allreduce')
+    data['certificate'] = {'kind': 'prices', 'links': []}
+    with self.assertRaisesRegex(ValueError, '^certificate: expected null'):
+      export.from_json(data)
+
+  @parameterized.parameters(None, 3, 'text', [[]])
+  def test_what_is_no_object_is_refused(self, data):
+    with self.assertRaisesRegex(ValueError, '^format: expected'):
+      export.from_json(data)
+
+  def test_a_proof_of_another_kind_is_refused(self):
+    _, _, data = _written('full_mesh(3, 25)', 'allreduce')
+    _, _, other = _written('full_mesh(3, 25)', 'allgather')
+    for one, two in ((data, other), (other, data)):
+      changed = copy.deepcopy(one)
+      changed['certificate'] = two['certificate']
+      with self.assertRaisesRegex(ValueError, 'forest: The bound has no proof'):
+        export.from_json(changed)
+
+
+class UsageTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('allgather', ('s0', 'w0')), ('reduce_scatter', ('w0', 's0'))
+  )
+  def test_the_bottleneck_is_the_cut(self, collective, link):
+    rates = [10, 20, 30], [5, 6, 7]
+    if collective == 'reduce_scatter':
+      rates = rates[::-1]
+    cluster = shapes.star(*rates)
+    packed = topology.pack(cluster, collective=collective)
+    self.assertEqual(usage.bottleneck(cluster, packed), (link,))
+    self.assertEqual(usage.fractions_used(cluster, packed)[link], 1)
+
+  def test_the_bottleneck_of_an_allreduce_is_full(self):
+    links = [(3, 4, 1)]
+    cluster = shapes.wan([4, 4], 25, links)
+    packed = topology.pack(cluster)
+    slowest = {('w3', 'w4'), ('w4', 'w3')}
+    self.assertEqual(set(usage.bottleneck(cluster, packed)), slowest)
+
+  def test_depth_is_the_longest_chain(self):
+    up = [('a', 'b'), ('b', 's', 'c'), ('d', 'c')]
+    down = [('c', 'd'), ('c', 'a'), ('a', 'b')]
+    one = Fraction(1)
+    tree = trees.Tree('c', one, one, up, down)
+    self.assertEqual(tree.depth, 2)
+    chain = [('d', 'a'), *up[:2]]
+    self.assertEqual(trees.Tree('c', one, one, chain, down).depth, 3)
+    self.assertEqual(trees.Tree('c', one, one, [], []).depth, 0)
+
+
+class DotTest(parameterized.TestCase):
+  def test_nodes_and_capacities_are_those_of_the_cluster(self):
+    cluster = named('tree([2, 2], ["100/3", 25])')
+    nodes, edges = _parsed(dot.to_dot(cluster))
+    self.assertEqual([*nodes], [*cluster.nodes])
+    for node, style in nodes.items():
+      shape = 'ellipse' if node in cluster.workers else 'box'
+      self.assertEqual(style, {'shape': shape})
+    self.assertEqual(
+      {ends: style['label'] for ends, style in edges.items()},
+      {(a, b): f'{float(c):.4g}' for a, b, c in cluster.links},
+    )
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_labels_are_loads_and_the_bottleneck_is_marked(self, collective):
+    cluster = shapes.wan([3, 3], 25, [(2, 3, '2.5')])
+    packed = topology.pack(cluster, collective=collective)
+    loads = _loads_GBps(packed)
+
+    _, edges = _parsed(dot.to_dot(cluster, packed))
+
+    marked = set()
+    for src, dst, GBps in cluster.links:
+      style = edges.pop((src, dst))
+      load, capacity = map(float, style['label'].split('/'))
+      self.assertAlmostEqual(load, float(loads[src, dst]), delta=0.01)
+      self.assertEqual(capacity, float(GBps))
+      if 'color' in style:
+        marked.add((src, dst))
+    self.assertEmpty(edges)
+    self.assertTrue(marked)
+    self.assertLessEqual(marked, {('w2', 'w3'), ('w3', 'w2')})
+
+  @parameterized.parameters(0, 1)
+  def test_one_tree_is_told_hop_by_hop(self, number):
+    cluster = named('dgx_a100(1)')
+    packed = topology.pack(cluster)
+    tree = packed.trees[number]
+
+    nodes, edges = _parsed(dot.to_dot(cluster, packed, tree=number))
+
+    doubled = [node for node, style in nodes.items() if 'peripheries' in style]
+    self.assertEqual(doubled, [tree.root])
+    told = collections.defaultdict(set)
+    for ends, style in edges.items():
+      words = style.get('label', '').split()
+      for stage, numbers in zip(words[::2], words[1::2], strict=True):
+        for hop in numbers.split(','):
+          told[stage, int(hop)].add(ends)
+      colors = style['color'].split(':')
+      self.assertLen(colors, max(len(words) // 2, 1))
+    expected = {
+      (stage, i): set(itertools.pairwise(hop))
+      for stage, hops in (('up', tree.up), ('down', tree.down))
+      for i, hop in enumerate(hops, start=1)
+    }
+    self.assertEqual(dict(told), expected)
+
+  def test_a_tree_that_is_not_there_is_refused(self):
+    cluster = shapes.full_mesh(3, 25)
+    packed = topology.pack(cluster)
+    for number in (-1, len(packed.trees)):
+      with self.assertRaisesRegex(ValueError, f'trees, got {number}'):
+        dot.to_dot(cluster, packed, tree=number)
+    with self.assertRaisesRegex(ValueError, 'tree: expected one of 0 trees'):
+      dot.to_dot(cluster, tree=0)
+
+  def _odd(self):
+    names = ['a "b"', 'back\\', 'x -> y;\n']
+    ends = list(itertools.permutations(names, 2))
+    links = tuple(Link(a, b, Fraction(1)) for a, b in ends)
+    return Cluster(tuple(names), tuple(names), links)
+
+  def test_ids_are_quoted(self):
+    text = dot.to_dot(self._odd())
+    self.assertEqual(text.count('"a \\"b\\""'), 5)
+    self.assertEqual(text.count('"back\\\\"'), 5)
+
+  def test_graphviz_reads_it(self):
+    if shutil.which('dot') is None:
+      self.skipTest('Graphviz, whose program is dot, is not installed.')
+    cluster = named('dgx_a100(1)')
+    packed = topology.pack(cluster)
+    texts = (
+      dot.to_dot(self._odd()),
+      dot.to_dot(cluster, packed),
+      dot.to_dot(cluster, packed, tree=0),
+    )
+    for text in texts:
+      line = ['dot', '-Tsvg']
+      done = subprocess.run(line, input=text, text=True, capture_output=True)
+      self.assertEqual((done.returncode, done.stderr), (0, ''))
+
+
+if __name__ == '__main__':
+  absltest.main()

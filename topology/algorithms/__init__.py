@@ -1,0 +1,1 @@
+"""Algorithms on numbers, which know no cluster: flows, programs, trees."""

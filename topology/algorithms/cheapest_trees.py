@@ -1,0 +1,139 @@
+"""The cheapest trees between workers, by the prices of links, exactly.
+
+Trees consist of hops from worker to worker, through switches only; a hop costs
+what its links cost together.  Prices are integers of any size.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from topology.algorithms.components import Components
+
+Priced = tuple[int, int, int]  # Two nodes and the price of a link.
+
+
+def spanning_tree(worker: Sequence[bool], links: Iterable[Priced]) -> int:
+  """Returns what the cheapest tree costs that may use links in any direction.
+
+  Each switch belongs to its nearest worker, and hops are only those that cross
+  one link between two workers' switches: among them is a cheapest tree
+  (Mehlhorn, "A faster approximation algorithm for the Steiner problem in
+  graphs", 1988).  O(m log m) for m links.
+
+  Args:
+    worker: Per node, whether it is one.
+    links: (one end, other end, price), prices at least 0; they connect all
+      workers.
+  """
+  links = list(links)
+  distance, nearest = _nearest(worker, links)
+  hops = sorted(
+    (distance[a] + price + distance[b], nearest[a], nearest[b])
+    for a, b, price in links
+    if nearest[a] != nearest[b]
+  )
+  components, total = Components(len(worker)), 0
+  for price, a, b in hops:
+    if components.label[a] != components.label[b]:
+      components.join(a, b)
+      total += price
+  return total
+
+
+def _nearest(
+  worker: Sequence[bool], links: Sequence[Priced]
+) -> tuple[list[int], list[int]]:
+  """Per node, the distance of the nearest worker, and which one it is.
+
+  A switch that is linked to no worker is nearest to none, -1.
+  """
+  links_of: list[list[tuple[int, int]]] = [[] for _ in worker]
+  for a, b, price in links:
+    links_of[a].append((b, price))
+    links_of[b].append((a, price))
+  nearest = [v if valid else -1 for v, valid in enumerate(worker)]
+  distance = [0] * len(worker)
+  queue = [(0, v) for v, valid in enumerate(worker) if valid]
+  while queue:
+    there, node = heapq.heappop(queue)
+    if there > distance[node]:
+      continue
+    for other, price in links_of[node]:
+      if nearest[other] < 0 or there + price < distance[other]:
+        distance[other], nearest[other] = there + price, nearest[node]
+        heapq.heappush(queue, (there + price, other))
+  return distance, nearest
+
+
+def hops(worker: Sequence[bool], links: Sequence[Priced]) -> np.ndarray:
+  """Returns the price of the cheapest hop for each ordered pair of workers.
+
+  Switch after switch is replaced by the paths through it: O(nodes^2) for each.
+
+  Args:
+    worker: Per node, whether it is one, N of them.
+    links: (src, dst, price), prices at least 0.
+
+  Returns:
+    Integers [N, N] from row to column, of 64 bits as long as they suffice.
+    Where there is no hop, as on the diagonal, more than N times the price of
+    all links.
+  """
+  count = sum(worker)
+  far = (count + 1) * (sum(price for _, _, price in links) + 1)
+  fits = 2 * far <= np.iinfo(np.int64).max
+  price = np.full((len(worker),) * 2, far, np.int64 if fits else object)
+  for src, dst, value in links:
+    price[src, dst] = value
+  for node, valid in enumerate(worker):
+    if not valid:
+      into = np.flatnonzero(price[:, node] < far)
+      out = np.flatnonzero(price[node] < far)
+      through = np.add.outer(price[into, node], price[node, out])
+      pairs = np.ix_(into, out)
+      price[pairs] = np.minimum(price[pairs], through)
+      price[node] = price[:, node] = far
+  chosen = np.flatnonzero(worker)
+  between = price[np.ix_(chosen, chosen)]
+  np.fill_diagonal(between, far)
+  return between
+
+
+def arborescences(price: np.ndarray) -> list[int]:
+  """Returns, for each root, what the cheapest out-tree costs.
+
+  The algorithm of Chu, Liu and Edmonds, as a path that grows backwards along
+  cheapest hops and contracts cycles (Gabow, Galil, Spencer and Tarjan, 1986).
+  It does not depend on the root: every worker and every contracted set pays
+  for its cheapest entry, and a tree costs what all those sets pay that do not
+  hold its root, by duality.  O(N^2) for all roots together.
+
+  Args:
+    price: Integers [N, N] as of `hops`; hops lead from each worker to every
+      other.  Transposed, trees towards the root are priced.
+  """
+  price = price.copy()
+  count, far = len(price), price[0, 0]
+  members = [[v] for v in range(count)]
+  path = [0]
+  paid, paid_around = 0, [0] * count
+  while len(members[path[-1]]) < count:
+    head = path[-1]
+    src = int(price[:, head].argmin())
+    entry = int(price[src, head])
+    price[:, head] -= entry
+    paid += entry
+    for v in members[head]:
+      paid_around[v] += entry
+    if src not in path:
+      path.append(src)
+      continue
+    cycle = path[path.index(src) :]
+    del path[path.index(src) + 1 :]
+    price[src] = price[cycle].min(axis=0)
+    price[:, src] = price[:, cycle].min(axis=1)
+    price[cycle[1:]] = price[src, src] = far
+    members[src] = [v for node in cycle for v in members[node]]
+  return [paid - around for around in paid_around]

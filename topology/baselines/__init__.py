@@ -1,0 +1,1 @@
+"""The schemes that packed forests are compared with."""

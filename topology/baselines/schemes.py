@@ -1,0 +1,306 @@
+"""The schemes that a packed forest is compared with, as forests themselves.
+
+Each takes a cluster and the packed forest of it, `best`, and returns the scheme
+for the same collective, as fast as the links let it be, with the bound and the
+proof of `best`.  An allreduce goes up and down, an allgather only down and a
+reduce-scatter only up, the last two with the same weight for each root.  Hops
+go as `ways.Ways` says, through workers where switches do not lead, so that
+`verify.check` needs `relays=True`.  A single worker gets `best` itself.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from topology.algorithms import weighted
+from topology.baselines import ring_orders
+from topology.baselines.ways import Ways, ways_of
+from topology.clusters.cluster import Cluster
+from topology.forests import trees
+from topology.packing.pack import pack
+
+_EXACT = 64  # Workers up to which phases are packed exactly.
+_RINGS = 16  # Rotated rings, at most: each has N trees of N hops up and down.
+
+
+def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns a ring through the workers in the order of the cluster.
+
+  An equal shard per worker goes once around up to it, and once down from it.
+  """
+  return _ringed(cluster, best, [cluster.workers])
+
+
+def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns the same with half of each shard in each direction."""
+  order = cluster.workers
+  return _ringed(cluster, best, [order, order[::-1]])
+
+
+def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns a ring in the fastest order: above 8 workers, one that was found.
+
+  See `ring_orders.best_order`.
+  """
+  order = ring_orders.best_order(ways_of(cluster), both_ways=False)
+  return _ringed(cluster, best, [order])
+
+
+def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns the same with half of each shard in each direction.
+
+  In the order that is the fastest for this, which may be another one.
+  """
+  order = ring_orders.best_order(ways_of(cluster), both_ways=True)
+  return _ringed(cluster, best, [order, order[::-1]])
+
+
+def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns several rings with an equal part of each shard, like those of NCCL.
+
+  Ring k goes through one group of `Ways.groups` after the other: through all
+  of group g (both counted from 0), from its worker of rank k - g around to that
+  of rank k - g - 1.  So the rings leave each group at different workers, and
+  enter the next one at the rank at which they left: in boxes that are joined by
+  rails, on the same rail.  There are as many as workers in the smallest group.
+
+  In a single group all of these would be the same ring.  Instead, ring k goes
+  from worker i to i + k, for each k below N that has no factor in common with
+  N; k = N - 1 is the first ring backwards.
+
+  No more than the first 16 rings.
+  """
+  groups = ways_of(cluster).groups()
+  count = len(cluster.workers)
+  if len(groups) > 1:
+    orders = [
+      [w for g, group in enumerate(groups) for w in _turned(group, k - g)]
+      for k in range(min(len(group) for group in groups))
+    ]
+  else:
+    orders = [
+      [cluster.workers[i * k % count] for i in range(count)]
+      for k in range(1, max(count, 2))
+      if math.gcd(k, count) == 1
+    ]
+  return _ringed(cluster, best, orders[:_RINGS])
+
+
+def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns rings inside the groups of `Ways.groups`, and between them.
+
+  BlueConnect (Cho et al., MLSys 2019) on two levels: a reduce-scatter around
+  each group, an allreduce around the workers of equal rank in all groups, an
+  allgather around each group.  As trees: an equal shard for each worker; that
+  of rank r goes up around each group to its worker of rank r, and from these
+  around the groups to the root; down the other way.  In a smaller group, rank
+  r is that of rank r modulo its workers.
+
+  Raises:
+    ValueError: If there are several workers and all are in one group.
+  """
+  ways = ways_of(cluster)
+  groups = ways.groups()
+  if len(groups) == 1 < len(cluster.workers):
+    raise ValueError('cluster: expected several groups of workers, got one.')
+  columns = []
+  for g, group in enumerate(groups):
+    for rank, root in enumerate(group):
+      inside = [_turned(other, rank % len(other)) for other in groups]
+      between = _turned([order[0] for order in inside], g)
+      around = [_around(ways, order) for order in (*inside, between)]
+      up = [hop for hops, _ in around for hop in hops]
+      down = [hop for _, hops in (around[-1], *around[:-1]) for hop in hops]
+      columns.append(trees.Column(root, 1, up, down))
+  return _fitted(cluster, best, columns)
+
+
+def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns two binary trees with half of the data each.
+
+  Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
+  reduction and scan", 2009.  The first tree has the workers in-order, so that
+  each second one is a leaf; the second tree has them in reverse, or one further
+  on around if their number is odd, so that those which are not leaves of the
+  first are leaves of this.
+
+  In an allgather and a reduce-scatter, where each worker is the root of a
+  shard, each half of a shard has one of these trees, with all workers further
+  on around until its worker is the root.
+  """
+  ways, order = ways_of(cluster), cluster.workers
+  count = len(order)
+  second = order[1:] + order[:1] if count % 2 else order[::-1]
+  further = range(1 if best.collective == 'allreduce' else count)
+  columns = [
+    _binary(ways, _turned(first, k))
+    for first in (order, second)
+    for k in further
+  ]
+  return _fitted(cluster, best, columns)
+
+
+def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns a parameter server at the worker where it is fastest.
+
+  All others send it their data and get the sum.  In an allgather each worker
+  sends its shard to the server, which sends it to the others; in a
+  reduce-scatter the server adds up all shards and sends each to its worker.
+  """
+  ways, workers = ways_of(cluster), cluster.workers
+  # What goes to the server and what comes from it, per hop.
+  shards = len(workers) - 1
+  inwards = shards if best.collective == 'reduce_scatter' else 1
+  outwards = shards if best.collective == 'allgather' else 1
+
+  def time(server: str) -> Fraction:
+    others = [worker for worker in workers if worker != server]
+    weighted = (
+      (inwards, [ways.hop(worker, server) for worker in others]),
+      (outwards, [ways.hop(server, worker) for worker in others]),
+    )
+    loads = trees.loads(weighted)
+    return max(
+      (n / cluster.capacity_Bps[e] for e, n in loads.items()),
+      default=Fraction(0),
+    )
+
+  server = min(workers, key=time)
+  roots = [server] if best.collective == 'allreduce' else workers
+  columns = []
+  for root in roots:
+    others = [worker for worker in workers if worker not in (server, root)]
+    first = [(root, server)] if root != server else []
+    edges = first + [(server, worker) for worker in others]
+    columns.append(_spanning(ways, root, edges))
+  return _fitted(cluster, best, columns)
+
+
+def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns a parameter server at each worker, for an equal shard each."""
+  ways, workers = ways_of(cluster), cluster.workers
+  columns = [
+    _spanning(ways, root, [(root, w) for w in workers if w != root])
+    for root in workers
+  ]
+  return _fitted(cluster, best, columns)
+
+
+def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns the fastest reduce-scatter and then the fastest allgather.
+
+  The allreduce of ForestColl (Zhao et al., arXiv 2402.06787, 2024): the phases
+  follow one another, with an equal shard for each worker.  For an allgather and
+  a reduce-scatter, which have such shards, `best`.  Beyond 64 workers each
+  phase is packed to within 1 % of its bound only.
+  """
+  if best.collective != 'allreduce' or len(cluster.workers) == 1:
+    return best
+  gap = 0.0 if len(cluster.workers) <= _EXACT else 0.01
+  scatter = pack(cluster, collective='reduce_scatter', gap=gap)
+  gather = pack(cluster, collective='allgather', gap=gap)
+  columns = []
+  for root in cluster.workers:
+    ups = [(tree.up, tree.share) for tree in scatter.trees if tree.root == root]
+    downs = [
+      (tree.down, tree.share) for tree in gather.trees if tree.root == root
+    ]
+    columns += [
+      trees.Column(root, share, up, down)
+      for (up, down), share in weighted.aligned(ups, downs)
+    ]
+  return trees.fitted(cluster, columns, best, overlap=False)
+
+
+def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
+  """Returns all of the above by their names, from rings to `equal_shards`.
+
+  Without `hierarchical` if there is one group of workers only, and without
+  `equal_shards` unless `best` is an allreduce.  None for a single worker.
+  """
+  if len(cluster.workers) == 1:
+    return {}
+  schemes = [
+    naive_ring,
+    naive_ring_both_ways,
+    best_ring,
+    best_ring_both_ways,
+    rotated_rings,
+  ]
+  if len(ways_of(cluster).groups()) > 1:
+    schemes.append(hierarchical)
+  schemes += [double_binary_tree, single_server, sharded_server]
+  if best.collective == 'allreduce':
+    schemes.append(equal_shards)
+  return {scheme.__name__: scheme(cluster, best) for scheme in schemes}
+
+
+def _fitted(
+  cluster: Cluster, best: trees.Forest, columns: Iterable[trees.Column]
+) -> trees.Forest:
+  """The columns as far as the collective needs them."""
+  if len(cluster.workers) == 1:
+    return best
+  if best.collective == 'allgather':
+    columns = [column._replace(up=()) for column in columns]
+  elif best.collective == 'reduce_scatter':
+    columns = [column._replace(down=()) for column in columns]
+  return trees.fitted(cluster, [*columns], best)
+
+
+def _ringed(
+  cluster: Cluster, best: trees.Forest, orders: Iterable[Sequence[str]]
+) -> trees.Forest:
+  ways = ways_of(cluster)
+  columns = [
+    trees.Column(root, 1, *_around(ways, _turned(order, i)))
+    for order in orders
+    for i, root in enumerate(order)
+  ]
+  return _fitted(cluster, best, columns)
+
+
+def _around(
+  ways: Ways, order: Sequence[str]
+) -> tuple[list[trees.Hop], list[trees.Hop]]:
+  """Hops around a ring, up to its first worker and down from it."""
+  up, down = (
+    [ways.hop(a, b) for a, b in itertools.pairwise(passed)]
+    for passed in (_turned(order, 1), order)
+  )
+  return up, down
+
+
+def _spanning(
+  ways: Ways, root: str, edges: Sequence[tuple[str, str]]
+) -> trees.Column:
+  """A tree of edges from parent to child, those nearest to the root first."""
+  up = [ways.hop(child, parent) for parent, child in reversed(edges)]
+  down = [ways.hop(parent, child) for parent, child in edges]
+  return trees.Column(root, 1, up, down)
+
+
+def _binary(ways: Ways, order: Sequence[str]) -> trees.Column:
+  """The workers as numbers 1 to N of a binary search tree, odd ones leaves.
+
+  A number is as far from the leaves as 2 divides it: above i are i + b or
+  i - b, where b is the largest power of 2 in it.
+  """
+  numbers = sorted(range(1, len(order) + 1), key=_power, reverse=True)
+  edges = []
+  for i in numbers[1:]:
+    above = (i ^ _power(i)) | 2 * _power(i)
+    if above > len(order):
+      above = i ^ _power(i)
+    edges.append((order[above - 1], order[i - 1]))
+  return _spanning(ways, order[numbers[0] - 1], edges)
+
+
+def _power(number: int) -> int:
+  return number & -number
+
+
+def _turned(order: Sequence[str], by: int) -> list[str]:
+  start = by % len(order)
+  return [*order[start:], *order[:start]]

@@ -1,0 +1,191 @@
+"""Ways from worker to worker, and groups of workers that are close.
+
+For schemes that look at pairs of workers rather than at all links together.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from topology.clusters.cluster import Cluster, Ends
+from topology.forests import trees
+
+_Found = dict[int, tuple[int, ...]]  # The nodes on the way to each.
+
+
+@functools.lru_cache(maxsize=1)
+def ways_of(cluster: Cluster) -> 'Ways':
+  """Returns the ways of a cluster, those of the last one without searching."""
+  return Ways(cluster)
+
+
+class Ways:
+  """One way from each worker to each other.
+
+  Of the ways through switches only, those with the fewest links; of these the
+  widest, whose thinnest link has the most capacity; of these the one with the
+  first nodes in the order of the cluster.  Where switches do not lead, the same
+  of the ways through all nodes: workers on it forward.
+
+  A way is extended only where it is the best to the node that it has reached,
+  even if a thinner link behind that node makes another one as wide.
+
+  Attributes:
+    cluster: The nodes and links.
+  """
+
+  def __init__(self, cluster: Cluster) -> None:
+    self.cluster = cluster
+    self._graph = cluster.graph
+    self._ways: dict[int, _Found] = {}
+    self._next: list[list[tuple[int, int]]] = [[] for _ in cluster.nodes]
+    for src, dst, capacity in self._graph.links:
+      self._next[src].append((dst, capacity))
+
+  def hop(self, src: str, dst: str) -> trees.Hop:
+    """Returns the nodes from one worker to another, both included.
+
+    All ways from a worker are found at once, and kept; each passes over the
+    links once or twice.
+    """
+    a, b = self.cluster.position[src], self.cluster.position[dst]
+    if a not in self._ways:
+      self._ways[a] = self._from(a)
+    return tuple(self.cluster.nodes[v] for v in self._ways[a][b])
+
+  def shares(self) -> dict[Ends, Fraction]:
+    """Returns per link its capacity over the number of pairs that want it.
+
+    In GB per second, if each worker sends to each other.  A pair with several
+    ways that are equally short and wide is divided between them, so that
+    clusters with symmetries have shares with the same symmetries.  Links that
+    no pair wants are left out.
+    """
+    wanted: dict[tuple[int, int], Fraction] = {}
+    for source in self._graph.workers:
+      for _, parents, targets in self._searches(source):
+        self._divide(parents, targets, wanted)
+    nodes, links = self.cluster.nodes, self._graph.links
+    return {
+      (nodes[a], nodes[b]): Fraction(c, self._graph.scale) / wanted[a, b]
+      for a, b, c in links
+      if (a, b) in wanted
+    }
+
+  def groups(self) -> list[list[str]]:
+    """Returns the workers in groups that are closer inside than between.
+
+    How close two workers are is the width, both ways, of the widest way between
+    them, where each link has what it gives to each of the pairs that want it
+    (`shares`): so a box is a group if the way out is slow, and a rack if
+    its uplink is shared by too many.  Workers at least as close as some width
+    form groups.  Of all such partitions without a group of one, the one whose
+    least width inside is the largest multiple of the largest between groups; of
+    equal ones, that with the fewest groups.  If there is none, as where all
+    workers are equally close, they are one group.
+
+    O(nodes^3) in NumPy.
+
+    Returns:
+      Groups by their first workers, workers in the order of the cluster.
+    """
+    cluster, shares = self.cluster, self.shares()
+    widths = sorted(set(shares.values()))
+    rank = {width: i for i, width in enumerate(widths)}
+    index, count = cluster.position, len(cluster.nodes)
+    widest = np.full((count, count), -1)
+    for (src, dst), share in shares.items():
+      widest[index[src], index[dst]] = rank[share]
+    for v in range(count):
+      through = np.minimum(widest[:, v, None], widest[None, v, :])
+      np.maximum(widest, through, out=widest)
+    workers = cluster.graph.workers
+    close = np.minimum(widest, widest.T)[np.ix_(workers, workers)]
+    np.fill_diagonal(close, -1)
+    nearest = close.max(axis=1).min()  # What the last worker has a neighbor at.
+    levels = [int(level) for level in np.unique(close)[1:]]
+    steps = [
+      (below, level)
+      for below, level in itertools.pairwise(levels)
+      if level <= nearest
+    ]
+    if not steps:
+      return [list(cluster.workers)]
+    _, least = max(steps, key=lambda step: widths[step[1]] / widths[step[0]])
+    np.fill_diagonal(close, least)
+    found: dict[int, list[str]] = {}
+    for row, worker in zip(close, cluster.workers, strict=True):
+      found.setdefault(int(np.argmax(row >= least)), []).append(worker)
+    return list(found.values())
+
+  def _from(self, source: int) -> _Found:
+    return {
+      target: ways[target]
+      for ways, _, targets in self._searches(source)
+      for target in targets
+    }
+
+  def _searches(
+    self, source: int
+  ) -> list[tuple[_Found, dict[int, list[int]], list[int]]]:
+    """What `_search` returns, and the workers that are sent to in this way.
+
+    Once through switches only; once through all nodes, for the other workers.
+    """
+    found, missing = [], [w for w in self._graph.workers if w != source]
+    for relays in (False, True):
+      if missing:
+        ways, parents = self._search(source, relays)
+        found.append((ways, parents, [w for w in missing if w in ways]))
+        missing = [w for w in missing if w not in ways]
+    return found
+
+  def _search(
+    self, source: int, relays: bool
+  ) -> tuple[_Found, dict[int, list[int]]]:
+    """Per node, the way to it, and what comes before it on all best ways.
+
+    Nodes come by ascending distance.
+    """
+    ways: _Found = {source: (source,)}
+    parents: dict[int, list[int]] = {source: []}
+    width: dict[int, int | float] = {source: math.inf}
+    layer = [source]
+    while layer:
+      following: dict[int, int | float] = {}
+      for node in layer:
+        if self._graph.worker[node] and not relays and node != source:
+          continue
+        for other, capacity in self._next[node]:
+          through = min(width[node], capacity)
+          if other in width or through < following.get(other, 0):
+            continue
+          if through > following.get(other, 0):
+            following[other], parents[other] = through, []
+            ways[other] = (*ways[node], other)
+          parents[other].append(node)
+      width.update(following)
+      # So that the first way found to a node is the first in the order.
+      layer = sorted(following, key=ways.__getitem__)
+    return ways, parents
+
+  def _divide(
+    self,
+    parents: dict[int, list[int]],
+    targets: Sequence[int],
+    wanted: dict[tuple[int, int], Fraction],
+  ) -> None:
+    """Adds a unit for each target to the links of its ways."""
+    units = dict.fromkeys(parents, Fraction(0))
+    units.update(dict.fromkeys(targets, Fraction(1)))
+    for node in reversed(parents):
+      if units[node] and parents[node]:
+        part = units[node] / len(parents[node])
+        for before in parents[node]:
+          units[before] += part
+          link = before, node
+          wanted[link] = wanted.get(link, Fraction(0)) + part

@@ -1,0 +1,1 @@
+"""How fast a collective can be at best, and proofs that anyone can check."""

@@ -1,0 +1,208 @@
+"""How fast an allreduce can be at best, exactly, and what proves it.
+
+Sums go up trees while results go down others, all at the same time.  Each root
+has a rate, the same up and down, and each link is divided between the two
+directions.  Trees down exist if every set of nodes that lacks some worker can
+send out the rates of all roots inside, and no switch sends out more than it
+takes in; trees up, if the same holds with all links turned round (see
+`bounds.allgather`).  The largest sum of rates is therefore a linear program
+over cuts, found one by one as minimum cuts.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from topology.algorithms import simplex, stopping
+from topology.bounds import feeding, prices
+from topology.clusters.cluster import Cluster, Ends, Link
+
+_Row = tuple[list[int], int]  # Of a linear program, and its limit.
+_Side = tuple[bool, list[int]]  # A cut, of the reversed links if True.
+
+
+class Optimum(NamedTuple):
+  """The best allreduce.
+
+  Attributes:
+    rate_GBps: An allreduce of M GB takes M / rate_GBps seconds.
+    prices: The proof that none is faster, for `prices.proven`; None if the
+      phases do not overlap.
+    root_GBps: Per worker, the rate of the trees with their root there.
+    up: What the trees towards the roots may use of each link.
+    down: What the trees away from the roots may use of each link: if all links
+      are alike in both directions, what those of `up` are, turned round.
+  """
+
+  rate_GBps: Fraction
+  prices: prices.Prices | None
+  root_GBps: tuple[Fraction, ...]
+  up: tuple[Link, ...]
+  down: tuple[Link, ...]
+
+
+def optimum(
+  cluster: Cluster,
+  *,
+  overlap: bool = True,
+  stop: stopping.Stop = stopping.never,
+) -> Optimum:
+  """Returns the best allreduce of two or more workers.
+
+  An exact linear program with a variable for each worker and each use of a
+  link, one use if all links are alike in both directions, else two.  Cuts
+  around single workers to start with, then minimum cuts that are violated: one
+  maximum flow for each worker, direction and round.  For some hundreds of
+  links.
+
+  Args:
+    cluster: Workers, switches and links.
+    overlap: Whether sums go up while results go down.  If not, first one, then
+      the other, each for the same part of the time on all links.
+    stop: Asked before each maximum flow and each pivot; `Stopped` if it says
+      so.
+  """
+  return _Search(cluster, overlap).run(stop)
+
+
+class _Search:
+  """The linear program and the cuts to start with.
+
+  Variables are the rates of the workers, what trees down may use of each link
+  and, unless the cluster is symmetric, what trees up may use of it.  In a
+  symmetric cluster trees up may be those down, turned round: of any solution
+  and its reversal the mean is as good.
+  """
+
+  def __init__(self, cluster: Cluster, overlap: bool) -> None:
+    self._overlap = overlap
+    self._cluster = cluster
+    self._graph = graph = cluster.graph
+    count, m = len(graph.workers), len(graph.links)
+    self._down = list(range(count, count + m))
+    self._up = list(range(count + m, count + 2 * m))
+    if cluster.symmetric:
+      index = {(src, dst): i for i, (src, dst, _) in enumerate(graph.links)}
+      self._up = [self._down[index[b, a]] for a, b, _ in graph.links]
+    self._limited = [  # Else the same as its reverse.
+      i
+      for i, (src, dst, _) in enumerate(graph.links)
+      if not cluster.symmetric or src < dst
+    ]
+    self._size = count + (m if cluster.symmetric else 2 * m) + (not overlap)
+    self._directions = (False,) if cluster.symmetric else (False, True)
+
+  def run(self, stop: stopping.Stop) -> Optimum:
+    """Returns the optimum once no cut is violated."""
+    graph, count = self._graph, len(self._graph.workers)
+    rows = [
+      self._switch_row(turned, node)
+      for turned in self._directions
+      for node in range(graph.nodes)
+      if not graph.worker[node]
+    ]
+    rows += [
+      self._cut_row(turned, graph.without(worker))
+      for turned in self._directions
+      for worker in graph.workers
+    ]
+    first = len(rows)
+    rows += self._link_rows() if self._overlap else self._phase_rows()
+    objective = [1] * count + [0] * (self._size - count)
+    program = simplex.Program(objective, rows, stop)
+    while True:
+      z, of_row = program.solve()
+      new = self._violated(z, stop)
+      if not new:
+        break
+      for key in new:
+        program.add(*self._cut_row(*key))
+    # The dual prices of the rows of links: they pay for the cuts that trees of
+    # either direction leave, and prove the optimum by themselves.
+    return self._answer(z, of_row[first : first + len(self._limited)])
+
+  def _link_rows(self) -> list[_Row]:
+    rows = []
+    for i in self._limited:
+      row = [0] * self._size
+      row[self._down[i]] = row[self._up[i]] = 1
+      rows.append((row, self._graph.links[i][2]))
+    return rows
+
+  def _phase_rows(self) -> list[_Row]:
+    """Rows that leave links to sums for a while, then to results.
+
+    The last variable is the part of the time that sums have.  It is one half
+    if all links are alike in both directions.
+    """
+    rows = []
+    for i, (_, _, capacity) in enumerate(self._graph.links):
+      for use, sign in ((self._down, 1), (self._up, -1)):
+        row = [0] * self._size
+        row[use[i]] = 1
+        row[-1] = sign * capacity
+        rows.append((row, capacity if sign > 0 else 0))
+    return rows
+
+  def _switch_row(self, turned: bool, switch: int) -> _Row:
+    """The row that holds the use out of a switch below that into it."""
+    row = [0] * self._size
+    use = self._up if turned else self._down
+    for i, (src, dst, _) in enumerate(self._graph.links):
+      if switch in (src, dst):
+        row[use[i]] = 1 if (src == switch) != turned else -1
+    return row, 0
+
+  def _cut_row(self, turned: bool, side: Sequence[int]) -> _Row:
+    """The row that holds the rates inside below the use of links out."""
+    row, inside = [0] * self._size, set(side)
+    for i, worker in enumerate(self._graph.workers):
+      row[i] = int(worker in inside)
+    _, leaving, entering = self._graph.cut(side)
+    use = self._up if turned else self._down
+    for i in entering if turned else leaving:
+      row[use[i]] = -1
+    return row, 0
+
+  def _violated(
+    self, z: Sequence[Fraction], stop: stopping.Stop
+  ) -> list[_Side]:
+    graph = self._graph
+    new: list[_Side] = []
+    fed = list(zip(graph.workers, z, strict=False))
+    for turned in self._directions:
+      links = [
+        (b, a, z[self._up[i]]) if turned else (a, b, z[self._down[i]])
+        for i, (a, b, _) in enumerate(graph.links)
+      ]
+      network = feeding.fed(graph.nodes, links, fed)
+      for worker in graph.workers:
+        side = network.missing(worker, stop)
+        if side is not None and (turned, side) not in new:
+          new.append((turned, side))
+    return new
+
+  def _answer(
+    self, z: Sequence[Fraction], of_row: Sequence[Fraction]
+  ) -> Optimum:
+    scale, links = self._graph.scale, self._cluster.links
+    roots = tuple(rate / scale for rate in z[: len(self._graph.workers)])
+    up, down = (
+      tuple(
+        Link(src, dst, z[j] / scale)
+        for j, (src, dst, _) in zip(use, links, strict=True)
+        if z[j]
+      )
+      for use in (self._up, self._down)
+    )
+    proof = self._prices(of_row) if self._overlap else None
+    return Optimum(sum(roots, Fraction(0)), proof, roots, up, down)
+
+  def _prices(self, of_row: Sequence[Fraction]) -> prices.Prices:
+    price_of: dict[Ends, Fraction] = {}
+    for i, price in zip(self._limited, of_row, strict=True):
+      src, dst, _ = self._cluster.links[i]
+      price_of[src, dst] = price
+      if self._cluster.symmetric:
+        price_of[dst, src] = price
+    return prices.Prices.of(self._cluster, price_of)

@@ -1,0 +1,81 @@
+"""Cuts, which prove that no allgather is faster, for anyone to check.
+
+In an allgather at x GB per second and worker, each set of nodes that lacks some
+worker must send the data of its k workers out: the links that leave it carry at
+least k x.  Where switches have more capacity out than in, several cuts prove
+together what none proves alone, with prices of the switches.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from topology.clusters.cluster import Cluster, Ends
+
+
+class Cut(NamedTuple):
+  """Why an allgather cannot be faster: what `proven` recomputes.
+
+  Attributes:
+    nodes: Ids of the bottleneck, a set of nodes that does not hold all
+      workers, in the order of the cluster.
+    links: The links (src, dst) that leave it.
+    parts: Pairs of a weight and such a set of nodes.  One cut is a proof by
+      itself unless a switch has more capacity out than in.
+    switch_prices: Pairs of a switch and a price of at least 0, by which links
+      out of the switch become cheaper and links into it dearer; none of them
+      if one cut is a proof.
+  """
+
+  nodes: tuple[str, ...]
+  links: tuple[Ends, ...]
+  parts: tuple[tuple[Fraction, tuple[str, ...]], ...]
+  switch_prices: tuple[tuple[str, Fraction], ...]
+
+
+def proven(cluster: Cluster, cut: Cut) -> Fraction:
+  """Returns the seconds per GB that `cut` proves to be needed at least.
+
+  The links get prices: the weights of the cuts that they leave, less the price
+  of the switch that they leave, plus that of the switch that they enter.
+  Along a hop from worker to worker the prices of switches cancel, so that a
+  tree costs at least the weights of the cuts that hold its root, while all
+  links together are worth price times capacity.  O(m) for each cut.
+
+  Raises:
+    ValueError: If the cut is no proof: a set of nodes that holds all workers or
+      none, a negative weight, one that is no fraction, or a price for what is
+      no switch.
+  """
+  workers = set(cluster.workers)
+  price_of = dict(cut.switch_prices)
+  numbers = [*price_of.values(), *(weight for weight, _ in cut.parts)]
+  if not all(isinstance(number, Fraction | int) for number in numbers):
+    raise ValueError(f'Expected fractions, got {numbers}.')
+  known = price_of.keys() <= set(cluster.switches)
+  if not known or min(price_of.values(), default=0) < 0:
+    raise ValueError(f'Expected prices of switches, got {price_of}.')
+  sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
+  needed = worth = Fraction(0)
+  for weight, side in sides:
+    if weight < 0 or workers <= side or not workers & side:
+      raise ValueError(f'Expected some workers, got {weight}, {sorted(side)}.')
+    needed += weight * len(workers & side)
+  for src, dst, GBps in cluster.links:
+    price = price_of.get(dst, Fraction(0)) - price_of.get(src, 0)
+    for weight, side in sides:
+      price += weight if src in side and dst not in side else 0
+    worth += max(price, Fraction(0)) * GBps
+  if not worth:
+    raise ValueError('Expected a cut with links out of it, got none.')
+  return needed / worth
+
+
+def leaving(cluster: Cluster, nodes: Sequence[str]) -> tuple[Ends, ...]:
+  """Returns the links (src, dst) that leave a set of nodes, in their order."""
+  inside = set(nodes)
+  return tuple(
+    (src, dst)
+    for src, dst, _ in cluster.links
+    if src in inside and dst not in inside
+  )

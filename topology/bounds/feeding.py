@@ -1,0 +1,58 @@
+"""Whether links can bring all workers what all workers have to send."""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+from topology.algorithms import flow, stopping
+
+
+class Fed(NamedTuple):
+  """A network with a source that feeds the workers, without flow.
+
+  Attributes:
+    residual: Nodes of the graph and, as the last one, the source.
+    wanted: Capacity of all links out of the source.
+  """
+
+  residual: flow.Residual
+  wanted: int
+
+  def missing(
+    self, worker: int, stop: stopping.Stop = stopping.never
+  ) -> list[int] | None:
+    """Returns nodes whose links out keep `worker` from getting all, or None.
+
+    They are the largest source side of a minimum cut: sets around few nodes,
+    and so the links that hold most workers back.  One maximum flow, unless
+    `stop` says to give up.
+    """
+    stopping.check(stop)
+    residual = flow.copied(self.residual)
+    source = len(residual) - 1
+    if flow.augment(residual, source, worker, self.wanted) == self.wanted:
+      return None
+    behind = set(flow.reach_back(residual, worker))
+    return [node for node in range(source) if node not in behind]
+
+
+def fed(
+  nodes: int,
+  links: Iterable[tuple[int, int, Fraction | int]],
+  amounts: Iterable[tuple[int, Fraction | int]],
+) -> Fed:
+  """Returns the network in which a source feeds what the workers have to send.
+
+  All workers get all only if all that is fed can flow to each of them.
+
+  Args:
+    nodes: Number of nodes.
+    links: (src, dst, capacity).
+    amounts: Pairs of a worker and what it has to send, in units of the links.
+  """
+  arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
+  scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))
+  exact = [(src, dst, int(c * scale)) for src, dst, c in arcs]
+  residual = flow.network(nodes + 1, exact)
+  return Fed(residual, sum(residual[nodes].values()))

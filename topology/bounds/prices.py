@@ -1,0 +1,94 @@
+"""Link prices, which prove that no allreduce is faster, for anyone to check.
+
+An allreduce is a set of columns, each a root, a tree up to it and a tree down
+from it, of hops from worker to worker through switches.  Whatever the links
+cost, all columns together are worth no more than all links: with the cheapest
+column, their rate is at most the worth of the links over its cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from topology.algorithms import cheapest_trees, weighted
+from topology.clusters.cluster import Cluster, Ends
+
+
+class Prices(NamedTuple):
+  """Why an allreduce cannot be faster: what `proven` recomputes.
+
+  Attributes:
+    links: (src, dst, price) of the links that are not free, in the order of
+      the cluster's links.  Only the ratios of prices count.
+  """
+
+  links: tuple[tuple[str, str, Fraction], ...]
+
+  @classmethod
+  def of(cls, cluster: Cluster, price_of: Mapping[Ends, Fraction]) -> 'Prices':
+    """Returns the prices of links by their ends, of all links."""
+    return cls(
+      tuple(
+        (src, dst, price_of[src, dst])
+        for src, dst, _ in cluster.links
+        if price_of[src, dst]
+      )
+    )
+
+
+def proven(cluster: Cluster, prices: Prices) -> Fraction:
+  """Returns a rate, in GB/s, that `prices` show no allreduce to exceed.
+
+  If all links are alike in both directions, the mean price of both directions
+  proves as much or more, and the cheapest column is twice a minimum spanning
+  tree: O(m log m) for m links.  Else it is the cheapest tree up and the
+  cheapest tree down with the same root, for the cheapest of all roots: O(n^2)
+  for n workers, after O((n + s)^2) for each of s switches.
+
+  Raises:
+    ValueError: If it is no proof: a negative price, one for what is no link or
+      that has one already, or a column that is free.
+  """
+  graph, units = cluster.graph, _units(cluster, prices)
+  priced = [
+    (src, dst, price)
+    for (src, dst, _), price in zip(graph.links, units, strict=True)
+  ]
+  if cluster.symmetric:
+    price_of = {(src, dst): price for src, dst, price in priced}
+    # Both directions together: twice their mean, for a tree up and down.
+    cost = cheapest_trees.spanning_tree(
+      graph.worker,
+      [(a, b, price + price_of[b, a]) for a, b, price in priced if a < b],
+    )
+  else:
+    hops = cheapest_trees.hops(graph.worker, priced)
+    up = cheapest_trees.arborescences(hops.T)
+    down = cheapest_trees.arborescences(hops)
+    cost = min(map(sum, zip(up, down, strict=True)))
+  if not cost:
+    raise ValueError('Expected a price for every column, got one that is free.')
+  capacities = (capacity for _, _, capacity in graph.links)
+  worth = sum(p * c for p, c in zip(units, capacities, strict=True))
+  return Fraction(worth, cost * graph.scale)
+
+
+def _units(cluster: Cluster, prices: Prices) -> Sequence[int]:
+  """The price of each link of the cluster, as integers of the same ratios."""
+  price_of: dict[Ends, Fraction] = {}
+  for src, dst, price in prices.links:
+    if (src, dst) not in cluster.capacity_Bps:
+      raise ValueError(f'Expected prices of links, got {src} to {dst}.')
+    if (src, dst) in price_of:
+      raise ValueError(f'Expected one price a link, got {src} to {dst} twice.')
+    if not isinstance(price, Fraction | int) or price < 0:
+      raise ValueError(
+        f'{src} to {dst}: expected a fraction of at least 0, got {price!r}.'
+      )
+    price_of[src, dst] = price
+  if not any(price_of.values()):
+    raise ValueError('Expected a positive price, got none.')
+  scale = weighted.scale(*price_of.values())
+  return [
+    int(price_of.get((src, dst), 0) * scale) for src, dst, _ in cluster.links
+  ]

@@ -1,0 +1,1 @@
+"""Clusters: workers, switches and links, and where they come from."""

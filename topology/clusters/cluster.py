@@ -1,0 +1,278 @@
+"""Clusters as graphs: workers, switches that only forward, directed links.
+
+Capacities are exact: integers, decimals and fractions become `Fraction`s, so
+that rates and bounds computed from them can be compared for equality.
+"""
+
+import dataclasses
+import decimal
+import functools
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from topology.clusters.graph import Graph
+
+Ends = tuple[str, str]  # Of a link: src and dst.
+
+
+class Link(NamedTuple):
+  """A directed link.
+
+  Attributes:
+    src: Id of the node that sends.
+    dst: Id of the node that receives.
+    GBps: Capacity, 1e9 bytes per second; positive.
+  """
+
+  src: str
+  dst: str
+  GBps: Fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Workers and switches with directed links between them; immutable.
+
+  Links given twice are parallel and become one of the sum of their capacities;
+  links of capacity zero are dropped.  Equal graphs therefore compare equal if
+  their nodes come in the same order, in which `links` are sorted too.
+
+  Attributes:
+    nodes: Ids of all nodes.
+    workers: Ids of the nodes that hold data, in the order of `nodes`.  The
+      others are switches, which forward but neither copy nor add up.
+    links: At most one for each ordered pair of nodes.
+
+  Raises:
+    ValueError: If there is no worker, an id is given twice, a link has an
+      unknown end, the same node at both ends, or a capacity that is negative
+      or not finite, or if some worker cannot reach another.
+  """
+
+  nodes: tuple[str, ...]
+  workers: tuple[str, ...]
+  links: tuple[Link, ...]
+
+  def __post_init__(self) -> None:
+    position = self.position
+    if len(position) != len(self.nodes):
+      twice = next(node for node in self.nodes if self.nodes.count(node) > 1)
+      raise ValueError(f'nodes: expected distinct ids, got {twice!r} twice.')
+    chosen = set(self.workers)
+    if not chosen <= position.keys() or len(chosen) != len(self.workers):
+      raise ValueError(f'workers: expected distinct nodes, got {self.workers}.')
+    if not chosen:
+      raise ValueError('workers: expected one or more, got none.')
+    total: dict[Ends, Fraction] = {}
+    for src, dst, value in self.links:
+      _check_ends(src, dst, position)
+      capacity = _capacity(value, f'{src} to {dst}')
+      total[src, dst] = total.get((src, dst), Fraction(0)) + capacity
+    pairs = sorted(total, key=lambda ends: [position[end] for end in ends])
+    links = tuple(Link(*ends, total[ends]) for ends in pairs if total[ends])
+    # The class is frozen, and its fields are put into one canonical form.
+    object.__setattr__(self, 'nodes', tuple(self.nodes))
+    workers = tuple(node for node in self.nodes if node in chosen)
+    object.__setattr__(self, 'workers', workers)
+    object.__setattr__(self, 'links', links)
+    self._check_reachable()
+
+  @functools.cached_property
+  def switches(self) -> tuple[str, ...]:
+    """Ids of the nodes that are no workers, in the order of `nodes`."""
+    workers = set(self.workers)
+    return tuple(node for node in self.nodes if node not in workers)
+
+  @functools.cached_property
+  def position(self) -> dict[str, int]:
+    """The place of each node in `nodes`."""
+    return {node: v for v, node in enumerate(self.nodes)}
+
+  @functools.cached_property
+  def rank(self) -> dict[str, int]:
+    """The place of each worker in `workers`."""
+    return {worker: i for i, worker in enumerate(self.workers)}
+
+  @functools.cached_property
+  def capacity_Bps(self) -> dict[Ends, Fraction]:
+    """Bytes per second of each link, in the order of `links`."""
+    return {(src, dst): GBps * 10**9 for src, dst, GBps in self.links}
+
+  @functools.cached_property
+  def graph(self) -> Graph:
+    """The same in integers without common denominator."""
+    scale = math.lcm(*(GBps.denominator for _, _, GBps in self.links))
+    links = tuple(
+      (self.position[src], self.position[dst], int(GBps * scale))
+      for src, dst, GBps in self.links
+    )
+    return Graph(
+      len(self.nodes),
+      tuple(self.position[worker] for worker in self.workers),
+      tuple(node in self.rank for node in self.nodes),
+      links,
+      scale,
+    )
+
+  @functools.cached_property
+  def symmetric(self) -> bool:
+    """Whether every link has a reverse of the same capacity."""
+    links = set(self.graph.links)
+    return all((dst, src, c) in links for src, dst, c in links)
+
+  def reversed(self) -> 'Cluster':
+    """Returns the cluster with the direction of every link turned round."""
+    return self._reversed
+
+  @functools.cached_property
+  def _reversed(self) -> 'Cluster':
+    links = tuple(Link(dst, src, GBps) for src, dst, GBps in self.links)
+    return Cluster(self.nodes, self.workers, links)
+
+  def _check_reachable(self) -> None:
+    first = self.workers[0]
+    ends = [(src, dst) for src, dst, _ in self.links]
+    reached = _reached(ends, first)
+    reaching = _reached([(dst, src) for src, dst in ends], first)
+    for worker in self.workers:
+      if worker not in reached:
+        raise ValueError(f'Worker {worker} is unreachable from {first}.')
+      if worker not in reaching:
+        raise ValueError(f'Worker {first} is unreachable from {worker}.')
+
+
+def from_json(data: Mapping[str, Any]) -> Cluster:
+  """Returns the cluster that plain data describe.
+
+  Args:
+    data: `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a list
+      of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are strings
+      such as '25', '12.5' or '100/3', or numbers, of which floats stand for
+      the decimals that they print as.  Other keys are ignored.
+
+  Raises:
+    ValueError: If a key is missing or a value is not of its kind, and for the
+      reasons given at `Cluster`.
+
+  Example:
+    >>> ends = [{'id': 'a', 'worker': True}, {'id': 'b', 'worker': True}]
+    >>> links = [
+    ...   {'src': 'a', 'dst': 'b', 'GBps': '25'},
+    ...   {'src': 'b', 'dst': 'a', 'GBps': '100/3'},
+    ... ]
+    >>> from_json({'nodes': ends, 'links': links}).links[1].GBps
+    Fraction(100, 3)
+  """
+  nodes = [
+    (_get(row, 'id'), _get(row, 'worker')) for row in _get(data, 'nodes')
+  ]
+  for node, worker in nodes:
+    if not isinstance(node, str) or not isinstance(worker, bool):
+      raise ValueError(
+        f'nodes: expected a string and a bool, got {node!r} and {worker!r}.'
+      )
+  links = tuple(
+    Link(_get(row, 'src'), _get(row, 'dst'), _get(row, 'GBps'))
+    for row in _get(data, 'links')
+  )
+  return Cluster(
+    tuple(node for node, _ in nodes),
+    tuple(node for node, worker in nodes if worker),
+    links,
+  )
+
+
+def from_networkx(graph: Any) -> Cluster:
+  """Returns the cluster that a NetworkX graph describes.
+
+  An undirected edge is a link of its full capacity in each direction; parallel
+  edges add up.  NetworkX itself is not needed.
+
+  Args:
+    graph: A Graph, DiGraph, MultiGraph or MultiDiGraph.  The id of a node is
+      its `str`.  Edges have the attribute `GBps`, a capacity as of `from_json`.
+      Nodes have the attribute `worker`, a bool; only if none of them has it,
+      all are workers.
+
+  Raises:
+    ValueError: If an attribute is missing or not of its kind, and for the
+      reasons given at `Cluster`.
+  """
+  nodes = list(graph.nodes(data=True))
+  marked = any('worker' in attributes for _, attributes in nodes)
+  rows = [
+    {
+      'id': str(node),
+      'worker': _get(attributes, 'worker', f'{node}') if marked else True,
+    }
+    for node, attributes in nodes
+  ]
+  links = []
+  for src, dst, attributes in graph.edges(data=True):
+    GBps = _get(attributes, 'GBps', f'{src} to {dst}')
+    links.append({'src': str(src), 'dst': str(dst), 'GBps': GBps})
+    if not graph.is_directed():
+      links.append({'src': str(dst), 'dst': str(src), 'GBps': GBps})
+  return from_json({'nodes': rows, 'links': links})
+
+
+def to_json(cluster: Cluster) -> dict[str, Any]:
+  """Returns what `from_json` reads, capacities as exact strings."""
+  return {
+    'nodes': [{'id': n, 'worker': n in cluster.rank} for n in cluster.nodes],
+    'links': [
+      {'src': src, 'dst': dst, 'GBps': str(GBps)}
+      for src, dst, GBps in cluster.links
+    ],
+  }
+
+
+def _get(row: Any, key: str, name: str | None = None) -> Any:
+  if isinstance(row, Mapping) and key in row:
+    return row[key]
+  if name is None:
+    raise ValueError(f'Expected a mapping with {key!r}, got {row!r}.')
+  raise ValueError(f'{name}: expected the attribute {key}, got {row}.')
+
+
+def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
+  for end in (src, dst):
+    if end not in position:
+      raise ValueError(f'links: expected known nodes, got {end!r}.')
+  if src == dst:
+    raise ValueError(f'links: expected two ends, got {src!r} to itself.')
+
+
+def _capacity(value: object, name: str) -> Fraction:
+  """The capacity as a fraction; a float is the decimal that it prints as."""
+  wrong = f'{name}: expected a finite GBps of at least 0, got {value!r}.'
+  kinds = str | numbers.Real | decimal.Decimal
+  if isinstance(value, bool) or not isinstance(value, kinds):
+    raise ValueError(wrong)
+  try:
+    if isinstance(value, numbers.Rational):
+      # Of NumPy too, whose ints overflow.
+      capacity = Fraction(int(value.numerator), int(value.denominator))
+    else:
+      capacity = Fraction(str(value))
+  except (ValueError, ZeroDivisionError) as error:
+    raise ValueError(wrong) from error
+  if capacity < 0:
+    raise ValueError(wrong)
+  return capacity
+
+
+def _reached(ends: Iterable[Ends], start: str) -> set[str]:
+  following: dict[str, list[str]] = {}
+  for src, dst in ends:
+    following.setdefault(src, []).append(dst)
+  reached: set[str] = {start}
+  frontier: Sequence[str] = [start]
+  while frontier:
+    new = {dst for src in frontier for dst in following.get(src, ())} - reached
+    reached |= new
+    frontier = [*new]
+  return reached

@@ -1,0 +1,45 @@
+"""A cluster in numbers: nodes 0 to n - 1 and capacities that are integers."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Graph(NamedTuple):
+  """What `Cluster.graph` is.
+
+  Attributes:
+    nodes: Number of nodes; node v is the cluster's `nodes[v]`.
+    workers: The nodes that are workers, ascending.
+    worker: Per node, whether it is one.
+    links: (src, dst, capacity) in the order of the cluster's links, without
+      common denominator.
+    scale: Capacities are this many times those of the cluster in GB/s.
+  """
+
+  nodes: int
+  workers: tuple[int, ...]
+  worker: tuple[bool, ...]
+  links: tuple[tuple[int, int, int], ...]
+  scale: int
+
+  def without(self, node: int) -> list[int]:
+    """Returns all nodes but one."""
+    return [v for v in range(self.nodes) if v != node]
+
+  def cut(self, side: Iterable[int]) -> tuple[int, list[int], list[int]]:
+    """Returns what a set of nodes has: workers, links out, links in.
+
+    Returns:
+      The number of workers in `side`, and the indices of the links that leave
+      it and of those that enter it.
+    """
+    inside = [False] * self.nodes
+    for node in side:
+      inside[node] = True
+    leaving, entering = [], []
+    for i, (src, dst, _) in enumerate(self.links):
+      if inside[src] and not inside[dst]:
+        leaving.append(i)
+      elif inside[dst] and not inside[src]:
+        entering.append(i)
+    return sum(inside[w] for w in self.workers), leaving, entering

@@ -1,0 +1,67 @@
+"""What builders share: arguments checked by name, node ids, links both ways."""
+
+import numbers
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from topology.clusters.cluster import Cluster, Link
+
+Capacity = int | float | str | Fraction
+LinkTo = tuple[str, str, Fraction | int]  # src, dst, GBps.
+
+
+def whole(value: object, field: str, least: int = 1) -> int:
+  """Returns an integer of at least `least`, or raises ValueError."""
+  if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    exact = int(value)
+    if exact >= least:
+      return exact
+  raise ValueError(
+    f'{field}: expected an integer of at least {least}, got {value!r}.'
+  )
+
+
+def positive(value: object, field: str = 'GBps') -> Fraction:
+  """Returns a capacity above 0; a float is the decimal that it prints as."""
+  try:
+    exact = Fraction(str(value))
+  except (ValueError, ZeroDivisionError):
+    exact = Fraction(0)
+  if exact <= 0:
+    raise ValueError(f'{field}: expected a number above 0, got {value!r}.')
+  return exact
+
+
+def several(values: object, field: str) -> list[Any]:
+  """Returns the values, one or more, as a list, or raises ValueError."""
+  if isinstance(values, str) or not isinstance(values, Iterable):
+    raise ValueError(f'{field}: expected a list, got {values!r}.')
+  made = list(values)
+  if not made:
+    raise ValueError(f'{field}: expected one or more, got none.')
+  return made
+
+
+def names(prefix: str, count: int, start: int = 0) -> list[str]:
+  """Returns ids numbered from `start` on."""
+  return [f'{prefix}{i}' for i in range(start, start + count)]
+
+
+def both_ways(
+  pairs: Iterable[tuple[str, str]], GBps: Capacity, field: str = 'GBps'
+) -> list[LinkTo]:
+  """Returns a link there and one back for each pair of nodes."""
+  exact = positive(GBps, field)
+  return [link for a, b in pairs for link in ((a, b, exact), (b, a, exact))]
+
+
+def of(
+  workers: Sequence[str], switches: Sequence[str], links: Iterable[LinkTo]
+) -> Cluster:
+  """Returns the cluster of these parts, workers before switches."""
+  return Cluster(
+    (*workers, *switches),
+    tuple(workers),
+    tuple(Link(src, dst, Fraction(GBps)) for src, dst, GBps in links),
+  )

@@ -1,0 +1,157 @@
+"""Clusters drawn at random, and clusters made unequal at random.
+
+All raise ValueError, which names it, if an argument is out of its range.
+"""
+
+import decimal
+import numbers
+import random
+from fractions import Fraction
+
+from topology.clusters import parts
+from topology.clusters.cluster import Cluster, Link
+from topology.clusters.parts import Capacity
+
+
+def random_mesh(
+  workers: int,
+  seed: int,
+  *,
+  density: float = 1.0,
+  symmetric: bool = False,
+  low_GBps: int = 1,
+  high_GBps: int = 50,
+) -> Cluster:
+  """Returns workers with links of random capacity, without switches.
+
+  Each pair is linked with the given probability; neighbors on the ring of all
+  workers always are, so that the cluster is connected.
+
+  Args:
+    workers: Number of them, at least 1.
+    seed: The same seed gives the same cluster; an integer of at least 0.
+    density: Probability of a link, 0 to 1.
+    symmetric: Whether both directions of a pair are the same.
+    low_GBps: Smallest capacity, an integer of at least 1.
+    high_GBps: Largest capacity; all integers between are equally likely.
+  """
+  rng = _rng(seed, density, low_GBps, high_GBps)
+  names = parts.names('w', parts.whole(workers, 'workers'))
+  links = []
+  for i in range(workers):
+    for j in range(i + 1, workers):
+      beside = j - i in (1, workers - 1)
+      there, back = (
+        rng.randint(low_GBps, high_GBps)
+        if rng.random() < density or beside
+        else 0
+        for _ in range(2)
+      )
+      back = there if symmetric else back
+      links += [(names[i], names[j], there), (names[j], names[i], back)]
+  return parts.of(names, (), links)
+
+
+def random_switched(
+  workers: int,
+  switches: int,
+  seed: int,
+  *,
+  density: float = 0.5,
+  symmetric: bool = False,
+  low_GBps: int = 1,
+  high_GBps: int = 50,
+) -> Cluster:
+  """Returns workers each behind a random one of randomly linked switches.
+
+  Links go both ways.  Each switch is linked to one of those before it, and to
+  each other one with the given probability.  Switches may be without workers.
+
+  Args:
+    workers: As of `random_mesh`, like all below but the switches.
+    switches: Number of them, at least 1.
+    seed: Chooses the cluster.
+    density: Probability of a link between two switches.
+    symmetric: Whether both directions of a link are the same; if not, the
+      capacity into a switch is not that out of it.
+    low_GBps: Smallest capacity.
+    high_GBps: Largest capacity.
+  """
+  rng = _rng(seed, density, low_GBps, high_GBps)
+  names = parts.names('w', parts.whole(workers, 'workers'))
+  inner = parts.names('s', parts.whole(switches, 'switches'))
+  pairs = [(name, rng.choice(inner)) for name in names]
+  for i in range(1, switches):
+    before = rng.randrange(i)
+    pairs += [
+      (inner[j], inner[i])
+      for j in range(i)
+      if rng.random() < density or j == before
+    ]
+  links = []
+  for a, b in pairs:
+    there, back = (rng.randint(low_GBps, high_GBps) for _ in range(2))
+    links += [(a, b, there), (b, a, there if symmetric else back)]
+  return parts.of(names, inner, links)
+
+
+def spread(
+  graph: Cluster, ratio: Capacity, seed: int, *, symmetric: bool = True
+) -> Cluster:
+  """Returns the cluster with its capacities reduced by unequal factors.
+
+  The factors are those from 1 down to 1 / ratio in equal steps of their
+  logarithm, one for each pair of linked nodes, in random order.  Between the
+  two ends they are rounded to 3 significant digits, so that capacities stay
+  exact decimals.  What was homogeneous is then 1 : ratio.
+
+  Args:
+    graph: A cluster; with less than two pairs of linked nodes it stays as is.
+    ratio: Largest to smallest factor, at least 1, which changes nothing.
+    seed: The same seed gives the same cluster; an integer of at least 0.
+    symmetric: Whether both directions of a pair have the same factor; if not,
+      each link has its own.
+
+  Example:
+    >>> unequal = spread(random_mesh(4, 1, low_GBps=50), 100, 1)
+    >>> min(link.GBps for link in unequal.links)
+    Fraction(1, 2)
+  """
+  if not isinstance(graph, Cluster):
+    raise ValueError(f'graph: expected a cluster, got {graph!r}.')
+  exact = parts.positive(ratio, 'ratio')
+  if exact < 1:
+    raise ValueError(f'ratio: expected at least 1, got {ratio!r}.')
+  rng = random.Random(parts.whole(seed, 'seed', 0))
+
+  def key(link: Link) -> tuple[str, ...]:
+    return tuple(sorted(link[:2])) if symmetric else link[:2]
+
+  pairs = list(dict.fromkeys(key(link) for link in graph.links))
+  factors = _factors(exact, len(pairs))
+  rng.shuffle(factors)
+  factor = dict(zip(pairs, factors, strict=True))
+  links = tuple(
+    link._replace(GBps=link.GBps * factor[key(link)]) for link in graph.links
+  )
+  return Cluster(graph.nodes, graph.workers, links)
+
+
+def _factors(ratio: Fraction, count: int) -> list[Fraction]:
+  # Unlike powers of floats, those of decimals are the same on all machines.
+  fine, coarse = decimal.Context(prec=12), decimal.Context(prec=3)
+  base = fine.divide(ratio.denominator, ratio.numerator)
+  powers = [fine.divide(i, count - 1) for i in range(1, count - 1)]
+  between = [coarse.plus(fine.power(base, power)) for power in powers]
+  ends = [Fraction(1), 1 / ratio][:count]
+  return [*ends, *(Fraction(factor) for factor in between)]
+
+
+def _rng(seed: int, density: float, low: int, high: int) -> random.Random:
+  """A generator, if the arguments that random clusters share are right."""
+  parts.whole(seed, 'seed', 0)
+  real = isinstance(density, numbers.Real)
+  if not real or not 0 <= float(density) <= 1:
+    raise ValueError(f'density: expected 0 to 1, got {density!r}.')
+  parts.whole(high, 'high_GBps', parts.whole(low, 'low_GBps'))
+  return random.Random(seed)

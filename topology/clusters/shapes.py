@@ -1,0 +1,281 @@
+"""Networks of well-known shapes, of any size.
+
+Workers are 'w0', 'w1' and so on, switches 's0', 's1'.  `GBps` is the capacity
+of each link in each direction, in 1e9 bytes per second: an integer, a fraction,
+or a float or string, which stands for the decimal it shows.  Parallel links
+add.  All builders raise ValueError, which names the argument, for numbers that
+are too small and capacities that are not positive.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from topology.clusters import parts
+from topology.clusters.cluster import Cluster
+from topology.clusters.parts import Capacity
+
+
+def full_mesh(workers: int, GBps: Capacity) -> Cluster:
+  """Returns workers of which every ordered pair has a link of its own."""
+  names = parts.names('w', parts.whole(workers, 'workers'))
+  return parts.of(
+    names, (), parts.both_ways(itertools.combinations(names, 2), GBps)
+  )
+
+
+def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
+  """Returns workers each linked to the next, the last to the first.
+
+  Args:
+    workers: Number of them, at least 1.
+    GBps: Capacity of each link.
+    both_ways: Whether each is linked to the one before it too.
+  """
+  names = parts.names('w', parts.whole(workers, 'workers'))
+  pairs = [(names[i - 1], names[i]) for i in range(workers) if workers > 1]
+  links = parts.both_ways(pairs, GBps)
+  return parts.of(names, (), links if both_ways else links[::2])
+
+
+def line(workers: int, GBps: Capacity) -> Cluster:
+  """Returns workers each linked, both ways, to the next, the last to none."""
+  names = parts.names('w', parts.whole(workers, 'workers'))
+  return parts.of(names, (), parts.both_ways(itertools.pairwise(names), GBps))
+
+
+def star(
+  up_GBps: Sequence[Capacity], down_GBps: Sequence[Capacity] | None = None
+) -> Cluster:
+  """Returns workers around one switch, 's0'.
+
+  Args:
+    up_GBps: Per worker, the capacity of its link to the switch.
+    down_GBps: Per worker, that of the link back; the same if not given.
+  """
+  back = up_GBps if down_GBps is None else down_GBps
+  fields = ('up_GBps', up_GBps), ('down_GBps', back)
+  up, down = (
+    [parts.positive(c, field) for c in parts.several(given, field)]
+    for field, given in fields
+  )
+  if len(up) != len(down):
+    raise ValueError(
+      f'down_GBps: expected as many as up, {len(up)}, got {len(down)}.'
+    )
+  names = parts.names('w', len(up))
+  links = [(w, 's0', c) for w, c in zip(names, up, strict=True)]
+  links += [('s0', w, c) for w, c in zip(names, down, strict=True)]
+  return parts.of(names, ('s0',), links)
+
+
+def tree(
+  fanouts: Sequence[int], GBps: Sequence[Capacity | Sequence[Capacity]]
+) -> Cluster:
+  """Returns workers at the leaves of a tree of switches.
+
+  A level is oversubscribed where its switches have more capacity below them
+  than above.
+
+  Args:
+    fanouts: Per level from the root down, the children of each switch.
+    GBps: Per level from the root down, the capacity of each link to a child,
+      or a list of one for each child of that level, from the first switch on.
+
+  Example:
+    >>> len(tree([4, 4], [10, 10]).workers)
+    16
+    >>> tree([2, 1], [[10, 20], 5]).links[3].GBps
+    Fraction(20, 1)
+  """
+  counts = [
+    parts.whole(f, 'fanouts') for f in parts.several(fanouts, 'fanouts')
+  ]
+  levels = parts.several(GBps, 'GBps')
+  if len(counts) != len(levels):
+    raise ValueError(
+      f'GBps: expected one per level, {len(counts)}, got {len(levels)}.'
+    )
+  above, links, made = ['s0'], [], 1
+  for depth, (fanout, level) in enumerate(zip(counts, levels, strict=True), 1):
+    count = len(above) * fanout
+    leaves = depth == len(counts)
+    below = parts.names('w', count) if leaves else parts.names('s', count, made)
+    made += count
+    each = level if isinstance(level, list | tuple) else [level] * count
+    if len(each) != count:
+      raise ValueError(
+        f'GBps: expected one per child, {count}, got {len(each)}.'
+      )
+    for i, (node, capacity) in enumerate(zip(below, each, strict=True)):
+      links += parts.both_ways([(above[i // fanout], node)], capacity)
+    above = below
+  return parts.of(above, parts.names('s', made - len(above)), links)
+
+
+def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
+  """Returns workers on a grid whose lines are rings, linked both ways.
+
+  Args:
+    sides: Workers along each dimension, at least 1; between two, the links
+      there and around are parallel.
+    GBps: Capacity of each link.
+
+  Example:
+    >>> len(torus([3, 3], 25).links)
+    36
+  """
+  sides = [parts.whole(side, 'sides') for side in parts.several(sides, 'sides')]
+  places = list(itertools.product(*(range(side) for side in sides)))
+  name = {place: f'w{i}' for i, place in enumerate(places)}
+  pairs = []
+  for place in places:
+    for d, side in enumerate(sides):
+      if side > 1:
+        beside = (*place[:d], (place[d] + 1) % side, *place[d + 1 :])
+        pairs.append((name[place], name[beside]))
+  return parts.of(list(name.values()), (), parts.both_ways(pairs, GBps))
+
+
+def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
+  """Returns 2^dimensions workers, linked both ways where one bit differs.
+
+  It has the links of a torus of sides 2, but one instead of two parallel ones.
+  """
+  names = parts.names('w', 2 ** parts.whole(dimensions, 'dimensions', 0))
+  pairs = [
+    (names[i], names[i | 1 << d])
+    for i in range(len(names))
+    for d in range(dimensions)
+    if not i >> d & 1
+  ]
+  return parts.of(names, (), parts.both_ways(pairs, GBps))
+
+
+def fat_tree(ports: int, GBps: Capacity) -> Cluster:
+  """Returns the fat-tree of Al-Fares et al., SIGCOMM 2008, links both ways.
+
+  Of k ports per switch, an even number: k pods of k / 2 edge and k / 2
+  aggregation switches, with k / 2 workers at each edge switch, and (k / 2)^2
+  core switches.
+  """
+  if parts.whole(ports, 'ports', 2) % 2:
+    raise ValueError(f'ports: expected an even number, got {ports}.')
+  half = ports // 2
+  names = parts.names('w', ports * half * half)
+  cores = parts.names('s', half * half)
+  edges = parts.names('s', ports * half, len(cores))
+  tops = parts.names('s', ports * half, len(cores) + len(edges))
+  pairs = [(name, edges[i // half]) for i, name in enumerate(names)]
+  for pod in range(ports):
+    for i in range(half):
+      top = tops[pod * half + i]
+      pairs += [(edges[pod * half + j], top) for j in range(half)]
+      pairs += [(top, cores[i * half + j]) for j in range(half)]
+  return parts.of(names, cores + edges + tops, parts.both_ways(pairs, GBps))
+
+
+def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
+  """Returns the BCube of Guo et al., SIGCOMM 2009, links both ways.
+
+  Workers are numbers of so many digits to the base of the ports; on each level
+  those that differ in one digit only share a switch.
+
+  Args:
+    ports: Of each switch, at least 1.
+    levels: Digits, at least 1, which are the ports of each worker.
+    GBps: Capacity of each link.
+  """
+  parts.whole(ports, 'ports')
+  names, pairs = parts.names('w', ports ** parts.whole(levels, 'levels')), []
+  switches = parts.names('s', levels * ports ** (levels - 1))
+  for level in range(levels):
+    base = ports**level
+    for i, name in enumerate(names):
+      # The number without its digit of this level.
+      group = i // (base * ports) * base + i % base
+      pairs.append((name, switches[level * ports ** (levels - 1) + group]))
+  return parts.of(names, switches, parts.both_ways(pairs, GBps))
+
+
+def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
+  """Returns the DCell of Guo et al., SIGCOMM 2008, links both ways.
+
+  At level 0, workers around a switch.  A cell of level k is made of one cell
+  of level k - 1 more than such a cell has workers, t; of each two of them,
+  i < j, worker j - 1 of the one and worker i of the other are linked, so that
+  each worker has one link of each level.  Level k has t (t + 1) workers.
+
+  Args:
+    ports: Of each switch, all to workers, at least 1.
+    levels: k, at least 0.
+    GBps: Capacity of each link.
+
+  Example:
+    >>> len(dcell(3, 1, 10).workers)
+    12
+  """
+  workers = parts.whole(ports, 'ports')
+  pairs: list[tuple[int, int]] = []
+  for _ in range(parts.whole(levels, 'levels', 0)):
+    cells = range(workers + 1)
+    starts = [cell * workers for cell in cells]
+    pairs = [(first + a, first + b) for first in starts for a, b in pairs]
+    pairs += [
+      (starts[i] + j - 1, starts[j] + i)
+      for i, j in itertools.combinations(cells, 2)
+    ]
+    workers *= len(cells)
+  names = parts.names('w', workers)
+  switches = parts.names('s', workers // ports)
+  ends = [(name, switches[i // ports]) for i, name in enumerate(names)]
+  ends += [(names[a], names[b]) for a, b in pairs]
+  return parts.of(names, switches, parts.both_ways(ends, GBps))
+
+
+def wan(
+  sites: Sequence[int],
+  GBps: Capacity,
+  links: Sequence[tuple[int, int, Capacity]],
+) -> Cluster:
+  """Returns sites, each a full mesh, joined by links between some workers.
+
+  Args:
+    sites: Workers of each, two sites or more; workers are numbered from the
+      first site on.
+    GBps: Capacity of each link within a site.
+    links: Per link between sites, the numbers of its two workers and its
+      capacity each way.
+
+  Example:
+    >>> two = wan([4, 4], 25, [(3, 4, 1)])
+    >>> [link.GBps for link in two.links if {*link[:2]} == {'w3', 'w4'}]
+    [Fraction(1, 1), Fraction(1, 1)]
+  """
+  site_of: list[int] = []
+  for site, size in enumerate(parts.several(sites, 'sites')):
+    site_of += [site] * parts.whole(size, 'sites')
+  names = parts.names('w', len(site_of))
+  inside = [
+    (names[i], names[j])
+    for i, j in itertools.combinations(range(len(names)), 2)
+    if site_of[i] == site_of[j]
+  ]
+  made = parts.both_ways(inside, GBps)
+  for link in parts.several(links, 'links'):
+    a, b, capacity = _between(link, site_of)
+    made += parts.both_ways([(names[a], names[b])], capacity, 'links')
+  return parts.of(names, (), made)
+
+
+def _between(link: object, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
+  """The link's two workers, in different sites, and its capacity."""
+  row = parts.several(link, 'links')
+  if len(row) != 3:
+    raise ValueError(f'links: expected (worker, worker, GBps), got {row!r}.')
+  ends = [parts.whole(end, 'links', 0) for end in row[:2]]
+  if max(ends) >= len(site_of) or site_of[ends[0]] == site_of[ends[1]]:
+    raise ValueError(
+      f'links: expected two of {len(site_of)} workers in different sites, got '
+      f'{ends}.'
+    )
+  return ends[0], ends[1], row[2]

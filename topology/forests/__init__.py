@@ -1,0 +1,1 @@
+"""Forests as data: checked, timed, exported, drawn, divided into rounds."""

@@ -1,0 +1,254 @@
+"""Forests: how a collective travels, as weighted trees of hops."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple, TypeVar
+
+from topology.bounds.cuts import Cut
+from topology.bounds.prices import Prices
+from topology.clusters.cluster import Cluster, Ends
+
+COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
+Certificate = Cut | Prices
+Hop = tuple[str, ...]
+_Node = TypeVar('_Node', bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """A part of the data, and the way it takes.
+
+  A hop is a tuple of node ids: the worker that sends, the switches it passes
+  through, the worker that receives.  Each worker but the root sends on one hop
+  of `up` and receives on one of `down`.
+
+  Attributes:
+    root: Id of the worker to which the part belongs.
+    weight_Bps: Bytes per second that the tree carries, over each of its hops.
+    share: Its part of all bytes, 0 to 1.
+    up: Hops towards the root, a hop after those whose sums it carries; empty
+      in an allgather.
+    down: Hops away from the root, a hop after the one that brings what it
+      carries; empty in a reduce-scatter.
+  """
+
+  root: str
+  weight_Bps: Fraction
+  share: Fraction
+  up: list[Hop]
+  down: list[Hop]
+
+  def depths_up(self) -> dict[str, int]:
+    """Returns how many hops up each worker is below the root."""
+    depth = {self.root: 0}
+    for hop in reversed(self.up):
+      depth[hop[0]] = depth[hop[-1]] + 1
+    return depth
+
+  def depths_down(self) -> dict[str, int]:
+    """Returns how many hops down each worker is below the root."""
+    depth = {self.root: 0}
+    for hop in self.down:
+      depth[hop[-1]] = depth[hop[0]] + 1
+    return depth
+
+  @property
+  def depth(self) -> int:
+    """The most hops, one after the other, up to the root or down."""
+    return max(*self.depths_up().values(), *self.depths_down().values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Forest:
+  """Trees that together carry out a collective, all at the same time.
+
+  Attributes:
+    collective: 'allreduce', 'allgather' or 'reduce_scatter'.
+    trees: By root, in the order of the cluster's workers; none for a single
+      worker.
+    rate_Bps: Bytes per second of all trees together: M bytes take M / rate_Bps
+      seconds without latency.  None for a single worker.
+    bound_Bps: A rate that no forest can exceed; None for a single worker.
+    certificate: The proof of the bound: for `cuts.proven`, in the reversed
+      cluster if the collective is a reduce-scatter; for `prices.proven` if it
+      is an allreduce.  None for a single worker.
+  """
+
+  collective: str
+  trees: tuple[Tree, ...]
+  rate_Bps: Fraction | None
+  bound_Bps: Fraction | None
+  certificate: Certificate | None
+
+  @property
+  def gap(self) -> Fraction:
+    """1 - rate / bound: 0 if no forest is faster."""
+    if self.rate_Bps is None or self.bound_Bps is None:
+      return Fraction(0)
+    return 1 - self.rate_Bps / self.bound_Bps
+
+  def byte_ranges(self, size_bytes: int) -> list[tuple[int, int]]:
+    """Returns, per tree, the first byte of its part and the one after the last.
+
+    Parts are disjoint and cover all bytes, in the order of the trees, so that
+    what belongs to one root is one piece.
+
+    Args:
+      size_bytes: Bytes of the whole, at least 0.
+
+    Raises:
+      ValueError: If there are less than 0 bytes.
+    """
+    if size_bytes < 0:
+      raise ValueError(f'size_bytes: expected at least 0, got {size_bytes}.')
+    ends, total = [0], Fraction(0)
+    for tree in self.trees:
+      total += tree.share
+      ends.append(int(total * size_bytes))
+    return list(itertools.pairwise(ends))
+
+  @functools.cached_property
+  def loads_Bps(self) -> dict[Ends, Fraction]:
+    """Bytes per second that each link (src, dst) in use carries."""
+    return loads((t.weight_Bps, (*t.up, *t.down)) for t in self.trees)
+
+
+def turned(hops: Sequence[Hop]) -> list[Hop]:
+  """Returns the hops of a tree in the other direction, in an order that can be.
+
+  What went away from the root goes towards it, or the reverse.
+  """
+  return [hop[::-1] for hop in reversed(hops)]
+
+
+def centered(
+  ends: Sequence[tuple[_Node, _Node]],
+) -> tuple[_Node, list[tuple[int, bool]]]:
+  """Returns the middle of a longest path in a tree, and the way from there.
+
+  A root in the middle makes a tree least deep.  O(n).
+
+  Args:
+    ends: The two ends of each of its edges, at least one edge.
+
+  Returns:
+    The node and, the nearest first, each edge by its place in `ends` and
+    whether it is turned round to lead away from the node.
+  """
+  ways: dict[_Node, list[tuple[_Node, int, bool]]] = {}
+  for i, (src, dst) in enumerate(ends):
+    ways.setdefault(src, []).append((dst, i, False))
+    ways.setdefault(dst, []).append((src, i, True))
+
+  def spread(root: _Node) -> dict[_Node, tuple[_Node, int, bool]]:
+    """Per other node, nearest first, the one before it and the edge."""
+    before = {root: (root, -1, False)}
+    reached = [root]
+    for node in reached:
+      for other, i, back in ways[node]:
+        if other not in before:
+          before[other] = node, i, back
+          reached.append(other)
+    return {node: before[node] for node in reached[1:]}
+
+  end = next(reversed(spread(ends[0][0])))
+  away = spread(end)
+  path = [next(reversed(away))]
+  while path[-1] != end:
+    path.append(away[path[-1]][0])
+  middle = path[len(path) // 2]
+  return middle, [(i, back) for _, i, back in spread(middle).values()]
+
+
+def backwards(forest: Forest) -> Forest:
+  """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
+
+  The certificate is the same: that of a reduce-scatter is one of an allgather
+  in the reversed cluster.
+  """
+  gather = forest.collective == 'allgather'
+  trees = tuple(
+    dataclasses.replace(tree, up=turned(tree.down), down=turned(tree.up))
+    for tree in forest.trees
+  )
+  collective = 'reduce_scatter' if gather else 'allgather'
+  return dataclasses.replace(forest, collective=collective, trees=trees)
+
+
+class Column(NamedTuple):
+  """A tree that has a weight beside others, but no bytes per second yet.
+
+  Attributes:
+    root: Id of a worker.
+    weight: Positive; only the ratio to those of other columns counts.
+    up: Hops towards the root, as in `Tree`.
+    down: Hops away from the root.
+  """
+
+  root: str
+  weight: Fraction | int
+  up: Sequence[Hop]
+  down: Sequence[Hop]
+
+
+def loads(
+  weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
+) -> dict[Ends, Fraction]:
+  """Returns the sum of the weights of all hops over each link.
+
+  Args:
+    weighted: Pairs of a weight and the hops that carry it.
+  """
+  columns = list(weighted)
+  scale = math.lcm(*(weight.denominator for weight, _ in columns))
+  total: dict[Ends, int] = {}
+  for weight, hops in columns:
+    units = int(weight * scale)
+    for hop in hops:
+      for ends in itertools.pairwise(hop):
+        total[ends] = total.get(ends, 0) + units
+  return {ends: Fraction(units, scale) for ends, units in total.items()}
+
+
+def fitted(
+  cluster: Cluster,
+  columns: Sequence[Column],
+  bound: Forest,
+  *,
+  overlap: bool = True,
+) -> Forest:
+  """Returns the columns as a forest, as fast as the links let it be.
+
+  Weights keep their ratios; the fullest link is full.
+
+  Args:
+    cluster: The links.
+    columns: At least one, over links that exist, with weights per root as
+      `bound.collective` asks for.
+    bound: A forest of the same cluster, for its collective and its proof.
+    overlap: Whether hops up and down share the links.  If not, one phase
+      follows the other, and each has all links.
+  """
+  ordered = sorted(columns, key=lambda column: cluster.rank[column.root])
+
+  def per_byte(*stages: str) -> Fraction:
+    carried = loads(
+      (c.weight, getattr(c, stage)) for c in ordered for stage in stages
+    )
+    times = (load / cluster.capacity_Bps[e] for e, load in carried.items())
+    return max(times, default=Fraction(0))
+
+  if overlap:
+    time = per_byte('up', 'down')
+  else:
+    time = per_byte('up') + per_byte('down')
+  total = sum((Fraction(c.weight) for c in ordered), Fraction(0))
+  trees = tuple(
+    Tree(c.root, c.weight / time, c.weight / total, list(c.up), list(c.down))
+    for c in ordered
+  )
+  return dataclasses.replace(bound, trees=trees, rate_Bps=total / time)

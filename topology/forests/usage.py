@@ -1,0 +1,30 @@
+"""How full the links of a cluster are, and which of them hold it back."""
+
+from fractions import Fraction
+
+from topology.bounds.cuts import Cut
+from topology.clusters.cluster import Cluster, Ends
+from topology.forests.trees import Forest
+
+
+def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
+  """Returns, per link of the cluster in its order, load / capacity."""
+  load_Bps = forest.loads_Bps
+  return {
+    ends: load_Bps.get(ends, Fraction(0)) / capacity_Bps
+    for ends, capacity_Bps in cluster.capacity_Bps.items()
+  }
+
+
+def bottleneck(cluster: Cluster, forest: Forest) -> tuple[Ends, ...]:
+  """Returns the links that hold the forest back, in the cluster's order.
+
+  Those of the cut if a cut proves its bound, else the links that are full.
+  """
+  used = fractions_used(cluster, forest)
+  if isinstance(forest.certificate, Cut):
+    cut = set(forest.certificate.links)
+    if forest.collective == 'reduce_scatter':  # A cut of the reversed cluster.
+      cut = {(dst, src) for src, dst in cut}
+    return tuple(ends for ends in used if ends in cut)
+  return tuple(ends for ends, part in used.items() if part >= 1)

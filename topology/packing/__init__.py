@@ -1,0 +1,1 @@
+"""Finds forests: the best ones exactly, or good ones soon."""

@@ -1,0 +1,281 @@
+"""Forests for large clusters, with a bound that says how good they are.
+
+Some tens to hundreds of trees, each grown hop by hop at prices that rise
+(`packing.growing`), then weighted by a linear program (`packing.weights`),
+whose dual prices bound an allreduce, beside others (`packing.price_search`).
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from topology.algorithms import stopping
+from topology.bounds import cuts, prices
+from topology.clusters.cluster import Cluster
+from topology.forests.trees import Column, Forest
+from topology.packing import growing, price_search, weights
+from topology.packing.arrays import Arrays
+
+_FIRST = 16  # Trees of the first attempt; each later one has twice as many.
+_LAST = 512  # Trees of the last attempt.
+_ATTEMPTS = 16  # At an allgather, each with a tree for each root.
+_NEW = 128  # How often cheap hops are looked for in each of them, at most.
+_WHOLE = 2**36  # Weights are rounded to this part of their sum.
+_NEAR = 1 - 1e-6  # A rate that is as good as another.
+_ROUNDS = 128  # Spanning trees for the bound before the first attempt.
+
+Report = Callable[[int, float, float], None]  # Of trees, rate, bound in GB/s.
+
+
+def allreduce(
+  cluster: Cluster,
+  *,
+  gap: float,
+  max_trees: int | None,
+  stop: stopping.Stop,
+  report: Report,
+) -> tuple[list[Column], prices.Prices]:
+  """Returns trees up and down for two or more workers, and a proof.
+
+  Args:
+    cluster: Workers, switches and links.
+    gap: Attempts end when 1 - rate / bound is at most this.
+    max_trees: The most trees, at least 1, or None.
+    stop: Says when to end with what there is, which is one tree at least.
+    report: Told after each attempt.
+  """
+  arrays = Arrays(cluster, paired=cluster.symmetric)
+  bound = price_search.Bound(cluster, arrays)
+  if arrays.paired:
+    bound.follow(_ROUNDS, stop)
+  last = min(max_trees or _LAST, _LAST)
+  search = _Search(cluster, arrays, max_trees, one_way=False)
+  for count in _doubled(min(_FIRST, last), last):
+    grower = growing.Grower(arrays, bound.rate / count)
+    search.add(_until(stop, (grower.both() for _ in range(count))))
+    bound.improve(search.prices)
+    report(search.count, search.rate, bound.rate)
+    if search.rate >= (1 - gap) * bound.rate * _NEAR or stop():
+      break
+  search.thin(min(search.rate, (1 - gap) * bound.rate) * _NEAR)
+  return search.columns(), bound.certificate()
+
+
+def allgather(
+  cluster: Cluster,
+  cut: cuts.Cut,
+  *,
+  gap: float,
+  max_trees: int | None,
+  stop: stopping.Stop,
+  report: Report,
+) -> list[Column]:
+  """Returns trees down for two or more workers, the same weight for each root.
+
+  As `allreduce`, but for at least one tree for each worker, and with the proof
+  of a bound, which tells the rate to aim at.
+  """
+  arrays = Arrays(cluster, paired=False)
+  workers = len(arrays.workers)
+  bound = float(1 / cuts.proven(cluster, cut))
+  last = min((max_trees or _ATTEMPTS * workers) // workers, _ATTEMPTS)
+  search = _Search(cluster, arrays, max_trees, one_way=True)
+  for attempt in range(last):
+    full = search.used() * attempt / (attempt + 1)
+    unit = bound / (attempt + 1)
+    grower = growing.Grower(arrays, unit, full, every=-(-workers // _NEW))
+    search.add(
+      grower.down(root, hasty=i > 0 and stop())
+      for i, root in enumerate(arrays.workers)
+    )
+    report(search.count, search.rate, workers * bound)
+    if search.rate >= (1 - gap) * workers * bound * _NEAR or stop():
+      break
+  search.thin(min(search.rate, (1 - gap) * workers * bound) * _NEAR)
+  return search.columns()
+
+
+def heaviest(cluster: Cluster, forest: Forest, count: int) -> list[Column]:
+  """Returns so many of the heaviest trees of a forest, weighted anew.
+
+  Of an allgather at least one for each worker, which each worker then has.
+  """
+  order = sorted(forest.trees, key=lambda tree: -tree.share)
+  roots = None
+  if forest.collective == 'allgather':
+    order = [order[k] for k in _rooted_first([tree.root for tree in order])]
+    roots = np.array([cluster.rank[tree.root] for tree in order[:count]])
+  chosen = order[:count]
+  place = {ends: i for i, ends in enumerate(cluster.capacity_Bps)}
+  table = np.zeros((len(place), len(chosen)))
+  for k, tree in enumerate(chosen):
+    for hop in (*tree.up, *tree.down):
+      for ends in itertools.pairwise(hop):
+        table[place[ends], k] += 1
+  capacity = np.array([float(GBps) for _, _, GBps in cluster.links])
+  weight, _ = weights.best(table, capacity, roots)
+  return [
+    Column(tree.root, units, tree.up, tree.down)
+    for tree, units in zip(chosen, _whole(weight, roots), strict=True)
+    if units
+  ]
+
+
+def _rooted_first(roots: Sequence[object]) -> list[int]:
+  """The places of these roots, the first of each root before all others."""
+  first: dict[object, int] = {}
+  for k, root in enumerate(roots):
+    first.setdefault(root, k)
+  return list(dict.fromkeys([*first.values(), *range(len(roots))]))
+
+
+def _until(
+  stop: stopping.Stop, trees: Iterable[growing.Grown]
+) -> Iterator[growing.Grown]:
+  """Yields one tree, and more until it is to stop."""
+  for tree in trees:
+    yield tree
+    if stop():
+      break
+
+
+def _doubled(first: int, last: int) -> Iterator[int]:
+  """Yields first, twice as much and so on, and last."""
+  while first < last:
+    yield first
+    first *= 2
+  yield last
+
+
+class _Search:
+  """The trees so far, and their best weights.
+
+  Attributes:
+    count: Trees that have a weight.
+    rate: GB/s of all of them.
+    prices: Floats [c], the dual prices of the weights.
+  """
+
+  def __init__(
+    self,
+    cluster: Cluster,
+    arrays: Arrays,
+    max_trees: int | None,
+    *,
+    one_way: bool,
+  ) -> None:
+    self._cluster = cluster
+    self._arrays = arrays
+    self._most = max_trees
+    self._one_way = one_way
+    self._trees: list[growing.Grown] = []
+    self._weight = np.zeros(0)  # Of all trees.
+    self._kept: list[tuple[growing.Grown, float]] = []
+    self.count = 0
+    self.rate = 0.0
+    self.prices = np.ones(len(arrays.capacity))
+
+  def add(self, grown: Iterable[growing.Grown]) -> None:
+    """Adds trees, and weighs all anew."""
+    new = list(dict.fromkeys(grown))
+    self._trees = list(dict.fromkeys([*self._trees, *new]))
+    self._weight, self.prices = self._weighed(self._trees)
+    if self._most is None or np.count_nonzero(self._weight) <= self._most:
+      self._keep(self._trees, self._weight)
+      return
+    # The heaviest of all, or the new ones alone: whichever are faster.
+    pairs = list(zip(self._trees, self._weight.tolist(), strict=True))
+    for trees in (self._heaviest(pairs, self._most), new[: self._most]):
+      weight, _ = self._weighed(trees)
+      if weight.sum() > self.rate:
+        self._keep(trees, weight)
+
+  def used(self) -> np.ndarray:
+    """Returns the share of each link that all trees use, floats [c]."""
+    uses = [tree.uses(self._arrays) for tree in self._trees]
+    times = np.repeat(self._weight, [len(each) for each in uses])
+    every = np.array([use for each in uses for use in each], int)
+    count = len(self._arrays.capacity)
+    return np.bincount(every, times, count) / self._arrays.capacity
+
+  def thin(self, rate: float) -> None:
+    """Drops the lightest trees as long as the others reach a rate."""
+    least = len(self._arrays.workers) if self._one_way else 1
+    for part in (0.5, 0.75):
+      while True:
+        count = max(int(part * len(self._kept)), least)
+        trees = self._heaviest(self._kept, count)
+        if len(trees) == len(self._kept):
+          break
+        weight, _ = self._weighed(trees)
+        if weight.sum() < rate:
+          break
+        self._keep(trees, weight)
+
+  def columns(self) -> list[Column]:
+    """Returns the best trees that were found, by name and with weights."""
+    trees = [tree for tree, _ in self._kept]
+    weight = np.array([weight for _, weight in self._kept])
+    units = _whole(weight, self._roots(trees))
+    return [
+      column(self._cluster, self._arrays, tree, count)
+      for tree, count in zip(trees, units, strict=True)
+      if count
+    ]
+
+  def _weighed(
+    self, trees: list[growing.Grown]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    table = loads(self._arrays, trees)
+    return weights.best(table, self._arrays.capacity, self._roots(trees))
+
+  def _roots(self, trees: list[growing.Grown]) -> np.ndarray | None:
+    return np.array([tree.root for tree in trees]) if self._one_way else None
+
+  def _keep(self, trees: list[growing.Grown], weight: np.ndarray) -> None:
+    pairs = zip(trees, weight.tolist(), strict=True)
+    self._kept = [pair for pair in pairs if pair[1]]
+    self.rate = float(weight[weight > 0].sum())
+    self.count = len(self._kept)
+
+  def _heaviest(
+    self, pairs: list[tuple[growing.Grown, float]], count: int
+  ) -> list[growing.Grown]:
+    """So many trees, but one for each root first if all roots need some."""
+    order = sorted(range(len(pairs)), key=lambda k: -pairs[k][1])
+    if self._one_way:
+      roots = [pairs[k][0].root for k in order]
+      order = [order[k] for k in _rooted_first(roots)]
+    return [pairs[k][0] for k in sorted(order[:count])]
+
+
+def column(
+  cluster: Cluster, arrays: Arrays, tree: growing.Grown, weight: int
+) -> Column:
+  """Returns a tree by the names of its nodes."""
+  names = cluster.nodes
+  up, down = (
+    [tuple(names[v] for v in arrays.path(hop)) for hop in hops]
+    for hops in (reversed(tree.up), tree.down)
+  )
+  return Column(names[tree.root], weight, up, down)
+
+
+def loads(arrays: Arrays, trees: Sequence[growing.Grown]) -> np.ndarray:
+  """Returns how often each tree uses what: floats [c, trees]."""
+  table = np.zeros((len(arrays.capacity), len(trees)))
+  for k, tree in enumerate(trees):
+    table[:, k] = np.bincount(tree.uses(arrays), minlength=len(table))
+  return table
+
+
+def _whole(weight: np.ndarray, roots: np.ndarray | None) -> list[int]:
+  """The weights as integers, of the same sum for each root."""
+  owners = np.zeros(len(weight), int) if roots is None else roots
+  units = np.zeros(len(weight), int)
+  for root in np.unique(owners):
+    own = np.flatnonzero(owners == root)
+    units[own] = np.floor(weight[own] / weight[own].sum() * _WHOLE)
+    units[own[weight[own].argmax()]] += _WHOLE - units[own].sum()
+  return units.tolist()

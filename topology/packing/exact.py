@@ -1,0 +1,133 @@
+"""Forests that reach their bound exactly, for small and medium clusters.
+
+What each link gives to the trees of each direction, from the proof of the
+bound; switches replaced by the paths through them; spanning out-trees packed
+into what is left.  Trees towards their roots are such trees in the cluster with
+all links turned round.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from topology.algorithms import arborescences, splitting, stopping, weighted
+from topology.bounds.allgather import optimum as allgather_optimum
+from topology.bounds.allreduce import optimum as allreduce_optimum
+from topology.clusters.cluster import Cluster, Link
+from topology.forests.trees import Forest, Hop, Tree, centered, turned
+
+_GB = 10**9
+_Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
+
+
+def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
+  """Returns the best allgather of two or more workers.
+
+  The costs are given at `bounds.allgather.optimum`, `splitting.bypass` and
+  `arborescences.pack`.  Raises `Stopped` once `stop` says so.
+  """
+  best = allgather_optimum(cluster, stop)
+  count = len(cluster.workers)
+  packed = _packed(cluster, best.links, [1 / best.inv_x] * count, stop)
+  rate = count / best.inv_x
+  trees = tuple(
+    Tree(root, weight * _GB, weight / rate, [], list(hops))
+    for root in cluster.workers
+    for hops, weight in packed[root]
+  )
+  return Forest('allgather', trees, rate * _GB, rate * _GB, best.cut)
+
+
+def allreduce(
+  cluster: Cluster,
+  stop: stopping.Stop = stopping.never,
+  *,
+  overlap: bool = True,
+) -> Forest:
+  """Returns the best allreduce of two or more workers.
+
+  The costs are as of `allgather`.
+
+  Args:
+    cluster: Workers, switches and links.
+    stop: Asked now and then; `Stopped` if it says so.
+    overlap: Whether sums go up while results go down.  If not, one phase
+      follows the other; the bound is still that of both at the same time.
+  """
+  bound = best = allreduce_optimum(cluster, stop=stop)
+  if not overlap:
+    best = allreduce_optimum(cluster, overlap=False, stop=stop)
+  down = _packed(cluster, best.down, best.root_GBps, stop)
+  back = tuple(Link(b, a, c) for a, b, c in best.up)
+  # As in all symmetric clusters.  In phases the root says when a hop is used.
+  if overlap and set(back) == set(best.down):
+    pairs = _both_ways(cluster, down)
+  else:
+    up = _packed(cluster, back, best.root_GBps, stop)
+    pairs = {
+      root: [
+        (turned(above), below, weight)
+        for (above, below), weight in weighted.aligned(up[root], down[root])
+      ]
+      for root in down
+    }
+  rate = best.rate_GBps
+  trees = tuple(
+    Tree(root, weight * _GB, weight / rate, above, list(below))
+    for root in cluster.workers
+    for above, below, weight in pairs.get(root, [])
+  )
+  return Forest(
+    'allreduce', trees, rate * _GB, bound.rate_GBps * _GB, bound.prices
+  )
+
+
+def _both_ways(
+  cluster: Cluster, packed: _Packed
+) -> dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]:
+  """Trees with their reversal, which may have their root at any worker.
+
+  It is put into the middle, where they are least deep: whichever worker is the
+  root, each hop is used once in each direction.
+  """
+  weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
+  for trees in packed.values():
+    for hops, weight in trees:
+      root, ways = centered([(hop[0], hop[-1]) for hop in hops])
+      down = tuple(hops[i][::-1] if back else hops[i] for i, back in ways)
+      weight_of[root, down] = weight_of.get((root, down), 0) + weight
+  pairs: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
+  pairs = {root: [] for root in cluster.workers}
+  for (root, hops), weight in weight_of.items():
+    pairs[root].append((turned(hops), hops, weight))
+  return pairs
+
+
+def _packed(
+  cluster: Cluster,
+  links: Sequence[Link],
+  rates: Sequence[Fraction],
+  stop: stopping.Stop,
+) -> _Packed:
+  """Per root, out-trees as hops with their GB/s, which add up to its rate."""
+  position, workers = cluster.position, cluster.graph.workers
+  scale = weighted.scale(*(c for _, _, c in links), *rates)
+  units = [int(rate * scale) for rate in rates]
+  exact = [(position[a], position[b], int(c * scale)) for a, b, c in links]
+  paths = splitting.bypass(len(position), workers, exact, units, stop)
+  place = {worker: i for i, worker in enumerate(workers)}
+  bypassed = [
+    (place[a], place[b], sum(count for _, count in paths[a, b]))
+    for a, b in sorted(paths)
+  ]
+  trees: _Packed = {}
+  for branching in arborescences.pack(len(workers), bypassed, units, stop):
+    # In as many copies as it takes to have one path for each hop.
+    taken = (
+      splitting.take(paths, (workers[a], workers[b]), branching.units)
+      for a, b in branching.hops
+    )
+    for copy, count in weighted.aligned(*taken):
+      hops = tuple(tuple(cluster.nodes[v] for v in path) for path in copy)
+      root = cluster.workers[branching.root]
+      trees.setdefault(root, []).append((hops, count / scale))
+  return trees

@@ -1,0 +1,243 @@
+"""Trees grown hop by hop, while the links that they use become dearer.
+
+A tree that is cheapest at fixed prices crowds onto the links that are cheap at
+the moment.  Here each hop raises the prices of its links at once, by what it
+adds to their load, so that already one tree spreads over all of them, and a few
+trees are worth as much as thousands at fixed prices.
+"""
+
+import collections
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from topology.algorithms.components import Components
+from topology.forests import trees
+from topology.packing.arrays import Arrays, Hop
+
+_STEEP = 20.0  # Price of a full link over that of an empty one, as exponent.
+_MOST = 40.0  # The same for a single tree on a link too thin for it.
+_DEAREST = 1e200  # Far from overflow.
+_KEEP = 8  # The hops that were cheap for so many trees are tried again.
+_AGAIN = 1 + 1e-7  # Prices that differ by less count as equal.
+
+
+class Costs:
+  """What links cost, by how full they are.
+
+  A link of which the share z is used costs exp(20 z) over its capacity, where z
+  is taken after one more tree of `unit_GBps`.  To begin with, z is `full`,
+  floats [c].
+
+  Attributes:
+    now: Per capacity of the arrays, its price.
+  """
+
+  def __init__(
+    self, arrays: Arrays, unit_GBps: float, full: np.ndarray
+  ) -> None:
+    factor = exp(np.minimum(_STEEP * unit_GBps / arrays.capacity, _MOST))
+    start = factor * exp(_STEEP * full) / arrays.capacity
+    self.now: list[float] = start.tolist()
+    self._factor: list[float] = factor.tolist()
+
+  def of(self, uses: Iterable[int]) -> float:
+    """Returns the price of a hop that uses all of these."""
+    now, total = self.now, 0.0
+    for use in uses:
+      total += now[use]
+    return total
+
+  def raise_(self, uses: Iterable[int]) -> None:
+    """Makes them dearer, for one more hop."""
+    now, factor = self.now, self._factor
+    for use in uses:
+      now[use] = min(now[use] * factor[use], _DEAREST)
+
+  def lower(self, uses: Iterable[int]) -> None:
+    """Makes them cheaper again, for one hop less."""
+    now, factor = self.now, self._factor
+    for use in uses:
+      now[use] /= factor[use]
+
+
+def exp(x: np.ndarray) -> np.ndarray:
+  """Returns about e^x, by multiplications that are alike on all machines."""
+  power = 1 + x / 4096
+  for _ in range(12):
+    power = power * power
+  return power
+
+
+class Grown(NamedTuple):
+  """A tree.
+
+  Attributes:
+    root: Node.
+    up: Hops towards the root, the nearest to it first; none in an allgather.
+    down: Hops away from the root, likewise.
+  """
+
+  root: int
+  up: tuple[Hop, ...]
+  down: tuple[Hop, ...]
+
+  def uses(self, arrays: Arrays) -> list[int]:
+    """Returns what it takes from, once for each time, as in `Hop.uses`."""
+    # On paired links what goes up is what goes down, over the other link.
+    hops = self.down if arrays.paired else (*self.up, *self.down)
+    return [use for hop in hops for use in hop.uses]
+
+
+class Grower:
+  """Grows tree after tree, on links that become dearer.
+
+  Args:
+    arrays: Links.
+    unit_GBps: What a tree carries.
+    full: Floats [c], the share of each link that is used to begin with; none of
+      any if not given.
+    every: After how many trees cheap hops are looked for anew.
+  """
+
+  def __init__(
+    self,
+    arrays: Arrays,
+    unit_GBps: float,
+    full: np.ndarray | None = None,
+    *,
+    every: int = 1,
+  ) -> None:
+    full = np.zeros(len(arrays.capacity)) if full is None else full
+    self._arrays = arrays
+    self._every = every
+    self._costs = Costs(arrays, unit_GBps, full)
+    self._turn = 0
+    # What was cheap lately.
+    self._recent: collections.deque[list[Hop]]
+    self._recent = collections.deque(maxlen=_KEEP)
+
+  def both(self) -> Grown:
+    """Returns a tree up and down.
+
+    If links are paired, it is the same tree both ways, and its root is in its
+    middle.  Otherwise its root is the worker that would have to pay most to
+    send up and to receive: what it alone need not do.
+    """
+    hops = self._candidates()
+    if self._arrays.paired:
+      return _centered(self._arrays, self._spanning(hops))
+    root = self._dearest(hops)
+    up = self._branching(root, hops, up=True)
+    down = self._branching(root, hops, up=False)
+    return Grown(root, tuple(up), tuple(down))
+
+  def down(self, root: int, *, hasty: bool = False) -> Grown:
+    """Returns a tree down from a root; if hasty, from hops of the last tree."""
+    hops = list(self._recent[-1]) if hasty else self._candidates()
+    tree = self._branching(root, hops, up=False)
+    # With those that were found on the way.
+    self._recent[-1] = list(dict.fromkeys([*self._recent[-1], *tree]))
+    return Grown(root, (), tuple(tree))
+
+  def remove(self, tree: Grown) -> None:
+    """Makes the links of a tree cheaper again."""
+    self._costs.lower(tree.uses(self._arrays))
+
+  def _candidates(self) -> list[Hop]:
+    if self._turn % self._every == 0:
+      now, turn = np.array(self._costs.now), self._turn // self._every
+      # Some more for the first tree, lest a root lack a way that it cannot do
+      # without.  A cheapest tree of paired links has them all.
+      extra = 0 if self._recent or self._arrays.paired else _KEEP - 1
+      for earlier in range(extra, -1, -1):
+        self._recent.append(self._arrays.hops(now, turn - earlier))
+    self._turn += 1
+    # Without switches all of them are one list.
+    lists = {id(hops): hops for hops in self._recent}.values()
+    return list(dict.fromkeys(itertools.chain(*lists)))
+
+  def _dearest(self, hops: Sequence[Hop]) -> int:
+    spared = dict.fromkeys(self._arrays.workers, 0.0)
+    for place in ('src', 'dst'):
+      least: dict[int, float] = {}
+      for hop in hops:
+        cost, end = self._costs.of(hop.uses), getattr(hop, place)
+        least[end] = min(cost, least.get(end, cost))
+      for worker, cost in least.items():
+        spared[worker] += cost
+    return max(self._arrays.workers, key=spared.__getitem__)
+
+  def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
+    """A tree of hops for both directions: Kruskal's, with prices that rise."""
+    queue = [(self._costs.of(hop.uses), i) for i, hop in enumerate(hops)]
+    heapq.heapify(queue)
+    components = Components(self._arrays.nodes)
+    label = components.label
+    tree: list[Hop] = []
+    while len(tree) < len(self._arrays.workers) - 1:
+      if not queue:
+        raise ValueError('Expected hops that connect all workers.')
+      _, i = heapq.heappop(queue)
+      hop = hops[i]
+      if label[hop.src] == label[hop.dst] or self._put_back(queue, hop, i):
+        continue
+      components.join(hop.src, hop.dst)
+      self._costs.raise_(hop.uses)
+      tree.append(hop)
+    return tree
+
+  def _branching(
+    self, root: int, hops: Sequence[Hop], *, up: bool
+  ) -> list[Hop]:
+    """A tree of hops away from a root or up to it, those nearest to it first.
+
+    Prim's algorithm with prices that rise: a heuristic, as on links that differ
+    in direction the cheapest next hop need not be part of a cheapest tree.
+    """
+    beside: dict[int, list[int]] = {}
+    for i, hop in enumerate(hops):
+      beside.setdefault(hop.dst if up else hop.src, []).append(i)
+    reached, node = {root}, root
+    tree: list[Hop] = []
+    queue: list[tuple[float, int]] = []
+    while len(reached) < len(self._arrays.workers):
+      for i in beside.pop(node, ()):
+        if (hops[i].src if up else hops[i].dst) not in reached:
+          heapq.heappush(queue, (self._costs.of(hops[i].uses), i))
+      if queue:
+        _, i = heapq.heappop(queue)
+        hop = hops[i]
+        if (hop.src if up else hop.dst) in reached or self._put_back(
+          queue, hop, i
+        ):
+          continue
+      else:
+        hop = self._arrays.nearest(reached, self._costs.now, up=up)
+      node = hop.src if up else hop.dst
+      self._costs.raise_(hop.uses)
+      reached.add(node)
+      tree.append(hop)
+    return tree
+
+  def _put_back(
+    self, queue: list[tuple[float, int]], hop: Hop, place: int
+  ) -> bool:
+    """Whether a hop has become dearer than the next one, and waits again."""
+    now = self._costs.of(hop.uses)
+    dearer = bool(queue) and now > queue[0][0] * _AGAIN
+    if dearer:
+      heapq.heappush(queue, (now, place))
+    return dearer
+
+
+def _centered(arrays: Arrays, hops: list[Hop]) -> Grown:
+  """A tree of paired links with its root in the middle of a longest path."""
+  root, ways = trees.centered([(hop.src, hop.dst) for hop in hops])
+  back = [arrays.backwards(hop) for hop in hops]
+  down = [back[i] if turn else hops[i] for i, turn in ways]
+  up = [hops[i] if turn else back[i] for i, turn in ways]
+  return Grown(root, tuple(up), tuple(down))

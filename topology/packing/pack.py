@@ -1,0 +1,235 @@
+"""The fastest collectives of a cluster, as forests.
+
+The data are divided among trees with different roots, weighted so that all
+links together carry as much as the slowest cut allows (Zhang et al.,
+"Near-Optimal Topology-adaptive Parameter Synchronization in Distributed DNN
+Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
+"""
+
+import dataclasses
+import math
+import numbers
+import time
+from collections.abc import Callable
+from typing import Any
+
+from topology.algorithms import stopping
+from topology.bounds import allgather, cuts, prices
+from topology.clusters.cluster import Cluster
+from topology.forests import verify
+from topology.forests.trees import (
+  COLLECTIVES,
+  Certificate,
+  Forest,
+  backwards,
+  fitted,
+)
+from topology.packing import approximate, exact
+
+_GB = 10**9
+# Workers times links up to which the exact way is as quick as the other, and up
+# to which it takes less than a minute or so, as far as was seen: switches have
+# to be split off, and links that differ in direction make two variables.
+_GATHER, _GATHER_MESH = (2**14, 2**18), (2**18, 2**20)
+_REDUCE = 2**14, 2**18
+_REDUCE_ONE_WAY, _REDUCE_ONE_WAY_MESH = (2**12, 2**13), (2**12, 2**15)
+_EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
+
+
+def pack(
+  cluster: Cluster,
+  *,
+  collective: str = 'allreduce',
+  gap: float = 0.0,
+  max_trees: int | None = None,
+  time_limit_s: float | None = None,
+  overlap: bool = True,
+  progress: Callable[[str], None] | None = None,
+) -> Forest:
+  """Returns a forest with a proven bound, which has been checked.
+
+  Two ways lead to it.  The exact one reaches the bound: in a second or so for
+  64 workers on the usual networks, in half a minute for 256, but in hours for
+  more or for many links (`packing.exact`, which can be called itself).  The
+  other comes within a few percent in seconds, for up to 1,024 workers, and
+  nearer in minutes (`packing.approximate`).  Which is taken depends on the
+  number of workers and links: the exact one as long as it takes a minute or so.
+
+  The same cluster gives the same forest in every process, to the last bit,
+  unless a time limit ends the search: then let one process pack and send the
+  others what it has (`forests.export`).
+
+  Args:
+    cluster: Workers, switches and links.
+    collective: 'allreduce': each worker has all data, and gets the sum.
+      'allgather': each has 1 / N of the data, and gets all.
+      'reduce_scatter': each has all, and gets the sum of 1 / N of it.
+    gap: How far below the bound the rate may be, as a part of it, so that
+      packing ends there.  0 asks for the exact way, which is also tried if
+      the other misses the gap; large clusters get as near as some hundreds of
+      trees can.
+    max_trees: The most trees; in an allgather or reduce-scatter at least one
+      for each worker.  The rate is what so many can reach.
+    time_limit_s: Seconds after which packing ends with the best forest so far,
+      soon if not at once: bounds are finished, and one tree for each root.
+    overlap: Whether an allreduce sums up and sends down at the same time.  If
+      not, one phase follows the other, packed the exact way.
+    progress: Told in a few words how far it is.
+
+  Returns:
+    The forest: no trees and no rate for a single worker.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+  """
+  _check(cluster, collective, gap, max_trees, time_limit_s, overlap)
+  if len(cluster.workers) == 1:
+    return Forest(collective, (), None, None, None)
+  # A reduce-scatter is an allgather run backwards.
+  turn = collective == 'reduce_scatter'
+  packer = _Packer(
+    'allgather' if turn else collective, gap, max_trees, overlap, progress
+  )
+  forest = packer.run(cluster.reversed() if turn else cluster, time_limit_s)
+  forest = backwards(forest) if turn else forest
+  verify.check(cluster, forest)
+  return forest
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packer:
+  """What is asked for, an allreduce or an allgather."""
+
+  collective: str
+  gap: float
+  max_trees: int | None
+  overlap: bool
+  progress: Callable[[str], None] | None
+
+  def run(self, cluster: Cluster, time_limit_s: float | None) -> Forest:
+    """Returns the forest: exact if that is asked for and can be in time."""
+    end, exact_end = _deadline(time_limit_s), stopping.never
+    if time_limit_s is not None:
+      exact_end = _deadline(time_limit_s * _EXACT_SHARE)
+    size = len(cluster.workers) * len(cluster.links)
+    small, large = self._limits(cluster)
+    best = None
+    if not self.overlap or size <= (small if self.gap else large):
+      best = self._exact(cluster, exact_end)
+    if best and self._few_enough(best):
+      return best
+    found = self._approximate(cluster, end, best)
+    if best and self.max_trees is not None:
+      columns = approximate.heaviest(cluster, best, self.max_trees)
+      rival = fitted(cluster, columns, best)
+      found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
+    if self.gap and found.gap > self.gap and not best and size <= large:
+      # What could not be reached in one way may be in the other.
+      best = self._exact(cluster, end)
+      if best and self._few_enough(best):
+        return best
+    return found
+
+  def _few_enough(self, forest: Forest) -> bool:
+    return self.max_trees is None or len(forest.trees) <= self.max_trees
+
+  def _limits(self, cluster: Cluster) -> tuple[int, int]:
+    """Workers times links up to which the exact way is quick, and not slow."""
+    if self.collective == 'allgather':
+      return _GATHER if cluster.switches else _GATHER_MESH
+    if cluster.symmetric:
+      return _REDUCE
+    return _REDUCE_ONE_WAY if cluster.switches else _REDUCE_ONE_WAY_MESH
+
+  def _exact(self, cluster: Cluster, stop: stopping.Stop) -> Forest | None:
+    self._tell('packing exactly')
+    try:
+      if self.collective == 'allreduce':
+        return exact.allreduce(cluster, stop, overlap=self.overlap)
+      return exact.allgather(cluster, stop)
+    except stopping.Stopped:
+      self._tell('not exact in time')
+      return None
+
+  def _approximate(
+    self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
+  ) -> Forest:
+    """Returns grown trees; `known` is of the same cluster, but has too many."""
+    wanted: dict[str, Any] = {
+      'gap': self.gap,
+      'max_trees': self.max_trees,
+      'stop': stop,
+      'report': self._report,
+    }
+    proof: Certificate
+    if self.collective == 'allreduce':
+      columns, proof = approximate.allreduce(cluster, **wanted)
+      bound = prices.proven(cluster, proof)
+    else:
+      proof = self._cut(cluster, stop, known)
+      columns = approximate.allgather(cluster, proof, **wanted)
+      bound = len(cluster.workers) / cuts.proven(cluster, proof)
+    if known is None:
+      known = Forest(self.collective, (), None, bound * _GB, proof)
+    return fitted(cluster, columns, known)
+
+  def _cut(
+    self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
+  ) -> cuts.Cut:
+    if known and isinstance(known.certificate, cuts.Cut):
+      return known.certificate
+    try:
+      return allgather.optimum(cluster, stop).cut
+    except stopping.Stopped:
+      return allgather.around_workers(cluster)
+
+  def _report(self, count: int, rate: float, bound: float) -> None:
+    self._tell(
+      f'{count} trees: {rate:.4g} of {bound:.4g} GB/s, '
+      f'gap {100 * (1 - rate / bound):.2g} %'
+    )
+
+  def _tell(self, text: str) -> None:
+    if self.progress is not None:
+      self.progress(text)
+
+
+def _deadline(seconds: float | None) -> stopping.Stop:
+  if seconds is None:
+    return stopping.never
+  end = time.monotonic() + seconds
+  return lambda: time.monotonic() >= end
+
+
+def _check(
+  cluster: Cluster,
+  collective: str,
+  gap: float,
+  max_trees: int | None,
+  time_limit_s: float | None,
+  overlap: bool,
+) -> None:
+  if collective not in COLLECTIVES:
+    raise ValueError(
+      f'collective: expected one of {COLLECTIVES}, got {collective!r}.'
+    )
+  if not isinstance(gap, numbers.Real) or not 0 <= gap < 1:
+    raise ValueError(f'gap: expected at least 0 and below 1, got {gap!r}.')
+  least = 1 if collective == 'allreduce' else len(cluster.workers)
+  whole = max_trees is None or isinstance(max_trees, int)
+  if not whole or (max_trees is not None and max_trees < least):
+    raise ValueError(
+      f'max_trees: expected an integer of at least {least} for this '
+      f'{collective}, got {max_trees!r}.'
+    )
+  seconds = 0 if time_limit_s is None else time_limit_s
+  if not isinstance(seconds, numbers.Real) or not 0 <= seconds < math.inf:
+    raise ValueError(
+      f'time_limit_s: expected 0 or more, finite, got {time_limit_s!r}.'
+    )
+  if not overlap and collective != 'allreduce':
+    raise ValueError(f'overlap: expected True for {collective}, got False.')
+  if not overlap and (gap or max_trees or time_limit_s is not None):
+    raise ValueError(
+      'overlap: expected True with a gap, max_trees or time_limit_s, got False.'
+    )

@@ -1,0 +1,100 @@
+"""Prices of links that bound an allreduce, found by trying many.
+
+Among them prices that follow how full the links are when trees avoid what is
+full (multiplicative weights: Garg and Koenemann, "Faster and simpler algorithms
+for multicommodity flow and other fractional packing problems", 1998).  Rounded
+to two values, prices often close what is left open.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from topology.algorithms import stopping
+from topology.bounds import prices as certificates
+from topology.clusters.cluster import Cluster
+from topology.packing import growing
+from topology.packing.arrays import Arrays
+
+_CLASSES = 20  # Different capacities of which the links are tried alone.
+_FINE = 2**30  # The highest price of a certificate.
+
+
+class Bound:
+  """The best prices of links so far.
+
+  Attributes:
+    rate: In GB/s, what they prove.
+  """
+
+  def __init__(self, cluster: Cluster, arrays: Arrays) -> None:
+    self._cluster = cluster
+    self._arrays = arrays
+    self._prices = np.ones(len(arrays.capacity))
+    self.rate = math.inf
+    self._try(self._prices)
+    for around in (*arrays.around_thinnest(), *arrays.layers()):
+      self._try(around)
+    for value in np.unique(arrays.capacity)[:_CLASSES]:
+      self._try((arrays.capacity == value).astype(float))
+
+  def follow(self, rounds: int, stop: stopping.Stop) -> None:
+    """Tries the prices of spanning trees that avoid what is full."""
+    arrays = self._arrays
+    load, total = np.zeros((2, len(arrays.capacity)))
+    for i in range(rounds):
+      used = load / arrays.capacity
+      heat = max(0.002, 0.8 / math.sqrt(i + 1.0))
+      fullest = max(used.max(), 1e-300)
+      prices = growing.exp((used / fullest - 1) / heat) / arrays.capacity
+      prices = np.maximum(prices, prices.max() * 1e-12)
+      cells = arrays.cells(prices)
+      cost, kept = arrays.tree(cells, prices)
+      self._keep(prices, self._worth(prices) / cost)
+      load += arrays.loads(cells, kept)
+      total += prices / cost
+      if stop():
+        break
+      if i & (i + 1) == 0 or i + 1 == rounds:
+        self.improve(total)
+
+  def improve(self, prices: np.ndarray) -> None:
+    """Tries the prices, and those above a threshold made 1, the others 0."""
+    self._try(prices)
+    parts = 25 if self._arrays.paired else 3
+    for level in np.quantile(prices, np.linspace(0, 0.98, parts)):
+      self._try((prices > level).astype(float))
+      self._try((prices >= level).astype(float))
+
+  def certificate(self) -> certificates.Prices:
+    """Returns the best prices, as integers."""
+    return self._exact(self._prices)
+
+  def _try(self, prices: np.ndarray) -> None:
+    if not prices.max() > 0:
+      return
+    if self._arrays.paired:
+      prices = np.maximum(prices / prices.max(), 1e-12)
+      cost, _ = self._arrays.tree(self._arrays.cells(prices), prices)
+      self._keep(prices, self._worth(prices) / cost)
+      return
+    try:
+      proven = certificates.proven(self._cluster, self._exact(prices))
+    except ValueError:  # Some tree is free, so that they prove nothing.
+      return
+    self._keep(prices, float(proven))
+
+  def _keep(self, prices: np.ndarray, rate: float) -> None:
+    if rate < self.rate:
+      self.rate, self._prices = rate, prices
+
+  def _worth(self, prices: np.ndarray) -> float:
+    return float((prices * self._arrays.capacity).sum())
+
+  def _exact(self, prices: np.ndarray) -> certificates.Prices:
+    fine = np.rint(prices / prices.max() * _FINE)[self._arrays.use]
+    links = zip(self._cluster.links, fine.tolist(), strict=True)
+    return certificates.Prices(
+      tuple((src, dst, Fraction(p)) for (src, dst, _), p in links if p)
+    )

@@ -1,0 +1,307 @@
+"""The best weights of given trees, in floating point.
+
+Trees that share links can be used at most as fast as the links allow:
+`loads . w <= capacity`.  A linear program says how much of each to use.  An
+interior-point method solves it (Mehrotra's predictor and corrector), for of
+thousands of equal links and trees, which make a simplex method stall, it needs
+no more than some tens of steps.  A step costs O(m K^2) in one matrix product
+and O(K^3) to solve a system; both are the same on every machine, to the last
+bit (`algorithms.definite`), as is all else.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from topology.algorithms import definite
+
+_GAP = 1e-7  # Between weights and prices, relative, at which they will do.
+_STEPS = 100
+_REGULARIZATION = 1e-12  # Of a matrix with ones on its diagonal.
+_REFINEMENTS = 8  # Of a solution, at most, ...
+_EXACT = 1e-13  # ... and the rest, relative, at which none is needed.
+_REACH = 0.99  # Of the way to where a variable vanishes.
+
+
+def best(
+  loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the weights that make the most of the trees, and the proof.
+
+  The weights have the largest sum, or with `roots` the largest sum per root,
+  which is then the same for every root.  Whatever the steps come to, the
+  weights are at least 0 and feasible, and the prices prove a bound, both up to
+  rounding: `capacity . prices` is at least the optimum.  The two differ by at
+  most 2e-7 of it, unless rounding (of capacities that differ by many orders of
+  magnitude) or the bound on the steps ends the method before; so a caller who
+  needs to know compares them.  A tree that equals an earlier one gets 0, and so
+  do those not worth their price, if that costs no more than 1e-7 of the rate;
+  of the rest, the optimum is in the middle of all optima, not of few trees.
+
+  Args:
+    loads: How often each tree uses each link, whole numbers, [m, K].
+    capacity: Of each link, above 0, [m].
+    roots: Of each tree, integers [K]; or None if roots do not matter.
+
+  Returns:
+    The weights [K], in the unit of the capacities, and the prices [m] >= 0 of
+    the links, at which the cheapest tree costs 1, or the cheapest trees of
+    all roots do together.
+
+  Raises:
+    ValueError: If there is no tree, or one that uses no link, or what is
+      passed has another shape, or values out of range.
+  """
+  loads, capacity = np.asarray(loads), np.asarray(capacity, np.float64)
+  trees = loads.shape[1] if loads.ndim == 2 else 0
+  roots = np.zeros(trees, np.int64) if roots is None else np.asarray(roots)
+  _check(loads, capacity, roots)
+  program = _Program(loads, capacity, roots)
+  most, least = 0.0, np.inf
+  for step, state in enumerate(program.path()):
+    weights, prices = program.weights(state.x), program.prices(state.y)
+    if program.rate(weights) > most:
+      most, chosen = program.rate(weights), weights
+    if prices.sum() < least:
+      least, proof = prices.sum(), prices
+    if least - most <= _GAP * least or step == _STEPS:
+      break
+  # Without the trees whose loss outweighs their weight.
+  lean = program.weights(np.where(state.x > state.z, state.x, 0))
+  if program.rate(lean) >= (1 - _GAP) * most:
+    chosen = lean
+  return program.expanded(chosen), proof / capacity
+
+
+def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
+  if loads.ndim != 2 or not loads.size:
+    raise ValueError(
+      f'loads: expected links and trees [m, K], got shape {loads.shape}.'
+    )
+  links, trees = loads.shape
+  whole = loads.min() >= 0 and np.array_equal(loads, np.rint(loads))
+  positive = np.isfinite(capacity).all() and capacity.min() > 0
+  for valid, expected in (
+    (capacity.shape == (links,), f'capacity: expected shape {(links,)}'),
+    (roots.shape == (trees,), f'roots: expected shape {(trees,)}'),
+    (whole, 'loads: expected whole numbers of at least 0'),
+    (positive, 'capacity: expected numbers above 0'),
+  ):
+    if not valid:
+      raise ValueError(f'{expected}, got others.')
+  unused = np.flatnonzero(~loads.any(0))
+  if len(unused):
+    raise ValueError(f'loads: expected links, got none for tree {unused[0]}.')
+
+
+class _State(NamedTuple):
+  """Of the method: all above 0."""
+
+  x: np.ndarray  # Variables.
+  slack: np.ndarray  # Of rows.
+  y: np.ndarray  # Prices of rows.
+  z: np.ndarray  # Losses of variables.
+
+
+class _Program:
+  """The x >= 0 of largest x[-1] with `rows . x <= limits`.
+
+  x are the weights, each as a multiple of its weight when all trees of a root
+  carry the same, and the rate per root, as a multiple of the rate then.  What
+  all trees of a root use of a link is an entry of the rate, not of the trees:
+  otherwise the trees of a network in which every tree must use most links are
+  alike but for rounding.
+
+  Rows are those of links, then one for each root: its trees carry the rate.
+  """
+
+  def __init__(
+    self, loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray
+  ) -> None:
+    _, groups = np.unique(roots, return_inverse=True)
+    first = _distinct(np.vstack([groups, loads]).T)
+    self._first = first[np.argsort(groups[first], kind='stable')]
+    self._trees = len(roots)
+    self._groups = groups[self._first]
+    self._starts = np.flatnonzero(np.diff(self._groups, prepend=-1))
+    loads = loads[:, self._first].astype(np.float64)
+    common = np.minimum.reduceat(loads, self._starts, axis=1)
+    whole = loads - common[:, self._groups]
+    links, trees = whole.shape
+    self._capacity, self._common = capacity, common.sum(1)
+    self._link, self._tree = np.nonzero(whole)
+    self._times = whole[self._link, self._tree]
+    self._kept = _distinct(np.column_stack([whole, self._common, capacity]))
+    self._whole = definite.Gram(whole[self._kept])
+
+    self._equal = (1 / np.bincount(self._groups))[self._groups]
+    rate = 1 / self._used(self._equal).max()
+    self._unit = self._equal * rate
+    count = len(self._starts)
+    place = np.full(links, -1)
+    place[self._kept] = np.arange(len(self._kept))
+    own = np.flatnonzero(place[self._link] >= 0)
+    shares = self._times / capacity[self._link] * self._unit[self._tree]
+    rated = self._common[self._kept] * rate / capacity[self._kept]
+    rows, each = len(rated), np.arange(count)
+    # Row, column and value of all entries that are not 0.
+    self._row = np.r_[
+      place[self._link[own]], np.arange(rows), rows + self._groups, rows + each
+    ]
+    self._column = np.r_[
+      self._tree[own], np.full(rows, trees), np.arange(trees), 0 * each + trees
+    ]
+    self._value = np.r_[shares[own], rated, -self._equal, np.ones(count)]
+    self._limits = np.repeat([1.0, 0.0], [len(rated), count])
+    self._last = np.concatenate([rated, np.ones(count)])
+    same = self._groups[:, None] == self._groups
+    self._together = same * (self._equal * self._equal[:, None])
+
+  def path(self) -> Iterator[_State]:
+    """Yields better and better states, or ends."""
+    links, width = len(self._kept), len(self._groups) + 1
+    gain = np.zeros(width)
+    gain[-1] = 1
+    x = np.repeat([0.5, 0.25], [width - 1, 1])
+    slack = self._limits - self._rows(x)
+    y = np.full(len(slack), 1.5 / len(self._starts))
+    y[:links] = 1 / slack[:links]
+    y[:links] /= y[:links].sum()
+    z = np.maximum(self._columns(y) - gain, 0.1 / width)
+    state = _State(x, slack, y, z)
+    while True:
+      yield state
+      try:
+        # Overflow shows in the result.
+        with np.errstate(all='ignore'):
+          state = self._step(state, gain)
+      except ValueError:  # The system cannot be solved.
+        return
+      if not all((part > 0).all() & np.isfinite(part).all() for part in state):
+        return
+
+  def weights(self, x: np.ndarray) -> np.ndarray:
+    """Returns the weights of distinct trees, made feasible."""
+    weights = x[:-1] * self._unit
+    # Not a number if a root has no weight.
+    with np.errstate(invalid='ignore'):
+      sums = np.add.reduceat(weights, self._starts)
+      weights *= (sums.min() / sums)[self._groups]
+      return weights / self._used(weights).max()
+
+  def rate(self, weights: np.ndarray) -> float:
+    """Returns what each root carries."""
+    return float(np.add.reduceat(weights, self._starts).min())
+
+  def prices(self, y: np.ndarray) -> np.ndarray:
+    """Returns the prices of all that each link carries, made to prove."""
+    prices = np.zeros(len(self._capacity))
+    prices[self._kept] = y[: len(self._kept)]
+    each = prices / self._capacity
+    cost = np.bincount(
+      self._tree, self._times * each[self._link], len(self._groups)
+    )
+    cheapest = np.minimum.reduceat(cost, self._starts).sum()
+    return prices / (cheapest + (self._common * each).sum())
+
+  def expanded(self, weights: np.ndarray) -> np.ndarray:
+    """Returns the weights of all trees, 0 for the later of equal ones."""
+    full = np.zeros(self._trees)
+    full[self._first] = weights
+    return full
+
+  def _used(self, weights: np.ndarray) -> np.ndarray:
+    """The share of each link that is used, by the same sum for each root."""
+    own = np.bincount(
+      self._link, self._times * weights[self._tree], len(self._capacity)
+    )
+    return (own + self._common * self.rate(weights)) / self._capacity
+
+  def _rows(self, x: np.ndarray) -> np.ndarray:
+    return np.bincount(
+      self._row, self._value * x[self._column], len(self._limits)
+    )
+
+  def _columns(self, y: np.ndarray) -> np.ndarray:
+    return np.bincount(
+      self._column, self._value * y[self._row], len(self._groups) + 1
+    )
+
+  def _gram(self, weight: np.ndarray) -> np.ndarray:
+    """`rows.T @ diag(weight) @ rows`."""
+    links, size = len(self._kept), len(self._groups) + 1
+    matrix = np.empty((size, size))
+    matrix[-1] = matrix[:, -1] = self._columns(weight * self._last)
+    each = weight[:links] / self._capacity[self._kept] ** 2
+    matrix[:-1, :-1] = self._whole.of(each)
+    matrix[:-1, :-1] *= self._unit * self._unit[:, None]
+    matrix[:-1, :-1] += self._together * weight[links:][self._groups]
+    return matrix
+
+  def _step(self, state: _State, gain: np.ndarray) -> _State:
+    """The next state."""
+    x, slack, y, z = state
+    total = len(x) + len(y)
+    mean = ((x * z).sum() + (slack * y).sum()) / total
+    matrix = self._gram(y / slack)
+    diagonal = np.arange(len(x))
+    matrix[diagonal, diagonal] += z / x
+    unit = 1 / np.sqrt(matrix[diagonal, diagonal])
+    matrix *= unit
+    matrix *= unit[:, None]
+    regular = matrix.copy()
+    regular[diagonal, diagonal] += _REGULARIZATION
+    factor = definite.Factor(regular)
+    beyond = self._limits - self._rows(x) - slack
+    lacking = gain - self._columns(y) + z
+
+    def direction(to_y: np.ndarray, to_z: np.ndarray) -> _State:
+      # Newton's, by which slack * y changes by to_y and x * z by to_z.
+      right = lacking + to_z / x - self._columns((to_y - y * beyond) / slack)
+      right *= unit
+      dx = factor.solve(right)
+      for _ in range(_REFINEMENTS):
+        rest = right - definite.times(matrix, dx)
+        if abs(rest).max() <= _EXACT * abs(right).max():
+          break
+        dx += factor.solve(rest)
+      dx *= unit
+      ds = beyond - self._rows(dx)
+      return _State(dx, ds, (to_y - y * ds) / slack, (to_z - z * dx) / x)
+
+    by = direction(-slack * y, -x * z)
+    ahead = _moved(state, by, 1.0)
+    predicted = ((ahead.x * ahead.z).sum() + (ahead.slack * ahead.y).sum()) / (
+      total * mean
+    )
+    # Products much smaller than the gap asked for only cost digits.
+    target = max(predicted * predicted * predicted * mean, 0.1 * _GAP / total)
+    by = direction(
+      target - slack * y - by.slack * by.y, target - x * z - by.x * by.z
+    )
+    return _moved(state, by, max(_REACH, 1 - mean))
+
+
+def _distinct(rows: np.ndarray) -> np.ndarray:
+  """Returns the numbers of the rows that equal no earlier one."""
+  places: dict[bytes, int] = {}
+  for place, row in enumerate(np.ascontiguousarray(rows)):
+    places.setdefault(row.tobytes(), place)
+  return np.array([*places.values()])
+
+
+def _moved(state: _State, by: _State, reach: float) -> _State:
+  """The state after as much of a change as leaves all above 0, at most all."""
+  room = [_room(value, change) for value, change in zip(state, by, strict=True)]
+  primal = min(1.0, reach * min(room[0], room[1]))
+  dual = min(1.0, reach * min(room[2], room[3]))
+  steps = primal, primal, dual, dual
+  parts = zip(state, by, steps, strict=True)
+  return _State(*(value + step * change for value, change, step in parts))
+
+
+def _room(values: np.ndarray, change: np.ndarray) -> float:
+  """Returns how often the change can be made before a value vanishes."""
+  fastest = float((-change / values).max())
+  return 1 / fastest if fastest > 0 else np.inf
