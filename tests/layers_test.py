@@ -37,7 +37,7 @@ _MAY = {
   'predict': '',
   'sync': '',
   'batching': 'configs sync.scheme',
-  'route': 'configs topology.cluster',
+  'route': 'configs topology',
   'wire': 'configs',
   'learning': 'configs data models wire',
   'outputs': 'configs learning.learning sync.record sync.scheme',
@@ -47,10 +47,12 @@ _MAY = {
     'batching.batching cluster.speed.speed data.stream learning outputs '
     'route.route sync.record sync.scheme wire.codec'
   ),
-  'cluster.virtual': 'cluster cluster.speed configs learning outputs wire',
+  'cluster.virtual': (
+    'cluster cluster.speed configs learning outputs route.route wire'
+  ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
-    'learning outputs wire'
+    'learning outputs route.route wire'
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '
@@ -79,10 +81,9 @@ def _modules() -> dict[str, pathlib.Path]:
     if part.suffix == '.py' or part.name in _MAY
     for path in ([part] if part.is_file() else part.rglob('*.py'))
   ]
-  return {
-    '.'.join(path.relative_to(_ROOT).with_suffix('').parts): path
-    for path in paths
-  }
+  names = ['.'.join(p.relative_to(_ROOT).with_suffix('').parts) for p in paths]
+  names = [name.removesuffix('.__init__') for name in names]
+  return dict(zip(names, paths, strict=True))
 
 
 def _imported(text: str, modules) -> dict[str, int]:

@@ -29,11 +29,15 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 _CONFIG = """
-from tests.support import stopping
+from tests.cluster import resume_test
 
 def get_config():
-  return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.1)
+  return resume_test._long()
 """
+
+
+def _long():
+  return stopping.eventful('elastic', epochs=40.0, checkpoint__every_s=0.1)
 
 
 class ResumeTest(parameterized.TestCase):
@@ -61,7 +65,7 @@ class ResumeTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.parameters(('elastic', 'narx'), ('bsp', 'auto'))
+  @parameterized.parameters(('elastic', 'ema'), ('bsp', 'auto'))
   def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',
@@ -265,7 +269,8 @@ class ProcessTest(parameterized.TestCase):
       self.assertEqual(summary['ended'], 'interrupted')
 
     self.assertIn('Going on from checkpoint', self._finish('run'))
-    self._finish('straight')
+    run = train.build(_long(), workdir=str(self.folder / 'straight'))
+    run()
 
     for name in ('events.jsonl', 'trace.json', 'metrics.jsonl', 'summary.json'):
       one, other = (

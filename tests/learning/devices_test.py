@@ -147,6 +147,7 @@ def _in_a_process():
   """Returns what `_found` gives in a process with four devices."""
   folder = tempfile.mkdtemp()
   dump = f'--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_part'
+  dump += ' --xla_backend_optimization_level=0'  # It compiles a lot.
   done = small.python(
     '-m',
     'tests.learning.devices_test',

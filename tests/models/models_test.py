@@ -119,8 +119,8 @@ class VggTest(parameterized.TestCase):
     )
     self.assertEqual(_size(model), size)
 
-  @parameterized.product(depth=[11, 16, 19], width=[2, 0.3, 1e-3], channels=[1])
-  def test_width_multiplies_all_channels(self, depth, width, channels):
+  @parameterized.parameters((11, 2), (16, 0.3), (19, 0.3), (11, 1e-3))
+  def test_width_multiplies_all_channels(self, depth, width):
     model = nnx.eval_shape(
       lambda: _vgg(depth=depth, width=width, input_shape=(32, 32, 1))
     )

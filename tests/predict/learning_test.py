@@ -51,7 +51,7 @@ def _driven(steps: int, workers: int, noise: float, seed: int = 0):
 @functools.cache
 def _known(name: str) -> float:
   """Returns the error of a predictor on a known process."""
-  return _error(name, *_driven(1500, 4, noise=0.2), from_=1050)
+  return _error(name, *_driven(1000, 4, noise=0.2), from_=700)
 
 
 class NarxTest(absltest.TestCase):
@@ -61,10 +61,10 @@ class NarxTest(absltest.TestCase):
       self.assertGreater(_known(other), 1.5 * _known('narx'))
 
   def test_needs_the_current_factors_for_that(self):
-    speeds, factors = _driven(1500, 4, noise=0.2)
+    speeds, factors = _driven(1000, 4, noise=0.2)
     found = _known('narx')
     for blind in bench.ablated(bench.Trace(speeds, factors)).values():
-      self.assertGreater(_error('narx', *blind, from_=1050), 1.5 * found)
+      self.assertGreater(_error('narx', *blind, from_=700), 1.5 * found)
 
   def test_beats_the_average_without_factors_where_the_past_tells(self):
     draws = np.random.default_rng(0)

@@ -166,6 +166,7 @@ def _secured(folder):
   )
   token.write_text('secret\n')
   return {
+    'model': False,
     'cluster__workers': 1,
     'route__server__dedicated': True,
     'cluster__token_file': str(token),
