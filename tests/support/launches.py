@@ -47,13 +47,17 @@ def until(name):
       return
     time.sleep(0.01)
   sys.exit(f'no {name}')
+def rest():
+  # In steps: a signal may come just before a sleep, and is heeded after it.
+  for _ in range(400):
+    time.sleep(0.05)
 def die(number=signal.SIGKILL):
   os.kill(os.getpid(), number)
-  time.sleep(20)
+  rest()
 def deaf():
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
   touch(f'deaf-{role}')
-  time.sleep(20)
+  rest()
 """
 _FAST = {'_BACKOFF_S': 0.02, '_FINISH_S': 0.2, '_KILL_S': 0.2}
 

@@ -49,7 +49,7 @@ if role == '{killed}':
   for other in {watched}:
     until(f'{{other}}-{{restarts}}')
   die()
-time.sleep(20)
+rest()
 """
     code, lines, rows = launches.run(
       body, workers=3, servers=servers, dedicated=dedicated, restarts=2
@@ -61,7 +61,7 @@ time.sleep(20)
       said = launches.said(lines, name.replace(':', ' '))
       self.assertLen(set(said), 3)
 
-  @parameterized.parameters('time.sleep(20)', 'die(signal.SIGABRT)')
+  @parameterized.parameters('rest()', 'die(signal.SIGABRT)')
   def test_workers_start_again_together_beside_dedicated_servers(self, others):
     body = f"""
 print(flags.get('coordinator'), flags['lead'])
@@ -102,7 +102,7 @@ print(time.time())
 if role == 'worker:1':
   die()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-time.sleep(20)
+rest()
 """
     code, lines, rows = launches.run(body, workers=2)
 

@@ -91,7 +91,7 @@ if role == 'worker:1':
   for n in range(50):
     print(f'line {n}')
   touch('written')
-  time.sleep(20)
+  rest()
 write = sys.stdout.write
 print(*map(os.environ.get, ('TTY_COMPATIBLE', 'COLUMNS')))
 for n in range(100):
@@ -161,7 +161,7 @@ elif role == 'worker:1':
 elif role == 'worker:2':
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   touch('ready')
-  time.sleep(20)
+  rest()
 else:
   deaf()
 """
@@ -184,7 +184,7 @@ def save(*_):
 if role == 'server:0':
   signal.signal(signal.SIGTERM, save)
   touch('ready')
-  time.sleep(20)
+  rest()
 deaf()
 """
     fields = {'workers': 2, 'dedicated': True}

@@ -258,10 +258,19 @@ class LabTest(absltest.TestCase):
       raise unittest.SkipTest(reason)
 
   def test_rates_are_those_of_the_links(self):
+    for seconds in (0.2, 0.5):
+      try:
+        self._check_rates(seconds)
+        return
+      except AssertionError:  # The machine may have been busy: longer, then.
+        continue
+    self._check_rates(1.0)
+
+  def _check_rates(self, seconds):
     file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
     file.write_text(json.dumps(_UNEQUAL))
     lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']
-    code, out, content = _run('--seconds=0.2', workers=4, before=lab)
+    code, out, content = _run(f'--seconds={seconds}', workers=4, before=lab)
 
     self.assertEqual(code, 0, out)
     up, down = [200, 100, 150, 200], [200, 150, 60, 200]
@@ -269,6 +278,7 @@ class LabTest(absltest.TestCase):
       for way, mbit in zip(('up_GBps', 'down_GBps'), want, strict=True):
         got = 8000 * float(host[way])
         self.assertBetween(got / mbit / _PAYLOAD, 0.94, 1.05, out)
+    self.assertLen(content['pairs'], 1, out)
     (pair,) = content['pairs']
     self.assertEqual((pair['src'], pair['dst']), ('host3', 'host0'))
     self.assertBetween(8000 * float(pair['GBps']) / 50 / _PAYLOAD, 0.9, 1.1)
