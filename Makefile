@@ -23,7 +23,8 @@ lint: .venv/dev
 bench: .venv/run
 	$(BIN)/python -m bench
 
-soak: .venv/run
+soak: .venv/dev
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m bench.soak
 
 docs: .venv/docs

@@ -111,18 +111,18 @@ def record(
 def _step(batch: int) -> Callable[[], None]:
   """Returns what makes one training step of the config's model."""
   learned = learning.of_config(flags.FLAGS.config)
-  server = learned.server(learned.params, learned.stats)
+  learner = learned.learner(learned.params, learned.stats)
   numbers = itertools.count()
 
   def step():
     number = next(numbers)
     ranges = ((number * batch, (number + 1) * batch),)
     payload, _ = learned.gradient(
-      server.params, ranges, worker=0, iteration=number
+      learner.params, ranges, worker=0, iteration=number
     )
-    server.add(number, payload, batch)
-    server.commit(number)
-    jax.block_until_ready(server.params)
+    learner.add(number, payload, batch)
+    learner.commit(number)
+    jax.block_until_ready(learner.params)
 
   for _ in range(2):  # It compiles.
     step()

@@ -21,7 +21,7 @@ from configs import default
 from data.dataset import Dataset, Split
 from data.stream import Stream
 from models.task import Task
-from predict import ema, narx  # noqa: F401  Checkpoints hold its classes.
+from predict import ema
 from tests.support import processes, small
 from tools.drawing import batches
 from tools.reading import records
@@ -326,57 +326,58 @@ class RealTest(processes.TestCase):
     fields = {
       'sync__name': 'bsp',
       'batching__name': 'lb_bsp',
+      'batching__lb_bsp__predictor__name': 'arima',
       'cluster__speed__injected': True,
       'cluster__speed__fixed_s': 0.0,
       'cluster__speed__per_example_s': 0.01,
-      'cluster__speed__slowdown': (1.0, 1.0, 3.0),
+      'cluster__speed__slowdown': (1.0, 3.0),
       'cluster__faults': ((1, 8, 'die'),),
       'batching__worker_batch': 14,
+      'model': False,
+      'checkpoint__every_examples': 420,
       'data__ahead': 1,
       'epochs': 100.0,
     }
-    with processes.launched(workers=3, **fields) as launch:
+    with processes.launched(workers=2, **fields) as launch:
       launch.until('Worker 1 is back')
-      launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 5 * 42)
+      launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 5 * 28)
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
-    told = self._told(launch)
+    told = self._history(launch).count.copy()
 
-    rounds = _rounds(launch.folder, whole=42)
-    self.assertEqual(rounds[6], {0: 18, 1: 18, 2: 6})
-    self.assertIn([0, 2], [sorted(batch) for batch in rounds])
-    self.assertEqual(rounds[-2].keys(), {0, 1, 2})
+    rounds = _rounds(launch.folder, whole=28)
+    self.assertEqual(rounds[6], {0: 21, 1: 7})
+    self.assertIn([0], [sorted(batch) for batch in rounds])
+    self.assertEqual(rounds[-2].keys(), {0, 1})
 
     before = launch.summary['examples']
     with processes.launched(
-      workers=3, folder=launch.folder, **fields
+      workers=2, folder=launch.folder, **fields
     ) as launch:
-      launch.reach(before + 5 * 42)
+      launch.reach(before + 5 * 28)
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
-    _rounds(launch.folder, whole=42)
-    self.assertTrue((self._told(launch) > told).all())
-
-  def _told(self, launch):
-    """Returns how many iterations of each worker the predictor knows."""
-    state, _ = processes.newest(launch.folder)
-    return state['cluster']['lead']['batching'].predictor.history.count
+    _rounds(launch.folder, whole=28)
+    self.assertTrue((self._history(launch).count > told).all())
 
   def test_hosts_tell_what_drives_their_speeds(self):
-    fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 8.0}
-    with processes.launched(workers=2, **fields) as launch:
+    fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 2.5}
+    fields['batching__lb_bsp__predictor__narx__needed'] = 60  # No fit.
+    with processes.launched(workers=1, model=False, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
 
-    sums = {sum(batch.values()) for batch in _rounds(launch.folder)}
-    self.assertEqual(sums, {2 * _BATCH})
-    state, _ = processes.newest(launch.folder)
-    history = state['cluster']['lead']['batching'].predictor.history
-    self.assertEqual(history.known.shape, (2, 1 + len(driving.NAMES)))
+    history = self._history(launch)
+    self.assertEqual(history.known.shape, (1, 1 + len(driving.NAMES)))
     np.testing.assert_array_equal(history.known.T, 3 * [history.count])
     self.assertGreater(history.count.min(), 50)
+
+  def _history(self, launch):
+    """Returns what the predictor knows of each worker."""
+    state, _ = processes.newest(launch.folder)
+    return state['runtime']['lead']['batching'].predictor.history
 
 
 class PictureTest(absltest.TestCase):

@@ -134,54 +134,61 @@ def _runs():
   return found
 
 
+def _found(folder):
+  """Returns what both functions give, and the programs of the first."""
+  pushes = _pushes()
+  programs = pathlib.Path(folder).glob('*after_optimizations.txt')
+  texts = [program.read_text() for program in programs]
+  return {'pushes': pushes, 'programs': texts, 'runs': _runs()}
+
+
 @functools.cache
-def _in_a_process(function):
-  """Returns what a function gives with four devices, and its programs."""
+def _in_a_process():
+  """Returns what `_found` gives in a process with four devices."""
   folder = tempfile.mkdtemp()
   dump = f'--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_part'
+  dump += ' --xla_backend_optimization_level=0'  # It compiles a lot.
   done = small.python(
     '-m',
     'tests.learning.devices_test',
-    function,
+    folder,
     XLA_FLAGS=f'--xla_force_host_platform_device_count=4 {dump}',
     # Of its own: what others compiled is not dumped.
     JAX_COMPILATION_CACHE_DIR=tempfile.mkdtemp(),
   )
   if done.returncode:
     raise RuntimeError(done.stderr)
-  programs = pathlib.Path(folder).glob('*after_optimizations.txt')
-  found = json.loads(done.stdout.splitlines()[-1])
-  return found, [program.read_text() for program in programs]
+  return json.loads(done.stdout.splitlines()[-1])
 
 
 class PushTest(parameterized.TestCase):
   @parameterized.parameters(2, 4)
   def test_it_is_that_of_one_device_to_rounding(self, devices):
-    found, _ = _in_a_process('_pushes')
+    found = _in_a_process()['pushes']
     got, expected = found[f'batch {devices}'], found['batch 0']
     for one, other in zip(got['numbers'], expected['numbers'], strict=True):
       scale = np.abs(other).max()
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6 * scale)
 
   def test_one_device_is_to_the_last_bit_what_jax_chooses(self):
-    found, _ = _in_a_process('_pushes')
+    found = _in_a_process()['pushes']
     self.assertEqual(found['mask 1'], found['mask 0'])
 
   @parameterized.parameters(2, 4)
   def test_every_example_is_dropped_as_on_one_device(self, devices):
-    found, _ = _in_a_process('_pushes')
+    found = _in_a_process()['pushes']
     got, expected = found[f'mask {devices}'], found['mask 0']
     self.assertEqual(got['numbers'][:1], expected['numbers'][:1])
     self.assertLen(set(expected['numbers'][0]), 7)  # The masks differ.
 
   def test_it_is_on_one_device_and_nothing_is_compiled_late(self):
-    found, _ = _in_a_process('_pushes')
+    found = _in_a_process()['pushes']
     for name, push in found.items():
       self.assertEqual(push['compilations'], 0, name)
       self.assertEqual(push['devices'], [0], name)
 
   def test_devices_exchange_sums_and_no_examples(self):
-    _, programs = _in_a_process('_pushes')
+    programs = _in_a_process()['programs']
     spread = [text for text in programs if 'all-reduce' in text]
     # Of 8 examples: two tasks on 2 and on 4 devices; one of 4 on 4.
     self.assertLen(spread, 5)
@@ -192,7 +199,7 @@ class PushTest(parameterized.TestCase):
 
 class RunTest(parameterized.TestCase):
   def test_runs_learn_alike(self):
-    found, _ = _in_a_process('_runs')
+    found = _in_a_process()['runs']
     one, two = found['one'], found['two']
     for got, expected in zip(two['numbers'], one['numbers'], strict=True):
       np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
@@ -200,13 +207,13 @@ class RunTest(parameterized.TestCase):
     self.assertAlmostEqual(two['accuracy'], one['accuracy'], delta=1 / 64)
 
   def test_rounded_runs_learn_alike(self):
-    found, _ = _in_a_process('_runs')
+    found = _in_a_process()['runs']
     one, two = found['one bfloat16'], found['two bfloat16']
     for got, expected in zip(two['numbers'], one['numbers'], strict=True):
       np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-3)
 
   def test_nothing_is_compiled_late(self):
-    found, _ = _in_a_process('_runs')
+    found = _in_a_process()['runs']
     self.assertEqual({run['compilations'] for run in found.values()}, {0})
     self.assertTrue(found['two']['resumed'])
 
@@ -238,8 +245,7 @@ class CheckTest(parameterized.TestCase):
 
 
 if __name__ == '__main__':
-  functions = {'_pushes': _pushes, '_runs': _runs}
-  if sys.argv[-1] in functions:
-    print(json.dumps(functions[sys.argv[-1]]()))
+  if len(sys.argv) == 2 and pathlib.Path(sys.argv[1]).is_dir():
+    print(json.dumps(_found(sys.argv[1])))
   else:
     absltest.main()

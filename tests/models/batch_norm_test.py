@@ -1,18 +1,20 @@
 """Tests for running statistics: pushed, averaged and read as promised."""
 
 import collections
+import tempfile
 
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 from flax import nnx
 
+import train
 from configs import default
 from data import synthetic
 from data.stream import Stream
 from models import norm
 from models import task as tasks
-from tests.support import small
+from tests.support import small, stopping
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
@@ -30,7 +32,7 @@ class _Model(nnx.Module):
     return self.dense(normal.reshape(len(normal), -1))
 
 
-def _built(scheme, worker_batch=8):
+def _built(scheme, worker_batch=8, workdir=None, **changed):
   dataset = synthetic.make(
     directory=None,
     num_train=192,
@@ -46,10 +48,13 @@ def _built(scheme, worker_batch=8):
     sync__name=scheme,
     cluster__speed__name='lognormal',
     batching__worker_batch=worker_batch,
+    **changed,
   )
   config.model = default.get_config().model
   config.data = default.get_config().data
-  return small.build(config, task=task, dataset=dataset), dataset
+  workdir = workdir or f'{tempfile.mkdtemp()}/run'
+  own = {'task': task, 'dataset': dataset}
+  return train.build(config, workdir=workdir, **own), dataset
 
 
 class StatisticsTest(parameterized.TestCase):
@@ -95,6 +100,24 @@ class StatisticsTest(parameterized.TestCase):
     logits = normal.reshape(64, -1) @ dense['kernel'] + dense['bias']
     right = np.argmax(logits, axis=1) == dataset.test.targets
     self.assertAlmostEqual(summary['final_accuracy'], np.mean(right))
+
+  def test_they_are_in_checkpoints(self):
+    never = {'checkpoint__every_examples': 10**9, 'epochs': 1.0}
+    straight, _ = _built('elastic', **never)
+    straight()
+    run, _ = _built('elastic', **never)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[20], killed_at=25)
+    run, _ = _built('elastic', workdir=str(run.files.workdir), **never)
+    self.assertIsNotNone(run.sizes)
+    run()
+
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      run.runtime.lead.holder.learner.state()['stats'],
+      straight.runtime.lead.holder.learner.state()['stats'],
+    )
+    np.testing.assert_equal(stopping.results(run), stopping.results(straight))
 
   def test_padding_repeats_examples_of_the_batch(self):
     run, dataset = _built('bsp', worker_batch=7)

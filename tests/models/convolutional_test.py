@@ -43,8 +43,8 @@ class ResNetTest(parameterized.TestCase):
       small_models.logits_shape(model, 5, pixels, pixels, 3), (5, num_classes)
     )
 
-  @parameterized.product(
-    depth=[20, 32], width=[0.3, 1e-3], kind=['group', 'none']
+  @parameterized.parameters(
+    (20, 0.3, 'none'), (20, 1e-3, 'group'), (32, 0.3, 'group')
   )
   def test_width_multiplies_all_channels(self, depth, width, kind):
     model = nnx.eval_shape(

@@ -1,5 +1,6 @@
 """Tests for cluster.checkpoints: damage, safety, and when they are made."""
 
+import functools
 import gc
 import os
 import pathlib
@@ -21,6 +22,17 @@ from outputs import checkpoints
 from tests.support import small, stopping
 
 
+@functools.cache
+def _stopped():
+  """Returns the folder of a run that was killed after two checkpoints."""
+  run = small.build(stopping.eventful('asp'))
+  try:
+    stopping.stop(run, saved_at=[30, 60], killed_at=70)
+  except stopping.Killed:
+    return run.files.workdir
+  raise AssertionError('It has ended.')
+
+
 # Orbax leaves the other reads that it began to the garbage collector.
 @pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning',
@@ -30,16 +42,16 @@ class DamageTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
+    gc.freeze()  # Collections find what this test leaves, and that soon.
     self.workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
-    run = train.build(stopping.eventful('asp'), workdir=str(self.workdir))
-    with self.assertRaises(stopping.Killed):
-      stopping.stop(run, saved_at=[30, 60], killed_at=70)
+    shutil.copytree(_stopped(), self.workdir)
     self.newest = self.workdir / 'checkpoints' / '1'
 
   def tearDown(self):
     for _ in range(3):  # Here, where what that finds is filtered.
       gc.collect()
       time.sleep(0.05)
+    gc.unfreeze()
     super().tearDown()
 
   def _cut(self):

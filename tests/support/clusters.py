@@ -33,7 +33,7 @@ _CLUSTER = {
   'cluster.network.worker_latency_s': (2e-3,),
   'batching.worker_batch': 16,
   'model.name': 'none',
-  'model.none.size_bytes': 5_000_004,  # No multiple of the servers.
+  'model.none.size_bytes': 5_000_004,  # 4 x no multiple of the servers.
   'model.none.num_train': 10_000,
   # Without a model these are at their defaults.
   'data.name': 'digits',

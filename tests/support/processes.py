@@ -21,19 +21,26 @@ from typing import Any
 
 from absl.testing import absltest
 
-import train  # noqa: F401  Checkpoints hold classes that it imports.
 from cluster.distributed.served import checkpoints as sharded
 from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 BATCH = 8  # Of small.config.
+# Checkpoints hold classes of these, and of what train imports.
+_CLASSES = (
+  'batching.fixed',
+  'batching.lb_bsp',
+  'predict.arima',
+  'predict.narx',
+  'train',
+)
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIMIT_S = 100.0
 _CONFIG = """
 from tests.support import small
 
 def get_config():
-  return small.config(**{fields!r})
+  return small.{kind}(**{fields!r})
 """
 _FIELDS = {
   'cluster__runtime': 'distributed',
@@ -44,10 +51,14 @@ _FIELDS = {
 }
 
 
-def config_file(**fields: Any) -> str:
-  """Returns the path of a new config: small.config(**fields), on real hosts."""
+def config_file(*, model: bool = True, **fields: Any) -> str:
+  """Returns the path of a new config: small.config(**fields), on real hosts.
+
+  Without a model, it is of small.timing.
+  """
   path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
-  path.write_text(_CONFIG.format(fields=_FIELDS | fields))
+  kind = 'config' if model else 'timing'
+  path.write_text(_CONFIG.format(kind=kind, fields=_FIELDS | fields))
   return str(path)
 
 
@@ -194,8 +205,8 @@ def _running(
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
   """Returns the lead's and the servers' states of the newest checkpoint."""
-  for name in (*SCHEMES, 'batching.fixed'):
-    importlib.import_module(f'sync.{name}')
+  for name in (*(f'sync.{scheme}' for scheme in SCHEMES), *_CLASSES):
+    importlib.import_module(name)
   directory = folder / 'checkpoints'
   never = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
   lead = sharded.of_lead(directory, **never)
@@ -244,7 +255,7 @@ class TestCase(absltest.TestCase):
 
   def _check_checkpoint(self, launch: Launch) -> None:
     state, servers = newest(launch.folder)
-    stream = state['cluster']['lead']['_stream']
+    stream = state['runtime']['lead']['_stream']
     ledger = state['journal']['ledger']
     held = sum(stop - start for start, stop in stream.outstanding())
     pending = [push for pushes in ledger.pending.values() for push in pushes]
@@ -255,7 +266,8 @@ class TestCase(absltest.TestCase):
     for server in servers:
       self.assertEqual(server['version'], ledger.updates)
       self.assertEqual(server['examples'], ledger.examples)
-      self.assertEqual(sorted(server['_sums']), sorted(ledger.pending))
+      sums = server['_sums' if '_sums' in server else 'sums']
+      self.assertEqual(sorted(sums), sorted(ledger.pending))
     if launch.summary['ended'] in ('finished', 'interrupted'):
       self.assertEqual(ledger.iterations, launch.summary['iterations'])
       self.assertEqual(
@@ -267,5 +279,7 @@ class TestCase(absltest.TestCase):
 def _size_bytes(folder: pathlib.Path) -> int:
   """Returns the bytes of a push: of 4 x 4 pixels, 16 and 10 units."""
   config = json.loads((folder / 'manifest.json').read_text())['config']
+  if config['model']['name'] == 'none':
+    return config['model']['none']['size_bytes']
   each = {'float32': 4, 'bfloat16': 2}[config['wire']['dense']['dtype']]
   return each * ((4 * 4 + 1) * 16 + (16 + 1) * 10)

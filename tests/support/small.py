@@ -53,6 +53,21 @@ def config(**changed: Any) -> ConfigDict:
   return made
 
 
+def timing(
+  *, size_bytes: int = 1768, num_train: int = 192, **changed: Any
+) -> ConfigDict:
+  """Returns `config(**changed)` without a model: of times and bytes alone."""
+  made, defaults = config(**changed), default.get_config()
+  for section in ('data', 'optimizer', 'model'):
+    made[section] = defaults[section]
+  made.model.name = 'none'
+  made.model.none.update({'size_bytes': size_bytes, 'num_train': num_train})
+  made.update_from_flattened_dict(
+    {name.replace('__', '.'): value for name, value in changed.items()}
+  )
+  return made
+
+
 def build(config_: ConfigDict, **own: Any) -> train.Run:
   """Returns a run in a new temporary folder; `own` is for train.build."""
   return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **own)

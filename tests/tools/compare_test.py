@@ -103,6 +103,11 @@ class PlanTest(parameterized.TestCase):
       2,
       r'config.sync.ssp: .*bound.* no run uses ssp, got .*5',
     ),
+    (
+      {'sync__elastic__lookahead': 9},
+      2,
+      r'config.sync.elastic: .*lookahead.* no run uses elastic, got .*9',
+    ),
     ({'optimizer__reduction': 'mean'}, 2, r"reduction: expected 'sum', .*mean"),
     ({}, 0, r'seeds: expected at least 1, got 0'),
   )
@@ -262,7 +267,6 @@ class CommandTest(parameterized.TestCase):
   @parameterized.parameters(
     (['--config.epoch=2'], r"Refused: unknown field in \['--config.epoch=2'\]"),
     (['--schemes=bps'], r'Refused: schemes: expected some of'),
-    (['--config.sync.elastic.lookahead=9', '--schemes=bsp'], r'sync.elastic: '),
   )
   def test_a_refusal_is_one_line(self, arguments, message):
     out = f'{tempfile.mkdtemp()}/out'

@@ -65,16 +65,15 @@ time.sleep(20)
   def test_workers_start_again_together_beside_dedicated_servers(self, others):
     body = f"""
 print(flags.get('coordinator'), flags['lead'])
-touch(f'{{role}}-{{restarts}}')
-if role == 'worker:0' and not restarts:
-  until('worker:1-0')
-  until('worker:2-0')
-  touch('lost')
-  time.sleep(0.2)
-  die()
+crew = flags.get('coordinator')
+touch(f'{{role}}-{{crew}}')
 if role == 'worker:0':
-  until('worker:1-1')
-  until('worker:2-1')
+  until(f'worker:1-{{crew}}')
+  until(f'worker:2-{{crew}}')
+  if not restarts:
+    touch('lost')
+    time.sleep(0.2)
+    die()
   touch('back')
 if role != 'server:0' and not restarts:
   until('lost')

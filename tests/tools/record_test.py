@@ -35,7 +35,7 @@ class RecordTest(absltest.TestCase):
     before = set(psutil.pids())
     done = small.python(
       *('-m', 'tools.record', f'--out={path}', '--minutes=0.05'),
-      *('--workers=2', '--batch=4'),
+      *('--workers=2', '--batch=4', '--config.model.name=mlp'),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -1,4 +1,7 @@
-"""Tests for failures of real processes: each scheme with each kind of them."""
+"""Tests for failures of real processes: each kind of them, in one scheme.
+
+`make soak` has every scheme with every kind.
+"""
 
 import contextlib
 import os
@@ -8,8 +11,8 @@ import signal
 import sys
 import tempfile
 import threading
-import unittest
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from tests.support import processes
@@ -29,6 +32,7 @@ _FAULTS = {
   'nan': (1, 80),  # By then the others have been noticed.
 }
 _FIELDS = {
+  'checkpoint__every_examples': _EVERY,
   'cluster__timeout_s': _TIMEOUT_S,
   'cluster__speed__injected': True,
   'cluster__speed__fixed_s': 0.05,
@@ -36,16 +40,28 @@ _FIELDS = {
 }
 
 
-class KindsTest(processes.TestCase, parameterized.TestCase):
-  """All kinds in one run of each scheme; the last one ends it."""
+def _but(scheme):
+  return [name for name in processes.SCHEMES if name != scheme]
 
-  @parameterized.parameters(*processes.SCHEMES)
-  def test_every_kind_has_the_outcome_that_it_should_have(self, scheme):
+
+class KindsTest(processes.TestCase, parameterized.TestCase):
+  """All kinds in one run; the last one ends it."""
+
+  def test_every_kind_has_the_outcome_that_it_should_have(self):
+    self._check_run('bsp')
+
+  @parameterized.parameters(_but('bsp'))
+  @pytest.mark.soak
+  def test_in_other_schemes(self, scheme):
+    self._check_run(scheme)
+
+  def _check_run(self, scheme):
     faults = tuple((*where, kind) for kind, where in _FAULTS.items())
     with (
       processes.launched(
         workers=4,
         dedicated=True,
+        model=False,
         sync__name=scheme,
         epochs=1000.0,
         cluster__faults=faults,
@@ -138,15 +154,19 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
 class LeadTest(processes.TestCase, parameterized.TestCase):
   """The process that holds parameters dies: all start again."""
 
-  @parameterized.parameters((True, 'server:0'), (False, 'worker:0'))
-  def test_no_more_than_a_checkpoint_interval_is_lost(self, dedicated, role):
+  @parameterized.parameters(
+    ('dssp', True, 'server:0'), ('ssp', False, 'worker:0')
+  )
+  def test_no_more_than_a_checkpoint_interval_is_lost(
+    self, scheme, dedicated, role
+  ):
     copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
     with processes.launched(
       workers=2,
       dedicated=dedicated,
-      sync__name='asp',
-      epochs=12.0,
-      checkpoint__every_examples=_EVERY,
+      model=False,
+      sync__name=scheme,
+      epochs=8.0,
       **_FIELDS,
     ) as launch:
       launch.reach(800)
@@ -164,7 +184,7 @@ class LeadTest(processes.TestCase, parameterized.TestCase):
     self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
     self.assertLen(launch.times('Going on from checkpoint'), 1)
     self.assertEqual(launch.summary['ended'], 'finished')
-    self.assertGreaterEqual(launch.summary['examples'], 12 * 192)
+    self.assertGreaterEqual(launch.summary['examples'], 8 * 192)
     starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
     self.assertLen(starts, 2)
 
@@ -172,17 +192,29 @@ class LeadTest(processes.TestCase, parameterized.TestCase):
 class CutTest(processes.TestCase, parameterized.TestCase):
   """A host that nobody reaches any more, in a lab."""
 
-  @parameterized.parameters(*processes.SCHEMES)
-  @unittest.skipIf(lab_test._why_not(), lab_test._why_not())
-  def test_a_worker_that_is_cut_off_is_given_up(self, scheme):
+  def setUp(self):
+    super().setUp()
+    if reason := lab_test._why_not():
+      self.skipTest(reason)
+
+  def test_a_worker_that_is_cut_off_is_given_up(self):
+    self._check_run('r2sp')
+
+  @parameterized.parameters(_but('r2sp'))
+  @pytest.mark.soak
+  def test_in_other_schemes(self, scheme):
+    self._check_run(scheme)
+
+  def _check_run(self, scheme):
     with processes.launched(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
       workers=2,
       dedicated=True,
       sync__name=scheme,
-      epochs=8.0,
+      epochs=5.0,
       cluster__faults=((1, 4, 'cut'),),
       cluster__interface='eth0',
+      model=False,
       **_FIELDS,
     ) as launch:
       left = launch.until(r'Worker 1 is lost: It was silent for')
@@ -194,7 +226,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     self.assertLess(left - cut, _TIMEOUT_S + 1.5)
     summary = launch.summary
     self.assertEqual(summary['ended'], 'finished')
-    self.assertGreaterEqual(summary['examples'], 8 * 192)
+    self.assertGreaterEqual(summary['examples'], 5 * 192)
     self.assertEqual(summary['lives'], [1, 1])
     self.assertEqual([lost['worker'] for lost in summary['lost']], [1])
     self.check(launch)

@@ -107,33 +107,34 @@ class ResumeTest(processes.TestCase):
   def test_a_stopped_run_goes_on_with_other_workers_and_servers(self):
     fields = {
       'sync__name': 'elastic',
-      'epochs': 30.0,
+      'epochs': 10.0,
+      'checkpoint__every_examples': 960,
       'wire__dense__dtype': 'bfloat16',
       'optimizer__sgd__momentum': 0.9,
       'cluster__speed__injected': True,
       'cluster__speed__fixed_s': 0.01,
       'cluster__speed__per_example_s': 0.0,
     }
-    with processes.launched(workers=3, servers=2, **fields) as launch:
-      launch.reach(3 * 192)
+    with processes.launched(workers=2, servers=2, **fields) as launch:
+      launch.reach(2 * 192)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.check(launch)
     before = launch.summary
     self.assertEqual(before['ended'], 'interrupted')
-    self.assertLess(before['examples'], 30 * 192)
+    self.assertLess(before['examples'], 10 * 192)
 
     with processes.launched(
-      workers=2, servers=3, dedicated=True, folder=launch.folder, **fields
+      workers=1, servers=3, dedicated=True, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
       self.assertRegex(launch.text, f'goes on with another config.*{field}')
     starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
-    self.assertEqual([len(r['said']['release']) for r in starts], [3, 2])
+    self.assertEqual([len(r['said']['release']) for r in starts], [2, 1])
     after = launch.summary
-    self.assertGreaterEqual(after['examples'], 30 * 192)
+    self.assertGreaterEqual(after['examples'], 10 * 192)
     self.assertGreater(after['iterations'], before['iterations'])
     self.assertGreater(after['final_accuracy'], 0.8)
     # What was in the middle then was given up, and is listed.
@@ -165,6 +166,7 @@ def _secured(folder):
   )
   token.write_text('secret\n')
   return {
+    'model': False,
     'cluster__workers': 1,
     'route__server__dedicated': True,
     'cluster__token_file': str(token),

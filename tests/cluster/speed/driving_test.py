@@ -28,13 +28,19 @@ class DrivingTest(absltest.TestCase):
         self.assertLess(_least(host), 0.7 * max(alone, 0.3))
 
   def test_memory_that_is_taken_is_not_available(self):
+    share = 2**28 / psutil.virtual_memory().total
     with driving.Driving() as host:
-      _, before = host.read()
-      taken = bytearray(2**28)
-      taken[::4096] = bytes(len(taken[::4096])).replace(b'\0', b'x')
-      _, after = host.read()
-      share = len(taken) / psutil.virtual_memory().total
-    self.assertGreater(before - after, share / 2)
+      # Others take and give as well.
+      self.assertTrue(any(_taken(host) > share / 2 for _ in range(10)))
+
+
+def _taken(host):
+  """Returns the share of the memory that is less once this process has some."""
+  _, before = host.read()
+  taken = bytearray(2**28)
+  taken[::4096] = bytes(len(taken[::4096])).replace(b'\0', b'x')
+  _, after = host.read()
+  return before - after
 
 
 def _least(host):

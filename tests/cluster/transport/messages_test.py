@@ -13,14 +13,14 @@ from tests.support.streams import WAIT_S, TestCase, random_bytes, read
 
 class MessageTest(TestCase):
   @parameterized.parameters(
-    (0, 1), (1, 1), (1000, 1000), (1000, 999), (10**6, 10**4), (2**26, 2**26)
+    (0, 1), (1, 1), (1000, 1000), (1000, 999), (10**6, 10**4), (2**24, 2**24)
   )
   def test_what_arrives_is_what_was_sent(self, size, chunk_bytes):
     stream = self.connect(self.listener())
     body = random_bytes(size)
     header = {'name': 'naïve', 'list': [1, 2.5, None], 'deep': {'a': True}}
     for _ in range(2):
-      chunks = transport.chunked(body, chunk_bytes)
+      chunks = transport.chunked([body], chunk_bytes)
       sender = threading.Thread(
         target=stream.send, args=(header, chunks, body.size)
       )
@@ -70,7 +70,7 @@ class MessageTest(TestCase):
     def send(stream, seed):
       for size in sizes:
         body = random_bytes(size, seed)
-        stream.send(size, transport.chunked(body, 10**5), size)
+        stream.send(size, transport.chunked([body], 10**5), size)
 
     def receive(stream, seed):
       for size in sizes:
@@ -98,7 +98,7 @@ class MessageTest(TestCase):
     threads = [
       threading.Thread(
         target=stream.send,
-        args=(n, transport.chunked(np.full(1000, n, np.uint8), 100), 1000),
+        args=(n, transport.chunked([np.full(1000, n, np.uint8)], 100), 1000),
       )
       for n in range(8)
     ]
@@ -118,7 +118,7 @@ class MessageTest(TestCase):
     body = np.zeros(10**6, np.uint8)
     for n in range(20):
       body[:] = n
-      stream.send(n, transport.chunked(body, 10**5), body.size)
+      stream.send(n, transport.chunked([body], 10**5), body.size)
       body[:] = 255
     self.assertEqual(stream.receive().header, [[n] for n in range(20)])
 
@@ -151,7 +151,7 @@ class MessageTest(TestCase):
 
     def handle(stream, hello):
       for spoil in (True, False):
-        chunks = transport.chunked(body, 10**5)
+        chunks = transport.chunked([body], 10**5)
         stream.send('header', chunks, size, spoil=spoil)
       stream.receive()
 
@@ -208,7 +208,7 @@ def _collect(stream):
 
 def _twice(stream):
   for n in range(2):
-    stream.send(n, transport.chunked(random_bytes(100), 10), 100)
+    stream.send(n, transport.chunked([random_bytes(100)], 10), 100)
   stream.receive()
 
 

@@ -17,6 +17,7 @@ from tools.reading import records
 from wire.flat import even
 
 _CHUNKS = 64
+_BYTES = 1768  # Of the model of small.config.
 _INF = math.inf
 
 
@@ -55,8 +56,11 @@ class EqualWorkersTest(parameterized.TestCase):
     self, workers, worker_Bps, latency_s, servers
   ):
     servers_Bps = 1e6 / servers  # No link of a worker is the limit.
-    run, _ = _trained(
+    config = small.timing(
+      size_bytes=_BYTES,
       **_constant(0.1, workers),
+      sync__name='bsp',
+      route__server__pipelined=True,
       cluster__speed__slowdown=(1.0,),
       cluster__network__server_up_Bps=(servers_Bps,),
       cluster__network__server_down_Bps=(servers_Bps,),
@@ -66,8 +70,10 @@ class EqualWorkersTest(parameterized.TestCase):
       route__server__servers=servers,
       epochs=1.0,
     )
+    run = small.build(config)
+    run()
 
-    shard = math.ceil(small.size_bytes(run) / servers)
+    shard = math.ceil(_BYTES / servers)
     chunk = math.ceil(shard / _CHUNKS)
     whole_s = workers * shard / servers_Bps
     chunk_s = workers * chunk / servers_Bps

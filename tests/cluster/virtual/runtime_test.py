@@ -1,6 +1,7 @@
 """Tests for the virtual runtime, through config and train."""
 
 import collections
+import functools
 import json
 
 import jax
@@ -12,6 +13,7 @@ from data.stream import Stream
 from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
 
+_BYTES = 1768  # Of the model of small.config.
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 
@@ -19,17 +21,19 @@ def _leaves(params):
   return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-def _gradient(run, params, indices):
-  """The mean gradient over some training examples, by plain JAX."""
-  inputs, targets = (part[indices] for part in run.runtime.gradient.train)
+def _gradient(run):
+  """Returns the mean gradient over some training examples, by plain JAX."""
+  train, task = run.runtime.gradient.train, run.runtime.gradient.task
 
-  def loss(params):
-    each, _ = run.runtime.gradient.task.loss(
-      params, inputs, targets, jax.random.key(0)
-    )
+  @jax.jit
+  @jax.grad
+  def gradient(params, inputs, targets):
+    each, _ = task.loss(params, inputs, targets, jax.random.key(0))
     return jnp.mean(each)
 
-  return jax.grad(loss)(params)
+  return lambda params, indices: gradient(
+    params, *(part[indices] for part in train)
+  )
 
 
 def _step(params, gradient, rate):
@@ -40,37 +44,44 @@ def _starting_params(**changed):
   return small.build(small.config(**changed)).runtime.lead.holder.learner.params
 
 
+@functools.cache
+def _eventful(scheme):
+  """Returns a run that a worker leaves and comes back to, and its summary."""
+  return small.trained(
+    sync__name=scheme,
+    cluster__speed__name='lognormal',
+    cluster__script=((0.5, 'leave', 1), (1.1, 'join', 1)),
+    optimizer__sgd__momentum=0.9,
+  )
+
+
 class NetworkTimeTest(parameterized.TestCase):
   """Closed forms of an iteration's time, with one server of B bytes/s."""
 
   @parameterized.parameters(1, 4, 8)
   def test_bsp_takes_compute_plus_every_transfer_twice(self, workers):
-    run, _ = small.trained(
-      **self._shared_link(workers, 0.1), sync__name='bsp', epochs=1.0
-    )
+    run = self._timed(workers, 0.1, sync__name='bsp', epochs=1.0)
 
     barriers = list(small.rows(run, 'metrics.jsonl'))
     times = [0.0] + [r['time'] for r in barriers if r['kind'] == 'barrier']
-    size = small.size_bytes(run)
-    expected = 0.1 + 2 * workers * size / 1e6
+    expected = 0.1 + 2 * workers * _BYTES / 1e6
     np.testing.assert_allclose(np.diff(times), expected, rtol=1e-9)
 
   @parameterized.product(workers=[4, 8], compute_s=[0.01, 0.05, 0.2])
   def test_r2sp_comes_near_its_bound(self, workers, compute_s):
-    run, _ = small.trained(
-      **self._shared_link(workers, compute_s), sync__name='r2sp', epochs=20.0
-    )
+    run = self._timed(workers, compute_s, sync__name='r2sp', epochs=20.0)
 
     pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
     times = [row['time'] for row in pushes if row['worker'] == 0]
     settled = times[len(times) // 2 :]
     mean_s = (settled[-1] - settled[0]) / (len(settled) - 1)
-    transfer_s = small.size_bytes(run) / 1e6
+    transfer_s = _BYTES / 1e6
     bound_s = max(compute_s + 2 * transfer_s, workers * transfer_s)
     self.assertBetween(mean_s, bound_s * (1 - 1e-9), bound_s * 1.15)
 
-  def _shared_link(self, workers, compute_s):
-    return {
+  def _timed(self, workers, compute_s, **changed):
+    """Returns a run that has ended: links are shared, nothing is learned."""
+    fields = {
       'cluster__workers': workers,
       'cluster__speed__slowdown': (1.0,),
       'cluster__speed__fixed_s': compute_s,
@@ -80,6 +91,9 @@ class NetworkTimeTest(parameterized.TestCase):
       'cluster__network__worker_up_Bps': (1e6,),
       'cluster__network__worker_down_Bps': (1e6,),
     }
+    run = small.build(small.timing(size_bytes=_BYTES, **fields | changed))
+    run()
+    return run
 
 
 class GradientVersionTest(parameterized.TestCase):
@@ -102,6 +116,7 @@ class GradientVersionTest(parameterized.TestCase):
 
   def _replayed(self, run, params):
     stream = Stream(num_examples=192, seed=0, ahead=2)
+    mean = _gradient(run)
     pulled, taken = {}, {}
     sums = collections.defaultdict(list)
     for row in small.rows(run, 'events.jsonl'):
@@ -110,8 +125,7 @@ class GradientVersionTest(parameterized.TestCase):
         worker = row['worker']
         stream.done(worker)
         indices = stream.indices(taken[worker])
-        gradient = _gradient(run, pulled[worker], indices)
-        sums[said['into']].append(gradient)
+        sums[said['into']].append(mean(pulled[worker], indices))
       for update in said.get('commit', ()):
         for gradient in sums.pop(update):
           params = _step(params, gradient, 0.01)
@@ -127,8 +141,9 @@ class GradientVersionTest(parameterized.TestCase):
 
     params = _starting_params(**one)
     stream = Stream(num_examples=192, seed=0, ahead=2)
+    mean = _gradient(run)
     for _ in range(2 * 192 // 8):
-      gradient = _gradient(run, params, stream.indices(stream.take(0, 8)))
+      gradient = mean(params, stream.indices(stream.take(0, 8)))
       stream.done(0)
       params = _step(params, gradient, 0.01)
     np.testing.assert_allclose(
@@ -178,16 +193,7 @@ class EquivalenceTest(parameterized.TestCase):
 class RepetitionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_two_runs_of_one_seed_differ_in_wall_times_only(self, name):
-    changed = {
-      'sync__name': name,
-      'cluster__speed__name': 'lognormal',
-      'cluster__script': ((0.5, 'leave', 1), (1.1, 'join', 1)),
-      'optimizer__sgd__momentum': 0.9,
-    }
-    (first, one), (second, two) = (
-      small.trained(**changed),
-      small.trained(**changed),
-    )
+    (first, one), (second, two) = _eventful(name), _eventful.__wrapped__(name)
 
     for name in ('events.jsonl', 'trace.json', 'manifest.json'):
       texts = [
@@ -213,11 +219,7 @@ class RepetitionTest(parameterized.TestCase):
     (r2sp, {'relaxation': 0.8, 'smoothing': 0.1}),
   )
   def test_the_recorded_events_give_the_recorded_verdicts(self, module, own):
-    run, _ = small.trained(
-      sync__name=module.__name__.split('.')[1],
-      cluster__speed__name='lognormal',
-      cluster__script=((0.5, 'leave', 1), (1.1, 'join', 1)),
-    )
+    run, _ = _eventful(module.__name__.split('.')[1])
 
     scheme = module.make(num_workers=3, **own)
     rows = small.rows(run, 'events.jsonl')
