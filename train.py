@@ -86,15 +86,21 @@ def build(
     files=files,
     described=manifest(config.to_dict(), own),
   )
+  milestones = _milestones(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
   if not site.leads:
     return site
-  return _run(config, scheme, parts, site)
+  return _run(config, scheme, milestones, parts, site)
 
 
-def _run(config: ConfigDict, scheme: Scheme, parts: Parts, site: Site) -> Run:
+def _run(
+  config: ConfigDict,
+  scheme: Scheme,
+  milestones: Milestones,
+  parts: Parts,
+  site: Site,
+) -> Run:
   learned, files = parts.learned, parts.files
-  milestones = _milestones(config, learned.num_train)
   console = Console(target=milestones.target, clock=site.clock)
   journal = Journal(
     milestones=milestones,
@@ -143,12 +149,15 @@ def _plan(
   """Returns where everything travels, if scheme and wire can do so."""
   with named(f'config.route.{config.route.name}'):
     plan = made('route', choose).plan(None)  # No links are known so far.
-  together = getattr(scheme, 'together', False) or not plan.together
-  expected = f'one that releases all workers together, as {plan} needs it'
-  require(together, 'config.sync.name', expected, config.sync.name)
-  elementwise = wire.elementwise or not plan.elementwise
-  expected = f'one that treats each number by itself, as {plan} needs it'
-  require(elementwise, 'config.wire.name', expected, config.wire.name)
+    require(isinstance(plan, Served), 'plan', 'a Served', plan)
+  field = f'config.route.{config.route.name}.pipelined'
+  name = type(scheme).__name__
+  together = getattr(scheme, 'together', False) or not plan.pipelined
+  expected = f'False, as {name} does not release all workers together'
+  require(together, field, expected, plan.pipelined)
+  elementwise = wire.elementwise or not plan.pipelined
+  expected = f'False, as {config.wire.name} does not treat numbers one by one'
+  require(elementwise, field, expected, plan.pipelined)
   return plan
 
 

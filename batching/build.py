@@ -1,7 +1,5 @@
 """Makes the batching of a run of its config, with predictor and curves."""
 
-import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +10,7 @@ from batching.batching import Batching
 from batching.curves import Curve
 from configs import default
 from configs.checks import require
-from configs.sections import Choose, made, named
+from configs.sections import Choose, made, named, read_json
 
 
 def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
@@ -67,9 +65,7 @@ def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
     require(valid, f'{field}.{unused}', expected, own[unused])
   found = []
   for path in paths.split(',') if paths else ():
+    content = read_json(f'{field}.curves: {path}', 'a profile', path)
     with named(f'{field}.curves: {path}'):
-      try:
-        found.append(curves.parse(json.loads(pathlib.Path(path).read_text())))
-      except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f'expected a profile, got {error}.') from error
+      found.append(curves.parse(content))
   return found

@@ -131,6 +131,7 @@ class Lead:
     compute_s: float,
     factors: Sequence[float],
     loss: Any,
+    computed: int,
   ) -> None:
     """Takes in the push of a worker's iteration, which the holder has.
 
@@ -140,6 +141,7 @@ class Lead:
       compute_s: Seconds of computing alone.
       factors: Driving factors of the worker's next iteration; may be none.
       loss: Summed over the examples; None if there is none.
+      computed: Examples that were computed, with padding.
     """
     worker = self.workers[index]
     push = Push(self._pushes, index, time, compute_s, worker.examples)
@@ -156,6 +158,7 @@ class Lead:
       iteration=worker.iteration,
       pulled=worker.version,
       loss=loss,
+      computed=computed,
     )
     self._obey(verdict, time)
 

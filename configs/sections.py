@@ -5,7 +5,9 @@ import fnmatch
 import functools
 import importlib
 import itertools
+import json
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -213,6 +215,23 @@ def named(path: str) -> Iterator[None]:
     yield
   except ValueError as error:
     raise ValueError(f'{path}.{error}') from error
+
+
+def read_json(field: str, expected: str, path: str) -> Any:
+  """Returns the content of a JSON file that a field names.
+
+  Args:
+    field: For the message.
+    expected: What the file should hold, for the message.
+    path: Of the file.
+
+  Raises:
+    ValueError: If it cannot be read.
+  """
+  try:
+    return json.loads(pathlib.Path(path).read_text())
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f'{field}.expected {expected}, got {error}.') from error
 
 
 @contextlib.contextmanager

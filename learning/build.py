@@ -23,8 +23,9 @@ from learning.learner import TaskLearner
 from learning.learning import Learning
 from learning.nothing import Nothing
 from models.task import Task, classification
+from wire import trees
 from wire.codec import Wire
-from wire.flat import Flat, elements
+from wire.flat import Flat
 
 
 @dataclasses.dataclass
@@ -42,8 +43,13 @@ class TaskLearning:
 
   @property
   def elements(self) -> tuple[int, int]:
-    """How many numbers parameters and statistics have."""
-    return elements(self.params), elements(self.stats)
+    """How many float32 numbers parameters and statistics have."""
+    return trees.elements(self.params), trees.elements(self.stats)
+
+  @property
+  def other_bytes(self) -> int:
+    """Bytes of their other numbers."""
+    return trees.other_bytes((self.params, self.stats))
 
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""

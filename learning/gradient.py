@@ -55,8 +55,7 @@ class TaskGradient:
   Attributes:
     task: What is learned.
     train: The training examples.
-    real: Examples computed so far.
-    computed: The same, with padding.
+    computed: Examples computed so far, with padding.
   """
 
   def __init__(
@@ -95,7 +94,7 @@ class TaskGradient:
     require(valid, 'devices', most, count)
     self.task = task
     self.train = train
-    self.real = self.computed = 0
+    self.computed = 0
     self._prepared: tuple[Ranges, list] | None = None
     self._indices = indices
     self._micro_batch = micro_batch
@@ -148,7 +147,6 @@ class TaskGradient:
     self.prepare(ranges)
     (_, inputs_of), self._prepared = self._prepared, None
     for part, (inputs, targets, real) in enumerate(inputs_of):
-      self.real += real
       self.computed += len(targets)
       stamp = np.array([worker, iteration, part], np.uint32)
       one = self._part(params, inputs, targets, np.int32(real), stamp)
@@ -172,11 +170,6 @@ class TaskGradient:
         padded(self.train.targets[rows], computed),
         real,
       )
-
-  @property
-  def padding_share(self) -> float | None:
-    """Share of the examples computed so far that was padding."""
-    return 1 - self.real / self.computed if self.computed else None
 
   def placed(self, tree: Any) -> Any:
     """Returns a tree with its arrays where those of a push will be.
@@ -202,7 +195,7 @@ class TaskGradient:
     Returns:
       Payloads, of every kind that may be pushed.
     """
-    before = self.real, self.computed
+    before = self.computed
     payloads = []
     batches = [examples]
     if changing:
@@ -214,16 +207,8 @@ class TaskGradient:
     for batch in batches:
       payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
       payloads.append(jax.block_until_ready(payload))
-    self.real, self.computed = before
+    self.computed = before
     return payloads
-
-  def state(self) -> Any:
-    """Returns what calls change."""
-    return self.real, self.computed
-
-  def restore(self, state: Any) -> None:
-    """Goes back to where `state` was taken."""
-    self.real, self.computed = state
 
 
 class _Spread:

@@ -19,17 +19,10 @@ class Gradient(Protocol):
   """Computes what is pushed.
 
   Attributes:
-    real: Examples computed so far.
-    computed: The same, with padding.
-    padding_share: Share of padding among them; None if there were none.
+    computed: Examples computed so far, with padding.
   """
 
-  real: int
   computed: int
-
-  @property
-  def padding_share(self) -> float | None:
-    """Share of the examples computed so far that was padding."""
 
   def __call__(
     self, params: Any, ranges: Ranges, *, worker: int, iteration: int
@@ -46,12 +39,6 @@ class Gradient(Protocol):
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
     """Compiles all that batches need; returns payloads of every kind."""
-
-  def state(self) -> Any:
-    """Returns what calls change."""
-
-  def restore(self, state: Any) -> None:
-    """Goes back to where `state` was taken."""
 
 
 class Learner(Protocol):
@@ -141,7 +128,8 @@ class Learning(Protocol):
     schedule: Of the learning rate; None if nothing is learned.
     params: Initial parameters, as workers of one process share them.
     stats: Initial running statistics; () if there are none.
-    elements: How many numbers parameters and statistics have.
+    elements: How many float32 numbers parameters and statistics have.
+    other_bytes: Of their other numbers, which travel as they are.
   """
 
   num_train: int
@@ -152,6 +140,7 @@ class Learning(Protocol):
   params: Any
   stats: Any
   elements: tuple[int, int]
+  other_bytes: int
 
   def learner(self, params: Any, stats: Any) -> Learner:
     """Returns a learner that starts at these parameters and statistics."""

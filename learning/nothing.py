@@ -4,6 +4,7 @@ Parameters are float32 numbers that stand for nothing.  Where they travel
 between real hosts they are zeros; in one process there are none.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ _ITEM = np.dtype(np.float32).itemsize
 class NoGradient:
   """Computes nothing; its attributes are those of a Gradient."""
 
-  real = computed = 0
-  padding_share = None
+  computed = 0
 
   def __call__(
     self, params: Any, ranges: Ranges, *, worker: int, iteration: int
@@ -40,12 +40,6 @@ class NoGradient:
   ) -> list[Payload]:
     """Nothing to compile; returns what is pushed."""
     return [Payload(params, ())]
-
-  def state(self) -> None:
-    """Nothing changes."""
-
-  def restore(self, state: None) -> None:
-    """Nothing changes."""
 
 
 class NoLearner:
@@ -101,6 +95,7 @@ class Nothing:
   """A Learning of nothing: see `learning.learning`."""
 
   evaluate = schedule = None
+  other_bytes = 0
   params = stats = ()
 
   def __init__(self, *, size_bytes: int, num_train: int, stream: Stream):
@@ -124,4 +119,18 @@ class Nothing:
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how zeros are divided among servers."""
     zeros = np.zeros(self.elements[0], np.float32)
-    return Flat(zeros, (), servers=servers, wire=wire)
+    flat = Flat(zeros, (), servers=servers, wire=wire)
+    flat.encode, flat.pulled = _once(flat.encode), _once(flat.pulled)
+    return flat
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns what always returns what the function has returned at first."""
+  found: list[Any] = []
+
+  def known(*args: Any) -> Any:
+    if not found:
+      found.append(function(*args))
+    return found[0]
+
+  return known

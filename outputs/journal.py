@@ -143,9 +143,12 @@ class Journal:
     iteration: int,
     pulled: int,
     loss: jax.Array | None,
+    computed: int,
   ) -> None:
     """Records a push of version `pulled` and its summed loss, not yet known."""
-    self.ledger.pushed(into, push, iteration=iteration, pulled=pulled)
+    self.ledger.pushed(
+      into, push, iteration=iteration, pulled=pulled, computed=computed
+    )
     if loss is not None:
       self._losses.append((push, iteration, loss))
 

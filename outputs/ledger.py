@@ -56,6 +56,8 @@ class Ledger:
     updates: Updates applied.
     examples: Examples in them.
     bytes: Bytes delivered, both ways.
+    pushed_examples: Examples in pushes that arrived whole.
+    computed_examples: The same, with padding.
     applied_s: Seconds of computing gradients that were applied.
     staleness: Applied pushes by staleness, versions.
     pending: Pushes by update not yet applied.
@@ -69,6 +71,8 @@ class Ledger:
   updates: int = 0
   examples: int = 0
   bytes: int = 0
+  pushed_examples: int = 0
+  computed_examples: int = 0
   applied_s: float = 0.0
   staleness: collections.Counter[int] = dataclasses.field(
     default_factory=collections.Counter
@@ -81,10 +85,26 @@ class Ledger:
     self.seconds[phase] += seconds
 
   def pushed(
-    self, into: int, push: Push, *, iteration: int, pulled: int
+    self,
+    into: int,
+    push: Push,
+    *,
+    iteration: int,
+    pulled: int,
+    computed: int,
   ) -> None:
-    """A push computed from version `pulled` was summed into an update."""
+    """A push computed from version `pulled` was summed into an update.
+
+    Args:
+      into: The update.
+      push: The push.
+      iteration: Of its worker.
+      pulled: Version that it was computed from.
+      computed: Its examples with padding; 0 if nothing is computed.
+    """
     self.iterations += 1
+    self.pushed_examples += push.examples
+    self.computed_examples += computed
     entry = Pending(
       push.worker, iteration, pulled, push.compute_s, push.examples
     )
@@ -107,6 +127,13 @@ class Ledger:
   def goodput(self) -> float | None:
     """Share of the living workers' time in gradients that were applied."""
     return _share(self.applied_s, sum(self.seconds.values()))
+
+  @property
+  def padding_share(self) -> float | None:
+    """Share of the computed examples that was padding."""
+    if not self.computed_examples:
+      return None
+    return 1 - self.pushed_examples / self.computed_examples
 
   @property
   def staleness_mean(self) -> float | None:
@@ -132,6 +159,7 @@ class Ledger:
       'staleness_max': self.staleness_max,
       'staleness': {str(s): n for s, n in sorted(self.staleness.items())},
       'goodput': self.goodput,
+      'padding_share': self.padding_share,
       'bytes': self.bytes,
       'worker_seconds': dict(self.seconds),
       'pending': [push._asdict() for push in pending],

@@ -17,22 +17,13 @@ class Served(NamedTuple):
     servers: How many share the parameters.
     dedicated: Whether they are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one, before the
-      scheme has released anybody.
+      scheme has released anybody.  Asks for a scheme that releases all workers
+      together and for a wire that treats each number by itself.
   """
 
   servers: int
   dedicated: bool
   pipelined: bool
-
-  @property
-  def together(self) -> bool:
-    """Whether the scheme must release all workers together."""
-    return self.pipelined
-
-  @property
-  def elementwise(self) -> bool:
-    """Whether the wire must treat each number by itself."""
-    return self.pipelined
 
 
 class Route(Protocol):

@@ -15,6 +15,9 @@ import numpy as np
 from wire.codec import Codec, Message, Payload, State, Wire
 
 PIECES = 64  # Of a server's share, if they travel one by one (pipelined).
+# A worker sends a piece once the one so many before it is back: so all keep
+# pace, and what waits in the queues of the links stays short.
+AHEAD = 4
 
 
 def even(size: int, parts: int) -> list[int]:
@@ -48,7 +51,7 @@ class Flat:
     for leaf in jax.tree.leaves((params, stats)):
       if leaf.dtype != jnp.float32:
         raise ValueError(f'task: expected float32 leaves, got {leaf.dtype}.')
-    totals = [elements(tree) for tree in (params, stats)]
+    totals = [_elements(tree) for tree in (params, stats)]
     for total in totals:
       if 0 < total < servers:
         raise ValueError(
@@ -67,6 +70,13 @@ class Flat:
     payload, states = Payload(params, stats), jax.eval_shape(self.init)
     self._pushes, *_ = jax.eval_shape(self._encode, states, payload)
     self._pulls = jax.eval_shape(self.outgoing_of, params)
+    for server, sent in enumerate(zip(self._pushes, self._pulls, strict=True)):
+      told = self.push_bytes(server), self.pull_bytes(server)
+      are = tuple(map(_size_bytes, sent))
+      if told != are:
+        raise ValueError(
+          f'size_bytes: expected {are}, as push and pull are, got {told}.'
+        )
 
   def init(self) -> list[State]:
     """Returns what a worker's codec remembers at first, for each server."""
@@ -87,8 +97,8 @@ class Flat:
     shares = self._cut(params, self._stats)
     return [self.outgoing(*share) for share in shares]
 
-  def share(self, server: int) -> tuple[jax.Array, Any]:
-    """Returns a server's vectors of what the layout was made from, float32."""
+  def initial(self, server: int) -> tuple[jax.Array, Any]:
+    """Returns a server's vectors of what this was made from, float32."""
     return self._cut(self.params, self._stats)[server]
 
   def split(self, whole: np.ndarray, server: int) -> tuple[Any, Any]:
@@ -165,7 +175,7 @@ class Flat:
     return params, stats
 
   def _cut(self, params: Any, stats: Any) -> list[tuple[jax.Array, Any]]:
-    """Returns each server's vectors of two trees like the layout's."""
+    """Returns each server's vectors of two trees."""
     params_P, stats_S = _flat(params), _flat(stats)
     return [
       (
@@ -202,15 +212,19 @@ def share(
   return jax.tree.map(cut, *states)
 
 
-def elements(tree: Any) -> int:
-  """Returns how many numbers the leaves of a tree have in all."""
-  return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
 def views(message: Message) -> list[np.ndarray]:
   """Returns the bytes of a message, uint8 [n] for each array that has any."""
   arrays = map(np.asarray, jax.tree.leaves(message))
   return [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
+
+
+def _elements(tree: Any) -> int:
+  return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _size_bytes(message: Message) -> int:
+  leaves = jax.tree.leaves(message)
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _message(sent: np.ndarray, like: Message) -> Message:

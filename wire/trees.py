@@ -119,5 +119,17 @@ def _shared(flat: Flat) -> Trees:
   )
 
 
+def elements(tree: Any) -> int:
+  """Returns how many float32 numbers a tree has."""
+  leaves = jax.tree.leaves(tree)
+  return sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32)
+
+
+def other_bytes(tree: Any) -> int:
+  """Returns the bytes of a tree's other numbers."""
+  leaves = jax.tree.leaves(tree)
+  return sum(leaf.nbytes for leaf in leaves if leaf.dtype != jnp.float32)
+
+
 def _is_coded(tree: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf.dtype == jnp.float32, tree)

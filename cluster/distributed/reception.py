@@ -26,6 +26,7 @@ from absl import logging
 
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
+from cluster.transport import memory
 from cluster.transport.heart import BEATS, START, Unmendable
 from cluster.transport.streams import (
   Listener,
@@ -182,9 +183,11 @@ class Reception:
     for server in self._remote.values():
       self.send(server.stream, over)
     self._orders.fail(Unmendable('The run is over.'))
-    if self._listener:
+    deadline = time.monotonic() + self._timeout_s
+    if self._own:
       self._own.close(self._timeout_s)
-      self._listener.close(self._timeout_s)
+    if self._listener:
+      self._listener.close(max(deadline - time.monotonic(), 0.0))
 
   def _dismiss(self, members: Sequence[Member], over: dict[str, Any]) -> None:
     living = [member for member in members if member.stream is not None]
@@ -265,7 +268,7 @@ class Reception:
     if event['told'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
     elif 'id' in event:
-      answer = _floats(body)
+      answer = _floats(event.get('size_bytes', 0), body)
       if 'error' in event:
         answer = Unmendable(f'Server {server}: {event["error"]}')
       self._orders.answer(server, event['id'], answer)
@@ -291,6 +294,11 @@ def _noted(
     yield chunk
 
 
-def _floats(body: Iterable[np.ndarray]) -> np.ndarray:
+def _floats(size_bytes: int, body: Iterable[np.ndarray]) -> np.ndarray:
   """Returns the vector of a snapshot, float32 [n]; empty if there is none."""
-  return np.concatenate([np.empty(0, np.uint8), *body]).view(np.float32)
+  vector, start = memory.aligned(size_bytes), 0
+  for chunk in body:
+    vector[start : start + chunk.size] = chunk
+    start += chunk.size
+    del chunk  # Before the next one arrives, which so takes its warm memory.
+  return vector.view(np.float32)

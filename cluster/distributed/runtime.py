@@ -68,7 +68,6 @@ class DistributedRuntime:
     self._running = False
     self._began: float | None = None
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
-    self._computed = self._real = 0
     self._alone_since = math.inf
     self._reactions = {
       'ready': self._ready,
@@ -134,7 +133,6 @@ class DistributedRuntime:
       'time': self.time,
       'lead': self.lead.state(),
       'servers': self._orders.state(),
-      'counts': (self._computed, self._real),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -142,7 +140,6 @@ class DistributedRuntime:
     self.time = state['time']
     self._before = state['lead']
     self._orders.restore(state['servers'])
-    self._computed, self._real = state['counts']
 
   def close(self) -> None:
     """Ends the run for all workers and servers, however it went."""
@@ -154,10 +151,8 @@ class DistributedRuntime:
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""
-    share = 1 - self._real / self._computed if self._computed else None
     return {
       'virtual_s': None,
-      'padding_share': share,
       'lives': [member.lives for member in self._members],
       'late_compilations': sum(
         sum(member.compilations.values()) for member in self._members
@@ -215,8 +210,6 @@ class DistributedRuntime:
         f'{iteration}, is not finite.'
       )
     member.compilations[event['life']] = event['compilations']
-    self._computed += event['computed']
-    self._real += self.lead.workers[index].examples
     self.lead.carried(self._orders.size_bytes)
     since = self.lead.workers[index].since
     for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
@@ -228,6 +221,7 @@ class DistributedRuntime:
       self.time,
       compute_s=event['compute_s'],
       factors=event['factors'],
+      computed=event['computed'],
       loss=loss,
     )
 

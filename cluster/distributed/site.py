@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -109,14 +109,18 @@ class DistributedSite:
     self._security = _security(config)
     self._timeout_s = config.cluster.timeout_s
     self._faults = _faults(config, parts.files)
-    with named('config.route.server'):
+    with named(f'config.route.{config.route.name}'):
       self._flat = learned.flat(servers=self._plan.servers, wire=parts.wire)
     self.holder = Orders(
       flat=self._flat,
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
     )
-    self.later = ThreadPoolExecutor(1).submit
+
+  @functools.cached_property
+  def later(self) -> Callable[[Callable[[], Any]], Future]:
+    """Calls a function in another thread, for the process that leads."""
+    return ThreadPoolExecutor(1).submit
 
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
@@ -230,7 +234,7 @@ class DistributedSite:
   def _server(
     self, index: int, report: Report, greeting: Mapping[str, Any]
   ) -> Server:
-    params, stats = self._flat.share(index)
+    params, stats = self._flat.initial(index)
     make = self._parts.learned.learner
     if self._plan.pipelined:
       learner = Pieces(make, params, wire=self._parts.wire)
@@ -254,8 +258,7 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
   Raises:
     ValueError: If a setting is wrong; names the field.
   """
-  if config.model.name != 'none':
-    _check_divisible(config, parts)
+  _check_divisible(config, parts)
   site = DistributedSite(config, meeting, parts)
   if site.leads:
     if not config.cluster.speed.injected:

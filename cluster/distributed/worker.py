@@ -18,7 +18,6 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.distributed.faults import Faults, Kind
-from cluster.distributed.served.pieces import AHEAD
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
@@ -34,7 +33,7 @@ from cluster.transport.streams import (
 )
 from learning import compilations
 from learning.learning import Gradient
-from wire.flat import Flat, views
+from wire.flat import AHEAD, Flat, views
 
 
 class Worker:
@@ -73,7 +72,7 @@ class Worker:
     self.index = index
     self._gradient = gradient
     self._flat = flat
-    self._codec = flat.init()  # What it remembers.
+    self._codec: Any = None  # What it remembers, in this life.
     self._batching = batching
     self._speed = speed
     self._faults = faults
@@ -95,10 +94,12 @@ class Worker:
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
     batching = self._batching
-    for payload in self._gradient.warm_up(
+    payloads = self._gradient.warm_up(
       self._flat.params, batching.largest, changing=batching.changes
-    ):
-      jax.block_until_ready(self._flat.encode(self._codec, payload))
+    )
+    state = self._flat.init()
+    for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+      _, state, _ = jax.block_until_ready(self._flat.encode(state, payload))
     for buffer in self._buffers:
       buffer[:] = 0
     jax.block_until_ready(self._pulled())
@@ -141,6 +142,7 @@ class Worker:
         with within(stream, self._timeout_s):
           self._windows.append(_Window(stream.receive().header['pieces']))
       self._doing = []
+      self._codec = self._flat.init()
       control.send({'ready': True})
 
       def cut():

@@ -47,7 +47,7 @@ class Refused(TransportError):
   """The token is not that of the listener."""
 
 
-class Message(NamedTuple):
+class Incoming(NamedTuple):
   """A message whose body may still be on its way.
 
   Attributes:
@@ -156,7 +156,7 @@ class Stream:
         self._end(f'{type(error).__name__}: {error}')
         raise
 
-  def receive(self) -> Message:
+  def receive(self) -> Incoming:
     """Waits for the next message.
 
     After Corrupt the stream can be used on, as the damaged message is skipped.
@@ -170,7 +170,7 @@ class Stream:
     while frame.kind == _CHUNK:
       frame = self._read()
     header, size_bytes = json.loads(bytes(frame.data))
-    return Message(header, size_bytes, self._body(size_bytes))
+    return Incoming(header, size_bytes, self._body(size_bytes))
 
   def close(self, reason: str = '') -> None:
     """Ends the stream after what has been sent; blocks for some seconds.

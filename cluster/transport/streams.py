@@ -29,7 +29,7 @@ from cluster.transport.messages import (
   SCHEMA,
   Closed,
   Corrupt,
-  Message,
+  Incoming,
   Refused,
   Stream,
   TransportError,
@@ -41,8 +41,8 @@ from configs.checks import require
 __all__ = [
   'Closed',
   'Corrupt',
+  'Incoming',
   'Listener',
-  'Message',
   'Refused',
   'Security',
   'Stream',

@@ -27,8 +27,9 @@ class LocalHolder:
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles what pushes like these need, and updates."""
-    for payload in payloads:
-      message, _ = self.trees.encode(self.trees.init(), payload)
+    state = self.trees.init()
+    for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+      message, state = self.trees.encode(state, payload)
       jax.block_until_ready(self.trees.decode(message))
     self.learner.warm_up()
 

@@ -36,6 +36,7 @@ class _InFlight:
   params: Any = None  # As pulled, until its gradient is computed.
   message: Message = None  # Its push, on its way.
   loss: Any = None
+  computed: int = 0  # Examples of it, with padding.
   compute_s: float = 0.0
 
 
@@ -88,6 +89,9 @@ class VirtualRuntime:
     """Compiles everything that the run will need."""
     learner, batching = self._holder.learner, self.lead.batching
     learner.restore(self.gradient.placed(learner.state()))
+    for worker in self._workers:
+      worker.message = self.gradient.placed(worker.message)
+      worker.codec = self.gradient.placed(worker.codec)
     payloads = self.gradient.warm_up(
       self._holder.pulled(), batching.largest, changing=batching.changes
     )
@@ -129,7 +133,6 @@ class VirtualRuntime:
       **{name: getattr(self, name) for name in _STATE},
       'lead': self.lead.state(),
       'learner': self._holder.learner.state(),
-      'gradient': self.gradient.state(),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -138,7 +141,6 @@ class VirtualRuntime:
       setattr(self, name, state[name])
     self.lead.restore(state['lead'])
     self._holder.learner.restore(state['learner'])
-    self.gradient.restore(state['gradient'])
 
   def close(self) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
@@ -152,7 +154,6 @@ class VirtualRuntime:
     names = {_LEAVE: 'leave', _JOIN: 'join'}
     return {
       'virtual_s': self.time,
-      'padding_share': self.gradient.padding_share,
       'script_unreached': [
         (time, names[kind], worker)
         for time, kind, worker, _ in sorted(self._events)
@@ -190,10 +191,11 @@ class VirtualRuntime:
   def _computed(self, index: int) -> None:
     """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.lead.workers[index]
+    before = self.gradient.computed
     payload, worker.loss = self.gradient(
       worker.params, known.ranges, worker=index, iteration=known.iteration
     )
-    worker.params = None
+    worker.params, worker.computed = None, self.gradient.computed - before
     worker.message, worker.codec = self._holder.trees.encode(
       worker.codec, payload
     )
@@ -211,6 +213,7 @@ class VirtualRuntime:
       compute_s=worker.compute_s,
       factors=self._speed.driving(index, known.iteration),
       loss=loss,
+      computed=worker.computed,
     )
 
   def _delivered(self, delivered: Delivered) -> None:

@@ -104,14 +104,14 @@ def _network(config: ConfigDict, servers: int) -> Network:
 def _sizes(parts: Parts) -> transfers.Sizes:
   wire = parts.wire
   return transfers.Sizes(
-    _shards(parts, wire.push_bytes), _shards(parts, wire.pull_bytes)
+    _shares(parts, wire.push_bytes), _shares(parts, wire.pull_bytes)
   )
 
 
-def _shards(parts: Parts, size_bytes: Callable[[int, int], int]) -> list[int]:
+def _shares(parts: Parts, size_bytes: Callable[[int, int], int]) -> list[int]:
   """Returns how much travels to or from each server."""
   elements, servers = parts.learned.elements, parts.plan.servers
   if parts.wire.elementwise:  # Any part of a message is one.
-    return even(size_bytes(*elements), servers)
+    return even(size_bytes(*elements) + parts.learned.other_bytes, servers)
   params, stats = (even(count, servers) for count in elements)
   return [size_bytes(*share) for share in zip(params, stats, strict=True)]

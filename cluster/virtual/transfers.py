@@ -1,7 +1,7 @@
 """Pushes and pulls under way in the virtual runtime, as flows of its network.
 
-`Whole` moves every shard whole.  `Pipelined` moves it in chunks, and serves
-the sum of a chunk as soon as the last worker has pushed it: on links that carry
+`Whole` moves every share whole.  `Pipelined` moves it in pieces, and serves
+the sum of a piece as soon as the last worker has pushed it: on links that carry
 both directions at once, the pulls of a barrier then overlap with its pushes.
 """
 
@@ -38,7 +38,7 @@ class Delivered(NamedTuple):
 
 
 class Whole:
-  """Pushes and pulls of whole shards, which a worker makes in turns.
+  """Pushes and pulls of whole shares, which a worker makes in turns.
 
   Attributes:
     network: Its hosts are the workers and then the servers.
@@ -108,8 +108,8 @@ class _Member:
   """A worker of the superstep.
 
   Attributes:
-    pushed: Chunks of its push that have arrived, by server.
-    pulled: Chunks that have arrived of the pull that answers it, by server.
+    pushed: Pieces of its push that have arrived, by server.
+    pulled: Pieces that have arrived of the pull that answers it, by server.
     pulling: Whether it was released and its pull is not yet whole.
     flows: Those under way, by whether they are pulls, and server.
   """
@@ -124,22 +124,22 @@ class _Flow(NamedTuple):
   worker: int
   server: int
   pulls: bool
-  chunks: int
+  pieces: int
   size_bytes: int
 
 
 class Pipelined:
-  """Pushes and pulls in chunks, for schemes whose every release is a barrier.
+  """Pushes and pulls in pieces, for schemes whose every release is a barrier.
 
-  Between a worker and a server one chunk at a time is under way each way; the
-  next one starts when it has arrived.  A chunk is served to the workers of a
+  Between a worker and a server one piece at a time is under way each way; the
+  next one starts when it has arrived.  A piece is served to the workers of a
   superstep when all of them have pushed it, before the scheme has released
-  them.  Who was not among them, because it starts or is back, pulls shards
+  them.  Who was not among them, because it starts or is back, pulls shares
   whole.
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
-  way, a shard of S bytes and l seconds of latency, a superstep costs
-  C + N (S + c) / B + (PIECES + 1) l, where c is the largest chunk.
+  way, a share of S bytes and l seconds of latency, a superstep costs
+  C + N (S + c) / B + (PIECES + 1) l, where c is the largest piece.
 
   A worker that dies in the middle of its push does not count, although its part
   may be in sums that were served: these are void, and served anew without it.
@@ -157,9 +157,9 @@ class Pipelined:
     self.network = network
     self._num_workers = num_workers
     self._pushes, self._pulls = (
-      [even(size, PIECES) for size in shards] for shards in sizes
+      [even(size, PIECES) for size in shares] for shares in sizes
     )
-    # By server and chunk: of how many pushes it has not arrived.
+    # By server and piece: of how many pushes it has not arrived.
     self._missing = [[0] * PIECES for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
@@ -171,7 +171,7 @@ class Pipelined:
     if index not in self._members:
       self._members[index] = _Member(self._none(), self._none())
       for server in range(len(self._missing)):
-        self._start(time, index, server, pulls=True, chunks=PIECES)
+        self._start(time, index, server, pulls=True, pieces=PIECES)
       return Delivered(0, [])
     member = self._members[index]
     member.pushed = self._none()
@@ -218,19 +218,19 @@ class Pipelined:
       self._serve_all(time, server)
 
   def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
-    """Goes on after a chunk of a push, and returns whether it was the last."""
-    server, chunk = flow.server, member.pushed[flow.server]
+    """Goes on after a piece of a push, and returns whether it was the last."""
+    server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
-    self._missing[server][chunk] -= 1
+    self._missing[server][piece] -= 1
     if member.pushed[server] < PIECES:
       self._start(time, flow.worker, server, pulls=False)
-    if not self._missing[server][chunk]:
+    if not self._missing[server][piece]:
       self._serve_all(time, server)
     return min(member.pushed) == PIECES
 
   def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
-    """Goes on after a chunk of a pull; returns whether a worker has it now."""
-    member.pulled[flow.server] += flow.chunks
+    """Goes on after a piece of a pull; returns whether a worker has it now."""
+    member.pulled[flow.server] += flow.pieces
     self._serve(time, flow.worker, flow.server)
     ended = member.pulling and min(member.pulled) == PIECES
     member.pulling = member.pulling and not ended
@@ -241,27 +241,27 @@ class Pipelined:
       self._serve(time, index, server)
 
   def _serve(self, time: float, index: int, server: int) -> None:
-    """Starts the next chunk of a pull, if it is time."""
+    """Starts the next piece of a pull, if it is time."""
     member = self._members[index]
-    chunk = member.pulled[server]
-    if chunk == PIECES or (True, server) in member.flows:
+    piece = member.pulled[server]
+    if piece == PIECES or (True, server) in member.flows:
       return
     # After the release, pushes of the next superstep are missing.
-    if member.pulling or not self._missing[server][chunk]:
+    if member.pulling or not self._missing[server][piece]:
       self._start(time, index, server, pulls=True)
 
   def _start(
-    self, time: float, index: int, server: int, *, pulls: bool, chunks: int = 1
+    self, time: float, index: int, server: int, *, pulls: bool, pieces: int = 1
   ) -> None:
     member = self._members[index]
     first = (member.pulled if pulls else member.pushed)[server]
     sizes = (self._pulls if pulls else self._pushes)[server]
-    size = sum(sizes[first : first + chunks])
+    size = sum(sizes[first : first + pieces])
     host = self._num_workers + server
     ends = (host, index) if pulls else (index, host)
     number = self.network.start(time, *ends, size)
     member.flows[pulls, server] = number
-    self._flows[number] = _Flow(index, server, pulls, chunks, size)
+    self._flows[number] = _Flow(index, server, pulls, pieces, size)
 
   def _cancel(
     self, time: float, member: _Member, *, pulls_only: bool = False

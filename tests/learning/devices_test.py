@@ -3,6 +3,7 @@
 The numbers come from a process of its own, which has four CPU devices.
 """
 
+import contextlib
 import functools
 import json
 import pathlib
@@ -19,7 +20,7 @@ from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
 from models import norm, task
-from tests.support import small
+from tests.support import small, stopping
 
 _EXAMPLES = 17  # With at most 8 at once: 8 + 8 + 1.
 
@@ -134,12 +135,31 @@ def _runs():
   return found
 
 
+def _resumed():
+  """Returns what a run compiles late that goes on with pushes in flight."""
+  config = stopping.eventful(
+    'asp', cluster__devices_per_worker=2, epochs=1.0, cluster__script=()
+  )
+  workdir = f'{tempfile.mkdtemp()}/run'
+  run = train.build(config, workdir=workdir)
+  with contextlib.suppress(stopping.Killed):
+    stopping.stop(run, saved_at=[44], killed_at=46)
+  run = train.build(config, workdir=workdir)
+  in_flight = sum(w.message is not None for w in run.runtime._workers)
+  return {'in_flight': in_flight, 'compilations': run()['compilations']}
+
+
 def _found(folder):
   """Returns what both functions give, and the programs of the first."""
   pushes = _pushes()
   programs = pathlib.Path(folder).glob('*after_optimizations.txt')
   texts = [program.read_text() for program in programs]
-  return {'pushes': pushes, 'programs': texts, 'runs': _runs()}
+  return {
+    'pushes': pushes,
+    'programs': texts,
+    'runs': _runs(),
+    'resumed': _resumed(),
+  }
 
 
 @functools.cache
@@ -211,6 +231,11 @@ class RunTest(parameterized.TestCase):
     one, two = found['one bfloat16'], found['two bfloat16']
     for got, expected in zip(two['numbers'], one['numbers'], strict=True):
       np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-3)
+
+  def test_pushes_in_flight_of_a_checkpoint_compile_nothing(self):
+    resumed = _in_a_process()['resumed']
+    self.assertGreater(resumed['in_flight'], 0)
+    self.assertEqual(resumed['compilations'], 0)
 
   def test_nothing_is_compiled_late(self):
     found = _in_a_process()['runs']

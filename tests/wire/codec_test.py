@@ -115,7 +115,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(got['summary'], expected['summary'])
 
   def test_pipelined_servers_refuse_it(self):
-    message = 'config.wire.name: expected one that treats each number by itself'
+    message = 'config.route.server.pipelined: .* does not treat numbers one by'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(route__server__pipelined=True))
 

@@ -56,7 +56,8 @@ class FlatTest(parameterized.TestCase):
       flat.decode(flat.push_of(bytes_, k), k) for k, bytes_ in enumerate(sent)
     ]
     pulls = [
-      _carried(flat.outgoing(*flat.share(server))) for server in range(servers)
+      _carried(flat.outgoing(*flat.initial(server)))
+      for server in range(servers)
     ]
     pulled = flat.pulled([flat.pull_of(p, k) for k, p in enumerate(pulls)])
     expected = jax.tree.map(
@@ -72,7 +73,7 @@ class FlatTest(parameterized.TestCase):
   @parameterized.parameters(1, 2, 5)
   def test_shares_are_consecutive_and_even(self, servers):
     flat = _flat(_PARAMS, _STATS, servers)
-    shares = [flat.share(server) for server in range(servers)]
+    shares = [flat.initial(server) for server in range(servers)]
     for parts, whole in zip(
       zip(*shares, strict=True), (_PARAMS, _STATS), strict=True
     ):
@@ -82,7 +83,7 @@ class FlatTest(parameterized.TestCase):
 
   def test_a_snapshot_is_exact(self):
     flat = _flat(_PARAMS, _STATS, 2, dense.make(dtype='bfloat16'))
-    whole = [_carried(flat.share(k)).view(np.float32) for k in range(2)]
+    whole = [_carried(flat.initial(k)).view(np.float32) for k in range(2)]
     parts = [flat.split(vector, k) for k, vector in enumerate(whole)]
     got = flat.joined(parts)
     jax.tree.map(np.testing.assert_array_equal, got, (_PARAMS, _STATS))

@@ -3,8 +3,8 @@
 All transfers of one direction have one size; each uses its worker's link and
 the servers' links, which divide it equally, so that the servers count as one
 with the sum of their rates.  The rates are those with which the fluid model of
-`cluster.network`, given the starts, comes closest to the durations: least
-squares by Levenberg and Marquardt (Marquardt, 1963) with Huber's weights
+`cluster.virtual.network`, given the starts, comes closest to the durations:
+least squares by Levenberg and Marquardt (Marquardt, 1963) with weights of Huber
 (1964), so that single stalls count little.
 """
 

@@ -20,10 +20,6 @@ from learning.learning import Learner
 from wire.codec import Payload, Wire
 from wire.flat import PIECES, even, share, views
 
-# A worker sends a piece once the one so many before it is back: so all keep
-# pace, and what waits in the queues of the links stays short.
-AHEAD = 4
-
 
 class _Piece:
   """One piece.
@@ -89,7 +85,7 @@ class Pieces:
       self._renew(piece)
 
   def piece_bytes(self) -> list[int]:
-    """Returns how long each piece is on its way, up and down."""
+    """Returns how long each piece of a push is."""
     return [self._wire.push.size_bytes(size) for size in self.sizes]
 
   def expect(self, examples: Mapping[Key, int]) -> None:

@@ -20,8 +20,8 @@ from cluster.distributed.served.pieces import Pieces
 from cluster.transport import memory
 from cluster.transport.heart import START, Heart, Unmendable, within
 from cluster.transport.streams import (
+  Incoming,
   Listener,
-  Message,
   Refused,
   Security,
   Stream,
@@ -196,7 +196,7 @@ class Server:
   def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     self.serve(stream, hello['worker'], hello['life'])
 
-  def _check(self, message: Message, iteration: int) -> None:
+  def _check(self, message: Incoming, iteration: int) -> None:
     got = message.header.get('iteration')
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
@@ -205,7 +205,7 @@ class Server:
         f'Expected {self._push_bytes} bytes, got {message.size_bytes}.'
       )
 
-  def _taken(self, message: Message) -> Payload:
+  def _taken(self, message: Incoming) -> Payload:
     """Returns the payload of a push once it has arrived whole."""
     sent = memory.aligned(self._push_bytes)
     message.read(sent)
@@ -217,7 +217,7 @@ class Server:
     message = self._flat.push_of(sent, self.index)
     return self._decode(jax.device_put(message, may_alias=True), self.index)
 
-  def _pipe(self, stream: Stream, message: Message, key: Key) -> None:
+  def _pipe(self, stream: Stream, message: Incoming, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""
     pieces = self._pieces.served(key)
     sender = threading.Thread(
@@ -288,7 +288,9 @@ class Server:
 
   def _snapshot(self, number: int) -> None:
     whole = views((self.learner.params, self.learner.stats))
-    self._report({'told': 'snapshot', 'id': number}, whole)
+    size_bytes = sum(part.size for part in whole)
+    snapshot = {'told': 'snapshot', 'id': number, 'size_bytes': size_bytes}
+    self._report(snapshot, whole)
 
   def _save(self, number: int, step: int) -> None:
     self._checkpoints.save(

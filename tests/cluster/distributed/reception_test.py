@@ -161,7 +161,7 @@ class _Lead:
     del greeting
     server = Server(
       index,
-      learner=NoLearner(*self._flat.share(index)),
+      learner=NoLearner(*self._flat.initial(index)),
       flat=self._flat,
       checkpoints=None,
       report=report,
