@@ -61,7 +61,6 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       processes.launched(
         workers=4,
         dedicated=True,
-        model=False,
         sync__name=scheme,
         epochs=1000.0,
         cluster__faults=faults,
