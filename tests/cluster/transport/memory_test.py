@@ -61,10 +61,13 @@ class EnvironmentTest(absltest.TestCase):
     (name,) = memory.ENVIRONMENT
     with (
       mock.patch.dict(os.environ, {name: ''}),
-      self.assertNoLogs(level='INFO'),
+      self.assertNoLogs('absl', level='INFO'),
     ):
       memory.advise()
-    with mock.patch.dict(os.environ), self.assertLogs(level='INFO') as logs:
+    with (
+      mock.patch.dict(os.environ),
+      self.assertLogs('absl', level='INFO') as logs,
+    ):
       os.environ.pop(name, None)
       memory.advise()
     self.assertIn(f'{name}={memory.ENVIRONMENT[name]}', logs.output[0])
