@@ -13,8 +13,10 @@ class Components:
     self._members = [[node] for node in range(nodes)]
 
   def join(self, a: int, b: int) -> None:
-    """Makes one of two different sets; O(n log n) for all of them."""
+    """Makes one of two sets; O(n log n) for all of them."""
     kept, lost = self.label[a], self.label[b]
+    if kept == lost:
+      return
     if len(self._members[kept]) < len(self._members[lost]):
       kept, lost = lost, kept
     for node in self._members[lost]:
