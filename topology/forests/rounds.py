@@ -179,7 +179,7 @@ def _check_busiest(
 
 
 def _moves(slot: int, tree: trees.Tree) -> Iterator[_Move]:
-  up, down = tree.depths_up(), tree.depths_down()
+  up, down = tree.depths()
   height = max(up.values())
   for hop in tree.up:
     yield _Move(hop, slot, height - up[hop[0]], ADD)
@@ -214,7 +214,7 @@ class _Clock(NamedTuple):
 
 def _clock(cluster: Cluster) -> _Clock:
   seconds = {ends: 1 / Bps for ends, Bps in cluster.capacity_Bps.items()}
-  scale = weighted.scale(*seconds.values())
+  scale = weighted.scale(Fraction(1), *seconds.values())
   return _Clock(scale, {ends: int(s * scale) for ends, s in seconds.items()})
 
 
