@@ -215,10 +215,8 @@ def fitted(
     times = (load / cluster.capacity_Bps[e] for e, load in carried.items())
     return max(times, default=Fraction(0))
 
-  if overlap:
-    time = per_byte('up', 'down')
-  else:
-    time = per_byte('up') + per_byte('down')
+  phases = [('up', 'down')] if overlap else [('up',), ('down',)]
+  time = sum((per_byte(*stages) for stages in phases), Fraction(0))
   total = sum((Fraction(c.weight) for c in ordered), Fraction(0))
   trees = tuple(
     Tree(c.root, c.weight / time, c.weight / total, list(c.up), list(c.down))
