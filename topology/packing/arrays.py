@@ -149,8 +149,7 @@ class Arrays:
     components = Components(self.nodes)
     label, total, kept = components.label, 0.0, []
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
-      if label[a] != label[b]:
-        components.join(a, b)
+      if label[a] != label[b] and components.join(a, b):
         total += worth[i]
         kept.append(names[i])
         if len(kept) == len(self.workers) - 1:
