@@ -188,21 +188,21 @@ class Grower:
     Prim's algorithm with prices that rise: a heuristic, as on links that differ
     in direction the cheapest next hop need not be part of a cheapest tree.
     """
-    ends = [(h.dst, h.src) if up else (h.src, h.dst) for h in hops]
     beside: dict[int, list[int]] = {}
-    for i, (near, _) in enumerate(ends):
-      beside.setdefault(near, []).append(i)
+    for i, hop in enumerate(hops):
+      beside.setdefault(hop.dst if up else hop.src, []).append(i)
     reached, node = {root}, root
     tree: list[Hop] = []
     queue: list[tuple[float, int]] = []
     while len(reached) < len(self._arrays.workers):
       for i in beside.pop(node, ()):
-        if ends[i][1] not in reached:
+        if (hops[i].src if up else hops[i].dst) not in reached:
           heapq.heappush(queue, (self._costs.of(hops[i].uses), i))
       if queue:
         _, i = heapq.heappop(queue)
         hop = hops[i]
-        if ends[i][1] in reached or self._put_back(queue, hop, i):
+        far = hop.src if up else hop.dst
+        if far in reached or self._put_back(queue, hop, i):
           continue
       else:
         hop = self._arrays.nearest(reached, self._costs.now, up=up)
