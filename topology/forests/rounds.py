@@ -49,10 +49,11 @@ class Rounds:
     roots: Int32 [U].  The root of each slot, ascending: slots are in the order
       of the trees, and a tree of k units has k of them.
     pairs: Per permute, its pairs (src, dst), ascending.
-    send_slot: Int32 [P, N].  0 for a worker that does not send.
-    send_delay: Int32 [P, N], in steps.  0 for a worker that does not send.
-    receive_slot: Int32 [P, N].  0 for a worker that does not receive.
-    receive_delay: Int32 [P, N], in steps.  0 for one that does not receive.
+    send_slot: Int32 [P, N], like the next three: 0 for a worker that does not
+      send, or receive.
+    send_delay: In steps.
+    receive_slot: That of what is received.
+    receive_delay: In steps.
     operation: Int32 [P, N].  NONE, ADD or STORE.
     seconds_per_byte: Per permute and byte of a chunk, if it runs alone: its
       hops over a link, divided by the capacity, for the slowest link.
@@ -85,13 +86,9 @@ class Rounds:
     return 1 - self.rate_Bps / self.overlapped_rate_Bps
 
   def steps(self, chunks: int) -> int:
-    """Returns the number of steps after which all chunks have arrived.
+    """Returns after how many steps all chunks, so many a slot, have arrived.
 
-    Args:
-      chunks: C, the chunks of each slot.
-
-    Raises:
-      ValueError: If there are none.
+    Raises ValueError if there are none.
     """
     if chunks < 1:
       raise ValueError(f'chunks: expected at least 1, got {chunks}.')
@@ -120,14 +117,8 @@ def plan(
   two permutes alternate change places: O(P^2 N) for each pass over all permutes
   if there are such links.  Equal arguments give equal rounds in every process.
 
-  Args:
-    cluster: Workers, switches and links.
-    forest: Of the cluster, as `verify.check` accepts it.
-    max_permutes: How many permutes a step may have, as the time to compile it
-      grows with them.
-
-  Raises:
-    ValueError: If the forest needs more permutes.
+  The forest is one that `verify.check` accepts.  The time to compile a step
+  grows with its permutes: ValueError if it needs more than `max_permutes`.
   """
   if max_permutes < 1:
     raise ValueError(f'max_permutes: expected at least 1, got {max_permutes}.')

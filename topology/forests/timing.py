@@ -197,13 +197,10 @@ def _parts(
 
 
 def _latencies(cluster: Cluster, latency_s: Latency) -> dict[Ends, float]:
+  links = cluster.capacity_Bps
   if not isinstance(latency_s, Mapping):
-    value = _seconds('latency_s', latency_s)
-    return dict.fromkeys(cluster.capacity_Bps, value)
-  return {
-    ends: _seconds(f'latency_s of {ends}', latency_s.get(ends))
-    for ends in cluster.capacity_Bps
-  }
+    return dict.fromkeys(links, _seconds('latency_s', latency_s))
+  return {e: _seconds(f'latency_s of {e}', latency_s.get(e)) for e in links}
 
 
 def _sum(hop: trees.Hop, latency_of: dict[Ends, float]) -> float:

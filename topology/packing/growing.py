@@ -56,9 +56,8 @@ class Costs:
 
   def lower(self, uses: Iterable[int]) -> None:
     """Makes them cheaper again, for one hop less."""
-    now, factor = self.now, self._factor
     for use in uses:
-      now[use] /= factor[use]
+      self.now[use] /= self._factor[use]
 
 
 def exp(x: np.ndarray) -> np.ndarray:
@@ -86,12 +85,9 @@ class Grown(NamedTuple):
 class Grower:
   """Grows tree after tree, on links that become dearer.
 
-  Args:
-    arrays: Links.
-    unit_GBps: What a tree carries.
-    full: Floats [c], the share of each link that is used to begin with; none of
-      any if not given.
-    every: After how many trees cheap hops are looked for anew.
+  A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
+  used, floats [c], or nothing.  After each `every` trees cheap hops are looked
+  for anew.
   """
 
   def __init__(
@@ -194,10 +190,12 @@ class Grower:
     reached, node = {root}, root
     tree: list[Hop] = []
     queue: list[tuple[float, int]] = []
-    while len(reached) < len(self._arrays.workers):
+    costs = self._costs
+    while len(tree) + 1 < len(self._arrays.workers):
       for i in beside.pop(node, ()):
-        if (hops[i].src if up else hops[i].dst) not in reached:
-          heapq.heappush(queue, (self._costs.of(hops[i].uses), i))
+        hop = hops[i]
+        if (hop.src if up else hop.dst) not in reached:
+          heapq.heappush(queue, (costs.of(hop.uses), i))
       if queue:
         _, i = heapq.heappop(queue)
         hop = hops[i]
@@ -205,9 +203,9 @@ class Grower:
         if far in reached or self._put_back(queue, hop, i):
           continue
       else:
-        hop = self._arrays.nearest(reached, self._costs.now, up=up)
+        hop = self._arrays.nearest(reached, costs.now, up=up)
       node = hop.src if up else hop.dst
-      self._costs.raise_(hop.uses)
+      costs.raise_(hop.uses)
       reached.add(node)
       tree.append(hop)
     return tree

@@ -40,7 +40,7 @@ def best(
   of the rest, the optimum is in the middle of all optima, not of few trees.
 
   Args:
-    loads: How often each tree uses each link, whole numbers, [m, K].
+    loads: How often each tree uses each link, whole numbers, [m, K]; all some.
     capacity: Of each link, above 0, [m].
     roots: Of each tree, integers [K]; or None if roots do not matter.
 
@@ -50,8 +50,7 @@ def best(
     all roots do together.
 
   Raises:
-    ValueError: If there is no tree, or one that uses no link, or what is
-      passed has another shape, or values out of range.
+    ValueError: If an argument is not of this kind.
   """
   loads, capacity = np.asarray(loads), np.asarray(capacity, np.float64)
   trees = loads.shape[1] if loads.ndim == 2 else 0
