@@ -11,7 +11,8 @@ by what is known, and where one cannot, a minimum cut shows a set that has been
 entered too often, and trees that have done so are grown again.
 """
 
-import itertools
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,17 +24,11 @@ _LESSONS = 4  # Minimum cuts at once: one costs about as much as a tree.
 
 
 class Branching(NamedTuple):
-  """A spanning out-tree.
-
-  Attributes:
-    root: Node.
-    units: How many copies of the tree there are.
-    hops: (src, dst) in the order in which the tree reaches the nodes.
-  """
+  """A spanning out-tree, in so many copies."""
 
   root: int
   units: int
-  hops: tuple[tuple[int, int], ...]
+  hops: tuple[tuple[int, int], ...]  # In the order in which nodes are reached.
 
 
 def pack(
@@ -48,14 +43,8 @@ def pack(
   there are mostly fewer trees than links, and a few sets per node that have to
   be learned, at about one maximum flow and a few trees each.
 
-  Args:
-    nodes: Number of nodes, N.
-    links: (src, dst, capacity), integers.
-    starts: Integers [N].
-    stop: Asked at each tree and each maximum flow; `Stopped` if it says so.
-
-  Raises:
-    ValueError: If so many trees do not fit.
+  Links are (src, dst, capacity); all numbers are integers.  `stop` is asked at
+  each tree and each maximum flow.  ValueError if so many trees do not fit.
   """
   packer = _Packer(nodes, links, starts)
   while (root := packer.next_root()) is not None:
@@ -67,10 +56,8 @@ def pack(
 class _Packer:
   """What is left of the links, and the sets of nodes known to be in the way.
 
-  Masks are integers of which bit i stands for set i.
-
-  Attributes:
-    trees: Those that have been taken out of the links.
+  Masks are integers of which bit i stands for set i.  `trees` are those that
+  have been taken out of the links.
   """
 
   def __init__(
@@ -280,25 +267,18 @@ def _digits(values: Sequence[int]) -> list[int]:
 
 def _union(digits: Iterable[int]) -> int:
   """The mask of the numbers that are not 0."""
-  union = 0
-  for digit in digits:
-    union |= digit
-  return union
+  return functools.reduce(operator.or_, digits, 0)
 
 
 def _increment(digits: list[int], mask: int) -> None:
   """Adds 1 to each number in the mask."""
-  for k in itertools.count():
-    if not mask:
-      return
-    if k == len(digits):
-      digits.append(0)
-    digits[k], mask = digits[k] ^ mask, digits[k] & mask
+  for k, digit in enumerate(digits):
+    digits[k], mask = digit ^ mask, digit & mask
+  if mask:
+    digits.append(mask)
 
 
 def _decrement(digits: list[int], mask: int) -> None:
   """Takes 1 from each number in the mask, none of which is 0."""
-  for k in itertools.count():
-    if not mask:
-      return
-    digits[k], mask = digits[k] ^ mask, mask & ~digits[k]
+  for k, digit in enumerate(digits):
+    digits[k], mask = digit ^ mask, mask & ~digit

@@ -5,7 +5,7 @@ what its links cost together.  Prices are integers of any size.
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,32 +14,23 @@ from topology.algorithms.components import Components
 Priced = tuple[int, int, int]  # Two nodes and the price of a link.
 
 
-def spanning_tree(worker: Sequence[bool], links: Iterable[Priced]) -> int:
+def spanning_tree(worker: Sequence[bool], links: Sequence[Priced]) -> int:
   """Returns what the cheapest tree costs that may use links in any direction.
 
   Each switch belongs to its nearest worker, and hops are only those that cross
   one link between two workers' switches: among them is a cheapest tree
   (Mehlhorn, "A faster approximation algorithm for the Steiner problem in
-  graphs", 1988).  O(m log m) for m links.
-
-  Args:
-    worker: Per node, whether it is one.
-    links: (one end, other end, price), prices at least 0; they connect all
-      workers.
+  graphs", 1988).  O(m log m) for m links, prices at least 0, which connect all
+  nodes that are a worker.
   """
-  links = list(links)
   distance, nearest = _nearest(worker, links)
   hops = sorted(
     (distance[a] + price + distance[b], nearest[a], nearest[b])
     for a, b, price in links
     if nearest[a] != nearest[b]
   )
-  components, total = Components(len(worker)), 0
-  for price, a, b in hops:
-    if components.label[a] != components.label[b]:
-      components.join(a, b)
-      total += price
-  return total
+  components = Components(len(worker))
+  return sum(price for price, a, b in hops if components.join(a, b))
 
 
 def _nearest(
@@ -71,10 +62,7 @@ def hops(worker: Sequence[bool], links: Sequence[Priced]) -> np.ndarray:
   """Returns the price of the cheapest hop for each ordered pair of workers.
 
   Switch after switch is replaced by the paths through it: O(nodes^2) for each.
-
-  Args:
-    worker: Per node, whether it is one, N of them.
-    links: (src, dst, price), prices at least 0.
+  Prices are at least 0.
 
   Returns:
     Integers [N, N] from row to column, of 64 bits as long as they suffice.
@@ -110,9 +98,8 @@ def arborescences(price: np.ndarray) -> list[int]:
   for its cheapest entry, and a tree costs what all those sets pay that do not
   hold its root, by duality.  O(N^2) for all roots together.
 
-  Args:
-    price: Integers [N, N] as of `hops`; hops lead from each worker to every
-      other.  Transposed, trees towards the root are priced.
+  Prices are as of `hops`, with one from each worker to every other; transposed,
+  trees towards the root are priced.
   """
   price = price.copy()
   count, far = len(price), price[0, 0]

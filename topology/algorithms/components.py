@@ -12,11 +12,14 @@ class Components:
     self.label = list(range(nodes))
     self._members = [[node] for node in range(nodes)]
 
-  def join(self, a: int, b: int) -> None:
-    """Makes one of two different sets; O(n log n) for all of them."""
+  def join(self, a: int, b: int) -> bool:
+    """Makes one of two sets, O(n log n) for all; says whether they were two."""
     kept, lost = self.label[a], self.label[b]
+    if kept == lost:
+      return False
     if len(self._members[kept]) < len(self._members[lost]):
       kept, lost = lost, kept
     for node in self._members[lost]:
       self.label[node] = kept
     self._members[kept] += self._members[lost]
+    return True

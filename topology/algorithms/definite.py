@@ -18,8 +18,7 @@ _BLOCK = 32  # Columns that are eliminated one by one.
 class Gram:
   """The products `whole.T @ diag(weight) @ whole` of one matrix.
 
-  Args:
-    whole: Floats [m, n] that are small integers of at least 0.
+  It is of floats [m, n] that are small integers of at least 0.
   """
 
   def __init__(self, whole: np.ndarray) -> None:
@@ -33,10 +32,7 @@ class Gram:
     """Returns the product, symmetric.
 
     Each entry to some 40 bits of the diagonal entries of its row and column.
-    O(m n^2), in one product of matrices.
-
-    Args:
-      weight: Floats [m] of at least 0.
+    O(m n^2), in one product of matrices.  Weights are floats of at least 0.
     """
     top = np.zeros(self._whole.shape[1])
     np.maximum.at(top, self._column, self._entry * weight[self._row])
@@ -56,13 +52,9 @@ class Gram:
 
 
 class Factor:
-  """The Cholesky factor of a symmetric matrix, for `solve`.
+  """The Cholesky factor of a symmetric matrix with a diagonal of about 1.
 
-  Args:
-    matrix: Floats [n, n] with a diagonal of about 1.
-
-  Raises:
-    ValueError: If the matrix is not positive definite, as far as can be seen.
+  ValueError if the matrix is not positive definite, as far as can be seen.
   """
 
   def __init__(self, matrix: np.ndarray) -> None:

@@ -20,11 +20,8 @@ def colored(
   pairs in which they alternate (Kempe, "On the geographical problem of the four
   colours", 1879).  O(E (N + P)) for E pairs, N workers and P colours.
 
-  Args:
-    pairs: (src, dst), at least 0, in the order in which they are coloured; some
-      may be equal.
-    growing: Whether to begin with few colours, and to take another one only
-      when the pairs so far need it.
+  Pairs are (src, dst), integers of at least 0, some of which may be equal.
+  `growing` is to take a colour only when the pairs so far need it.
 
   Returns:
     Per colour, the indices of its pairs, ascending: as many colours as the most

@@ -7,7 +7,7 @@ capacities have changed.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 Residual = list[dict[int, int]]
 
@@ -41,17 +41,9 @@ def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
   """Adds as much flow from source to sink as there is room for.
 
   By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m)
-  for m links, and far less on the graphs met here.
-
-  Args:
-    residual: Changed in place.  A link with no room left, or with a negative
-      rest, is not used.
-    source: Node.
-    sink: Another node.
-    limit: The most to add, at least 0.
-
-  Returns:
-    The flow added.
+  for m links, and far less on the graphs met here.  The network is changed in
+  place; a link with no room left, or with a negative rest, is not used.
+  Returns the flow added, at most `limit`.
   """
   added = 0
   while added < limit:
@@ -86,23 +78,19 @@ def reach(residual: Residual, source: int) -> list[int]:
   After a maximum flow they are the source side of a minimum cut, the smallest
   of all.  O(n + m).
   """
-  return _spread(
-    source, lambda node: (v for v, room in residual[node].items() if room > 0)
-  )
+  return _spread(residual, source, False)
 
 
 def reach_back(residual: Residual, sink: int) -> list[int]:
   """Returns the nodes from which links with room lead to `sink`, likewise."""
-  return _spread(
-    sink, lambda node: (v for v in residual[node] if residual[v][node] > 0)
-  )
+  return _spread(residual, sink, True)
 
 
-def _spread(start: int, beside: Callable[[int], Iterable[int]]) -> list[int]:
+def _spread(residual: Residual, start: int, back: bool) -> list[int]:
   seen, frontier = {start}, [start]
   for node in frontier:
-    for other in beside(node):
-      if other not in seen:
+    for other, room in residual[node].items():
+      if other not in seen and (residual[other][node] if back else room) > 0:
         seen.add(other)
         frontier.append(other)
   return sorted(frontier)
@@ -110,29 +98,21 @@ def _spread(start: int, beside: Callable[[int], Iterable[int]]) -> list[int]:
 
 def _path(residual: Residual, source: int, sink: int) -> list[int] | None:
   """The nodes of a shortest path of links with room, or None."""
-  before, after = {source: source}, {sink: sink}
-  ahead, behind = [source], [sink]
-  while ahead and behind:
+  steps, ends = ({source: source}, {sink: sink}), [[source], [sink]]
+  while all(ends):
     # A step from the end that has fewer nodes to go on from.
-    deeper = []
-    if len(ahead) <= len(behind):
-      for node in ahead:
-        for other, room in residual[node].items():
-          if room > 0 and other not in before:
-            before[other] = node
-            if other in after:
-              return _through(before, other)[::-1] + _through(after, other)[1:]
-            deeper.append(other)
-      ahead = deeper
-    else:
-      for node in behind:
-        for other in residual[node]:
-          if other not in after and residual[other][node] > 0:
-            after[other] = node
-            if other in before:
-              return _through(before, other)[::-1] + _through(after, other)[1:]
-            deeper.append(other)
-      behind = deeper
+    back = len(ends[0]) > len(ends[1])
+    known, met, deeper = steps[back], steps[not back], []
+    for node in ends[back]:
+      for other, room in residual[node].items():
+        if other in known or (residual[other][node] if back else room) <= 0:
+          continue
+        known[other] = node
+        if other in met:
+          first, last = (_through(step, other) for step in steps)
+          return first[::-1] + last[1:]
+        deeper.append(other)
+    ends[back] = deeper
   return None
 
 

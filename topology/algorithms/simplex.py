@@ -21,12 +21,8 @@ class Program:
   has a denominator of its own and loses common factors once they matter.  The
   largest coefficient enters, or after a while without progress the first
   (Bland), with which the method always ends.  A pivot costs O(n) for each row
-  that holds the variable which enters.
-
-  Args:
-    objective: Integers [n].
-    rows: Pairs of integers [n] and a limit, an integer of at least 0.
-    stop: Asked for each row and before each pivot; `Stopped` if it says so.
+  that holds the variable which enters; `stop` is asked before each, and for
+  each row.  All are integers, limits at least 0.
   """
 
   def __init__(
@@ -69,14 +65,10 @@ class Program:
     self._table = np.vstack([self._table, _narrow(new // np.gcd.reduce(new))])
 
   def solve(self) -> tuple[list[Fraction], list[Fraction]]:
-    """Returns the optimum and its proof.
+    """Returns z, and the prices y >= 0 of the rows, which prove it the optimum.
 
-    Returns:
-      z, and the prices y >= 0 of the rows: `limits . y` equals the optimum,
-      and `y . rows >= objective`, which proves it.
-
-    Raises:
-      ValueError: If the optimum is not bounded.
+    `limits . y` equals it, and `y . rows >= objective`.  ValueError if the
+    optimum is not bounded.
     """
     while (row := self._violated()) is not None:
       stopping.check(self._stop)

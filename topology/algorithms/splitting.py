@@ -32,12 +32,9 @@ def bypass(
   Args:
     nodes: Number of nodes.
     workers: Those that are workers, N of them.
-    links: (src, dst, capacity), integers.  No switch may have more capacity
-      out than in.
-    units: Integers [N], what each worker has to send to all, with which the
-      links must be able to cope.
-    stop: Asked before each maximum flow and each exchange; `Stopped` if it says
-      so.
+    links: (src, dst, capacity), integers.
+    units: Integers [N], what each worker has to send to all.
+    stop: Asked before each maximum flow and each exchange.
 
   Returns:
     Per pair of workers that are linked, paths from one to the other through
@@ -48,19 +45,13 @@ def bypass(
       capacity out than in so that it cannot be bypassed.
   """
   splitter = _Splitter(nodes, workers, links, units, stop)
-  chosen = set(workers)
-  for switch in range(nodes):
-    if switch not in chosen:
-      splitter.remove(switch)
+  for switch in sorted(set(range(nodes)).difference(workers)):
+    splitter.remove(switch)
   return splitter.paths
 
 
 class _Splitter:
-  """The network as far as it is split.
-
-  Attributes:
-    paths: Per pair of nodes that are linked, the paths of the link.
-  """
+  """The network as far as it is split: the paths of each link."""
 
   def __init__(
     self,
@@ -144,13 +135,9 @@ def take(
 ) -> list[Path]:
   """Returns paths of a link with so many units, and takes them out of it.
 
-  Args:
-    paths: Changed in place; a link of which nothing is left is dropped.
-    ends: The link, which must have the units.
-    units: How many.
+  A link of which nothing is left is dropped.
   """
-  taken = []
-  have = paths.get(ends, [])
+  taken, have = [], paths[ends]
   while units:
     path, left = have.pop()
     used = min(left, units)
@@ -159,7 +146,7 @@ def take(
     if left > used:
       have.append((path, left - used))
   if not have:
-    paths.pop(ends, None)
+    del paths[ends]
   return taken
 
 

@@ -51,13 +51,10 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
 
 
 class _Ring:
-  """What rings through workers 0 to n - 1 use; how full: hops per GB/s.
+  """What rings through workers 0 to `count` - 1 use; how full: hops per GB/s.
 
-  Attributes:
-    count: n.
-    alone: Per worker and next, how full their hop alone makes its links.
-    least: How full the fullest link is at least.
-    work: Changes of links that may still be looked at.
+  With how full each hop `alone` makes its links, how full the fullest link is
+  at `least`, and the `work` left, in changes of links to look at.
   """
 
   def __init__(self, ways: Ways, both_ways: bool) -> None:

@@ -107,12 +107,13 @@ def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   columns = []
   for g, group in enumerate(groups):
     for rank, root in enumerate(group):
-      inside = [_turned(other, rank % len(other)) for other in groups]
+      inside = [_turned(other, rank) for other in groups]
       between = _turned([order[0] for order in inside], g)
-      around = [_around(ways, order) for order in (*inside, between)]
-      up = [hop for hops, _ in around for hop in hops]
-      down = [hop for _, hops in (around[-1], *around[:-1]) for hop in hops]
-      columns.append(trees.Column(root, 1, up, down))
+      ups, downs = zip(
+        *(_around(ways, order) for order in (between, *inside)), strict=True
+      )
+      up = itertools.chain(*ups[1:], ups[0])
+      columns.append(trees.Column(root, 1, [*up], [*itertools.chain(*downs)]))
   return _fitted(cluster, best, columns)
 
 
@@ -156,15 +157,11 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   def time(server: str) -> Fraction:
     others = [worker for worker in workers if worker != server]
-    weighted = (
-      (inwards, [ways.hop(worker, server) for worker in others]),
-      (outwards, [ways.hop(server, worker) for worker in others]),
-    )
-    loads = trees.loads(weighted)
-    return max(
-      (n / cluster.capacity_Bps[e] for e, n in loads.items()),
-      default=Fraction(0),
-    )
+    inside = [ways.hop(worker, server) for worker in others]
+    outside = [ways.hop(server, worker) for worker in others]
+    loads = trees.loads([(inwards, inside), (outwards, outside)])
+    times = (n / cluster.capacity_Bps[e] for e, n in loads.items())
+    return max(times, default=Fraction(0))
 
   server = min(workers, key=time)
   roots = [server] if best.collective == 'allreduce' else workers
@@ -200,16 +197,13 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   gap = 0.0 if len(cluster.workers) <= _EXACT else 0.01
   scatter = pack(cluster, collective='reduce_scatter', gap=gap)
   gather = pack(cluster, collective='allgather', gap=gap)
-  columns = []
-  for root in cluster.workers:
-    ups = [(tree.up, tree.share) for tree in scatter.trees if tree.root == root]
-    downs = [
-      (tree.down, tree.share) for tree in gather.trees if tree.root == root
-    ]
-    columns += [
-      trees.Column(root, share, up, down)
-      for (up, down), share in weighted.aligned(ups, downs)
-    ]
+  # Trees come by root, in the same order in both.
+  columns = [
+    trees.Column(up.root, share, up.up, down.down)
+    for (up, down), share in weighted.aligned(
+      *([(tree, tree.share) for tree in f.trees] for f in (scatter, gather))
+    )
+  ]
   return trees.fitted(cluster, columns, best, overlap=False)
 
 
@@ -221,19 +215,16 @@ def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
   """
   if len(cluster.workers) == 1:
     return {}
-  schemes = [
-    naive_ring,
-    naive_ring_both_ways,
-    best_ring,
-    best_ring_both_ways,
-    rotated_rings,
-  ]
-  if len(ways_of(cluster).groups()) > 1:
-    schemes.append(hierarchical)
-  schemes += [double_binary_tree, single_server, sharded_server]
-  if best.collective == 'allreduce':
-    schemes.append(equal_shards)
-  return {scheme.__name__: scheme(cluster, best) for scheme in schemes}
+  left_out: list[object] = []
+  if len(ways_of(cluster).groups()) == 1:
+    left_out.append(hierarchical)
+  if best.collective != 'allreduce':
+    left_out.append(equal_shards)
+  return {
+    scheme.__name__: scheme(cluster, best)
+    for scheme in _ALL
+    if scheme not in left_out
+  }
 
 
 def _fitted(
@@ -304,3 +295,10 @@ def _power(number: int) -> int:
 def _turned(order: Sequence[str], by: int) -> list[str]:
   start = by % len(order)
   return [*order[start:], *order[:start]]
+
+
+_ALL = (
+  *(naive_ring, naive_ring_both_ways, best_ring, best_ring_both_ways),
+  *(rotated_rings, hierarchical, double_binary_tree),
+  *(single_server, sharded_server, equal_shards),
+)

@@ -33,9 +33,6 @@ class Ways:
 
   A way is extended only where it is the best to the node that it has reached,
   even if a thinner link behind that node makes another one as wide.
-
-  Attributes:
-    cluster: The nodes and links.
   """
 
   def __init__(self, cluster: Cluster) -> None:
@@ -68,12 +65,12 @@ class Ways:
     wanted: dict[tuple[int, int], Fraction] = {}
     for source in self._graph.workers:
       for _, parents, targets in self._searches(source):
-        self._divide(parents, targets, wanted)
-    nodes, links = self.cluster.nodes, self._graph.links
+        _divide(parents, targets, wanted)
+    place = self.cluster.position
     return {
-      (nodes[a], nodes[b]): Fraction(c, self._graph.scale) / wanted[a, b]
-      for a, b, c in links
-      if (a, b) in wanted
+      (src, dst): GBps / wanted[place[src], place[dst]]
+      for src, dst, GBps in self.cluster.links
+      if (place[src], place[dst]) in wanted
     }
 
   def groups(self) -> list[list[str]]:
@@ -88,10 +85,8 @@ class Ways:
     equal ones, that with the fewest groups.  If there is none, as where all
     workers are equally close, they are one group.
 
+    Groups come by their first workers, workers in the order of the cluster.
     O(nodes^3) in NumPy.
-
-    Returns:
-      Groups by their first workers, workers in the order of the cluster.
     """
     cluster, shares = self.cluster, self.shares()
     widths = sorted(set(shares.values()))
@@ -107,12 +102,8 @@ class Ways:
     close = np.minimum(widest, widest.T)[np.ix_(workers, workers)]
     np.fill_diagonal(close, -1)
     nearest = close.max(axis=1).min()  # What the last worker has a neighbor at.
-    levels = [int(level) for level in np.unique(close)[1:]]
-    steps = [
-      (below, level)
-      for below, level in itertools.pairwise(levels)
-      if level <= nearest
-    ]
+    levels = np.unique(close)[1:].tolist()
+    steps = [step for step in itertools.pairwise(levels) if step[1] <= nearest]
     if not steps:
       return [list(cluster.workers)]
     _, least = max(steps, key=lambda step: widths[step[1]] / widths[step[0]])
@@ -173,19 +164,17 @@ class Ways:
       layer = sorted(following, key=ways.__getitem__)
     return ways, parents
 
-  def _divide(
-    self,
-    parents: dict[int, list[int]],
-    targets: Sequence[int],
-    wanted: dict[tuple[int, int], Fraction],
-  ) -> None:
-    """Adds a unit for each target to the links of its ways."""
-    units = dict.fromkeys(parents, Fraction(0))
-    units.update(dict.fromkeys(targets, Fraction(1)))
-    for node in reversed(parents):
-      if units[node] and parents[node]:
-        part = units[node] / len(parents[node])
-        for before in parents[node]:
-          units[before] += part
-          link = before, node
-          wanted[link] = wanted.get(link, Fraction(0)) + part
+
+def _divide(
+  parents: dict[int, list[int]],
+  targets: Sequence[int],
+  wanted: dict[tuple[int, int], Fraction],
+) -> None:
+  """Adds a unit for each target to the links of its ways."""
+  units = dict.fromkeys(parents, Fraction(0))
+  units.update(dict.fromkeys(targets, Fraction(1)))
+  for node in reversed(parents):
+    for before in parents[node] if units[node] else ():
+      part = units[node] / len(parents[node])
+      units[before] += part
+      wanted[before, node] = wanted.get((before, node), Fraction(0)) + part

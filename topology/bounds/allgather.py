@@ -23,7 +23,6 @@ from topology.clusters.cluster import Cluster, Link
 from topology.clusters.graph import Graph
 
 _Links = list[tuple[int, int, Fraction]]
-_Parts = list[tuple[Fraction, list[int]]]  # Cuts with weights.
 
 
 class Optimum(NamedTuple):
@@ -43,14 +42,9 @@ class Optimum(NamedTuple):
 
 
 def bound(cluster: Cluster) -> tuple[Fraction | None, Cut | None]:
-  """Returns the least time of an allgather per GB and worker, and the proof.
+  """Returns `inv_x` and `cut` of the optimum: a bound, and the proof.
 
-  See `optimum` for the algorithm and its cost.
-
-  Returns:
-    (inv_x, cut), inv_x in seconds per GB: an allgather of M GB over N workers
-    takes (M / N) inv_x seconds at least, and no longer if latency is ignored.
-    (None, None) for a single worker, which has nothing to send.
+  Or (None, None) for a single worker, which has nothing to send.
   """
   if len(cluster.workers) == 1:
     return None, None
@@ -74,14 +68,14 @@ def optimum(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Optimum:
   variable = _adjustable(graph)
   x, side = _newton(graph, stop)
   if not variable:
-    cut = _cut(cluster, [(Fraction(1), side)])
-    return Optimum(graph.scale / x, cut, cluster.links)
-  x, links, parts, prices = _Program(graph, variable, side, stop).run(stop)
+    return Optimum(graph.scale / x, _cut(cluster, side), cluster.links)
+  program = _Program(graph, variable, side, stop)
+  rate, links = program.run(stop)
   names = cluster.nodes
   kept = tuple(
     Link(names[a], names[b], c / graph.scale) for a, b, c in links if c
   )
-  return Optimum(graph.scale / x, _cut(cluster, parts, prices), kept)
+  return Optimum(graph.scale / rate, program.proof(cluster), kept)
 
 
 def around_workers(cluster: Cluster) -> Cut:
@@ -89,17 +83,14 @@ def around_workers(cluster: Cluster) -> Cut:
 
   A quick bound, which need not be the best: O(n m) for n workers and m links.
   """
-  return _cut(cluster, [(Fraction(1), _thinnest(cluster.graph)[1])])
+  return _cut(cluster, _thinnest(cluster.graph)[1])
 
 
-def _cut(
-  cluster: Cluster, parts: _Parts, prices: Sequence[tuple[int, Fraction]] = ()
-) -> Cut:
-  names = cluster.nodes
-  named = tuple((w, tuple(names[v] for v in side)) for w, side in parts)
-  _, nodes = max(named, key=lambda part: part[0])
-  switch_prices = tuple((names[v], price) for v, price in prices)
-  return Cut(nodes, cuts.leaving(cluster, nodes), named, switch_prices)
+def _cut(cluster: Cluster, side: Sequence[int]) -> Cut:
+  """The proof by one cut."""
+  nodes = tuple(cluster.nodes[v] for v in side)
+  links = cuts.leaving(cluster, nodes)
+  return Cut(nodes, links, ((Fraction(1), nodes),), ())
 
 
 def _adjustable(graph: Graph) -> list[int]:
@@ -112,14 +103,14 @@ def _adjustable(graph: Graph) -> list[int]:
   for src, dst, capacity in graph.links:
     balance[src] -= capacity
     balance[dst] += capacity
-  short = [not graph.worker[v] and balance[v] < 0 for v in range(graph.nodes)]
-  frontier = [v for v in range(graph.nodes) if short[v]]
-  for node in frontier:
+  short = [
+    v for v, own in enumerate(graph.worker) if not own and balance[v] < 0
+  ]
+  for node in short:  # Which grows.
     for src, dst, _ in graph.links:
-      if src == node and not graph.worker[dst] and not short[dst]:
-        short[dst] = True
-        frontier.append(dst)
-  return [i for i, (src, _, _) in enumerate(graph.links) if short[src]]
+      if src == node and not graph.worker[dst] and dst not in short:
+        short.append(dst)
+  return [i for i, (src, _, _) in enumerate(graph.links) if src in short]
 
 
 def _thinnest(graph: Graph) -> tuple[Fraction, list[int]]:
@@ -175,13 +166,11 @@ class _Program:
     objective = [1] + [0] * len(variable)
     self._solver = simplex.Program(objective, rows, stop)
 
-  def run(
-    self, stop: stopping.Stop
-  ) -> tuple[Fraction, _Links, _Parts, list[tuple[int, Fraction]]]:
-    """Returns the rate, links, cuts with weights, prices of switches."""
+  def run(self, stop: stopping.Stop) -> tuple[Fraction, _Links]:
+    """Returns the rate and the links once no cut is violated."""
     graph = self._graph
     while True:
-      z, prices = self._solver.solve()
+      z, self._prices = self._solver.solve()
       links = [
         (src, dst, z[self._place[i]] if i in self._place else Fraction(c))
         for i, (src, dst, c) in enumerate(graph.links)
@@ -194,11 +183,17 @@ class _Program:
           self._cuts.append(cut)
           self._solver.add(*self._cut_row(cut))
       if len(self._cuts) == known:
-        break
-    of_cut = zip(prices[self._fixed :], self._cuts, strict=True)
-    paid = zip(self._switches, prices, strict=False)
-    parts = [(y, cut) for y, cut in of_cut if y]
-    return z[0], links, parts, [(s, y) for s, y in paid if y]
+        return z[0], links
+
+  def proof(self, cluster: Cluster) -> Cut:
+    """Returns the cuts and switches that have a price."""
+    names = cluster.nodes
+    of_cut = zip(self._prices[self._fixed :], self._cuts, strict=True)
+    parts = [(y, tuple(names[v] for v in cut)) for y, cut in of_cut if y]
+    paid = zip(self._switches, self._prices, strict=False)
+    switches = tuple((names[switch], y) for switch, y in paid if y)
+    _, nodes = max(parts, key=lambda part: part[0])
+    return Cut(nodes, cuts.leaving(cluster, nodes), tuple(parts), switches)
 
   def _cut_row(self, side: Sequence[int]) -> tuple[list[int], int]:
     """The row that holds the cut's data below the capacity of its links."""
@@ -215,10 +210,8 @@ class _Program:
     """The row that holds the switch's capacity out below its capacity in."""
     row, limit = [0] * (1 + len(self._place)), 0
     for i, (src, dst, capacity) in enumerate(self._graph.links):
-      if src == switch:
-        row[self._place[i]] += 1
-      elif dst == switch and i in self._place:
-        row[self._place[i]] -= 1
+      if switch in (src, dst) and i in self._place:
+        row[self._place[i]] = 1 if src == switch else -1
       elif dst == switch:
         limit += capacity
     return row, limit

@@ -9,13 +9,13 @@ takes in; trees up, if the same holds with all links turned round (see
 over cuts, found one by one as minimum cuts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from topology.algorithms import simplex, stopping
 from topology.bounds import feeding, prices
-from topology.clusters.cluster import Cluster, Ends, Link
+from topology.clusters.cluster import Cluster, Link
 
 _Row = tuple[list[int], int]  # Of a linear program, and its limit.
 _Side = tuple[bool, list[int]]  # A cut, of the reversed links if True.
@@ -52,15 +52,11 @@ def optimum(
   An exact linear program with a variable for each worker and each use of a
   link, one use if all links are alike in both directions, else two.  Cuts
   around single workers to start with, then minimum cuts that are violated: one
-  maximum flow for each worker, direction and round.  For some hundreds of
-  links.
+  maximum flow for each worker, direction and round, and `stop` is asked before
+  each and each pivot.  For some hundreds of links.
 
-  Args:
-    cluster: Workers, switches and links.
-    overlap: Whether sums go up while results go down.  If not, first one, then
-      the other, each for the same part of the time on all links.
-    stop: Asked before each maximum flow and each pivot; `Stopped` if it says
-      so.
+  If sums do not go up while results go down (`overlap`), first one goes, then
+  the other, each for the same part of the time on all links.
   """
   return _Search(cluster, overlap).run(stop)
 
@@ -81,16 +77,14 @@ class _Search:
     count, m = len(graph.workers), len(graph.links)
     self._down = list(range(count, count + m))
     self._up = list(range(count + m, count + 2 * m))
+    self._limited, self._directions = list(range(m)), [False, True]
     if cluster.symmetric:
-      index = {(src, dst): i for i, (src, dst, _) in enumerate(graph.links)}
-      self._up = [self._down[index[b, a]] for a, b, _ in graph.links]
-    self._limited = [  # Else the same as its reverse.
-      i
-      for i, (src, dst, _) in enumerate(graph.links)
-      if not cluster.symmetric or src < dst
-    ]
-    self._size = count + (m if cluster.symmetric else 2 * m) + (not overlap)
-    self._directions = (False,) if cluster.symmetric else (False, True)
+      place = {(a, b): self._down[i] for i, (a, b, _) in enumerate(graph.links)}
+      self._up = [place[b, a] for a, b, _ in graph.links]
+      # The others are the same as their reverse.
+      self._limited = [i for i, (a, b, _) in enumerate(graph.links) if a < b]
+      self._directions = [False]
+    self._size = count + m * len(self._directions) + (not overlap)
 
   def run(self, stop: stopping.Stop) -> Optimum:
     """Returns the optimum once no cut is violated."""
@@ -121,13 +115,17 @@ class _Search:
     # either direction leave, and prove the optimum by themselves.
     return self._answer(z, of_row[first : first + len(self._limited)])
 
+  def _row(self, entries: Iterable[tuple[int, int]], limit: int = 0) -> _Row:
+    row = [0] * self._size
+    for variable, entry in entries:
+      row[variable] = entry
+    return row, limit
+
   def _link_rows(self) -> list[_Row]:
-    rows = []
-    for i in self._limited:
-      row = [0] * self._size
-      row[self._down[i]] = row[self._up[i]] = 1
-      rows.append((row, self._graph.links[i][2]))
-    return rows
+    return [
+      self._row([(self._down[i], 1), (self._up[i], 1)], self._graph.links[i][2])
+      for i in self._limited
+    ]
 
   def _phase_rows(self) -> list[_Row]:
     """Rows that leave links to sums for a while, then to results.
@@ -135,34 +133,32 @@ class _Search:
     The last variable is the part of the time that sums have.  It is one half
     if all links are alike in both directions.
     """
-    rows = []
+    last, rows = self._size - 1, []
     for i, (_, _, capacity) in enumerate(self._graph.links):
-      for use, sign in ((self._down, 1), (self._up, -1)):
-        row = [0] * self._size
-        row[use[i]] = 1
-        row[-1] = sign * capacity
-        rows.append((row, capacity if sign > 0 else 0))
+      down, up = (self._down[i], 1), (self._up[i], 1)
+      rows += [
+        self._row([down, (last, capacity)], capacity),
+        self._row([up, (last, -capacity)]),
+      ]
     return rows
 
   def _switch_row(self, turned: bool, switch: int) -> _Row:
     """The row that holds the use out of a switch below that into it."""
-    row = [0] * self._size
     use = self._up if turned else self._down
-    for i, (src, dst, _) in enumerate(self._graph.links):
-      if switch in (src, dst):
-        row[use[i]] = 1 if (src == switch) != turned else -1
-    return row, 0
+    return self._row(
+      (use[i], 1 if (src == switch) != turned else -1)
+      for i, (src, dst, _) in enumerate(self._graph.links)
+      if switch in (src, dst)
+    )
 
   def _cut_row(self, turned: bool, side: Sequence[int]) -> _Row:
     """The row that holds the rates inside below the use of links out."""
-    row, inside = [0] * self._size, set(side)
-    for i, worker in enumerate(self._graph.workers):
-      row[i] = int(worker in inside)
+    inside = set(side)
+    roots = [i for i, w in enumerate(self._graph.workers) if w in inside]
     _, leaving, entering = self._graph.cut(side)
     use = self._up if turned else self._down
-    for i in entering if turned else leaving:
-      row[use[i]] = -1
-    return row, 0
+    out = [(use[i], -1) for i in (entering if turned else leaving)]
+    return self._row([*((root, 1) for root in roots), *out])
 
   def _violated(
     self, z: Sequence[Fraction], stop: stopping.Stop
@@ -195,14 +191,14 @@ class _Search:
       )
       for use in (self._up, self._down)
     )
-    proof = self._prices(of_row) if self._overlap else None
+    proof = None
+    if self._overlap:
+      price_of = dict(zip(self._limited, of_row, strict=True))
+      # Of a link, or of its reverse, which shares its variable.
+      paid = {self._down[i]: price for i, price in price_of.items()}
+      paid |= {self._up[i]: price for i, price in price_of.items()}
+      priced = zip(links, self._down, strict=True)
+      proof = prices.Prices(
+        tuple((a, b, paid[j]) for (a, b, _), j in priced if paid[j])
+      )
     return Optimum(sum(roots, Fraction(0)), proof, roots, up, down)
-
-  def _prices(self, of_row: Sequence[Fraction]) -> prices.Prices:
-    price_of: dict[Ends, Fraction] = {}
-    for i, price in zip(self._limited, of_row, strict=True):
-      src, dst, _ = self._cluster.links[i]
-      price_of[src, dst] = price
-      if self._cluster.symmetric:
-        price_of[dst, src] = price
-    return prices.Prices.of(self._cluster, price_of)

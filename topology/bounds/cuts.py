@@ -43,9 +43,7 @@ def proven(cluster: Cluster, cut: Cut) -> Fraction:
   links together are worth price times capacity.  O(m) for each cut.
 
   Raises:
-    ValueError: If the cut is no proof: a set of nodes that holds all workers or
-      none, a negative weight, one that is no fraction, or a price for what is
-      no switch.
+    ValueError: If the cut is no proof, as of sets with all workers or none.
   """
   workers = set(cluster.workers)
   price_of = dict(cut.switch_prices)

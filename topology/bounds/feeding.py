@@ -9,19 +9,14 @@ from topology.algorithms import flow, stopping
 
 
 class Fed(NamedTuple):
-  """A network with a source that feeds the workers, without flow.
+  """A network with a source that feeds the workers, without flow."""
 
-  Attributes:
-    residual: Nodes of the graph and, as the last one, the source.
-    wanted: Capacity of all links out of the source.
-  """
+  residual: (
+    flow.Residual
+  )  # Nodes of the graph and, as the last one, the source.
+  wanted: int  # Capacity of all links out of the source.
 
-  residual: flow.Residual
-  wanted: int
-
-  def missing(
-    self, worker: int, stop: stopping.Stop = stopping.never
-  ) -> list[int] | None:
+  def missing(self, worker: int, stop: stopping.Stop) -> list[int] | None:
     """Returns nodes whose links out keep `worker` from getting all, or None.
 
     They are the largest source side of a minimum cut: sets around few nodes,
@@ -44,12 +39,9 @@ def fed(
 ) -> Fed:
   """Returns the network in which a source feeds what the workers have to send.
 
-  All workers get all only if all that is fed can flow to each of them.
-
-  Args:
-    nodes: Number of nodes.
-    links: (src, dst, capacity).
-    amounts: Pairs of a worker and what it has to send, in units of the links.
+  All workers get all only if all that is fed can flow to each of them.  Links
+  are (src, dst, capacity); amounts are pairs of a worker and what it has to
+  send, in units of the links.
   """
   arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
   scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))

@@ -6,7 +6,7 @@ cost, all columns together are worth no more than all links: with the cheapest
 column, their rate is at most the worth of the links over its cost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -23,17 +23,6 @@ class Prices(NamedTuple):
   """
 
   links: tuple[tuple[str, str, Fraction], ...]
-
-  @classmethod
-  def of(cls, cluster: Cluster, price_of: Mapping[Ends, Fraction]) -> 'Prices':
-    """Returns the prices of links by their ends, of all links."""
-    return cls(
-      tuple(
-        (src, dst, price_of[src, dst])
-        for src, dst, _ in cluster.links
-        if price_of[src, dst]
-      )
-    )
 
 
 def proven(cluster: Cluster, prices: Prices) -> Fraction:

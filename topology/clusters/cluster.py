@@ -9,7 +9,7 @@ import decimal
 import functools
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -109,13 +109,9 @@ class Cluster:
       (self.position[src], self.position[dst], int(GBps * scale))
       for src, dst, GBps in self.links
     )
-    return Graph(
-      len(self.nodes),
-      tuple(self.position[worker] for worker in self.workers),
-      tuple(node in self.rank for node in self.nodes),
-      links,
-      scale,
-    )
+    workers = tuple(self.position[worker] for worker in self.workers)
+    own = tuple(node in self.rank for node in self.nodes)
+    return Graph(len(self.nodes), workers, own, links, scale)
 
   @functools.cached_property
   def symmetric(self) -> bool:
@@ -134,9 +130,8 @@ class Cluster:
 
   def _check_reachable(self) -> None:
     first = self.workers[0]
-    ends = [(src, dst) for src, dst, _ in self.links]
-    reached = _reached(ends, first)
-    reaching = _reached([(dst, src) for src, dst in ends], first)
+    reached = _reached([link[:2] for link in self.links], first)
+    reaching = _reached([link[1::-1] for link in self.links], first)
     for worker in self.workers:
       if worker not in reached:
         raise ValueError(f'Worker {worker} is unreachable from {first}.')
@@ -147,11 +142,10 @@ class Cluster:
 def from_json(data: Mapping[str, Any]) -> Cluster:
   """Returns the cluster that plain data describe.
 
-  Args:
-    data: `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a list
-      of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are strings
-      such as '25', '12.5' or '100/3', or numbers, of which floats stand for
-      the decimals that they print as.  Other keys are ignored.
+  They have `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a
+  list of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are strings
+  such as '25', '12.5' or '100/3', or numbers, of which floats stand for the
+  decimals that they print as.  Other keys are ignored.
 
   Raises:
     ValueError: If a key is missing or a value is not of its kind, and for the
@@ -191,11 +185,9 @@ def from_networkx(graph: Any) -> Cluster:
   An undirected edge is a link of its full capacity in each direction; parallel
   edges add up.  NetworkX itself is not needed.
 
-  Args:
-    graph: A Graph, DiGraph, MultiGraph or MultiDiGraph.  The id of a node is
-      its `str`.  Edges have the attribute `GBps`, a capacity as of `from_json`.
-      Nodes have the attribute `worker`, a bool; only if none of them has it,
-      all are workers.
+  The id of a node is its `str`.  Edges have the attribute `GBps`, a capacity as
+  of `from_json`.  Nodes have the attribute `worker`, a bool; only if none of
+  them has it, all are workers.
 
   Raises:
     ValueError: If an attribute is missing or not of its kind, and for the
@@ -253,11 +245,7 @@ def _capacity(value: object, name: str) -> Fraction:
   if isinstance(value, bool) or not isinstance(value, kinds):
     raise ValueError(wrong)
   try:
-    if isinstance(value, numbers.Rational):
-      # Of NumPy too, whose ints overflow.
-      capacity = Fraction(int(value.numerator), int(value.denominator))
-    else:
-      capacity = Fraction(str(value))
+    capacity = Fraction(str(value))
   except (ValueError, ZeroDivisionError) as error:
     raise ValueError(wrong) from error
   if capacity < 0:
@@ -269,10 +257,9 @@ def _reached(ends: Iterable[Ends], start: str) -> set[str]:
   following: dict[str, list[str]] = {}
   for src, dst in ends:
     following.setdefault(src, []).append(dst)
-  reached: set[str] = {start}
-  frontier: Sequence[str] = [start]
+  reached, frontier = {start}, [start]
   while frontier:
-    new = {dst for src in frontier for dst in following.get(src, ())} - reached
+    new = set(following.pop(frontier.pop(), ())) - reached
     reached |= new
-    frontier = [*new]
+    frontier += new
   return reached

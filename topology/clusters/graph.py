@@ -27,11 +27,9 @@ class Graph(NamedTuple):
     return [v for v in range(self.nodes) if v != node]
 
   def cut(self, side: Iterable[int]) -> tuple[int, list[int], list[int]]:
-    """Returns what a set of nodes has: workers, links out, links in.
+    """Returns how many workers a set of nodes has, and its links out and in.
 
-    Returns:
-      The number of workers in `side`, and the indices of the links that leave
-      it and of those that enter it.
+    Links are given by their indices.
     """
     inside = [False] * self.nodes
     for node in side:

@@ -28,9 +28,6 @@ def dgx_1(gpu: str) -> Cluster:
   no switch.  Shape and capacities are NVIDIA's ("DGX-1 System Architecture",
   white paper WP-08437-001, 2017): 20 GB/s each way over each of the P100's 4
   NVLinks, 25 over each of the V100's 6, of which some are doubled.
-
-  Args:
-    gpu: 'v100' or 'p100'.
   """
   if gpu not in ('v100', 'p100'):
     raise ValueError(f"gpu: expected 'v100' or 'p100', got {gpu!r}.")
@@ -49,13 +46,8 @@ def dgx_a100(
   The switch stands for a DGX A100's NVSwitches.  NVIDIA's figures: 300 GB/s
   each way over the 12 NVLinks of a GPU, 200 Gbit/s for its network card.  One
   rail for even GPUs and one for odd ones are those of ForestColl (Zhao et al.,
-  arXiv 2402.06787, 2024).
-
-  Args:
-    boxes: Number of them, at least 1; a single one has no rails.
-    box_GBps: Capacity of a worker's links to and from the switch of its box.
-    rail_GBps: That of its links to and from a switch that it shares with every
-      other worker of every box.
+  arXiv 2402.06787, 2024).  A rail is a switch for all boxes; a single box has
+  none.  Capacities are those of a worker's links to and from the switches.
   """
   return _switched(boxes, 2, box_GBps, rail_GBps)
 
@@ -69,12 +61,7 @@ def dgx_h100(
   copies.  NVIDIA's figures: 450 GB/s each way over the 18 NVLinks of a GPU,
   400 Gbit/s for its network card.  A rail joins the GPUs of one index, as in
   NVIDIA's rail-optimized fabrics; rails are not joined to each other here.
-
-  Args:
-    boxes: As of `dgx_a100`.
-    box_GBps: As of `dgx_a100`.
-    rail_GBps: Capacity of a worker's links to and from a switch that it shares
-      with the worker of its index in every box.
+  Arguments are as of `dgx_a100`.
   """
   return _switched(boxes, 8, box_GBps, rail_GBps)
 
@@ -116,12 +103,8 @@ def pcie(
   's0' to 's3' are PCIe switches with two workers each, 's4' and 's5' the
   sockets with two switches each, joined to each other: a common shape, not of
   one product.  12 GB/s is about what PCIe 3.0 x16 carries of its nominal 15.75
-  each way; 10 GB/s between sockets is a round assumption.
-
-  Args:
-    gpu_GBps: Capacity, each way, between a worker and its switch.
-    uplink_GBps: Between a switch and its socket.
-    socket_GBps: Between the sockets.
+  each way; 10 GB/s between sockets is a round assumption.  Uplinks are those
+  between a switch and its socket.
   """
   names, switches = parts.names('w', 8), parts.names('s', 6)
   gpus = [(name, switches[i // 2]) for i, name in enumerate(names)]

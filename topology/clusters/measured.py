@@ -57,10 +57,8 @@ def fit(tests: Sequence[Test], *, hosts: int, tolerance: float) -> Rates:
   by the median of their group, rounded to 3 significant digits.  No best so
   changes by more than the tolerance and the rounding.
 
-  Args:
-    tests: At least one in which each ordered pair has a transfer.
-    hosts: How many, at least 2.
-    tolerance: Relative error of the measurements, 0 or more and below 1.
+  Each ordered pair must have a transfer in some test, of 2 hosts or more; the
+  tolerance is the relative error of the measurements, from 0 to below 1.
 
   Raises:
     ValueError: If an argument is out of its range, or something is not finite,
@@ -133,16 +131,10 @@ def shortfalls(
 ) -> dict[Ends, Fraction]:
   """Returns the transfers of a test that were slower than the rates explain.
 
-  Pairs that talk at the same time then share a limit of which the rates know
-  nothing, or a host cannot send and receive at once at its full rates.
-
-  Args:
-    test: In which nobody sends to several, or receives from several.
-    rates: To explain it.
-    tolerance: Relative difference that is none.
-
-  Returns:
-    For each such pair, its rate as a share of what was expected.
+  Each such pair with its rate as a share of what was expected.  Pairs that talk
+  at the same time then share a limit of which the rates know nothing, or a host
+  cannot send and receive at once at its full rates; so it is meant for tests in
+  which nobody sends to several, or receives from several.
   """
   shares = {
     pair: Fraction(rate) / (rates.between(*pair) * _GB)
@@ -163,13 +155,14 @@ def _seen(
     (i, j): [] for i in range(hosts) for j in range(hosts) if i != j
   }
   for test in tests:
+    for totals in (*sent, *received):
+      totals.append(0.0)
     for ends, rate in test.items():
       if ends not in carried or not 0 <= rate < math.inf:
         raise ValueError(f'Expected rates of {hosts} hosts, got {dict(test)}.')
       carried[ends].append(rate)
-    for host in range(hosts):
-      sent[host].append(sum(r for (i, _), r in test.items() if i == host))
-      received[host].append(sum(r for (_, j), r in test.items() if j == host))
+      sent[ends[0]][-1] += rate
+      received[ends[1]][-1] += rate
   if silent := [pair for pair, rates in carried.items() if not any(rates)]:
     raise ValueError(f'Expected a transfer of each pair, got none of {silent}.')
   return sent, received, carried

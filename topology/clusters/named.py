@@ -24,11 +24,10 @@ BUILDERS: dict[str, Callable[..., Cluster]] = {
 def named(spec: str) -> Cluster:
   """Returns the cluster that a call of a builder makes.
 
-  Args:
-    spec: `NAME(argument, key=argument)` in Python's syntax.  Arguments are
-      numbers, strings, bools, lists, tuples, or such a call where a builder
-      takes a cluster.  A number with a point stands for the decimal as written,
-      and so does the string '100/3' for that fraction.
+  That is, of `NAME(argument, key=argument)` in Python's syntax.  Arguments are
+  numbers, strings, bools, lists, tuples, or such a call where a builder takes a
+  cluster.  A number with a point stands for the decimal as written, and so does
+  the string '100/3' for that fraction.
 
   Raises:
     ValueError: If this is no such call, the name is unknown, or the builder
@@ -71,7 +70,7 @@ def _built(call: ast.Call, spec: str) -> Cluster:
   try:
     given = signature.bind(*args, **kwargs).arguments
   except TypeError as error:
-    takes = ', '.join(str(p) for p in signature.parameters)
+    takes = ', '.join(signature.parameters)
     raise ValueError(f'{name}({takes}): {error}.') from error
   for key, value in given.items():
     flag = signature.parameters[key].annotation is bool

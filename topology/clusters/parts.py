@@ -1,7 +1,7 @@
 """What builders share: arguments checked by name, node ids, links both ways."""
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -33,11 +33,13 @@ def positive(value: object, field: str = 'GBps') -> Fraction:
   return exact
 
 
-def several(values: object, field: str) -> list[Any]:
-  """Returns the values, one or more, as a list, or raises ValueError."""
+def several(
+  values: object, field: str, check: Callable[[Any, str], Any] | None = None
+) -> list[Any]:
+  """Returns the values, one or more, each as `check` returns it, as a list."""
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
-  made = list(values)
+  made = [check(value, field) if check else value for value in values]
   if not made:
     raise ValueError(f'{field}: expected one or more, got none.')
   return made

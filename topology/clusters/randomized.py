@@ -29,7 +29,7 @@ def random_mesh(
 
   Args:
     workers: Number of them, at least 1.
-    seed: The same seed gives the same cluster; an integer of at least 0.
+    seed: An integer of at least 0, which chooses the cluster.
     density: Probability of a link, 0 to 1.
     symmetric: Whether both directions of a pair are the same.
     low_GBps: Smallest capacity, an integer of at least 1.
@@ -65,17 +65,9 @@ def random_switched(
   """Returns workers each behind a random one of randomly linked switches.
 
   Links go both ways.  Each switch is linked to one of those before it, and to
-  each other one with the given probability.  Switches may be without workers.
-
-  Args:
-    workers: As of `random_mesh`, like all below but the switches.
-    switches: Number of them, at least 1.
-    seed: Chooses the cluster.
-    density: Probability of a link between two switches.
-    symmetric: Whether both directions of a link are the same; if not, the
-      capacity into a switch is not that out of it.
-    low_GBps: Smallest capacity.
-    high_GBps: Largest capacity.
+  each other one with the given probability.  Switches may be without workers,
+  and unless links are symmetric have another capacity in than out.  Arguments
+  are as of `random_mesh`.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
   names = parts.names('w', parts.whole(workers, 'workers'))
@@ -103,14 +95,9 @@ def spread(
   The factors are those from 1 down to 1 / ratio in equal steps of their
   logarithm, one for each pair of linked nodes, in random order.  Between the
   two ends they are rounded to 3 significant digits, so that capacities stay
-  exact decimals.  What was homogeneous is then 1 : ratio.
-
-  Args:
-    graph: A cluster; with less than two pairs of linked nodes it stays as is.
-    ratio: Largest to smallest factor, at least 1, which changes nothing.
-    seed: The same seed gives the same cluster; an integer of at least 0.
-    symmetric: Whether both directions of a pair have the same factor; if not,
-      each link has its own.
+  exact decimals.  What was homogeneous is then 1 : ratio.  Less than two pairs
+  of linked nodes stay as they are.  Unless it is symmetric, each direction of a
+  pair has a factor of its own.
 
   Example:
     >>> unequal = spread(random_mesh(4, 1, low_GBps=50), 100, 1)

@@ -24,13 +24,7 @@ def full_mesh(workers: int, GBps: Capacity) -> Cluster:
 
 
 def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
-  """Returns workers each linked to the next, the last to the first.
-
-  Args:
-    workers: Number of them, at least 1.
-    GBps: Capacity of each link.
-    both_ways: Whether each is linked to the one before it too.
-  """
+  """Returns workers each linked to the next, the last to the first."""
   names = parts.names('w', parts.whole(workers, 'workers'))
   pairs = [(names[i - 1], names[i]) for i in range(workers) if workers > 1]
   links = parts.both_ways(pairs, GBps)
@@ -48,16 +42,13 @@ def star(
 ) -> Cluster:
   """Returns workers around one switch, 's0'.
 
-  Args:
-    up_GBps: Per worker, the capacity of its link to the switch.
-    down_GBps: Per worker, that of the link back; the same if not given.
+  Per worker, with the capacity of its link to the switch and of that back; the
+  same if only one is given.
   """
-  back = up_GBps if down_GBps is None else down_GBps
-  fields = ('up_GBps', up_GBps), ('down_GBps', back)
-  up, down = (
-    [parts.positive(c, field) for c in parts.several(given, field)]
-    for field, given in fields
-  )
+  up = parts.several(up_GBps, 'up_GBps', parts.positive)
+  down = up
+  if down_GBps is not None:
+    down = parts.several(down_GBps, 'down_GBps', parts.positive)
   if len(up) != len(down):
     raise ValueError(
       f'down_GBps: expected as many as up, {len(up)}, got {len(down)}.'
@@ -87,9 +78,7 @@ def tree(
     >>> tree([2, 1], [[10, 20], 5]).links[3].GBps
     Fraction(20, 1)
   """
-  counts = [
-    parts.whole(f, 'fanouts') for f in parts.several(fanouts, 'fanouts')
-  ]
+  counts = parts.several(fanouts, 'fanouts', parts.whole)
   levels = parts.several(GBps, 'GBps')
   if len(counts) != len(levels):
     raise ValueError(
@@ -115,16 +104,14 @@ def tree(
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
   """Returns workers on a grid whose lines are rings, linked both ways.
 
-  Args:
-    sides: Workers along each dimension, at least 1; between two, the links
-      there and around are parallel.
-    GBps: Capacity of each link.
+  Sides are the workers along each dimension, at least 1; between two workers
+  the links there and around are parallel.
 
   Example:
     >>> len(torus([3, 3], 25).links)
     36
   """
-  sides = [parts.whole(side, 'sides') for side in parts.several(sides, 'sides')]
+  sides = parts.several(sides, 'sides', parts.whole)
   places = list(itertools.product(*(range(side) for side in sides)))
   name = {place: f'w{i}' for i, place in enumerate(places)}
   pairs = []
@@ -177,13 +164,9 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
 def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
   """Returns the BCube of Guo et al., SIGCOMM 2009, links both ways.
 
-  Workers are numbers of so many digits to the base of the ports; on each level
-  those that differ in one digit only share a switch.
-
-  Args:
-    ports: Of each switch, at least 1.
-    levels: Digits, at least 1, which are the ports of each worker.
-    GBps: Capacity of each link.
+  Workers are numbers of so many digits as there are levels, to the base of the
+  ports of a switch; on each level those that differ in one digit only share a
+  switch.
   """
   parts.whole(ports, 'ports')
   names, pairs = parts.names('w', ports ** parts.whole(levels, 'levels')), []
@@ -204,11 +187,6 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
   of level k - 1 more than such a cell has workers, t; of each two of them,
   i < j, worker j - 1 of the one and worker i of the other are linked, so that
   each worker has one link of each level.  Level k has t (t + 1) workers.
-
-  Args:
-    ports: Of each switch, all to workers, at least 1.
-    levels: k, at least 0.
-    GBps: Capacity of each link.
 
   Example:
     >>> len(dcell(3, 1, 10).workers)
@@ -239,21 +217,17 @@ def wan(
 ) -> Cluster:
   """Returns sites, each a full mesh, joined by links between some workers.
 
-  Args:
-    sites: Workers of each, two sites or more; workers are numbered from the
-      first site on.
-    GBps: Capacity of each link within a site.
-    links: Per link between sites, the numbers of its two workers and its
-      capacity each way.
+  Sites are numbers of workers, which are counted from the first site on.
+  `GBps` is for links within a site; those between sites are given by the
+  numbers of their two workers and their capacity each way.
 
   Example:
     >>> two = wan([4, 4], 25, [(3, 4, 1)])
     >>> [link.GBps for link in two.links if {*link[:2]} == {'w3', 'w4'}]
     [Fraction(1, 1), Fraction(1, 1)]
   """
-  site_of: list[int] = []
-  for site, size in enumerate(parts.several(sites, 'sites')):
-    site_of += [site] * parts.whole(size, 'sites')
+  sizes = parts.several(sites, 'sites', parts.whole)
+  site_of = [site for site, size in enumerate(sizes) for _ in range(size)]
   names = parts.names('w', len(site_of))
   inside = [
     (names[i], names[j])

@@ -1,13 +1,14 @@
 """Clusters and forests as pictures for Graphviz, in the DOT language."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from topology.clusters.cluster import Cluster, Ends
 from topology.forests import trees, usage
 
 # Okabe and Ito's colors, which color-blind people can tell apart.
 _UP, _DOWN, _BOTTLENECK, _UNUSED = '#0072B2', '#D55E00', '#CC79A7', '#BBBBBB'
+_Styles = dict[Ends, dict[str, str]]  # Of links.
 
 
 def to_dot(
@@ -25,8 +26,8 @@ def to_dot(
   down orange, both two lines, others pale.
 
   Args:
-    cluster: Workers, switches and links.
-    forest: Of this cluster, or None.
+    cluster: That of the forest.
+    forest: Of which loads are shown, if given.
     tree: The place of a tree in the forest, or None for all together.
 
   Raises:
@@ -36,71 +37,54 @@ def to_dot(
     count = len(forest.trees) if forest else 0
     if not 0 <= tree < count:
       raise ValueError(f'tree: expected one of {count} trees, got {tree}.')
-  if forest is None:
-    edges = _capacities(cluster)
-  elif tree is None:
-    edges = _loads(cluster, forest)
-  else:
-    edges = _hops(cluster, forest.trees[tree])
-  root = forest.trees[tree].root if forest and tree is not None else None
+  root, styles = None, _capacities(cluster)
+  if forest is not None and tree is None:
+    styles = _loads(cluster, forest)
+  elif forest is not None and tree is not None:
+    root, styles = forest.trees[tree].root, _hops(cluster, forest.trees[tree])
   lines = [
     'digraph cluster {',
     '  node [fontname="sans-serif"];',
     '  edge [fontname="sans-serif", fontsize=10];',
-    *(f'  {line}' for line in _nodes(cluster, root)),
-    *(f'  {_quoted(a)} -> {_quoted(b)} [{_text(s)}];' for a, b, s in edges),
-    '}',
   ]
-  return '\n'.join(lines) + '\n'
-
-
-def _nodes(cluster: Cluster, root: str | None) -> Iterator[str]:
   for node in cluster.nodes:
     style = {'shape': 'ellipse' if node in cluster.rank else 'box'}
-    if node == root:
-      style['peripheries'] = '2'
-    yield f'{_quoted(node)} [{_text(style)}];'
+    style |= {'peripheries': '2'} if node == root else {}
+    lines.append(f'  {_quoted(node)} [{_text(style)}];')
+  for (src, dst), style in styles.items():
+    lines.append(f'  {_quoted(src)} -> {_quoted(dst)} [{_text(style)}];')
+  return '\n'.join([*lines, '}', ''])
 
 
-_Edges = Iterator[tuple[str, str, dict[str, str]]]
+def _capacities(cluster: Cluster) -> _Styles:
+  return {(a, b): {'label': f'{float(c):.4g}'} for a, b, c in cluster.links}
 
 
-def _capacities(cluster: Cluster) -> _Edges:
-  for src, dst, GBps in cluster.links:
-    yield src, dst, {'label': f'{float(GBps):.4g}'}
-
-
-def _loads(cluster: Cluster, forest: trees.Forest) -> _Edges:
-  used = usage.fractions_used(cluster, forest)
+def _loads(cluster: Cluster, forest: trees.Forest) -> _Styles:
+  used, styles = usage.fractions_used(cluster, forest), {}
   slowest = set(usage.bottleneck(cluster, forest))
   for src, dst, GBps in cluster.links:
     load = used[src, dst] * GBps
     style = {'label': f'{float(load):.4g}/{float(GBps):.4g}'}
     if (src, dst) in slowest:
       style.update(color=_BOTTLENECK, penwidth='3')
-    yield src, dst, style
+    styles[src, dst] = style
+  return styles
 
 
-def _hops(cluster: Cluster, tree: trees.Tree) -> _Edges:
-  up, down = _numbers(tree.up), _numbers(tree.down)
-  for src, dst, _ in cluster.links:
-    told, colors = [], []
-    stages = (('up', up, _UP), ('down', down, _DOWN))
-    for stage, numbers, color in stages:
-      if (src, dst) in numbers:
-        told.append(f'{stage} {",".join(map(str, numbers[src, dst]))}')
-        colors.append(color)
-    style = {'label': ' '.join(told), 'color': ':'.join(colors)}
-    yield src, dst, style if told else {'color': _UNUSED}
-
-
-def _numbers(hops: Sequence[trees.Hop]) -> dict[Ends, list[int]]:
-  """The hops that take each link, from 1 on."""
-  numbers: dict[Ends, list[int]] = {}
-  for number, hop in enumerate(hops, start=1):
-    for ends in itertools.pairwise(hop):
-      numbers.setdefault(ends, []).append(number)
-  return numbers
+def _hops(cluster: Cluster, tree: trees.Tree) -> _Styles:
+  found: _Styles = {(src, dst): {} for src, dst, _ in cluster.links}
+  for stage, hops, color in (('up', tree.up, _UP), ('down', tree.down, _DOWN)):
+    numbers: dict[Ends, list[str]] = {}
+    for number, hop in enumerate(hops, start=1):
+      for ends in itertools.pairwise(hop):
+        numbers.setdefault(ends, []).append(f'{number}')
+    for ends, taken in numbers.items():
+      told, style = f'{stage} {",".join(taken)}', found[ends]
+      label = f'{style["label"]} {told}' if style else told
+      mixed = f'{style["color"]}:{color}' if style else color
+      found[ends] = {'label': label, 'color': mixed}
+  return {ends: style or {'color': _UNUSED} for ends, style in found.items()}
 
 
 def _text(style: Mapping[str, str]) -> str:

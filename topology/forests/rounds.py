@@ -8,14 +8,16 @@ in each of which a worker sends at most once and receives at most once.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from topology.algorithms import edge_coloring, weighted
-from topology.clusters.cluster import Cluster
+from topology.algorithms.components import Components
+from topology.clusters.cluster import Cluster, Ends
 from topology.forests import trees
 
 NONE, ADD, STORE = range(3)  # What a worker does with what it receives.
@@ -47,10 +49,11 @@ class Rounds:
     roots: Int32 [U].  The root of each slot, ascending: slots are in the order
       of the trees, and a tree of k units has k of them.
     pairs: Per permute, its pairs (src, dst), ascending.
-    send_slot: Int32 [P, N].  0 for a worker that does not send.
-    send_delay: Int32 [P, N], in steps.  0 for a worker that does not send.
-    receive_slot: Int32 [P, N].  0 for a worker that does not receive.
-    receive_delay: Int32 [P, N], in steps.  0 for one that does not receive.
+    send_slot: Int32 [P, N], like the next three: 0 for a worker that does not
+      send, or receive.
+    send_delay: In steps.
+    receive_slot: That of what is received.
+    receive_delay: In steps.
     operation: Int32 [P, N].  NONE, ADD or STORE.
     seconds_per_byte: Per permute and byte of a chunk, if it runs alone: its
       hops over a link, divided by the capacity, for the slowest link.
@@ -83,13 +86,9 @@ class Rounds:
     return 1 - self.rate_Bps / self.overlapped_rate_Bps
 
   def steps(self, chunks: int) -> int:
-    """Returns the number of steps after which all chunks have arrived.
+    """Returns after how many steps all chunks, so many a slot, have arrived.
 
-    Args:
-      chunks: C, the chunks of each slot.
-
-    Raises:
-      ValueError: If there are none.
+    Raises ValueError if there are none.
     """
     if chunks < 1:
       raise ValueError(f'chunks: expected at least 1, got {chunks}.')
@@ -113,18 +112,13 @@ def plan(
   The unit of weight is the largest that all trees have multiples of.  With H
   the height of a tree of hops up, a worker at depth d sends chunk s - (H - d)
   up in step s; one at depth d of the hops down receives chunk s - (H + d - 1).
-  Permutes take the slowest hops first, as one takes as long as its slowest
-  link, so that equal times belong together: O(E (N + P)) for E hops of all
-  slots.  Equal arguments give equal rounds in every process.
+  A permute takes as long as its slowest link.  The slowest hops come first, so
+  that equal times get together, and where hops crowd on a link, chains in which
+  two permutes alternate change places: O(P^2 N) for each pass over all permutes
+  if there are such links.  Equal arguments give equal rounds in every process.
 
-  Args:
-    cluster: Workers, switches and links.
-    forest: Of the cluster, as `verify.check` accepts it.
-    max_permutes: How many permutes a step may have, as the time to compile it
-      grows with them.
-
-  Raises:
-    ValueError: If the forest needs more permutes.
+  The forest is one that `verify.check` accepts.  The time to compile a step
+  grows with its permutes: ValueError if it needs more than `max_permutes`.
   """
   if max_permutes < 1:
     raise ValueError(f'max_permutes: expected at least 1, got {max_permutes}.')
@@ -137,8 +131,9 @@ def plan(
     for tree, count in zip(forest.trees, counts, strict=True):
       slots += [tree] * count
   moves = [move for n, tree in enumerate(slots) for move in _moves(n, tree)]
-  permutes = _permutes(cluster, moves)
-  seconds = tuple(_seconds_per_byte(cluster, group) for group in permutes)
+  clock = _clock(cluster)
+  permutes = _permutes(cluster, clock, moves)
+  seconds = tuple(map(clock.seconds, permutes))
   rank = cluster.rank
   return Rounds(
     collective=forest.collective,
@@ -152,9 +147,7 @@ def plan(
     **_tables(rank, permutes),
     seconds_per_byte=seconds,
     rate_Bps=len(slots) / sum(seconds, Fraction(0)) if slots else None,
-    overlapped_rate_Bps=len(slots) / _seconds_per_byte(cluster, moves)
-    if slots
-    else None,
+    overlapped_rate_Bps=len(slots) / clock.seconds(moves) if slots else None,
   )
 
 
@@ -177,7 +170,7 @@ def _check_busiest(
 
 
 def _moves(slot: int, tree: trees.Tree) -> Iterator[_Move]:
-  up, down = tree.depths_up(), tree.depths_down()
+  up, down = tree.depths()
   height = max(up.values())
   for hop in tree.up:
     yield _Move(hop, slot, height - up[hop[0]], ADD)
@@ -185,29 +178,81 @@ def _moves(slot: int, tree: trees.Tree) -> Iterator[_Move]:
     yield _Move(hop, slot, height + down[hop[0]], STORE)
 
 
-def _permutes(cluster: Cluster, moves: Sequence[_Move]) -> list[list[_Move]]:
+class _Clock(NamedTuple):
+  """Times of a byte over links, as integers: so many times the seconds."""
+
+  scale: Fraction
+  time: Mapping[Ends, int]
+
+  def cost(self, moves: Iterable[_Move]) -> tuple[int, int]:
+    """The time of moves that go on together, and how evenly links share it."""
+    load: dict[Ends, int] = {}
+    for move in moves:
+      for ends in itertools.pairwise(move.hop):
+        load[ends] = load.get(ends, 0) + self.time[ends]
+    return max(load.values()), sum(time * time for time in load.values())
+
+  def seconds(self, moves: Iterable[_Move]) -> Fraction:
+    """Of all moves at the same time, on the slowest link."""
+    return self.cost(moves)[0] / self.scale
+
+  def crowded(self, moves: Iterable[_Move]) -> bool:
+    """Whether a link that several moves share makes them slower."""
+    return self.cost(moves)[0] > max(
+      self.time[e] for move in moves for e in itertools.pairwise(move.hop)
+    )
+
+
+def _clock(cluster: Cluster) -> _Clock:
+  seconds = {ends: 1 / Bps for ends, Bps in cluster.capacity_Bps.items()}
+  scale = weighted.scale(Fraction(1), *seconds.values())
+  return _Clock(scale, {ends: int(s * scale) for ends, s in seconds.items()})
+
+
+def _permutes(
+  cluster: Cluster, clock: _Clock, moves: Sequence[_Move]
+) -> list[list[_Move]]:
   """The moves in partial permutations: the quicker of two colourings."""
-  slowest_first = sorted(
-    moves, key=lambda move: -_seconds_per_byte(cluster, [move])
-  )
+  moves = sorted(moves, key=lambda move: -clock.cost([move])[0])
   rank = cluster.rank
-  pairs = [(rank[m.hop[0]], rank[m.hop[-1]]) for m in slowest_first]
-  found = [
-    [
-      [slowest_first[i] for i in group]
-      for group in edge_coloring.colored(pairs, growing=growing)
+  pairs = [(rank[m.hop[0]], rank[m.hop[-1]]) for m in moves]
+  found = []
+  for growing in (True, False):
+    colors = edge_coloring.colored(pairs, growing=growing)
+    groups = [[moves[i] for i in color] for color in colors]
+    places = list(itertools.combinations(range(len(groups)), 2))
+    while sum(_swap(rank, clock, groups, a, b) for a, b in places):
+      pass
+    found.append(groups)
+  return min(found, key=lambda groups: sum(map(clock.seconds, groups)))
+
+
+def _swap(
+  rank: Mapping[str, int], clock: _Clock, groups: list[list[_Move]], *ab: int
+) -> bool:
+  """Whether a chain has changed places between two permutes, for the better."""
+  first, second = (groups[place] for place in ab)
+  if not clock.crowded(first) and not clock.crowded(second):
+    return False
+  chains = Components(2 * len(rank))
+  for move in (*first, *second):
+    chains.join(rank[move.hop[0]], len(rank) + rank[move.hop[-1]])
+  of = {worker: chains.label[i] for worker, i in rank.items()}
+  before = _sum(clock.cost(first), clock.cost(second))
+  for chain in dict.fromkeys(of[move.hop[0]] for move in first):
+    swapped = [
+      [m for m in kept if of[m.hop[0]] != chain]
+      + [m for m in other if of[m.hop[0]] == chain]
+      for kept, other in ((first, second), (second, first))
     ]
-    for growing in (True, False)
-  ]
-  return min(
-    found, key=lambda groups: sum(_seconds_per_byte(cluster, g) for g in groups)
-  )
+    if all(swapped) and _sum(*map(clock.cost, swapped)) < before:
+      groups[ab[0]], groups[ab[1]] = swapped
+      return True
+  return False
 
 
-def _seconds_per_byte(cluster: Cluster, moves: Sequence[_Move]) -> Fraction:
-  """Of all moves at the same time, on the slowest link."""
-  load = trees.loads([(1, [move.hop for move in moves])])
-  return max(load[ends] / cluster.capacity_Bps[ends] for ends in load)
+def _sum(*costs: tuple[int, int]) -> tuple[int, int]:
+  return sum(time for time, _ in costs), sum(uneven for _, uneven in costs)
 
 
 def _tables(

@@ -61,7 +61,7 @@ def simulate(
   Exact for the model above, in O(hops), whatever the number of chunks.
 
   Args:
-    cluster: Workers, switches and links.
+    cluster: That of the forest.
     forest: Sound, as `verify.check` has it; without trees it takes no time.
     size_bytes: Bytes of the whole, at least 0, divided as by `byte_ranges`.
     latency_s: Seconds of every link, or of each link by its (src, dst).  For
@@ -103,8 +103,7 @@ def best_chunks(
   compared, since rounding to bytes leaves several local optima.  Of equals the
   smallest is taken.  If messages cost nothing, more chunks never take longer.
 
-  Arguments are those of `simulate`, and `most`, the largest number of chunks of
-  a tree, at least 1.
+  Arguments are those of `simulate`, but `most`, of at least 1.
   """
   parts = _parts(cluster, forest, size_bytes, latency_s, message_s)
   _check_count('most', most)
@@ -113,45 +112,30 @@ def best_chunks(
 
 
 class _Ways(NamedTuple):
-  """Between the root of a tree and each worker; all zero if there are none.
+  """Between the root of a tree and each worker; all zero if there are none."""
 
-  Attributes:
-    hops: Int [workers], the hops of each.
-    latency_s: Float [workers], that of all their links.
-  """
+  hops: np.ndarray  # Int [workers].
+  latency_s: np.ndarray  # Float [workers], of all links.
 
-  hops: np.ndarray
-  latency_s: np.ndarray
-
-  def worst(self) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of hops, and a latency of each: one is the slowest way."""
+  def slowest_s(self, slot_s: np.ndarray) -> np.ndarray:
+    """Seconds of the slowest way, if each hop takes one of the slots."""
     most_s = np.zeros(self.hops.max() + 1)
     np.maximum.at(most_s, self.hops, self.latency_s)
-    # Only more latency can make a way of fewer hops the slowest.
-    longer_s = np.maximum.accumulate(most_s[::-1])[::-1]
-    kept = np.flatnonzero(np.append(most_s[:-1] > longer_s[1:], True))
-    return kept, most_s[kept]
+    slowest_s = np.zeros_like(slot_s)
+    for hops in np.unique(self.hops):
+      slowest_s = np.maximum(slowest_s, most_s[hops] + hops * slot_s)
+    return slowest_s
 
 
 class _Part(NamedTuple):
-  """What a tree carries, and its ways.
-
-  Attributes:
-    size_bytes: Bytes of the tree.
-    send_s: Seconds of all its bytes on one hop.
-    message_s: Seconds of each chunk besides its bytes.
-    up: Ways to the root.
-    down: Ways from it.
-    waits: Bool [workers], whether a worker is to have something of it that it
-      does not have at the start.
-  """
+  """What a tree carries, and its ways."""
 
   size_bytes: int
-  send_s: float
-  message_s: float
-  up: _Ways
-  down: _Ways
-  waits: np.ndarray
+  send_s: float  # Of all its bytes on one hop.
+  message_s: float  # Of each chunk besides its bytes.
+  up: _Ways  # To the root.
+  down: _Ways  # From it.
+  waits: np.ndarray  # Bool [workers]: has not all that it is to have.
 
   def slot_s(self, chunks: np.ndarray) -> np.ndarray:
     """Seconds that the largest of so many chunks holds a hop."""
@@ -165,14 +149,14 @@ class _Part(NamedTuple):
     """
     slot_s = self.slot_s(chunks)
     held_s = self.send_s + chunks * self.message_s
-    return held_s - slot_s + _slowest_s(self.up, slot_s)
+    return held_s - slot_s + self.up.slowest_s(slot_s)
 
   def best_count(self, most: int) -> int:
     """Returns the chunks, at most as many as bytes, that take least."""
     if not self.size_bytes:
       return 1
     counts = np.arange(1, min(most, self.size_bytes) + 1)
-    down_s = _slowest_s(self.down, self.slot_s(counts))
+    down_s = self.down.slowest_s(self.slot_s(counts))
     return int(counts[np.argmin(self.summed_s(counts) + down_s)])
 
   def done_s(self, chunks: int) -> np.ndarray:
@@ -182,14 +166,6 @@ class _Part(NamedTuple):
     count = np.array([min(chunks, self.size_bytes)])
     way_s = self.down.latency_s + self.down.hops * self.slot_s(count)
     return np.where(self.waits, self.summed_s(count) + way_s, 0.0)
-
-
-def _slowest_s(ways: _Ways, slot_s: np.ndarray) -> np.ndarray:
-  """Seconds of the slowest way, if each hop takes one of the slots."""
-  slowest_s = np.zeros_like(slot_s)
-  for hops, latency_s in zip(*ways.worst(), strict=True):
-    slowest_s = np.maximum(slowest_s, latency_s + hops * slot_s)
-  return slowest_s
 
 
 def _parts(
@@ -215,22 +191,16 @@ def _parts(
     waits = ways.hops > 0
     waits[cluster.rank[tree.root]] = bool(tree.up)
     send_s = float((end - start) / tree.weight_Bps)
-    parts.append(
-      _Part(
-        end - start, send_s, message_s, _ways(up, cluster.rank), ways, waits
-      )
-    )
+    above = _ways(up, cluster.rank)
+    parts.append(_Part(end - start, send_s, message_s, above, ways, waits))
   return parts
 
 
 def _latencies(cluster: Cluster, latency_s: Latency) -> dict[Ends, float]:
+  links = cluster.capacity_Bps
   if not isinstance(latency_s, Mapping):
-    value = _seconds('latency_s', latency_s)
-    return dict.fromkeys(cluster.capacity_Bps, value)
-  return {
-    ends: _seconds(f'latency_s of {ends}', latency_s.get(ends))
-    for ends in cluster.capacity_Bps
-  }
+    return dict.fromkeys(links, _seconds('latency_s', latency_s))
+  return {e: _seconds(f'latency_s of {e}', latency_s.get(e)) for e in links}
 
 
 def _sum(hop: trees.Hop, latency_of: dict[Ends, float]) -> float:

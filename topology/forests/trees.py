@@ -42,24 +42,18 @@ class Tree:
   up: list[Hop]
   down: list[Hop]
 
-  def depths_up(self) -> dict[str, int]:
-    """Returns how many hops up each worker is below the root."""
-    depth = {self.root: 0}
-    for hop in reversed(self.up):
-      depth[hop[0]] = depth[hop[-1]] + 1
-    return depth
-
-  def depths_down(self) -> dict[str, int]:
-    """Returns how many hops down each worker is below the root."""
-    depth = {self.root: 0}
-    for hop in self.down:
-      depth[hop[-1]] = depth[hop[0]] + 1
-    return depth
+  def depths(self) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns how many hops up, and down, each worker is below the root."""
+    found = {self.root: 0}, {self.root: 0}
+    for depth, hops in zip(found, (turned(self.up), self.down), strict=True):
+      for hop in hops:
+        depth[hop[-1]] = depth[hop[0]] + 1
+    return found
 
   @property
   def depth(self) -> int:
     """The most hops, one after the other, up to the root or down."""
-    return max(*self.depths_up().values(), *self.depths_down().values())
+    return max(max(depth.values()) for depth in self.depths())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +89,7 @@ class Forest:
     """Returns, per tree, the first byte of its part and the one after the last.
 
     Parts are disjoint and cover all bytes, in the order of the trees, so that
-    what belongs to one root is one piece.
-
-    Args:
-      size_bytes: Bytes of the whole, at least 0.
-
-    Raises:
-      ValueError: If there are less than 0 bytes.
+    what belongs to one root is one piece.  Raises ValueError for sizes below 0.
     """
     if size_bytes < 0:
       raise ValueError(f'size_bytes: expected at least 0, got {size_bytes}.')
@@ -118,10 +106,7 @@ class Forest:
 
 
 def turned(hops: Sequence[Hop]) -> list[Hop]:
-  """Returns the hops of a tree in the other direction, in an order that can be.
-
-  What went away from the root goes towards it, or the reverse.
-  """
+  """Returns the hops of a tree from the root to it instead, or the reverse."""
   return [hop[::-1] for hop in reversed(hops)]
 
 
@@ -167,8 +152,7 @@ def centered(
 def backwards(forest: Forest) -> Forest:
   """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
 
-  The certificate is the same: that of a reduce-scatter is one of an allgather
-  in the reversed cluster.
+  With the same certificate: it is always one of an allgather.
   """
   gather = forest.collective == 'allgather'
   trees = tuple(
@@ -180,14 +164,7 @@ def backwards(forest: Forest) -> Forest:
 
 
 class Column(NamedTuple):
-  """A tree that has a weight beside others, but no bytes per second yet.
-
-  Attributes:
-    root: Id of a worker.
-    weight: Positive; only the ratio to those of other columns counts.
-    up: Hops towards the root, as in `Tree`.
-    down: Hops away from the root.
-  """
+  """A `Tree` with a positive weight, of which only ratios to others count."""
 
   root: str
   weight: Fraction | int
@@ -198,11 +175,7 @@ class Column(NamedTuple):
 def loads(
   weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
 ) -> dict[Ends, Fraction]:
-  """Returns the sum of the weights of all hops over each link.
-
-  Args:
-    weighted: Pairs of a weight and the hops that carry it.
-  """
+  """Returns per link the sum of the weights of all hops over it."""
   columns = list(weighted)
   scale = math.lcm(*(weight.denominator for weight, _ in columns))
   total: dict[Ends, int] = {}
@@ -227,7 +200,7 @@ def fitted(
 
   Args:
     cluster: The links.
-    columns: At least one, over links that exist, with weights per root as
+    columns: One or more, over links that exist, with weights per root as
       `bound.collective` asks for.
     bound: A forest of the same cluster, for its collective and its proof.
     overlap: Whether hops up and down share the links.  If not, one phase
@@ -242,10 +215,8 @@ def fitted(
     times = (load / cluster.capacity_Bps[e] for e, load in carried.items())
     return max(times, default=Fraction(0))
 
-  if overlap:
-    time = per_byte('up', 'down')
-  else:
-    time = per_byte('up') + per_byte('down')
+  phases = [('up', 'down')] if overlap else [('up',), ('down',)]
+  time = sum((per_byte(*stages) for stages in phases), Fraction(0))
   total = sum((Fraction(c.weight) for c in ordered), Fraction(0))
   trees = tuple(
     Tree(c.root, c.weight / time, c.weight / total, list(c.up), list(c.down))

@@ -32,11 +32,8 @@ def check(
   root to an equal part of it but in an allreduce; shares are proportional to
   them and cover all bytes.  The rate is not above the bound, which is proved.
 
-  Args:
-    cluster: Workers, switches and links.
-    forest: What to check.
-    relays: Whether hops may pass through workers, which then forward what they
-      do not add up, as some baselines need it.
+  With `relays`, hops may pass through workers, which then forward what they do
+  not add up, as some baselines need it.
 
   Raises:
     ValueError: If anything of this does not hold; the message says what.
@@ -69,9 +66,9 @@ def _check_tree(
       raise ValueError(f'Hops {stage} have no place in {collective}.')
   _check_hops(cluster, (*tree.up, *tree.down), relays)
   if 'up' in _STAGES[collective]:
-    _aggregate(cluster.workers, tree.root, tree.up)
+    _aggregate(cluster.workers, tree)
   if 'down' in _STAGES[collective]:
-    _broadcast(cluster.workers, tree.root, tree.down)
+    _broadcast(cluster.workers, tree)
 
 
 def _check_hops(
@@ -90,16 +87,14 @@ def _check_hops(
         raise ValueError(f'The hop {hop} needs a link {ends}, which is none.')
 
 
-def _aggregate(
-  workers: Sequence[str], root: str, hops: Iterable[trees.Hop]
-) -> None:
+def _aggregate(workers: Sequence[str], tree: trees.Tree) -> None:
   """Sends partial sums, as counts of contributions, in the order of hops."""
   # As one integer, in which each worker has digits of its own: it sends once
   # at most, so that no count is above the number of workers.
   digits = len(workers).bit_length()
   held = {worker: 1 << i * digits for i, worker in enumerate(workers)}
   sent: set[str] = set()
-  for hop in hops:
+  for hop in tree.up:
     src, dst = hop[0], hop[-1]
     if src in sent:
       raise ValueError(f'Worker {src} sends up twice.')
@@ -108,26 +103,23 @@ def _aggregate(
     sent.add(src)
     held[dst] += held[src]
   for i, worker in enumerate(workers):
-    count = held[root] >> i * digits & ~(-1 << digits)
+    count = held[tree.root] >> i * digits & ~(-1 << digits)
     if count != 1:
       raise ValueError(f'Worker {worker} is counted {count} times, not once.')
-  if root in sent:
-    raise ValueError(f'The root {root} sends up.')
+  if tree.root in sent:
+    raise ValueError(f'The root {tree.root} sends up.')
 
 
-def _broadcast(
-  workers: Iterable[str], root: str, hops: Iterable[trees.Hop]
-) -> None:
+def _broadcast(workers: Iterable[str], tree: trees.Tree) -> None:
   """Sends the result, in the order of hops, and counts who receives it."""
-  received = collections.Counter([root])
-  for hop in hops:
+  received = collections.Counter([tree.root])
+  for hop in tree.down:
     src, dst = hop[0], hop[-1]
     if not received[src]:
       raise ValueError(f'Worker {src} sends down what it has not received.')
     received[dst] += 1
   for worker in workers:
-    if received[worker] != 1:
-      count = received[worker]
+    if (count := received[worker]) != 1:
       raise ValueError(f'Worker {worker} receives {count} times, not once.')
 
 

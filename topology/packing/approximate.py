@@ -38,12 +38,8 @@ def allreduce(
 ) -> tuple[list[Column], prices.Prices]:
   """Returns trees up and down for two or more workers, and a proof.
 
-  Args:
-    cluster: Workers, switches and links.
-    gap: Attempts end when 1 - rate / bound is at most this.
-    max_trees: The most trees, at least 1, or None.
-    stop: Says when to end with what there is, which is one tree at least.
-    report: Told after each attempt.
+  Attempts end when 1 - rate / bound is at most `gap`, or when `stop` says so,
+  with one tree at least; `report` is told after each.
   """
   arrays = Arrays(cluster, paired=cluster.symmetric)
   bound = price_search.Bound(cluster, arrays)
@@ -51,7 +47,9 @@ def allreduce(
     bound.follow(_ROUNDS, stop)
   last = min(max_trees or _LAST, _LAST)
   search = _Search(cluster, arrays, max_trees, one_way=False)
-  for count in _doubled(min(_FIRST, last), last):
+  count = 0
+  while count < last:
+    count = min(2 * count or _FIRST, last)
     grower = growing.Grower(arrays, bound.rate / count)
     search.add(_until(stop, (grower.both() for _ in range(count))))
     bound.improve(search.prices)
@@ -140,21 +138,10 @@ def _until(
       break
 
 
-def _doubled(first: int, last: int) -> Iterator[int]:
-  """Yields first, twice as much and so on, and last."""
-  while first < last:
-    yield first
-    first *= 2
-  yield last
-
-
 class _Search:
   """The trees so far, and their best weights.
 
-  Attributes:
-    count: Trees that have a weight.
-    rate: GB/s of all of them.
-    prices: Floats [c], the dual prices of the weights.
+  With the rate of all of them in GB/s, and the dual prices, floats [c].
   """
 
   def __init__(
@@ -172,9 +159,13 @@ class _Search:
     self._trees: list[growing.Grown] = []
     self._weight = np.zeros(0)  # Of all trees.
     self._kept: list[tuple[growing.Grown, float]] = []
-    self.count = 0
     self.rate = 0.0
     self.prices = np.ones(len(arrays.capacity))
+
+  @property
+  def count(self) -> int:
+    """Trees that have a weight."""
+    return len(self._kept)
 
   def add(self, grown: Iterable[growing.Grown]) -> None:
     """Adds trees, and weighs all anew."""
@@ -203,11 +194,8 @@ class _Search:
     """Drops the lightest trees as long as the others reach a rate."""
     least = len(self._arrays.workers) if self._one_way else 1
     for part in (0.5, 0.75):
-      while True:
-        count = max(int(part * len(self._kept)), least)
+      while (count := max(int(part * self.count), least)) < self.count:
         trees = self._heaviest(self._kept, count)
-        if len(trees) == len(self._kept):
-          break
         weight, _ = self._weighed(trees)
         if weight.sum() < rate:
           break
@@ -237,7 +225,6 @@ class _Search:
     pairs = zip(trees, weight.tolist(), strict=True)
     self._kept = [pair for pair in pairs if pair[1]]
     self.rate = float(weight[weight > 0].sum())
-    self.count = len(self._kept)
 
   def _heaviest(
     self, pairs: list[tuple[growing.Grown, float]], count: int

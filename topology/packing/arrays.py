@@ -20,39 +20,23 @@ _Way = tuple[int, ...]  # Links, in the order in which they are passed.
 
 
 class Hop(NamedTuple):
-  """A way from one worker to another through switches.
-
-  Attributes:
-    src: Node that sends.
-    dst: Node that receives.
-    links: The links on the way, as indices into `Arrays.src`.
-    uses: Of each, what it takes from, as an index into `Arrays.capacity`.
-  """
+  """A way from one worker to another through switches."""
 
   src: int
   dst: int
-  links: tuple[int, ...]
-  uses: tuple[int, ...]
+  links: tuple[int, ...]  # On the way, as indices into `Arrays.src`.
+  uses: tuple[int, ...]  # What they take from, into `Arrays.capacity`.
 
 
 class Cells(NamedTuple):
-  """Each node's nearest workers, at some prices.
+  """Each node's nearest workers, at some prices."""
 
-  Attributes:
-    away: Floats [n], the price of the way to a node from some worker.
-    home: Floats [n], the price of the way from a node to some worker.
-    there: The links of the former; None if there is no way.
-    back: The links of the latter.
-    source: Integers [n], the worker with which the former starts, or -1.
-    sink: Integers [n], the worker with which the latter ends, or -1.
-  """
-
-  away: np.ndarray
-  home: np.ndarray
-  there: list[_Way | None]
-  back: list[_Way | None]
-  source: np.ndarray
-  sink: np.ndarray
+  away: np.ndarray  # Floats [n], the price of the way from some worker to it.
+  home: np.ndarray  # Floats [n], that of the way from it to some worker.
+  there: list[_Way | None]  # The links of the former; None if there is no way.
+  back: list[_Way | None]  # The links of the latter.
+  source: np.ndarray  # Integers [n], where the former starts, or -1.
+  sink: np.ndarray  # Integers [n], where the latter ends, or -1.
 
 
 class Arrays:
@@ -114,11 +98,7 @@ class Arrays:
     to cell of `cells`: a cheapest tree of them, or the cheapest out of and into
     each cell, and over links between switches from each to each; and at each
     switch, ways from each arm to another, so that not all end at the one worker
-    that is nearest.
-
-    Args:
-      prices: Positive floats [c], of what links take from.
-      turn: Any integer; chooses which arms are joined.
+    that is nearest: `turn`, any integer, chooses which.
     """
     if not self._switched:
       return self._direct
@@ -150,17 +130,14 @@ class Arrays:
       home, on = self._nearest(costs, self._out_of_switch, self.dst, self.src)
       back = [way and way[::-1] for way in self._ways(on, self.dst)]
     source = self._owners(there, 0, self.src)
-    return Cells(
-      away, home, there, back, source, self._owners(back, -1, self.dst)
-    )
+    sink = self._owners(back, -1, self.dst)
+    return Cells(away, home, there, back, source, sink)
 
   def tree(self, cells: Cells, prices: np.ndarray) -> tuple[float, list[int]]:
     """Returns a minimum spanning tree of a paired network.
 
-    Kruskal's algorithm on ways from cell to cell.
-
-    Returns:
-      The price of its hops, and the link of each that joins two cells.
+    By Kruskal's algorithm on ways from cell to cell: the price of its hops, and
+    the link of each that joins two cells.
     """
     links = self._once
     ends = self.src[links], self.dst[links]
@@ -172,8 +149,7 @@ class Arrays:
     components = Components(self.nodes)
     label, total, kept = components.label, 0.0, []
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
-      if label[a] != label[b]:
-        components.join(a, b)
+      if label[a] != label[b] and components.join(a, b):
         total += worth[i]
         kept.append(names[i])
         if len(kept) == len(self.workers) - 1:
@@ -193,12 +169,9 @@ class Arrays:
     """Returns 1 for the links into (out of) the worker with least, else 0."""
     around = []
     for ends in (self.dst, self.src):
-      total = np.zeros(self.nodes)
-      np.add.at(total, ends, self.capacity[self.use])
+      total = np.bincount(ends, self.capacity[self.use], self.nodes)
       thinnest = min(self.workers, key=total.__getitem__)
-      chosen = np.zeros(len(self.capacity))
-      chosen[self.use[ends == thinnest]] = 1
-      around.append(chosen)
+      around.append(self._marked(ends == thinnest))
     return around
 
   def layers(self) -> list[np.ndarray]:
@@ -207,43 +180,34 @@ class Arrays:
       np.ones(len(self.src)), self._into_switch, self.src, self.dst
     )
     distance = np.minimum(away[self.src], away[self.dst])
-    layers = []
-    for value in np.unique(distance[np.isfinite(distance)]):
-      chosen = np.zeros(len(self.capacity))
-      chosen[self.use[distance == value]] = 1
-      layers.append(chosen)
-    return layers
+    values = np.unique(distance[np.isfinite(distance)])
+    return [self._marked(distance == value) for value in values]
+
+  def _marked(self, links: np.ndarray) -> np.ndarray:
+    chosen = np.zeros(len(self.capacity))
+    chosen[self.use[links]] = 1
+    return chosen
 
   def nearest(
     self, reached: set[int], prices: Sequence[float], *, up: bool
   ) -> Hop:
-    """Returns the cheapest hop from a set of workers to another, or back.
+    """Returns the cheapest hop from some workers to another, or `up` to them.
 
     Dijkstra's algorithm, O(m log n).
-
-    Args:
-      reached: Some workers, not all.
-      prices: Floats [c].
-      up: Whether the hop leads to one of them instead of from one.
     """
     links: dict[int, list[int]] = {}
     for link, ends in enumerate(self._ends):
       links.setdefault(ends[up], []).append(link)
     queue: list[tuple[float, int, _Way]]
     queue = [(0.0, node, ()) for node in sorted(reached)]
-    done: set[int] = set()
     while queue:
       distance, node, way = heapq.heappop(queue)
-      if node in done:
-        continue
-      done.add(node)
       if self._is_worker[node] and node not in reached:
         return self._hop(way[::-1] if up else way)
-      for link in links.get(node, ()):
+      for link in links.pop(node, ()):
+        cost = distance + prices[self._uses[link]]
         beside = self._ends[link][not up]
-        if beside not in done:
-          cost = distance + prices[self._uses[link]]
-          heapq.heappush(queue, (cost, beside, (*way, link)))
+        heapq.heappush(queue, (cost, beside, (*way, link)))
     raise ValueError('Expected a way to some other worker, found none.')
 
   def _best(self, cells: Cells, prices: np.ndarray) -> list[int]:
@@ -312,9 +276,7 @@ class Arrays:
 
   def _ways(self, via: np.ndarray, tail: np.ndarray) -> list[_Way | None]:
     """Per node the links on its way, beginning at the worker."""
-    ways: list[_Way | None] = [None] * self.nodes
-    for worker in self.workers:
-      ways[worker] = ()
+    ways: list[_Way | None] = [() if own else None for own in self._is_worker]
     last, tails = via.tolist(), tail.tolist()
     for start in range(self.nodes):
       open_, node = [], start
@@ -330,12 +292,11 @@ class Arrays:
   def _owners(
     self, ways: list[_Way | None], place: int, ends: np.ndarray
   ) -> np.ndarray:
-    return np.array(
-      [
-        -1 if way is None else ends[way[place]] if way else node
-        for node, way in enumerate(ways)
-      ]
-    )
+    owner = np.full(self.nodes, -1)
+    for node, way in enumerate(ways):
+      if way is not None:
+        owner[node] = ends[way[place]] if way else node
+    return owner
 
   def _backwards(self, way: _Way) -> _Way:
     return tuple(self._reverse[link] for link in reversed(way))

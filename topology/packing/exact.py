@@ -16,7 +16,9 @@ from topology.clusters.cluster import Cluster, Link
 from topology.forests.trees import Forest, Hop, Tree, centered, turned
 
 _GB = 10**9
-_Packed = dict[str, list[tuple[tuple[Hop, ...], Fraction]]]
+_Hops = tuple[Hop, ...]
+_Packed = dict[str, list[tuple[_Hops, Fraction]]]
+_Pairs = dict[str, list[tuple[Sequence[Hop], _Hops, Fraction]]]
 
 
 def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
@@ -29,11 +31,11 @@ def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
   count = len(cluster.workers)
   packed = _packed(cluster, best.links, [1 / best.inv_x] * count, stop)
   rate = count / best.inv_x
-  trees = tuple(
-    Tree(root, weight * _GB, weight / rate, [], list(hops))
-    for root in cluster.workers
-    for hops, weight in packed[root]
-  )
+  pairs: _Pairs = {
+    root: [((), hops, weight) for hops, weight in packed[root]]
+    for root in packed
+  }
+  trees = _trees(cluster, pairs, rate)
   return Forest('allgather', trees, rate * _GB, rate * _GB, best.cut)
 
 
@@ -45,13 +47,8 @@ def allreduce(
 ) -> Forest:
   """Returns the best allreduce of two or more workers.
 
-  The costs are as of `allgather`.
-
-  Args:
-    cluster: Workers, switches and links.
-    stop: Asked now and then; `Stopped` if it says so.
-    overlap: Whether sums go up while results go down.  If not, one phase
-      follows the other; the bound is still that of both at the same time.
+  As `allgather`.  If sums do not go up while results go down, one phase follows
+  the other (`overlap`); the bound is still that of both at the same time.
   """
   bound = best = allreduce_optimum(cluster, stop=stop)
   if not overlap:
@@ -60,7 +57,7 @@ def allreduce(
   back = tuple(Link(b, a, c) for a, b, c in best.up)
   # As in all symmetric clusters.  In phases the root says when a hop is used.
   if overlap and set(back) == set(best.down):
-    pairs = _both_ways(cluster, down)
+    pairs = _both_ways(down)
   else:
     up = _packed(cluster, back, best.root_GBps, stop)
     pairs = {
@@ -70,35 +67,36 @@ def allreduce(
       ]
       for root in down
     }
-  rate = best.rate_GBps
-  trees = tuple(
-    Tree(root, weight * _GB, weight / rate, above, list(below))
+  rate, most = best.rate_GBps, bound.rate_GBps
+  trees = _trees(cluster, pairs, rate)
+  return Forest('allreduce', trees, rate * _GB, most * _GB, bound.prices)
+
+
+def _trees(
+  cluster: Cluster, pairs: _Pairs, rate_GBps: Fraction
+) -> tuple[Tree, ...]:
+  return tuple(
+    Tree(root, weight * _GB, weight / rate_GBps, list(up), list(down))
     for root in cluster.workers
-    for above, below, weight in pairs.get(root, [])
-  )
-  return Forest(
-    'allreduce', trees, rate * _GB, bound.rate_GBps * _GB, bound.prices
+    for up, down, weight in pairs.get(root, [])
   )
 
 
-def _both_ways(
-  cluster: Cluster, packed: _Packed
-) -> dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]:
+def _both_ways(packed: _Packed) -> _Pairs:
   """Trees with their reversal, which may have their root at any worker.
 
   It is put into the middle, where they are least deep: whichever worker is the
   root, each hop is used once in each direction.
   """
-  weight_of: dict[tuple[str, tuple[Hop, ...]], Fraction] = {}
+  weight_of: dict[tuple[str, _Hops], Fraction] = {}
   for trees in packed.values():
     for hops, weight in trees:
       root, ways = centered([(hop[0], hop[-1]) for hop in hops])
       down = tuple(hops[i][::-1] if back else hops[i] for i, back in ways)
       weight_of[root, down] = weight_of.get((root, down), 0) + weight
-  pairs: dict[str, list[tuple[list[Hop], tuple[Hop, ...], Fraction]]]
-  pairs = {root: [] for root in cluster.workers}
+  pairs: _Pairs = {}
   for (root, hops), weight in weight_of.items():
-    pairs[root].append((turned(hops), hops, weight))
+    pairs.setdefault(root, []).append((turned(hops), hops, weight))
   return pairs
 
 

@@ -26,14 +26,11 @@ _AGAIN = 1 + 1e-7  # Prices that differ by less count as equal.
 
 
 class Costs:
-  """What links cost, by how full they are.
+  """What links cost, by how full they are: `now`, per capacity of the arrays.
 
   A link of which the share z is used costs exp(20 z) over its capacity, where z
   is taken after one more tree of `unit_GBps`.  To begin with, z is `full`,
   floats [c].
-
-  Attributes:
-    now: Per capacity of the arrays, its price.
   """
 
   def __init__(
@@ -47,7 +44,7 @@ class Costs:
   def of(self, uses: Iterable[int]) -> float:
     """Returns the price of a hop that uses all of these."""
     now, total = self.now, 0.0
-    for use in uses:
+    for use in uses:  # Since Python 3.12 the built-in sum rounds otherwise.
       total += now[use]
     return total
 
@@ -59,9 +56,8 @@ class Costs:
 
   def lower(self, uses: Iterable[int]) -> None:
     """Makes them cheaper again, for one hop less."""
-    now, factor = self.now, self._factor
     for use in uses:
-      now[use] /= factor[use]
+      self.now[use] /= self._factor[use]
 
 
 def exp(x: np.ndarray) -> np.ndarray:
@@ -73,17 +69,11 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 class Grown(NamedTuple):
-  """A tree.
-
-  Attributes:
-    root: Node.
-    up: Hops towards the root, the nearest to it first; none in an allgather.
-    down: Hops away from the root, likewise.
-  """
+  """A tree."""
 
   root: int
-  up: tuple[Hop, ...]
-  down: tuple[Hop, ...]
+  up: tuple[Hop, ...]  # Those nearest to the root first; none in an allgather.
+  down: tuple[Hop, ...]  # Likewise.
 
   def uses(self, arrays: Arrays) -> list[int]:
     """Returns what it takes from, once for each time, as in `Hop.uses`."""
@@ -95,12 +85,9 @@ class Grown(NamedTuple):
 class Grower:
   """Grows tree after tree, on links that become dearer.
 
-  Args:
-    arrays: Links.
-    unit_GBps: What a tree carries.
-    full: Floats [c], the share of each link that is used to begin with; none of
-      any if not given.
-    every: After how many trees cheap hops are looked for anew.
+  A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
+  used, floats [c], or nothing.  After each `every` trees cheap hops are looked
+  for anew.
   """
 
   def __init__(
@@ -131,8 +118,7 @@ class Grower:
     if self._arrays.paired:
       return _centered(self._arrays, self._spanning(hops))
     root = self._dearest(hops)
-    up = self._branching(root, hops, up=True)
-    down = self._branching(root, hops, up=False)
+    up, down = (self._branching(root, hops, up=up) for up in (True, False))
     return Grown(root, tuple(up), tuple(down))
 
   def down(self, root: int, *, hasty: bool = False) -> Grown:
@@ -161,15 +147,15 @@ class Grower:
     return list(dict.fromkeys(itertools.chain(*lists)))
 
   def _dearest(self, hops: Sequence[Hop]) -> int:
-    spared = dict.fromkeys(self._arrays.workers, 0.0)
-    for place in ('src', 'dst'):
-      least: dict[int, float] = {}
-      for hop in hops:
-        cost, end = self._costs.of(hop.uses), getattr(hop, place)
-        least[end] = min(cost, least.get(end, cost))
-      for worker, cost in least.items():
-        spared[worker] += cost
-    return max(self._arrays.workers, key=spared.__getitem__)
+    least: dict[tuple[str, int], float] = {}
+    for hop in hops:
+      cost = self._costs.of(hop.uses)
+      for side in (('src', hop.src), ('dst', hop.dst)):
+        least[side] = min(cost, least.get(side, cost))
+    return max(
+      self._arrays.workers,
+      key=lambda w: least.get(('src', w), 0.0) + least.get(('dst', w), 0.0),
+    )
 
   def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
     """A tree of hops for both directions: Kruskal's, with prices that rise."""
@@ -204,21 +190,22 @@ class Grower:
     reached, node = {root}, root
     tree: list[Hop] = []
     queue: list[tuple[float, int]] = []
-    while len(reached) < len(self._arrays.workers):
+    costs = self._costs
+    while len(tree) + 1 < len(self._arrays.workers):
       for i in beside.pop(node, ()):
-        if (hops[i].src if up else hops[i].dst) not in reached:
-          heapq.heappush(queue, (self._costs.of(hops[i].uses), i))
+        hop = hops[i]
+        if (hop.src if up else hop.dst) not in reached:
+          heapq.heappush(queue, (costs.of(hop.uses), i))
       if queue:
         _, i = heapq.heappop(queue)
         hop = hops[i]
-        if (hop.src if up else hop.dst) in reached or self._put_back(
-          queue, hop, i
-        ):
+        far = hop.src if up else hop.dst
+        if far in reached or self._put_back(queue, hop, i):
           continue
       else:
-        hop = self._arrays.nearest(reached, self._costs.now, up=up)
+        hop = self._arrays.nearest(reached, costs.now, up=up)
       node = hop.src if up else hop.dst
-      self._costs.raise_(hop.uses)
+      costs.raise_(hop.uses)
       reached.add(node)
       tree.append(hop)
     return tree

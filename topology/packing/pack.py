@@ -155,33 +155,18 @@ class _Packer:
     self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
   ) -> Forest:
     """Returns grown trees; `known` is of the same cluster, but has too many."""
-    wanted: dict[str, Any] = {
-      'gap': self.gap,
-      'max_trees': self.max_trees,
-      'stop': stop,
-      'report': self._report,
-    }
+    wanted: dict[str, Any] = {'gap': self.gap, 'max_trees': self.max_trees}
+    wanted |= {'stop': stop, 'report': self._report}
     proof: Certificate
     if self.collective == 'allreduce':
       columns, proof = approximate.allreduce(cluster, **wanted)
       bound = prices.proven(cluster, proof)
     else:
-      proof = self._cut(cluster, stop, known)
+      proof = _cut(cluster, stop, known)
       columns = approximate.allgather(cluster, proof, **wanted)
       bound = len(cluster.workers) / cuts.proven(cluster, proof)
-    if known is None:
-      known = Forest(self.collective, (), None, bound * _GB, proof)
+    known = known or Forest(self.collective, (), None, bound * _GB, proof)
     return fitted(cluster, columns, known)
-
-  def _cut(
-    self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
-  ) -> cuts.Cut:
-    if known and isinstance(known.certificate, cuts.Cut):
-      return known.certificate
-    try:
-      return allgather.optimum(cluster, stop).cut
-    except stopping.Stopped:
-      return allgather.around_workers(cluster)
 
   def _report(self, count: int, rate: float, bound: float) -> None:
     self._tell(
@@ -192,6 +177,17 @@ class _Packer:
   def _tell(self, text: str) -> None:
     if self.progress is not None:
       self.progress(text)
+
+
+def _cut(
+  cluster: Cluster, stop: stopping.Stop, known: Forest | None
+) -> cuts.Cut:
+  if known and isinstance(known.certificate, cuts.Cut):
+    return known.certificate
+  try:
+    return allgather.optimum(cluster, stop).cut
+  except stopping.Stopped:
+    return allgather.around_workers(cluster)
 
 
 def _deadline(seconds: float | None) -> stopping.Stop:
@@ -216,8 +212,8 @@ def _check(
   if not isinstance(gap, numbers.Real) or not 0 <= gap < 1:
     raise ValueError(f'gap: expected at least 0 and below 1, got {gap!r}.')
   least = 1 if collective == 'allreduce' else len(cluster.workers)
-  whole = max_trees is None or isinstance(max_trees, int)
-  if not whole or (max_trees is not None and max_trees < least):
+  few = least if max_trees is None else max_trees
+  if not isinstance(few, int) or few < least:
     raise ValueError(
       f'max_trees: expected an integer of at least {least} for this '
       f'{collective}, got {max_trees!r}.'

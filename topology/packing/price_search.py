@@ -22,11 +22,7 @@ _FINE = 2**30  # The highest price of a certificate.
 
 
 class Bound:
-  """The best prices of links so far.
-
-  Attributes:
-    rate: In GB/s, what they prove.
-  """
+  """The best prices of links so far, and the rate in GB/s that they prove."""
 
   def __init__(self, cluster: Cluster, arrays: Arrays) -> None:
     self._cluster = cluster

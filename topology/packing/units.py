@@ -5,7 +5,6 @@ half carries a few, and one that is too thin for a single tree is not used.
 """
 
 import collections
-from collections.abc import Iterable
 
 from topology.clusters.cluster import Cluster
 from topology.forests import trees
@@ -27,9 +26,8 @@ def equal_units(
   units: the fastest of them.  A heuristic, deterministic.
 
   Args:
-    cluster: Workers, switches and links.
-    forest: Of this cluster: tells the collective, the rate to come near to, the
-      bound and its certificate.
+    cluster: That of the forest.
+    forest: Tells the collective, the rate to come near to, bound and proof.
     units: The number of units; in an allgather or reduce-scatter a multiple of
       the number of workers, so many for each.
 
@@ -37,8 +35,8 @@ def equal_units(
     ValueError: If the units are less than 1 or no multiple of the workers.
   """
   one_way = forest.collective != 'allreduce'
-  workers = len(cluster.workers)
-  if units < 1 or (one_way and units % workers):
+  workers = len(cluster.workers) if one_way else 1
+  if units < 1 or units % workers:
     multiple = f' and a multiple of {workers}' if one_way else ''
     raise ValueError(f'units: expected at least 1{multiple}, got {units}.')
   if not forest.trees:
@@ -49,7 +47,7 @@ def equal_units(
   arrays = Arrays(cluster, paired=not one_way and cluster.symmetric)
   rate = float(forest.rate_Bps or 0) / 1e9
   roots = arrays.workers * (units // workers) if one_way else None
-  attempts = [_rounded(forest, units, cluster.workers if one_way else None)]
+  attempts = [_rounded(forest, units // workers)]
   for aim in _AIMS:
     grown = _grown(arrays, units, aim * rate, roots)
     counts = collections.Counter(grown).items()
@@ -83,23 +81,26 @@ def _grown(
   return best
 
 
-def _rounded(
-  forest: trees.Forest, units: int, roots: Iterable[str] | None
-) -> list[trees.Column]:
-  """The trees with their shares rounded to units, by largest remainder."""
+def _rounded(forest: trees.Forest, units: int) -> list[trees.Column]:
+  """Trees with so many units, of each root unless it is an allreduce.
+
+  Shares are rounded by largest remainder.
+  """
+  own: dict[str, list[trees.Tree]] = {}
+  for tree in forest.trees:
+    root = '' if forest.collective == 'allreduce' else tree.root
+    own.setdefault(root, []).append(tree)
   columns = []
-  for root in [None] if roots is None else roots:
-    own = [t for t in forest.trees if root in (None, t.root)]
-    total = sum(tree.share for tree in own)
-    count = units if roots is None else units // len(set(roots))
-    exact = [tree.share / total * count for tree in own]
+  for group in own.values():
+    total = sum(tree.share for tree in group)
+    exact = [tree.share / total * units for tree in group]
     whole = [int(part) for part in exact]
-    order = sorted(range(len(own)), key=lambda k: whole[k] - exact[k])
-    for k in order[: count - sum(whole)]:
+    order = sorted(range(len(group)), key=lambda k: whole[k] - exact[k])
+    for k in order[: units - sum(whole)]:
       whole[k] += 1
     columns += [
       trees.Column(tree.root, n, tree.up, tree.down)
-      for tree, n in zip(own, whole, strict=True)
+      for tree, n in zip(group, whole, strict=True)
       if n
     ]
   return columns

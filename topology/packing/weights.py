@@ -40,7 +40,7 @@ def best(
   of the rest, the optimum is in the middle of all optima, not of few trees.
 
   Args:
-    loads: How often each tree uses each link, whole numbers, [m, K].
+    loads: How often each tree uses each link, whole numbers, [m, K]; all some.
     capacity: Of each link, above 0, [m].
     roots: Of each tree, integers [K]; or None if roots do not matter.
 
@@ -50,8 +50,7 @@ def best(
     all roots do together.
 
   Raises:
-    ValueError: If there is no tree, or one that uses no link, or what is
-      passed has another shape, or values out of range.
+    ValueError: If an argument is not of this kind.
   """
   loads, capacity = np.asarray(loads), np.asarray(capacity, np.float64)
   trees = loads.shape[1] if loads.ndim == 2 else 0
@@ -71,28 +70,30 @@ def best(
   lean = program.weights(np.where(state.x > state.z, state.x, 0))
   if program.rate(lean) >= (1 - _GAP) * most:
     chosen = lean
-  return program.expanded(chosen), proof / capacity
+  every = np.zeros(trees)  # The later of equal trees get none.
+  every[program.first] = chosen
+  return every, proof / capacity
 
 
 def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
-  if loads.ndim != 2 or not loads.size:
+  if loads.ndim != 2 or not loads.size or not loads.any(0).all():
     raise ValueError(
-      f'loads: expected links and trees [m, K], got shape {loads.shape}.'
+      'loads: expected links and trees [m, K], and a link for each tree, got '
+      f'shape {loads.shape}.'
     )
   links, trees = loads.shape
   whole = loads.min() >= 0 and np.array_equal(loads, np.rint(loads))
-  positive = np.isfinite(capacity).all() and capacity.min() > 0
+  positive = np.isfinite(capacity).all() and (capacity > 0).all()
   for valid, expected in (
-    (capacity.shape == (links,), f'capacity: expected shape {(links,)}'),
-    (roots.shape == (trees,), f'roots: expected shape {(trees,)}'),
     (whole, 'loads: expected whole numbers of at least 0'),
-    (positive, 'capacity: expected numbers above 0'),
+    (
+      capacity.shape == (links,) and positive,
+      f'capacity: expected {links} > 0',
+    ),
+    (roots.shape == (trees,), f'roots: expected {trees}'),
   ):
     if not valid:
       raise ValueError(f'{expected}, got others.')
-  unused = np.flatnonzero(~loads.any(0))
-  if len(unused):
-    raise ValueError(f'loads: expected links, got none for tree {unused[0]}.')
 
 
 class _State(NamedTuple):
@@ -102,6 +103,18 @@ class _State(NamedTuple):
   slack: np.ndarray  # Of rows.
   y: np.ndarray  # Prices of rows.
   z: np.ndarray  # Losses of variables.
+
+  def products(self) -> float:
+    """Returns the sum of variable times loss and slack times price."""
+    return float((self.x * self.z).sum() + (self.slack * self.y).sum())
+
+  def moved(self, by: '_State', reach: float) -> '_State':
+    """After as much of a change as leaves all above 0, at most all."""
+    room = [_room(now, change) for now, change in zip(self, by, strict=True)]
+    primal = min(1.0, reach * min(room[:2]))
+    dual = min(1.0, reach * min(room[2:]))
+    steps = zip(self, by, (primal, primal, dual, dual), strict=True)
+    return _State(*(now + step * change for now, change, step in steps))
 
 
 class _Program:
@@ -114,6 +127,9 @@ class _Program:
   alike but for rounding.
 
   Rows are those of links, then one for each root: its trees carry the rate.
+
+  Attributes:
+    first: The trees that equal no earlier one, by root.
   """
 
   def __init__(
@@ -121,11 +137,10 @@ class _Program:
   ) -> None:
     _, groups = np.unique(roots, return_inverse=True)
     first = _distinct(np.vstack([groups, loads]).T)
-    self._first = first[np.argsort(groups[first], kind='stable')]
-    self._trees = len(roots)
-    self._groups = groups[self._first]
+    self.first = first[np.argsort(groups[first], kind='stable')]
+    self._groups = groups[self.first]
     self._starts = np.flatnonzero(np.diff(self._groups, prepend=-1))
-    loads = loads[:, self._first].astype(np.float64)
+    loads = loads[:, self.first].astype(np.float64)
     common = np.minimum.reduceat(loads, self._starts, axis=1)
     whole = loads - common[:, self._groups]
     links, trees = whole.shape
@@ -205,12 +220,6 @@ class _Program:
     cheapest = np.minimum.reduceat(cost, self._starts).sum()
     return prices / (cheapest + (self._common * each).sum())
 
-  def expanded(self, weights: np.ndarray) -> np.ndarray:
-    """Returns the weights of all trees, 0 for the later of equal ones."""
-    full = np.zeros(self._trees)
-    full[self._first] = weights
-    return full
-
   def _used(self, weights: np.ndarray) -> np.ndarray:
     """The share of each link that is used, by the same sum for each root."""
     own = np.bincount(
@@ -243,7 +252,7 @@ class _Program:
     """The next state."""
     x, slack, y, z = state
     total = len(x) + len(y)
-    mean = ((x * z).sum() + (slack * y).sum()) / total
+    mean = state.products() / total
     matrix = self._gram(y / slack)
     diagonal = np.arange(len(x))
     matrix[diagonal, diagonal] += z / x
@@ -271,16 +280,13 @@ class _Program:
       return _State(dx, ds, (to_y - y * ds) / slack, (to_z - z * dx) / x)
 
     by = direction(-slack * y, -x * z)
-    ahead = _moved(state, by, 1.0)
-    predicted = ((ahead.x * ahead.z).sum() + (ahead.slack * ahead.y).sum()) / (
-      total * mean
-    )
+    predicted = state.moved(by, 1.0).products() / (total * mean)
     # Products much smaller than the gap asked for only cost digits.
     target = max(predicted * predicted * predicted * mean, 0.1 * _GAP / total)
     by = direction(
       target - slack * y - by.slack * by.y, target - x * z - by.x * by.z
     )
-    return _moved(state, by, max(_REACH, 1 - mean))
+    return state.moved(by, max(_REACH, 1 - mean))
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:
@@ -289,16 +295,6 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
   for place, row in enumerate(np.ascontiguousarray(rows)):
     places.setdefault(row.tobytes(), place)
   return np.array([*places.values()])
-
-
-def _moved(state: _State, by: _State, reach: float) -> _State:
-  """The state after as much of a change as leaves all above 0, at most all."""
-  room = [_room(value, change) for value, change in zip(state, by, strict=True)]
-  primal = min(1.0, reach * min(room[0], room[1]))
-  dual = min(1.0, reach * min(room[2], room[3]))
-  steps = primal, primal, dual, dual
-  parts = zip(state, by, steps, strict=True)
-  return _State(*(value + step * change for value, change, step in parts))
 
 
 def _room(values: np.ndarray, change: np.ndarray) -> float:

@@ -236,6 +236,12 @@ class RateTest(parameterized.TestCase):
 
     self.assertEqual(plan.loss, loss)
 
+  def test_hops_that_crowd_on_a_link_are_parted(self):
+    graph = shapes.fat_tree(4, 10)
+    plan = rounds.plan(graph, topology.pack(graph))
+
+    self.assertLessEqual(plan.loss, Fraction(1, 6))
+
   def test_slow_hops_share_permutes(self):
     graph = shapes.line(3, 1)
     graph = Cluster(

@@ -132,7 +132,7 @@ class BestTest(parameterized.TestCase):
     ('no_trees', np.ones((3, 0)), np.ones(3), None, 'loads'),
     ('no_table', np.ones(3), np.ones(3), None, 'loads'),
     ('negative_load', [[1, -1]], [1.0], None, 'loads'),
-    ('tree_without_links', [[1, 0]], [1.0], None, 'tree 1'),
+    ('tree_without_links', [[1, 0]], [1.0], None, 'each tree'),
     ('capacities_of_other_links', [[1, 1]], [1.0, 2.0], None, 'capacity'),
     ('capacity_0', [[1], [1]], [1.0, 0.0], None, 'capacity'),
     ('infinite_capacity', [[1]], [np.inf], None, 'capacity'),
