@@ -178,7 +178,7 @@ def _ask(pipe: Connection, size: int, chunk: int) -> None:
 
 
 def _push(stream: transport.Stream, vector: np.ndarray, chunk: int) -> None:
-  stream.send(None, transport.chunked(vector, chunk), vector.size)
+  stream.send(None, transport.chunked([vector], chunk), vector.size)
   stream.receive()  # It has arrived.
 
 
@@ -211,7 +211,7 @@ def _vector(size: int) -> np.ndarray:
 
 
 def _batches(vector: np.ndarray) -> Iterator[pa.RecordBatch]:
-  for chunk in transport.chunked(vector, _BARE_CHUNK_BYTES):
+  for chunk in transport.chunked([vector], _BARE_CHUNK_BYTES):
     buffers = [None, pa.py_buffer(chunk)]
     column = pa.Array.from_buffers(pa.uint8(), chunk.size, buffers)
     yield pa.RecordBatch.from_arrays([column], schema=_SCHEMA)
@@ -240,7 +240,7 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
       stream.receive().read(landed)
       stream.send(None)
       stream.receive()
-      stream.send(None, transport.chunked(landed, chunk), size)
+      stream.send(None, transport.chunked([landed], chunk), size)
 
   with (
     _Bare(_vector(size)) as bare,
