@@ -62,6 +62,7 @@ class Lead:
     holder: Sums pushes and applies updates.
     batching: Says how many examples an iteration has.
     journal: Follows the run.
+    carried: Called with bytes of pushes and pulls that have arrived.
   """
 
   def __init__(
@@ -87,6 +88,7 @@ class Lead:
     self.workers = [Progress() for _ in range(num_workers)]
     self.holder = holder
     self.journal = journal
+    self.carried = journal.carried
     self._scheme = scheme
     self.batching = batching
     self._stream = stream
@@ -195,10 +197,6 @@ class Lead:
       worker.spent[worker.phase] += time - worker.since
     worker.phase = phase
     worker.since = time
-
-  def carried(self, size_bytes: int) -> None:
-    """So many bytes of pushes and pulls have arrived."""
-    self.journal.carried(size_bytes)
 
   def close(self, time: float) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
