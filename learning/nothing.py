@@ -121,6 +121,7 @@ class Nothing:
     zeros = np.zeros(self.elements[0], np.float32)
     flat = Flat(zeros, (), servers=servers, wire=wire)
     flat.encode, flat.pulled = _once(flat.encode), _once(flat.pulled)
+    flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
     return flat
 
 

@@ -65,6 +65,8 @@ class Flat:
     starts = [np.cumsum([0, *share[:-1]]).tolist() for share in shares]
     self._starts = list(zip(*starts, strict=True))
     self.encode = jax.jit(self._encode)
+    self.taken = jax.jit(self.decode, static_argnums=1)
+    self.sent = jax.jit(self.outgoing)
     self.pulled = jax.jit(self._pulled)
     self.joined = jax.jit(self._joined)
     payload, states = Payload(params, stats), jax.eval_shape(self.init)

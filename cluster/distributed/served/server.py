@@ -85,8 +85,6 @@ class Server:
     self._report = report
     self._push_bytes = flat.push_bytes(index)
     self._pull_bytes = flat.pull_bytes(index)
-    self._decode = jax.jit(flat.decode, static_argnums=1)
-    self._encode = jax.jit(flat.outgoing)
     self._checkpoints = checkpoints
     self._ports: dict[Key, _Port] = {}
     self._payloads: dict[Key, Payload | None] = {}  # Arrived, not yet added.
@@ -215,7 +213,8 @@ class Server:
   def _payload(self, sent: np.ndarray) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
     message = self._flat.push_of(sent, self.index)
-    return self._decode(jax.device_put(message, may_alias=True), self.index)
+    sent = jax.device_put(message, may_alias=True)
+    return self._flat.taken(sent, self.index)
 
   def _pipe(self, stream: Stream, message: Incoming, key: Key) -> None:
     """Sums the pieces of a push, and sends them back in another thread."""
@@ -312,7 +311,7 @@ class Server:
     if self._pieces:
       return self._pieces.outgoing()
     if self._current[0] != self.learner.version:
-      message = self._encode(self.learner.params, self.learner.stats)
+      message = self._flat.sent(self.learner.params, self.learner.stats)
       self._current = self.learner.version, views(message)
     return self._current[1]
 

@@ -125,7 +125,7 @@ class ResumeTest(processes.TestCase):
     self.assertLess(before['examples'], 10 * 192)
 
     with processes.launched(
-      workers=1, servers=3, dedicated=True, folder=launch.folder, **fields
+      workers=1, servers=1, dedicated=True, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
