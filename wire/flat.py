@@ -33,6 +33,13 @@ class Flat:
     params: What it was made from: how a worker's parameters look.
     sizes: Of each server's share: elements of parameters and of statistics.
     wire: The codecs.
+    encode: Compiled: each server's messages of a payload, what is remembered
+      after them, and whether all of the gradient is finite, of what was
+      remembered before and the payload.
+    pulled: Compiled: parameters and statistics, trees, of all messages.
+    joined: Compiled: the same of all servers' vectors, float32.
+    taken: `decode`, compiled.
+    sent: `outgoing`, compiled.
   """
 
   def __init__(self, params: Any, stats: Any, *, servers: int, wire: Wire):
