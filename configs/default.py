@@ -124,8 +124,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.token_file = ''  # Of a secret all processes share; '': none.
   config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
   config.cluster.key_file = ''  # PEM, of the certificate.
-  # Failures on purpose: ((worker, iteration, kind), ...), by
-  # cluster/distributed/faults.py.
+  # Failures on purpose: ((worker, iteration, kind), ...), or with a phase as
+  # a fourth, by cluster/distributed/faults.py.
   config.cluster.faults = ()
   # An iteration takes (fixed + per_example * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()

@@ -1,13 +1,15 @@
-"""Failures on purpose, addressed by worker, iteration and kind."""
+"""Failures on purpose, addressed by worker, iteration, kind and phase."""
 
 import enum
 import os
 import pathlib
+import re
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,15 +17,46 @@ from configs.checks import require
 
 
 class Kind(enum.StrEnum):
-  """What a worker does between computing a gradient and pushing it."""
+  """What goes wrong with a worker."""
 
   DIE = 'die'  # Its process is killed.
-  HANG = 'hang'  # Its process is stopped.
+  STOP = 'stop'  # Its process is stopped: it is silent, too.
+  HANG = 'hang'  # It does not go on, though its process lives and says so.
   SLOW = 'slow'  # It takes 1.5 times `timeout_s` longer.
-  CUT = 'cut'  # Its host's interface goes down.
+  CUT = 'cut'  # Its host's interface goes down; 'cut:5' for 5 seconds.
   CORRUPT = 'corrupt'  # A byte of the push changes on its way.
   WRONG_SIZE = 'wrong_size'  # The push is too short.
   NAN = 'nan'  # The gradient is not a number.
+
+
+class Phase(enum.StrEnum):
+  """When it does, in an iteration or, at both ends, in a life."""
+
+  START = 'start'  # Before it is ready; of the life of that number.
+  PULL = 'pull'  # After the first chunk that it receives.
+  COMPUTE = 'compute'  # Before the push.
+  FIRST = 'first'  # After the first chunk that it sends.
+  LAST = 'last'  # Before the last chunk that it sends.
+  END = 'end'  # Once the run is over; the number does not matter.
+
+
+# What is done to the push as a whole, not at a moment.
+_OF_PUSH = (Kind.CORRUPT, Kind.WRONG_SIZE, Kind.NAN)
+_KIND = re.compile(r'([a-z_]+)(?::(\d{1,4}))?')
+
+
+class Fault(NamedTuple):
+  """One failure.
+
+  Attributes:
+    kind: What goes wrong.
+    phase: When.
+    seconds: That a cut lasts; 0 for good.
+  """
+
+  kind: Kind
+  phase: Phase = Phase.COMPUTE
+  seconds: int = 0
 
 
 class Faults:
@@ -41,7 +74,8 @@ class Faults:
     """Lets nothing happen yet.
 
     Args:
-      entries: (worker, iteration, kind) each.
+      entries: (worker, iteration, kind) or (worker, iteration, kind, phase)
+        each.
       num_workers: Number of workers.
       directory: Where is noted what has happened; all workers share it.
       interface: That `cut` takes down.
@@ -50,48 +84,115 @@ class Faults:
     Raises:
       ValueError: If an entry is not of this form, or would cut the loopback.
     """
-    kinds = [kind.value for kind in Kind]
-    form = f'(worker < {num_workers}, iteration >= 0, one of {kinds})'
     require(isinstance(entries, tuple), 'faults', 'a tuple of tuples', entries)
+    self._entries: dict[tuple[int, int, Phase], Fault] = {}
     for entry in entries:
-      valid = (
-        isinstance(entry, tuple)
-        and [type(part) for part in entry] == [int, int, str]
-        and 0 <= entry[0] < num_workers
-        and entry[1] >= 0
-        and entry[2] in kinds
-      )
-      require(valid, 'faults', form, entry)
-      cuts = entry[2] == Kind.CUT and interface == 'lo'
+      fault = _parsed(entry, num_workers)
+      cuts = fault.kind == Kind.CUT and interface == 'lo'
       require(not cuts, 'faults', "an interface other than 'lo' to cut", entry)
-    self._entries = {entry[:2]: Kind(entry[2]) for entry in entries}
+      number = -1 if fault.phase == Phase.END else entry[1]
+      self._entries[entry[0], number, fault.phase] = fault
     self._directory = directory
     self._interface = interface
     self._timeout_s = timeout_s
 
-  def due(self, worker: int, iteration: int) -> Kind | None:
-    """Returns what is to happen now, and notes that it has."""
-    kind = self._entries.get((worker, iteration))
-    if kind is None:
+  def due(
+    self, worker: int, number: int, phase: Phase = Phase.COMPUTE
+  ) -> Fault | None:
+    """Returns what is to happen now, and notes that it has.
+
+    Args:
+      worker: To whom.
+      number: Of its iteration; at the start, of its life; at the end, -1.
+      phase: What it is about to do.
+    """
+    fault = self._entries.get((worker, number, phase))
+    if fault is None:
       return None
     self._directory.mkdir(parents=True, exist_ok=True)
+    name = f'{worker}-{number}-{fault.kind}'
+    if phase != Phase.COMPUTE:
+      name += f'-{phase}'
     try:
-      (self._directory / f'{worker}-{iteration}-{kind}').touch(exist_ok=False)
+      (self._directory / name).touch(exist_ok=False)
     except FileExistsError:
       return None
-    return kind
+    return fault
 
-  def happen(self, kind: Kind | None, payload: Any) -> Any:
-    """Lets happen what happens before a push; returns what is pushed."""
+  def happen(self, fault: Fault | None) -> None:
+    """Lets happen what happens at a moment."""
+    kind = fault.kind if fault else None
     if kind == Kind.DIE:
       os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == Kind.HANG:
+    elif kind == Kind.STOP:
       os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == Kind.HANG:
+      threading.Event().wait()
     elif kind == Kind.SLOW:
       time.sleep(1.5 * self._timeout_s)
     elif kind == Kind.CUT:
-      command = ['ip', 'link', 'set', self._interface, 'down']
-      subprocess.run(command, check=True)
-    elif kind == Kind.NAN:
-      return jax.tree.map(lambda leaf: leaf * float('nan'), payload)
-    return payload
+      self._cut(fault.seconds)
+
+  def during(
+    self, chunks: Iterable[Any], first: Fault | None, last: Fault | None
+  ) -> Iterator[Any]:
+    """Yields chunks; lets a fault happen after the first, and before the last.
+
+    Args:
+      chunks: At least one.
+      first: What happens after the first; None for nothing.
+      last: What happens before the last, likewise.
+    """
+    if first is None and last is None:
+      yield from chunks
+      return
+    chunks = iter(chunks)
+    held, after = next(chunks), first
+    for chunk in chunks:
+      yield held
+      self.happen(after)
+      held, after = chunk, None
+    self.happen(last)
+    yield held
+    self.happen(after)
+
+  def _cut(self, seconds: int) -> None:
+    subprocess.run(['ip', 'link', 'set', self._interface, 'down'], check=True)
+    if seconds:
+      up = f'sleep {seconds}; ip link set {self._interface} up'
+      # It goes on if this process is ended meanwhile.
+      subprocess.Popen(['sh', '-c', up], start_new_session=True)
+
+
+def spoilt(fault: Fault | None, payload: Any) -> Any:
+  """Returns what is pushed in the place of a payload."""
+  if fault and fault.kind == Kind.NAN:
+    return jax.tree.map(lambda leaf: leaf * float('nan'), payload)
+  return payload
+
+
+def _parsed(entry: Any, num_workers: int) -> Fault:
+  kinds, phases = [str(k) for k in Kind], [str(p) for p in Phase]
+  form = (
+    f'(worker < {num_workers}, iteration >= 0, one of {kinds}) or a fourth, '
+    f'one of {phases}'
+  )
+  valid = (
+    isinstance(entry, tuple)
+    and [type(part) for part in entry]
+    in ([int, int, str], [int, int, str, str])
+    and 0 <= entry[0] < num_workers
+    and entry[1] >= 0
+  )
+  require(valid, 'faults', form, entry)
+  match = _KIND.fullmatch(entry[2])
+  phase = entry[3] if len(entry) == 4 else Phase.COMPUTE
+  valid = match is not None and match[1] in kinds and phase in phases
+  require(valid, 'faults', form, entry)
+  cut = match[2] is None or (match[1] == Kind.CUT and int(match[2]) > 0)
+  require(cut, 'faults', "seconds, above 0, of 'cut' alone", entry)
+  fault = Fault(Kind(match[1]), Phase(phase), int(match[2] or 0))
+  plain = fault.kind not in _OF_PUSH or fault.phase == Phase.COMPUTE
+  whole = f'no phase for {[str(k) for k in _OF_PUSH]}: they are of the push'
+  require(plain, 'faults', whole, entry)
+  return fault

@@ -14,7 +14,10 @@ what happens into one queue, as dictionaries:
 
 import contextlib
 import dataclasses
+import faulthandler
 import functools
+import math
+import os
 import queue
 import threading
 import time
@@ -24,10 +27,11 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
 from cluster.transport import memory
-from cluster.transport.heart import BEATS, START, Unmendable
+from cluster.transport.heart import BEATS, LOST, START, Unmendable
 from cluster.transport.streams import (
   Listener,
   Security,
@@ -47,6 +51,7 @@ class Member:
     seen: When it gave the last sign of life, monotonic seconds.
     closed: Set once its stream has ended.
     arrived: Servers that have its push.
+    pace: How far it has come.
     compilations: After warm-up, of the lives that have pushed.
   """
 
@@ -56,17 +61,26 @@ class Member:
   seen: float = 0.0
   closed: threading.Event = dataclasses.field(default_factory=threading.Event)
   arrived: int = 0
+  pace: Seen = dataclasses.field(default_factory=Seen)
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class RemoteServer:
-  """A server in another process."""
+  """A server in another process.
+
+  Attributes:
+    stream: To it.
+    address: That workers connect to.
+    seen: When it gave the last sign of life, monotonic seconds.
+    doing: What it said last of its orders: see `Server.doing`.
+  """
 
   def __init__(self, stream: Stream, address: str):
     """Takes the stream from it."""
     self.stream = stream
     self.address = address
     self.seen = time.monotonic()
+    self.doing: Mapping[str, Any] = {'obeyed': 0, 'order': ''}
 
   def order(self, sequence: int, orders: list[list[Any]]) -> None:
     """Takes orders that are carried out after those of lower numbers."""
@@ -82,6 +96,8 @@ class Reception:
   Attributes:
     events: What happens.
     members: The workers.
+    looked: When who takes the events has looked last, monotonic seconds; inf
+      while nobody has to.
   """
 
   def __init__(
@@ -96,6 +112,7 @@ class Reception:
     fingerprint: str,
     security: Security,
     timeout_s: float,
+    deadlines: Deadlines,
   ):
     """Listens to nobody yet.
 
@@ -109,7 +126,10 @@ class Reception:
       fingerprint: Of the config: that of all processes must be the same.
       security: Of all streams.
       timeout_s: Silence after which a process counts as lost.
+      deadlines: After which one that does not go on does.
     """
+    self.looked = math.inf
+    self._deadlines = deadlines
     self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
     self._orders = orders
@@ -155,6 +175,12 @@ class Reception:
   def all_servers(self) -> list[Server | RemoteServer]:
     """Returns the servers in the order of their shares, once all are there."""
     return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
+
+  @property
+  def obeyed(self) -> int:
+    """How many orders all servers have obeyed."""
+    doing = [self._own.doing, *(r.doing for r in self._remote.values())]
+    return min(each['obeyed'] for each in doing)
 
   def missing(self) -> str:
     """Returns who is not there, '' if all are."""
@@ -231,7 +257,8 @@ class Reception:
         beat = stream.receive().header
         if life == member.life:
           member.seen = time.monotonic()
-        stream.send(beat | {'clock': time.monotonic()})
+          member.pace.tell(beat['pace'], member.seen)
+        stream.send({'beat': beat['beat'], 'clock': time.monotonic()})
     except TransportError as error:
       self.events.put(event | {'told': 'failed', 'reason': str(error)})
     finally:
@@ -249,7 +276,9 @@ class Reception:
         message = stream.receive()
         server.seen = time.monotonic()
         if 'beat' in message.header:
-          stream.send(message.header | {'clock': time.monotonic()})
+          server.doing = message.header['doing']
+          beat = {'beat': message.header['beat']}
+          stream.send(beat | {'clock': time.monotonic()})
         else:
           self.told(index, message.header, _noted(message.chunks, server))
     except TransportError as error:
@@ -276,13 +305,37 @@ class Reception:
       self.events.put(event | {'server': server, 'at': time.monotonic()})
 
   def _watch(self) -> None:
-    """Looks for silent servers, in a thread: others may wait for these."""
+    """Looks for who does not go on, in a thread: others may wait for them."""
     while not self._over.wait(self._timeout_s / BEATS):
+      now = time.monotonic()
       for index, server in list(self._remote.items()):
-        if time.monotonic() - server.seen > self._timeout_s:
-          self.give_up(f'Server {index} was silent for too long.')
+        reason = ''
+        if now - server.seen > self._timeout_s:
+          reason = 'It was silent for too long.'
+        if reason := reason or self._stuck(server.doing):
+          self.give_up(f'Server {index} is lost: {reason}')
           server.stream.cancel()
           return
+      if self._own and (reason := self._stuck(self._own.doing)):
+        self.give_up(f'Server 0 is lost: {reason}')
+        return
+      if now - self.looked > self._deadlines.start_s:
+        _exit(now - self.looked)
+
+  def _stuck(self, doing: Mapping[str, Any]) -> str:
+    """Returns why a server is to be given up, '' if it is not."""
+    if not doing['order']:
+      return ''
+    return self._deadlines.server(
+      doing['order'], doing['since_s'], doing['usual_s']
+    )
+
+
+def _exit(still_s: float) -> None:
+  """Ends a process whose lead hangs: starting again may help."""
+  logging.error('The lead has not gone on for %.1f s, in:', still_s)
+  faulthandler.dump_traceback()
+  os._exit(LOST)
 
 
 def _noted(

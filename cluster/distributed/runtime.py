@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.reception import Reception
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
@@ -39,6 +40,7 @@ class DistributedRuntime:
     num_servers: int,
     announce: Callable[[str], None],
     timeout_s: float,
+    deadlines: Deadlines,
     local: Callable[[], None] | None,
   ):
     """Listens to nobody yet.
@@ -51,6 +53,7 @@ class DistributedRuntime:
       num_servers: Number of servers.
       announce: Called with the address that workers and servers connect to.
       timeout_s: Silence after which a process counts as lost.
+      deadlines: After which one that does not go on does.
       local: The worker of this process, called in a thread; None if it has
         none.
     """
@@ -63,6 +66,7 @@ class DistributedRuntime:
     self._num_servers = num_servers
     self._announce = announce
     self._timeout_s = timeout_s
+    self._deadlines = deadlines
     self._local = local
     self._wake: float | None = None
     self._running = False
@@ -126,6 +130,8 @@ class DistributedRuntime:
       self.lead.wake(self.time)
     self._look_around()
     self._orders.flush()
+    over = self.lead.journal.finished
+    self._reception.looked = math.inf if over else time.monotonic()
 
   def state(self) -> dict[str, Any]:
     """Returns what the lead has to keep; the servers save the rest."""
@@ -143,6 +149,7 @@ class DistributedRuntime:
 
   def close(self) -> None:
     """Ends the run for all workers and servers, however it went."""
+    self._reception.looked = math.inf
     self.lead.close(self.time)
     self._running = False
     self._reception.close(
@@ -188,7 +195,7 @@ class DistributedRuntime:
       self._lose(index, 'It has come back as another process.')
     member.life = self._orders.lives[index] = event['life']
     member.stream, member.seen = event['stream'], time.monotonic()
-    member.closed = event['closed']
+    member.closed, member.pace = event['closed'], Seen(moved=member.seen)
     member.arrived = 0
     if self._running:
       logging.info('Worker %d is back.', index)
@@ -210,6 +217,8 @@ class DistributedRuntime:
         f'{iteration}, is not finite.'
       )
     member.compilations[event['life']] = event['compilations']
+    examples = self.lead.workers[index].examples
+    member.pace.computed.append((event['compute_s'], examples))
     self.lead.carried(self._orders.size_bytes)
     since = self.lead.workers[index].since
     for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
@@ -249,6 +258,16 @@ class DistributedRuntime:
     for index, member in enumerate(self._members):
       if member.stream is not None and now - member.seen > self._timeout_s:
         self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+    workers = self.lead.workers
+    running = [
+      (index, member.pace, workers[index].examples)
+      for index, member in enumerate(self._members)
+      if member.stream and workers[index].phase not in (None, 'wait')
+    ]
+    obeyed = self._reception.obeyed
+    overdue = self._deadlines.overdue(running, now=now, obeyed=obeyed)
+    for index, reason in overdue:
+      self._lose(index, reason)
     if any(member.stream for member in self._members):
       self._alone_since = math.inf
       return
@@ -257,7 +276,8 @@ class DistributedRuntime:
       raise Unmendable('No worker has come back.')
 
   def _release(self, index: int) -> None:
-    worker = self.lead.workers[index]
+    worker, pace = self.lead.workers[index], self._members[index].pace
+    pace.moved, pace.after = time.monotonic(), self._orders.sequence + 1
     self._orders.release(
       index,
       {

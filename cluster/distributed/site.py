@@ -4,6 +4,7 @@ Servers are threads of the workers' processes, server k in that of worker k, or
 dedicated processes.  The lead is with server 0.
 """
 
+import faulthandler
 import functools
 import math
 import os
@@ -22,6 +23,7 @@ from ml_collections import ConfigDict
 from cluster.distributed import roles
 from cluster.distributed.faults import Faults
 from cluster.distributed.meeting import Meeting
+from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served import checkpoints as sharded
@@ -145,6 +147,11 @@ class DistributedSite:
     local = None
     if not self._plan.dedicated:
       local = self._worker(leaving=lambda: None)
+    deadlines = Deadlines(
+      timeout_s=self._timeout_s,
+      start_s=START * self._timeout_s,
+      windows=self._plan.pipelined,
+    )
     reception = Reception(
       orders=self.holder,
       num_workers=len(lead.workers),
@@ -155,6 +162,7 @@ class DistributedSite:
       fingerprint=self._fingerprint,
       security=self._security,
       timeout_s=self._timeout_s,
+      deadlines=deadlines,
     )
     return DistributedRuntime(
       lead=lead,
@@ -164,6 +172,7 @@ class DistributedSite:
       num_servers=self._plan.servers,
       announce=self._meeting.announce,
       timeout_s=self._timeout_s,
+      deadlines=deadlines,
       local=local,
     )
 
@@ -211,7 +220,23 @@ class DistributedSite:
       security=self._security,
       timeout_s=self._timeout_s,
       leaving=leaving,
+      hung=self._hung,
     )
+
+  def _hung(self, end: str) -> None:
+    """Ends a process whose worker hangs, unless others need it."""
+    index = self._meeting.role.index
+    needed = self.leads or (
+      not self._plan.dedicated and index < self._plan.servers and end == 'left'
+    )
+    logging.error(
+      'Worker %d hangs%s.',
+      index,
+      ', and stays away' if needed else '',
+    )
+    faulthandler.dump_traceback()
+    if not needed:
+      self._meeting.abandon()
 
   def _host(self) -> None:
     index = self._meeting.role.index

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -17,13 +17,16 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.distributed.faults import Faults, Kind
+from cluster.distributed.faults import Fault, Faults, Kind, Phase, spoilt
+from cluster.distributed.pace import Pace
+from cluster.distributed.threads import Threads
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
 from cluster.transport.heart import LOST, START, Heart, within
 from cluster.transport.streams import (
   Closed,
+  Corrupt,
   Refused,
   Security,
   Stream,
@@ -53,6 +56,7 @@ class Worker:
     security: Security,
     timeout_s: float,
     leaving: Callable[[], None],
+    hung: Callable[[str], None],
   ):
     """Connects to nobody yet.
 
@@ -68,6 +72,8 @@ class Worker:
       security: Of all streams.
       timeout_s: Silence after which the lead counts as lost.
       leaving: Called once the run is over, before the lead is told.
+      hung: Called with what the lead has said, from another thread, if this
+        worker does not heed it: 'left', 'lost' or 'over'.
     """
     self.index = index
     self._gradient = gradient
@@ -80,14 +86,16 @@ class Worker:
     self._hello = {'worker': index, 'fingerprint': fingerprint}
     self._security = security
     self._timeout_s = timeout_s
-    self._leaving = leaving
+    self._leaving, self._hung = leaving, hung
     # What never changes makes no use of what drives a host's speed.
     self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(flat.sizes))
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[_Window] = []
     # A pull and a push at a time of each server, and the next input.
-    self._pool = ThreadPoolExecutor(2 * len(servers) + 1)
+    self._pool = Threads(2 * len(servers) + 1)
+    self._pace = Pace()
+    self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
     self._compiled: int | None = None  # Programs, at the first pull.
 
@@ -143,13 +151,26 @@ class Worker:
           self._windows.append(_Window(stream.receive().header['pieces']))
       self._doing = []
       self._codec = self._flat.init()
+      self._faults.happen(
+        self._faults.due(self.index, welcome['life'], Phase.START)
+      )
       control.send({'ready': True})
+      heard = threading.Event()
+      stack.callback(heard.set)
 
       def cut():
         for stream in streams:
           stream.cancel()
+        if not heard.wait(self._timeout_s):
+          self._hung(heart.verdict['end'])
 
-      heart = Heart(control, timeout_s=self._timeout_s, ending=cut)
+      self._pace = Pace()
+      heart = Heart(
+        control,
+        timeout_s=self._timeout_s,
+        ending=cut,
+        with_beats=self._pace.told,
+      )
       try:
         while not heart.ended.is_set():
           self._iterate(streams, heart)
@@ -160,6 +181,8 @@ class Worker:
         logging.info('Worker %d: %s', self.index, error)
       verdict = heart.verdict
       logging.info('Worker %d: %s', self.index, verdict)
+      if verdict['end'] == 'over':
+        self._faults.happen(self._faults.due(self.index, -1, Phase.END))
       if verdict['end'] == 'lost':
         raise TransportError(verdict['reason'])
       if verdict['end'] == 'over':
@@ -178,19 +201,21 @@ class Worker:
     return stream
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
+    late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
     pulls = [
-      self._pool.submit(_pull, stream, buffer, window)
-      for stream, buffer, window in zip(
-        streams, self._buffers, self._windows, strict=True
+      self._pool.submit(
+        self._pull, stream, server, late if not server else None
       )
+      for server, stream in enumerate(streams)
     ]
     header = [pull.result() for pull in pulls].pop()
     for done in self._doing:
       done.result()
+    self._pace.compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heart.lead_time(time.monotonic())
-    iteration = header['iteration']
+    self._iteration = iteration = header['iteration']
     ranges = tuple(map(tuple, header['ranges']))
     # What was not foreseen is not part of the speed.
     self._gradient.prepare(ranges)
@@ -201,7 +226,8 @@ class Worker:
       params, ranges, worker=self.index, iteration=iteration
     )
     fault = self._faults.due(self.index, iteration)
-    payload = self._faults.happen(fault, payload)
+    self._faults.happen(fault)
+    payload = spoilt(fault, payload)
     messages, self._codec, finite = self._flat.encode(self._codec, payload)
     messages = list(map(views, messages))
     self._delay(iteration, header['examples'], start)
@@ -220,13 +246,69 @@ class Worker:
     preparing = self._pool.submit(
       self._gradient.prepare, tuple(map(tuple, header['next']))
     )
+    self._pace.begin(iteration)
+    self._pace.transfer()
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
-      self._pool.submit(_push, stream, report, message, window, fault)
-      for stream, message, window in zip(
-        streams, messages, self._windows, strict=True
+      self._pool.submit(self._push, stream, server, report, message, fault)
+      for server, (stream, message) in enumerate(
+        zip(streams, messages, strict=True)
       )
     ]
+
+  def _pull(
+    self, stream: Stream, server: int, fault: Fault | None
+  ) -> dict[str, Any]:
+    """Returns the header of a version, which is in the server's buffer then."""
+    buffer, window = self._buffers[server], self._windows[server]
+    try:
+      message = stream.receive()
+      header, start = message.header, 0
+      for chunk in self._faults.during(message.chunks, fault, None):
+        buffer[start : start + chunk.size] = chunk
+        start += chunk.size
+        del chunk  # Before the next one arrives, which so takes its memory.
+        self._pace.step()
+        if not header:  # It comes in pieces, before the barrier.
+          window.came()
+      if start != buffer.size:
+        raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
+      return header or stream.receive().header
+    except TransportError:
+      window.lose()
+      raise
+
+  def _push(
+    self,
+    stream: Stream,
+    server: int,
+    report: dict[str, Any],
+    message: list[np.ndarray],
+    fault: Fault | None,
+  ) -> None:
+    """Sends the message for a server."""
+    wrong = fault is not None and fault.kind == Kind.WRONG_SIZE
+    corrupt = fault is not None and fault.kind == Kind.CORRUPT
+    if wrong:
+      message = [part[: part.size // 2] for part in message]
+    size = sum(part.size for part in message)
+    chunks = chunked(message)
+    window = self._windows[server]
+    if window.pieces and not wrong:
+      chunks = window.cut(*message)
+    moments = [None, None]
+    if not server:
+      moments = [
+        self._faults.due(self.index, report['iteration'], phase)
+        for phase in (Phase.FIRST, Phase.LAST)
+      ]
+    chunks = self._faults.during(self._stepping(chunks), *moments)
+    stream.send(report, chunks, size, spoil=corrupt)
+
+  def _stepping(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    for chunk in chunks:
+      yield chunk
+      self._pace.step()
 
   def _pulled(self) -> Any:
     """Returns the parameters of which the buffers hold the messages."""
@@ -288,39 +370,3 @@ class _Window:
     with self._changed:
       self._lost = True
       self._changed.notify_all()
-
-
-def _pull(
-  stream: Stream, buffer: np.ndarray, window: _Window
-) -> dict[str, Any]:
-  """Returns the header of a version, which is in the buffer then."""
-  try:
-    message = stream.receive()
-    if message.header:
-      message.read(buffer)
-      return message.header
-    start = 0  # It comes in pieces, before the barrier.
-    for piece in message.chunks:
-      buffer[start : start + piece.size] = piece
-      start += piece.size
-      window.came()
-    return stream.receive().header
-  except TransportError:
-    window.lose()
-    raise
-
-
-def _push(
-  stream: Stream,
-  report: dict[str, Any],
-  message: list[np.ndarray],
-  window: _Window,
-  fault: Kind | None,
-) -> None:
-  if fault == Kind.WRONG_SIZE:
-    message = [part[: part.size // 2] for part in message]
-  size = sum(part.size for part in message)
-  chunks = chunked(message)
-  if window.pieces and fault != Kind.WRONG_SIZE:
-    chunks = window.cut(*message)
-  stream.send(report, chunks, size, spoil=fault == Kind.CORRUPT)

@@ -46,6 +46,7 @@ class Heart:
     timeout_s: float,
     ending: Callable[[], None],
     told: Callable[[Any], None] | None = None,
+    with_beats: Callable[[], dict[str, Any]] = dict,
   ):
     """Starts to beat.
 
@@ -54,6 +55,7 @@ class Heart:
       timeout_s: Silence of the lead after which it counts as lost.
       ending: Called when `ended` is set, from another thread.
       told: Called with every message that is neither an answer nor an end.
+      with_beats: Returns what every beat says beside the time.
     """
     self.ended = threading.Event()
     self.verdict: dict[str, Any] = {'end': 'lost', 'reason': ''}
@@ -61,6 +63,7 @@ class Heart:
     self._timeout_s = timeout_s
     self._ending = ending
     self._told = told
+    self._with_beats = with_beats
     self._unanswered = 0  # Beats.
     self._round_s, self._offset_s = float('inf'), 0.0
     for target in (self._beat, self._listen):
@@ -79,13 +82,13 @@ class Heart:
         self._end({'end': 'lost', 'reason': reason})
         return
       try:
-        self._stream.send({'beat': time.monotonic()})
+        self._stream.send({'beat': time.monotonic()} | self._with_beats())
       except TransportError:
         return  # Who listens has seen it too, and says why.
 
   def _listen(self) -> None:
     try:
-      self._stream.send({'beat': time.monotonic()})
+      self._stream.send({'beat': time.monotonic()} | self._with_beats())
       while True:
         message = self._stream.receive()
         header = message.header

@@ -29,6 +29,7 @@ class Orders:
   Attributes:
     version: Updates applied.
     examples: Examples in them.
+    sequence: How often orders were given to the servers.
     lives: Which life of each worker is, or was last, among the living.
   """
 
@@ -49,7 +50,7 @@ class Orders:
     self._schedule = schedule
     self._servers: list[Ordered] = []
     self._orders: list[list[Any]] = []
-    self._sequence = 0
+    self.sequence = 0
     self._numbers = itertools.count()
     self._questions: dict[int, list[Future]] = {}
     self._answering = threading.Lock()
@@ -86,8 +87,8 @@ class Orders:
     """Gives the orders so far to the servers."""
     if self._orders:
       for server in self._servers:
-        server.order(self._sequence, self._orders)
-      self._sequence += 1
+        server.order(self.sequence, self._orders)
+      self.sequence += 1
       self._orders = []
 
   def snapshot(self) -> Callable[[], tuple[Any, Any]]:

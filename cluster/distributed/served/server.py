@@ -8,6 +8,7 @@ it a version once the lead releases the worker, and then takes in its push.
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ class WrongPush(Exception):
 class _Port:
   """A worker's stream, seen from the server."""
 
-  def __init__(self) -> None:
+  def __init__(self, stream: Stream) -> None:
+    self.stream = stream
     self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     self.ended = False
 
@@ -93,7 +95,9 @@ class Server:
     self._lock = threading.Lock()
     self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
     self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
-    self._sequence = 0
+    self._sequence = self._done = 0
+    self._order: tuple[str, float] = '', 0.0  # And since when.
+    self._longest: dict[str, float] = {}  # Seconds of orders, by name.
     self._obeyed = {
       'add': self._add,
       'commit': self._commit,
@@ -123,6 +127,22 @@ class Server:
     self._listener = Listener(host, 0, self._welcome, security)
     self.address = self._listener.address
 
+  @property
+  def doing(self) -> dict[str, Any]:
+    """What the lead is told of the orders, with every beat.
+
+    'obeyed': how often orders were given that have been obeyed; 'order': the
+    name of the one at work, or ''; 'since_s': for how long; 'usual_s': the
+    longest that one of this name took before, or None.
+    """
+    name, start = self._order
+    return {
+      'obeyed': self._done,
+      'order': name,
+      'since_s': time.monotonic() - start,
+      'usual_s': self._longest.get(name),
+    }
+
   def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     """Takes orders that are carried out after those of lower numbers.
 
@@ -144,7 +164,7 @@ class Server:
       worker: Who it is.
       life: How often it was there before.
     """
-    port = _Port()
+    port = _Port(stream)
     with self._lock:
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
@@ -183,7 +203,9 @@ class Server:
       grace_s: Seconds that workers are given to end them by themselves.
     """
     self._orders.put(None)
-    self._thread.join()
+    self._thread.join(grace_s)
+    if self._thread.is_alive():
+      logging.warning('Server %d has not obeyed its last orders.', self.index)
     with self._lock:
       ports = list(self._ports.values())
     for port in ports:
@@ -246,7 +268,13 @@ class Server:
     self._sequence += 1
     self._expect(orders)
     for name, *arguments in orders:
+      start = time.monotonic()
+      self._order = name, start
       self._obeyed[name](*arguments)
+      self._order = '', 0.0
+      seconds = time.monotonic() - start
+      self._longest[name] = max(seconds, self._longest.get(name, 0.0))
+    self._done = self._sequence
 
   def _add(self, worker: int, life: int, update: int, examples: int) -> None:
     with self._lock:
@@ -284,6 +312,9 @@ class Server:
         port.releases.put(None)
     if self._pieces:
       self._pieces.leave((worker, life))
+    if port is not None:
+      # Its host may be out of reach, and would be waited for.
+      port.stream.cancel('The lead has given it up.')
 
   def _snapshot(self, number: int) -> None:
     whole = views((self.learner.params, self.learner.stats))
@@ -371,6 +402,7 @@ def host(
       timeout_s=timeout_s,
       ending=lambda: None,
       told=lambda told: server.order(told['sequence'], told['orders']),
+      with_beats=lambda: {'doing': server.doing},
     )
     heart.ended.wait()
     if heart.verdict['end'] == 'lost':

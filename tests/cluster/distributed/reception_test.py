@@ -1,7 +1,9 @@
 """Tests for the reception: who comes, goes and hangs, over raw streams."""
 
 import functools
+import os
 import queue
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -11,12 +13,13 @@ from absl.testing import absltest
 
 import data.stream
 from batching import fixed
+from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server, host
 from cluster.lead import Lead
-from cluster.transport.heart import Unmendable
+from cluster.transport.heart import LOST, Unmendable
 from cluster.transport.streams import Security, connect
 from learning.nothing import NoLearner
 from outputs.console import Console
@@ -78,12 +81,91 @@ class MembersTest(absltest.TestCase):
     lead.begin()
     with ThreadPoolExecutor(1) as pool:
       read = pool.submit(lead.orders.snapshot())
-      with self.assertRaisesRegex(Unmendable, 'Server 1 was silent'):
+      with self.assertRaisesRegex(
+        Unmendable, 'Server 1 is lost: It was silent'
+      ):
         read.result(timeout=5.0)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.orders.snapshot()
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.step_for(2.0)
+
+  def test_who_lives_and_does_not_go_on_is_given_up(self):
+    for doing, limit_s, words in (
+      ('transfer', 2 * _TIMEOUT_S, 'moved no byte'),
+      ('compute', 2 * _TIMEOUT_S + 4 * 0.1, 'computed'),
+    ):
+      with self.subTest(doing=doing):
+        lead = self._lead()
+        worker = lead.member(0)
+        lead.begin()
+        worker.pull()
+        worker.push(compute_s=0.1)
+        lead.until(lambda lead=lead: lead.ledger.iterations == 1)
+        start = time.monotonic()
+
+        def lost(lead=lead, worker=worker, doing=doing):
+          worker.beat([doing, 1, 3])
+          return lead.ledger.lost
+
+        lead.until(lost)
+        self.assertBetween(
+          time.monotonic() - start, limit_s, limit_s + _TIMEOUT_S
+        )
+        self.assertIn(words, lead.ledger.lost[0].reason)
+
+  def test_who_goes_on_slowly_is_not_given_up(self):
+    lead = self._lead()
+    worker = lead.member(0)
+    lead.begin()
+    start = time.monotonic()
+    while time.monotonic() < start + 3.5 * _TIMEOUT_S:
+      worker.beat(['transfer', 0, int(time.monotonic() - start)])
+      lead.step_for(0.1)
+    worker.pull()
+    worker.push()
+    lead.until(lambda: lead.ledger.iterations == 1)
+    self.assertEmpty(lead.ledger.lost)
+
+  def test_a_server_that_lives_and_obeys_no_more_ends_the_run(self):
+    for index in range(2):
+      with self.subTest(index=index):
+        lead = self._lead(num_servers=2)
+        worker = lead.member(0)
+        lead.begin()
+        worker.pull()
+        worker.push()
+        lead.until(lambda lead=lead: lead.ledger.iterations == 1)
+        hangs = threading.Event()
+        self.addCleanup(hangs.set)
+        server = next(s for s in lead.servers if s.index == index)
+        server.learner.commit = lambda update, hangs=hangs: hangs.wait()
+        worker.pull()
+        worker.push()
+        reason = f"Server {index} .* order 'commit' for 2"
+
+        def goes_on(lead=lead, worker=worker):
+          worker.beat(['transfer', 1, 0])
+
+        with self.assertRaisesRegex(Unmendable, reason):
+          lead.until(goes_on)
+
+  def test_a_lead_that_does_not_go_on_ends_its_process(self):
+    lead = self._lead(start_s=1.0)
+    lead.member(0)
+    lead.begin()
+    lead.step_for(0.1)
+    with (
+      mock.patch.object(os, '_exit') as ended,
+      self.assertLogs('absl', 'ERROR') as logged,
+    ):
+      time.sleep(1.0 + 2 * _TIMEOUT_S / 5)
+    ended.assert_called_with(LOST)
+    self.assertIn('The lead has not gone on', logged.output[0])
+
+  def assertBetween(self, value, low, high):
+    self.assertGreaterEqual(value, low)
+    self.assertLessEqual(value, high)
 
   def test_the_end_does_not_wait_for_who_hangs(self):
     lead = self._lead()
@@ -103,7 +185,7 @@ class MembersTest(absltest.TestCase):
 class _Lead:
   """A lead and its servers in this process; members are streams of ours."""
 
-  def __init__(self, *, num_servers=1, silent=False):
+  def __init__(self, *, num_servers=1, silent=False, start_s=10.0):
     self.servers = []
     self._members = []
     self._address = queue.Queue()
@@ -130,6 +212,7 @@ class _Lead:
       journal=journal,
       num_workers=1,
     )
+    deadlines = Deadlines(timeout_s=_TIMEOUT_S, start_s=start_s, windows=False)
     reception = Reception(
       orders=self.orders,
       num_workers=1,
@@ -140,6 +223,7 @@ class _Lead:
       fingerprint='ours',
       security=Security(),
       timeout_s=_TIMEOUT_S,
+      deadlines=deadlines,
     )
     self.cluster = DistributedRuntime(
       lead=lead,
@@ -149,6 +233,7 @@ class _Lead:
       num_servers=num_servers,
       announce=self._address.put,
       timeout_s=_TIMEOUT_S,
+      deadlines=deadlines,
       local=None,
     )
     self._pool = ThreadPoolExecutor(3)
@@ -239,9 +324,12 @@ class _Worker:
       self._sizes.append(message.size_bytes)
       self._iteration = message.header['iteration']
 
-  def push(self, servers=(0, 1)):
+  def beat(self, pace):
+    self.control.send({'beat': 0.0, 'pace': pace})
+
+  def push(self, servers=(0, 1), compute_s=0.0):
     report = {'iteration': self._iteration, 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
+    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
     report |= {'computed': 8, 'compilations': 0, 'factors': ()}
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)

@@ -1,0 +1,175 @@
+"""Whether a process goes on, not only lives, and when it should have.
+
+Beats come from a thread of their own: they tell that a process lives, not that
+it does what it is there for.  With every beat it therefore tells its pace: what
+it is doing, and a count that grows with each chunk and each phase.  The lead
+gives up whose count stands still for too long:
+
+  transferring    2 timeouts without a chunk, from when the servers have obeyed
+                  the order to let it go on
+  computing       2 timeouts and 4 times the longest of its last iterations,
+                  per example if batches change; in the first one of a life,
+                  the time that a start may take
+  obeying         2 timeouts and 4 times the longest order of that name so far;
+                  at the first one, the time that a start may take
+
+With pipelined routes a worker can send no more than the others have sent:
+there the one that has come least far is given up, and only if nobody computes.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_TIMEOUTS, _LONGEST = 2, 4
+_KEPT = 10  # Iterations.
+
+
+class Pace:
+  """How far a worker has come; its threads change it, its beats tell it."""
+
+  def __init__(self) -> None:
+    """Has come nowhere."""
+    self._doing, self._iteration, self._steps = 'transfer', -1, 0
+
+  def compute(self) -> None:
+    """It computes from here on."""
+    self._doing = 'compute'
+
+  def transfer(self) -> None:
+    """It sends or receives from here on, or waits to be let go on."""
+    self._doing = 'transfer'
+
+  def begin(self, iteration: int) -> None:
+    """Another iteration begins."""
+    self._iteration, self._steps = iteration, 0
+
+  def step(self) -> None:
+    """A chunk has come or gone."""
+    self._steps += 1  # Threads may count one chunk for two; it still grows.
+
+  def told(self) -> dict[str, Any]:
+    """Returns what beats say of it."""
+    return {'pace': [self._doing, self._iteration, self._steps]}
+
+
+@dataclasses.dataclass
+class Seen:
+  """A worker's pace, as the lead sees it.
+
+  Attributes:
+    pace: As told last.
+    moved: When it was another one, or when the worker was released; monotonic
+      seconds.
+    after: Orders that servers have to obey before it can go on.
+    computed: Seconds and examples of its last iterations in this life.
+  """
+
+  pace: Sequence[Any] = ('transfer', -1, 0)
+  moved: float = 0.0
+  after: int = 0
+  computed: collections.deque[tuple[float, int]] = dataclasses.field(
+    default_factory=lambda: collections.deque(maxlen=_KEPT)
+  )
+
+  def tell(self, pace: Sequence[Any], now: float) -> None:
+    """Takes in what a beat says."""
+    if tuple(pace) != tuple(self.pace):
+      self.pace, self.moved = tuple(pace), now
+
+  @property
+  def computes(self) -> bool:
+    """Whether it computes, or else transfers."""
+    return self.pace[0] == 'compute'
+
+  @property
+  def far(self) -> tuple[int, int]:
+    """Iteration and steps."""
+    return self.pace[1], self.pace[2]
+
+
+class Deadlines:
+  """Says who has stood still for too long.
+
+  Attributes:
+    start_s: That a start may take.
+  """
+
+  def __init__(self, *, timeout_s: float, start_s: float, windows: bool):
+    """Knows nobody.
+
+    Args:
+      timeout_s: Silence after which a process counts as lost.
+      start_s: That a start may take.
+      windows: Whether workers wait for one another's chunks.
+    """
+    self._timeout_s, self.start_s = timeout_s, start_s
+    self._windows = windows
+
+  def overdue(
+    self,
+    running: Iterable[tuple[int, Seen, int]],
+    *,
+    now: float,
+    obeyed: int,
+  ) -> list[tuple[int, str]]:
+    """Returns which workers to give up, and why.
+
+    Args:
+      running: Workers that were released and have not pushed, what is seen of
+        them, and the examples of their iterations.
+      now: Monotonic seconds.
+      obeyed: Orders that all servers have obeyed.
+    """
+    running = list(running)
+    for _, seen, _ in running:
+      if obeyed < seen.after:
+        seen.moved = now
+    found = [
+      (index, self._reason(seen, now - seen.moved), seen)
+      for index, seen, examples in running
+      if now - seen.moved > self._limit_s(seen, examples)
+    ]
+    if self._windows:
+      found = self._first(found, [seen for _, seen, _ in running])
+    return [(index, reason) for index, reason, _ in found]
+
+  def server(self, obeying: str, still_s: float, usual_s: float | None) -> str:
+    """Returns why a server is to be given up, '' if it is not.
+
+    Args:
+      obeying: The order.
+      still_s: How long it has been obeying it.
+      usual_s: The longest that it took before; None at first.
+    """
+    if still_s <= self._limit(usual_s):
+      return ''
+    return f'It has been at the order {obeying!r} for {still_s:.1f} s.'
+
+  def _first(
+    self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
+  ) -> list[tuple[int, str, Seen]]:
+    """Returns who holds the others up."""
+    alone = [each for each in found if each[2].computes]
+    if alone or any(seen.computes for seen in running):
+      return alone
+    least = min((seen.far for seen in running), default=None)
+    return [each for each in found if each[2].far == least]
+
+  def _limit_s(self, seen: Seen, examples: int) -> float:
+    if not seen.computes:
+      return _TIMEOUTS * self._timeout_s
+    each = [
+      max(seconds, seconds / of * examples) for seconds, of in seen.computed
+    ]
+    return self._limit(max(each, default=None))
+
+  def _limit(self, usual_s: float | None) -> float:
+    if usual_s is None:
+      return max(self.start_s, _TIMEOUTS * self._timeout_s)
+    return _TIMEOUTS * self._timeout_s + _LONGEST * usual_s
+
+  def _reason(self, seen: Seen, still_s: float) -> str:
+    doing = 'computed' if seen.computes else 'moved no byte'
+    return f'It has {doing} for {still_s:.1f} s, too long.'
