@@ -7,6 +7,7 @@ than both of their ends.  Limits that several pairs share, such as the uplink of
 a rack, are no part of it; `shortfalls` finds where they would be needed.
 """
 
+import decimal
 import math
 import statistics
 from collections import Counter
@@ -19,6 +20,8 @@ from topology.clusters.cluster import Cluster, Link
 Ends = tuple[int, int]
 Test = Mapping[Ends, float]
 _GB = 10**9
+_PROMISED = Fraction('1.03')  # Times its best, at most, of every rate.
+_DIGITS = decimal.Context(prec=3, rounding=decimal.ROUND_DOWN)
 
 
 class Rates(NamedTuple):
@@ -54,8 +57,11 @@ def fit(tests: Sequence[Test], *, hosts: int, tolerance: float) -> Rates:
   Hosts that are alike come out alike: rates, those of hosts (sent and received
   together) and then those of pairs, are put into groups, from the highest down,
   each of the rates that are within the tolerance of its highest, and replaced
-  by the median of their group, rounded to 3 significant digits.  No best so
-  changes by more than the tolerance and the rounding.
+  by the median of their group, or by 1.03 times its lowest where that is less:
+  a forest is as fast as the slowest of its links.  Rates are decimals of 3
+  significant digits.  No best so falls by more than the tolerance and the
+  rounding, and none rises by more than 3 %; but a pair without a limit of its
+  own is promised what its ends can do.
 
   Each ordered pair must have a transfer in some test, of 2 hosts or more; the
   tolerance is the relative error of the measurements, from 0 to below 1.
@@ -201,12 +207,21 @@ def _direct(rates: Rates, src: int, dst: int) -> Link:
 
 
 def _snapped(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
-  """Returns 1e9 bytes per second, of each the median of its group."""
+  """Returns 1e9 bytes per second, of each what its group can promise."""
   snapped: dict[float, Fraction] = {}
   left = sorted(rates_Bps, reverse=True)
   while left:
     group = [rate for rate in left if rate >= (1 - tolerance) * left[0]]
     middle = Fraction(f'{statistics.median(group) / _GB:.3g}')
-    snapped |= dict.fromkeys(group, middle)
+    most = _floor(Fraction(group[-1]) * _PROMISED / _GB)
+    snapped |= dict.fromkeys(group, min(middle, most))
     left = left[len(group) :]
   return [snapped[rate] for rate in rates_Bps]
+
+
+def _floor(value: Fraction) -> Fraction:
+  """Returns the largest decimal of 3 significant digits that is not above."""
+  quotient = _DIGITS.divide(
+    decimal.Decimal(value.numerator), decimal.Decimal(value.denominator)
+  )
+  return Fraction(quotient)

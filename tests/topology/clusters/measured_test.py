@@ -144,6 +144,48 @@ class FitTest(parameterized.TestCase):
       ):
         self.assertBetween(1e9 * float(became) / was, 0.795, 1.255)
 
+  @parameterized.product(
+    seed=[*range(12)], hosts=[2, 3, 7], tolerance=[0.0, 0.03, 0.1, 0.3]
+  )
+  def test_nothing_is_promised_that_is_3_percent_above_its_measurement(
+    self, seed, hosts, tolerance
+  ):
+    rng = random.Random(seed)
+    scale, spread = 10 ** rng.uniform(2, 11), rng.choice([0.01, 0.1, 0.5])
+    alone = {
+      pair: scale * (1 - spread * rng.random()) for pair in _pairs(hosts)
+    }
+    # All at once, so that ends are measured in one test, and pairs in another.
+    ends = {pair: rate / hosts for pair, rate in alone.items()}
+    if seed % 2:
+      ends |= {(0, 1): alone[0, 1]}
+
+    fitted = measured.fit([alone, ends], hosts=hosts, tolerance=tolerance)
+
+    sums = lambda test, end: [  # noqa: E731
+      sum(Fraction(rate) for pair, rate in test.items() if pair[end] == host)
+      for host in range(hosts)
+    ]
+    for end, promised in enumerate([fitted.up_GBps, fitted.down_GBps]):
+      shown = map(max, sums(alone, end), sums(ends, end))
+      for GBps, most in zip(promised, shown, strict=True):
+        self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
+    for pair, GBps in fitted.pairs_GBps.items():
+      most = Fraction(max(alone[pair], ends[pair]))
+      self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
+
+  def test_a_group_promises_what_its_slowest_member_can_do(self):
+    # Measurements of six links of one group, whose median is 10.6 % too much.
+    sent = [200.0, 199.0, 199.0, 198.0, 199.0, 180.0]
+    tests = [{(i, j): 1e6 * sent[i] for i in range(6) for j in [(i + 1) % 6]}]
+    tests += [
+      {pair: 1e5 for pair in _pairs(6) if pair not in tests[0]},
+    ]
+
+    fitted = measured.fit(tests, hosts=6, tolerance=0.1)
+
+    self.assertEqual(set(fitted.up_GBps), {Fraction('0.185')})
+
   def test_a_test_that_shows_too_much_does_not_win(self):
     rates = _random_rates(4, 0, slow=0)
     tests = _tests(rates)
