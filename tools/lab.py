@@ -16,7 +16,11 @@ ends gets SIGTERM, and SIGKILL 3 seconds later.
 FILE has the links that differ, as JSON:
 
   {"hosts": {"host1": {"up": "100mbit", "down": "50mbit"}},
-   "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}]}
+   "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}],
+   "groups": [{"hosts": ["host3", "host4"], "up": "50mbit", "down": "50mbit"}]}
+
+What leaves a group, or enters it, shares a link with these rates; what stays
+within does not.  Groups may be within others.
 
 Hosts have files, processes and users in common with the machine, but names,
 /etc/hosts and a network of their own, without a way out (see

@@ -11,21 +11,30 @@ from the same config.  Worker 0 writes the file, which `topology.from_json`
 reads; topology/clusters/measured.py says how rates and graph follow from
 measurements.
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
-graph the file has `hosts`, `pairs` that are slower than both their ends,
-`latency_s`, `shortfalls`, `measurements` and `command`.
+graph the file has `hosts`, `groups` of them, `pairs` that are slower than both
+their ends and the links of groups between them, `latency_s`, `shortfalls`,
+`measurements` and `command`.
 
   pairs   one host to another, alone; with more than 8 hosts together with other
           pairs, no two with a host in common.  Before it, half a round trip
   up      one host to all others
   down    all others to one host
   both    pairs without a host in common, both ways, all at once
+  all     all hosts to all others
+  group   some hosts to all others, or all others to them, one to one
 
-Of each test --seconds are counted, after half as many; of `both` 3 times that.
-H hosts make H (H - 1) + 3 H tests at most, or, if there are more than 8, 5 H.
+Of each test --seconds are counted, after half as many; of the last three kinds
+3 times that.  H hosts make H (H - 1) + 3 H tests at most, or, if there are more
+than 8, 5 H.  Only if they show that links may be shared, there is `all`, which
+shows which hosts may be behind one link, and `group`, twice for each such set,
+of H - 2 at most: it is a group if its link carries less, by twice the
+tolerance, than all else explains.  Groups show if what about half of their
+hosts send together does not fit into their link.
 A rate is the best that any test has shown.  What `both` shows to be slower than
-that, by twice the tolerance, is named in `shortfalls`, as the graph cannot say
-it: a host or a link cannot do both at once, pairs share a link, or TCP's
-acknowledgements wait behind data, as they do where up and down differ.
+that, by twice the tolerance, within groups, is named in `shortfalls`, as the
+graph cannot say it: a host or a link cannot do both at once, pairs share a
+link, or TCP's acknowledgements wait behind data, as they do where up and down
+differ.
 
 What travels is plain TCP, one connection for each pair or --streams: that is
 what collectives have, for which the graph is.  Flight, which parameter servers
@@ -62,6 +71,7 @@ _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's
 acknowledgements that wait behind data, or too few --seconds: the graph knows
 nothing of it."""
+_RATES = ('Mbit/s up', 'GB/s', 'Mbit/s down', 'GB/s')
 _SHOWN = 10  # Of them, the worst.
 _CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs/default.py'
 
@@ -114,7 +124,6 @@ def probe(setup: Setup) -> str:
     Failure: If another process fails or is lost and this one leads.
     TransportError: If the leader is lost.
     OSError: If an address cannot be listened on, or the file not be written.
-    ValueError: If a pair has carried nothing.
   """
   with flows.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
@@ -135,7 +144,11 @@ def probe(setup: Setup) -> str:
       own.start()
       try:
         found = probing.measure(
-          leader, setup.hosts, seconds=setup.seconds, streams=setup.streams
+          leader,
+          setup.hosts,
+          seconds=setup.seconds,
+          streams=setup.streams,
+          tolerance=setup.tolerance,
         )
       except lockstep.Failure as error:
         # Not later: the others end now, and whoever is lost delays this one.
@@ -159,12 +172,18 @@ def describe(content: Mapping[str, Any]) -> str:
   latency_s = {
     (row['src'], row['dst']): row['s'] for row in content['latency_s']
   }
-  rows = [('', 'Mbit/s up', 'GB/s', 'Mbit/s down', 'GB/s', 'latency', 'name')]
+  rows = [('', *_RATES, 'latency', 'name')]
   for host in content['hosts']:
-    rates = _both_units(host['up_GBps']) + _both_units(host['down_GBps'])
     own = [s for pair, s in latency_s.items() if host['id'] in pair]
-    rows.append((host['id'], *rates, _us(statistics.median(own)), host['name']))
+    rows.append(
+      (host['id'], *_ways(host), _us(statistics.median(own)), host['name'])
+    )
   parts = [_table(rows)]
+  if groups := content['groups']:
+    rows = [('group', *_RATES, 'hosts')]
+    for group in groups:
+      rows.append((group['id'], *_ways(group), ' '.join(group['hosts'])))
+    parts.append(_table(rows))
   if pairs := content['pairs']:
     rows = [('slower than both ends', 'Mbit/s', 'GB/s', 'latency')]
     for row in pairs:
@@ -186,7 +205,10 @@ def _content(setup: Setup, found: probing.Found) -> dict[str, Any]:
   """Returns what is written."""
   tolerance = setup.tolerance
   rates = measured.fit(
-    [rates for _, rates in found.tests], hosts=setup.hosts, tolerance=tolerance
+    [rates for _, rates in found.tests],
+    hosts=setup.hosts,
+    tolerance=tolerance,
+    groups=found.groups,
   )
   slower = {}
   for test, each in found.tests:
@@ -212,6 +234,15 @@ def _content(setup: Setup, found: probing.Found) -> dict[str, Any]:
         'down_GBps': _decimal(rates.down_GBps[rank]),
       }
       for rank, host in enumerate(found.hosts)
+    ],
+    'groups': [
+      {
+        'id': f'group{number}',
+        'hosts': [f'host{host}' for host in group.hosts],
+        'up_GBps': _decimal(group.up_GBps),
+        'down_GBps': _decimal(group.down_GBps),
+      }
+      for number, group in enumerate(rates.groups)
     ],
     'pairs': _rows(
       {p: _decimal(r) for p, r in rates.pairs_GBps.items()}, 'GBps'
@@ -244,6 +275,10 @@ def _decimal(GBps: Fraction) -> str:
 
 def _both_units(GBps: str) -> tuple[str, str]:
   return f'{8000 * float(GBps):.4g}', GBps
+
+
+def _ways(row: Mapping[str, str]) -> tuple[str, ...]:
+  return _both_units(row['up_GBps']) + _both_units(row['down_GBps'])
 
 
 def _us(seconds: float) -> str:

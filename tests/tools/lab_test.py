@@ -14,7 +14,6 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from tools import lab
-from tools.launching import hosts
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAB = (sys.executable, '-m', 'tools.lab')
@@ -61,6 +60,41 @@ for sender, receiver, size in json.loads(sys.argv[1]):
     with start(sender, {_SEND!r}, receiver, str(size)):
       rates.append(float(server.stdout.readline()))
 print(json.dumps(rates))
+"""
+# Prints the bit/s of payload of each transfer while all go on, 1 s of 1.5 s.
+_COUNT = """
+import socket, time
+with socket.create_server(('', 5000)) as server:
+  print('ready', flush=True)
+  with server.accept()[0] as link:
+    began, got = None, 0
+    while data := link.recv(2**16):
+      now = time.monotonic()
+      began = began or now
+      got += len(data) * (0.5 < now - began < 1.5)
+    print(8 * got)
+"""
+_FILL = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5000)) as link:
+  until = time.monotonic() + 1.6
+  while time.monotonic() < until:
+    link.send(bytes(2**14))
+"""
+_AT_ONCE = f"""
+import json, subprocess, sys
+from tools import lab
+def start(host, code, *args):
+  argv = lab.command(host, [sys.executable, '-c', code, *args])
+  return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+pairs = json.loads(sys.argv[1])
+servers = [start(receiver, {_COUNT!r}) for _, receiver in pairs]
+for server in servers:
+  server.stdout.readline()
+senders = [start(sender, {_FILL!r}, receiver) for sender, receiver in pairs]
+print(json.dumps([float(server.stdout.readline()) for server in servers]))
+for process in servers + senders:
+  process.communicate()
 """
 # Prints the congestion control of a connection's two ends.
 _CONNECT = """
@@ -130,89 +164,6 @@ def _runs(pid):
   return 'State:\tZ' not in status
 
 
-class RatesTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ('8kbit', 8_000), ('200mbit', 200_000_000), ('1.5gbit', 1_500_000_000)
-  )
-  def test_rates_are_bits_per_second(self, text, rate):
-    self.assertEqual(hosts.parse_rate(text, 'link'), rate)
-
-  @parameterized.parameters(
-    '', '200', '200MB', '-1mbit', '0mbit', '7kbit', '101gbit', 5, None
-  )
-  def test_other_rates_are_refused(self, text):
-    with self.assertRaisesRegex(ValueError, f"link: .* a rate .* got '?{text}"):
-      hosts.parse_rate(text, 'link')
-
-
-class LinksTest(parameterized.TestCase):
-  def test_links_are_equal_but_for_those_of_the_file(self):
-    links = hosts.parse_links(3, '1gbit', json.dumps(_UNEQUAL))
-
-    rest = {'host1': 10**9, 'host2': 10**9}
-    self.assertEqual(links.up, {'host0': 40_000_000} | rest)
-    self.assertEqual(links.down, {'host0': 20_000_000} | rest)
-    self.assertEqual(links.pairs, {('host1', 'host2'): 10_000_000})
-
-  @parameterized.parameters(
-    ('{', 'links: expected JSON'),
-    ('[]', 'links: expected an object'),
-    ('{"host": {}}', r"links: .* fields \['hosts', 'pairs'\]"),
-    ('{"hosts": {"host2": {}}}', "hosts: expected one of .* got 'host2'"),
-    ('{"hosts": {"host1": {"in": "1gbit"}}}', r'links.hosts.host1: .*\bup'),
-    ('{"hosts": {"host1": {"up": "1"}}}', 'links.hosts.host1.up: .* a rate'),
-    ('{"pairs": {}}', 'links.pairs: expected a list'),
-    ('{"pairs": [{"from": "host0"}]}', r'links.pairs\[0\]: .* all of'),
-    (
-      '{"pairs": [{"from": "host0", "to": ["x"], "rate": "1gbit"}]}',
-      r"links.pairs\[0\]: expected one of .* got \['x'\]",
-    ),
-    (
-      '{"pairs": [{"from": "host1", "to": "host1", "rate": "1gbit"}]}',
-      r'links.pairs\[0\]: expected two different hosts',
-    ),
-  )
-  def test_other_files_are_refused(self, text, message):
-    with self.assertRaisesRegex(ValueError, message):
-      hosts.parse_links(2, '1gbit', text)
-
-  def test_a_pair_has_one_rate(self):
-    text = json.dumps({'pairs': 2 * _UNEQUAL['pairs']})
-    with self.assertRaisesRegex(ValueError, r'pairs\[1\]: .* each pair once'):
-      hosts.parse_links(3, '1gbit', text)
-
-  @parameterized.parameters(-1, 0, 1, 251)
-  def test_other_numbers_of_hosts_are_refused(self, number):
-    with self.assertRaisesRegex(ValueError, f'from 2 to 250, got {number}'):
-      hosts.parse_links(number, '1gbit')
-
-  @parameterized.parameters('', 'two words', 'Cubic', 16 * 'x')
-  def test_other_names_of_congestion_control_are_refused(self, name):
-    with self.assertRaisesRegex(ValueError, 'congestion: expected a name'):
-      hosts.parse_links(2, '1gbit', congestion=name)
-
-  def test_leaves_of_a_link_are_not_granted_more_than_the_link_has(self):
-    pairs = [
-      {'from': 'host0', 'to': f'host{number}', 'rate': f'{number}00mbit'}
-      for number in (1, 2, 3)
-    ]
-    links = hosts.parse_links(4, '250mbit', json.dumps({'pairs': pairs}))
-    lines = [
-      line.split()
-      for line in hosts.commands('syn-000000', links)
-      if 'syn-000000-host0' in line and 'parent 1:1 ' in line
-    ]
-
-    self.assertLen(lines, 4)
-    granted = [line[line.index('rate') + 1] for line in lines]
-    most = [line[line.index('ceil') + 1] for line in lines]
-    total = sum(int(rate.removesuffix('bit')) for rate in granted)
-    self.assertLessEqual(total, 250_000_000)
-    self.assertEqual(
-      most, ['250000000bit', '100000000bit', '200000000bit', '250000000bit']
-    )
-
-
 class RefusalTest(parameterized.TestCase):
   @parameterized.parameters(
     (['--hosts=1', '--', 'true'], 'hosts: expected from 2'),
@@ -278,6 +229,31 @@ class LabTest(parameterized.TestCase):
     reached = [rate / 1e6 for rate in json.loads(out)]
     for rate, got in zip(expected.values(), reached, strict=True):
       self.assertBetween(got / rate, 0.7, 1.1, reached)
+
+  @parameterized.parameters(
+    # Out of the group, into it, and within it while others leave it.
+    ([('host0', 'host3'), ('host1', 'host4')], [10.0, 10.0]),
+    ([('host3', 'host0'), ('host4', 'host1')], [15.0, 15.0]),
+    ([('host0', 'host1'), ('host2', 'host3')], [50.0, 20.0]),
+  )
+  def test_what_leaves_a_group_shares_its_link_and_what_stays_does_not(
+    self, pairs, expected
+  ):
+    three = ['host0', 'host1', 'host2']
+    group = {'hosts': three, 'up': '20mbit', 'down': '30mbit'}
+    measure = [sys.executable, '-c', _AT_ONCE, json.dumps(pairs)]
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+      json.dump({'groups': [group]}, file)
+      file.flush()
+      words = ['--hosts=5', '--link=50mbit', f'--links={file.name}', '--']
+
+      code, out, errors = _run(*words, *measure)
+
+    self.assertEqual(code, 0, errors)
+    reached = [rate / 1e6 for rate in json.loads(out)]
+    self.assertBetween(sum(reached) / sum(expected), 0.75, 1.1, reached)
+    for rate, got in zip(expected, reached, strict=True):
+      self.assertBetween(got / rate, 0.5, 1.5, reached)
 
   @parameterized.parameters(([], 'cubic'), (['--congestion=reno'], 'reno'))
   def test_both_ends_of_a_connection_have_the_congestion_control(

@@ -12,12 +12,16 @@ import sys
 import tempfile
 import unittest
 from concurrent import futures
+from unittest import mock
 
+import pytest
 from absl.testing import absltest, parameterized
 
 import topology
 from cluster.distributed import roles
 from tests.tools import lab_test
+from tests.topology.clusters import networks
+from tools import probe
 from tools.probing import flows
 from tools.probing import trials as probing
 from topology.clusters import cluster
@@ -33,6 +37,9 @@ _UNEQUAL = {
     'host2': {'up': '150mbit', 'down': '60mbit'},
   },
   'pairs': [{'from': 'host3', 'to': 'host0', 'rate': '50mbit'}],
+}
+_RACKS = {
+  'groups': [{'hosts': ['host0', 'host2'], 'up': '50mbit', 'down': '50mbit'}]
 }
 
 
@@ -178,6 +185,36 @@ class EndpointTest(absltest.TestCase):
       self.ends[0].connect(1, to=[1], of=[], streams=1)
 
 
+class ContentTest(absltest.TestCase):
+  def test_groups_are_in_the_file_the_graph_and_the_table(self):
+    racks = [((0, 1, 2), 5e6, 8e6)]
+    network = networks.Network([2e7] * 6, groups=racks)
+    run = lambda test: network.measure(test.pairs)  # noqa: E731
+    tests, groups = probing.explore(run, 6, tolerance=0.1)
+    hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
+    latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)
+    found = probing.Found(hosts, tests, latency_s, groups)
+    setup = mock.Mock(hosts=6, seconds=0.5, streams=1, tolerance=0.1)
+
+    content = json.loads(json.dumps(probe._content(setup, found)))
+
+    names = ['host0', 'host1', 'host2']
+    rates = {'up_GBps': '0.005', 'down_GBps': '0.008'}
+    self.assertEqual(
+      content['groups'], [{'id': 'group0', 'hosts': names, **rates}]
+    )
+    self.assertEqual(content['pairs'], [])
+    self.assertEqual(content['shortfalls'], [])
+    between = {'src': 'group0.net0', 'dst': 'net0', 'GBps': '0.005'}
+    self.assertIn(between, content['links'])
+    self.assertRegex(
+      probe.describe(content),
+      r'group0 +40 +0.005 +64 +0.008 +host0 host1 host2',
+    )
+    packed = topology.pack(cluster.from_json(content))
+    self.assertEqual(packed.rate_Bps, 5_000_000)
+
+
 class RunTest(parameterized.TestCase):
   def test_three_processes_measure_each_other(self):
     token = pathlib.Path(tempfile.mkdtemp(), 'token')
@@ -191,7 +228,9 @@ class RunTest(parameterized.TestCase):
     tests = content['measurements']['tests']
     kinds = [test['kind'] for test in tests]
     every = ['pairs'] * 6 + ['up'] * 3 + ['down'] * 3 + ['both'] * 3
-    self.assertEqual(kinds, every)
+    self.assertEqual(kinds[:15], every)
+    # Where they share a processor, it may seem that they share a link.
+    self.assertContainsSubset(kinds[15:], ['all', 'group'])
     for test in tests:
       for row in test['transfers']:
         self.assertGreater(row['Bps'], 1e6)
@@ -290,6 +329,24 @@ class LabTest(absltest.TestCase):
     packed = topology.pack(cluster.from_json(content))
 
     self.assertGreater(packed.rate_Bps, 0)
+
+  @pytest.mark.soak
+  def test_two_racks_are_found_behind_their_link(self):
+    file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
+    file.write_text(json.dumps(_RACKS))
+    lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']
+    code, out, content = _run('--seconds=0.5', workers=4, before=lab)
+
+    self.assertEqual(code, 0, out)
+    (group,) = content['groups']
+    racks = [['host0', 'host2'], ['host1', 'host3']]
+    self.assertIn(group['hosts'], racks, out)
+    for way in ('up_GBps', 'down_GBps'):
+      got = 8000 * float(group[way])
+      self.assertBetween(got / 50 / _PAYLOAD, 0.9, 1.05, out)
+    packed = topology.pack(cluster.from_json(content))
+    thin = min(float(group[way]) for way in ('up_GBps', 'down_GBps'))
+    self.assertAlmostEqual(float(packed.bound_Bps), 1e9 * thin, places=0)
 
 
 if __name__ == '__main__':

@@ -6,8 +6,10 @@ Each host is a network namespace with one interface, and a further namespace
 holds the bridge that joins them: the machine's own namespace gets neither an
 interface nor a route, so the addresses below cannot collide with its own.  HTB
 shapes what a host sends, as a whole and to one destination, at its end of the
-link, and what it receives at the other.  Rates count Ethernet frames; there is
-no delay but that of queues (1000 packets), and a host's way to itself is free.
+link, and what it receives at the other.  A group of hosts has a bridge of its
+own, and a shaped link from there to the bridge around it.  Rates count Ethernet
+frames; there is no delay but that of queues (1000 packets), and a host's way to
+itself is free.
 TCP's congestion control is that of the lab, whatever the machine's is: what a
 scheme gains depends on how evenly transfers share a link.
 """
@@ -15,7 +17,7 @@ scheme gains depends on how evenly transfers share a link.
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from configs.checks import require
@@ -32,6 +34,21 @@ _NETWORK = '10.213.0'  # Of the addresses, one /24.
 _OTHERS = 2  # HTB class of frames to hosts without a rate of their own.
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Hosts behind a link that they share; rates in bit/s.
+
+  Attributes:
+    hosts: Their names.
+    up: What they may send to others, together.
+    down: What they may receive from others, together.
+  """
+
+  hosts: frozenset[str]
+  up: int
+  down: int
+
+
 @dataclasses.dataclass
 class Links:
   """Rates of all links, in bit/s, and how transfers share them.
@@ -40,12 +57,15 @@ class Links:
     up: What each host may send, by name, in the order of the addresses.
     down: What each host may receive, by name.
     pairs: What a host may send to another, by sender and receiver.
+    groups: Hosts behind shared links; of any two, one is within the other, or
+      they have no host in common.
     congestion: TCP's congestion control, by the kernel's name.
   """
 
   up: dict[str, int]
   down: dict[str, int]
   pairs: dict[tuple[str, str], int]
+  groups: list[Group]
   congestion: str
 
 
@@ -75,13 +95,14 @@ def parse_links(
     hosts: How many, from 2 to 250.
     link: Rate of every link, both ways.
     text: Exceptions, as JSON: {"hosts": {NAME: {"up": RATE, "down": RATE}},
-      "pairs": [{"from": NAME, "to": NAME, "rate": RATE}]}; all but the fields
-      of a pair may be left out.
+      "pairs": [{"from": NAME, "to": NAME, "rate": RATE}], "groups": [{"hosts":
+      [NAME, ...], "up": RATE, "down": RATE}]}; all but the fields of a pair and
+      the hosts of a group may be left out.
     congestion: TCP's congestion control, by the kernel's name.
 
   Raises:
     ValueError: If an argument is out of its range, or the text is not of this
-      form, names an unknown host or names a pair twice.
+      form, names an unknown host or names a pair twice, or if groups overlap.
   """
   require(2 <= hosts <= _MOST, 'hosts', f'from 2 to {_MOST}', hosts)
   rate = parse_rate(link, 'link')
@@ -89,14 +110,15 @@ def parse_links(
   known = bool(_CONGESTION.fullmatch(congestion))
   require(known, 'congestion', "a name such as 'cubic'", congestion)
   up, down = dict.fromkeys(names, rate), dict.fromkeys(names, rate)
-  links = Links(up, down, {}, congestion)
+  links = Links(up, down, {}, [], congestion)
   try:
     data = json.loads(text)
   except json.JSONDecodeError as error:
     raise ValueError(f'links: expected JSON, got {error}.') from error
-  _fields(data, 'links', optional=('hosts', 'pairs'))
+  _fields(data, 'links', optional=('hosts', 'pairs', 'groups'))
   _read_hosts(data.get('hosts', {}), links)
   _read_pairs(data.get('pairs', []), links)
+  _read_groups(data.get('groups', []), links, rate)
   return links
 
 
@@ -127,8 +149,18 @@ def commands(lab: str, links: Links) -> Iterator[str]:
   switch = f'{lab}-{SWITCH}'
   address = addresses(links)
   yield f'ip netns add {switch}'
-  yield f'ip -n {switch} link add bridge type bridge'
-  yield f'ip -n {switch} link set bridge up'
+  bridges = ['bridge', *(f'bridge{n}' for n, _ in enumerate(links.groups))]
+  for bridge in bridges:
+    yield f'ip -n {switch} link add {bridge} type bridge'
+    yield f'ip -n {switch} link set {bridge} up'
+  for number, group in enumerate(links.groups):
+    up, down = f'up{number}', f'down{number}'
+    yield f'ip -n {switch} link add {up} type veth peer name {down}'
+    yield from _shape(switch, up, group.up, {})
+    yield from _shape(switch, down, group.down, {})
+    around = _bridge(links, group.hosts)
+    yield f'ip -n {switch} link set {up} master bridge{number} up'
+    yield f'ip -n {switch} link set {down} master {around} up'
   for host in links.up:
     own = f'{lab}-{host}'
     # Both ends are born in their namespaces, never in the machine's.
@@ -144,11 +176,28 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     }
     yield from _shape(own, 'eth0', links.up[host], pairs)
     yield from _shape(switch, host, links.down[host], {})
-    yield f'ip -n {switch} link set {host} master bridge up'
+    bridge = _bridge(links, {host}, own=True)
+    yield f'ip -n {switch} link set {host} master {bridge} up'
     yield f'ip -n {own} link set lo up'
     yield f'ip -n {own} link set eth0 up'
     route = f'{_NETWORK}.0/24 dev eth0 congctl {links.congestion}'
     yield f'ip -n {own} route add {route}'
+
+
+def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
+  """Returns the bridge that hosts hang on: that of the least group with more.
+
+  Args:
+    links: Of the lab.
+    names: The hosts.
+    own: Whether a group of just these hosts is one that they hang on.
+  """
+  around = [
+    (len(group.hosts), f'bridge{number}')
+    for number, group in enumerate(links.groups)
+    if names < group.hosts or (own and names == group.hosts)
+  ]
+  return min(around)[1] if around else 'bridge'
 
 
 def _shape(
@@ -212,6 +261,31 @@ def _read_pairs(data: Any, links: Links) -> None:
     links.pairs[ends] = parse_rate(pair['rate'], f'{field}.rate')
 
 
+def _read_groups(data: Any, links: Links, rate: int) -> None:
+  require(isinstance(data, list), 'links.groups', 'a list', data)
+  for number, group in enumerate(data):
+    field = f'links.groups[{number}]'
+    _fields(group, field, needed=('hosts',), optional=('up', 'down'))
+    names = group['hosts']
+    require(isinstance(names, list), f'{field}.hosts', 'a list', names)
+    for name in names:
+      _known(name, f'{field}.hosts', links)
+    own = frozenset(names)
+    valid = 0 < len(own) == len(names) < len(links.up)
+    expected = 'hosts, each once, and not all hosts of the lab'
+    require(valid, f'{field}.hosts', expected, names)
+    for other in links.groups:
+      apart = own < other.hosts or own > other.hosts or not own & other.hosts
+      expected = 'groups that are within others or have no host in common'
+      both = sorted(own), sorted(other.hosts)
+      require(apart, f'{field}.hosts', expected, both)
+    rates = {
+      way: parse_rate(group[way], f'{field}.{way}') if way in group else rate
+      for way in ('up', 'down')
+    }
+    links.groups.append(Group(own, **rates))
+
+
 def _known(name: object, field: str, links: Links) -> None:
   known = isinstance(name, str) and name in links.up
   require(known, field, f'one of {list(links.up)}', name)
@@ -224,7 +298,9 @@ def _fields(
   optional: Sequence[str] = (),
 ) -> None:
   """Requires an object with all needed fields and no unknown ones."""
-  known = [*needed, *optional]
-  valid = isinstance(data, dict) and set(needed) <= set(data) <= set(known)
-  kind = 'all' if needed else 'some'
-  require(valid, field, f'an object with {kind} of the fields {known}', data)
+  valid = isinstance(data, dict) and (
+    set(needed) <= set(data) <= {*needed, *optional}
+  )
+  parts = (('all', needed), ('some', optional))
+  said = [f'{kind} of the fields {[*names]}' for kind, names in parts if names]
+  require(valid, field, f'an object with {" and ".join(said)}', data)

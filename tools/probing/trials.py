@@ -1,25 +1,27 @@
 """The tests of tools.probe: which there are, ordering them, and obeying."""
 
+import itertools
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cluster.transport.streams import Security
 from tools.probing import flows, lockstep
+from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
 
 _ALONE = 8  # Hosts up to which each pair is measured alone.
 # Times the seconds of others: where links have deep queues, TCP takes long to
 # find its rate beside what goes the other way.
-_LONGER = {'both': 3}
+_LONGER = {'both': 3, 'all': 3, 'group': 3}
 
 
 class Test(NamedTuple):
   """Transfers that go on at the same time.
 
   Attributes:
-    kind: 'pairs', 'up', 'down' or 'both'.
+    kind: 'pairs', 'up', 'down', 'both', 'all' or 'group'.
     pairs: Sender and receiver of each.
   """
 
@@ -34,11 +36,13 @@ class Found(NamedTuple):
     hosts: Of each, its `hostname` and `address`.
     tests: Each with bytes per second by sender and receiver.
     latency_s: Half a round trip, by who has sent first and the other.
+    groups: Hosts behind links that they share.
   """
 
   hosts: list[Mapping[str, Any]]
-  tests: list[tuple[Test, Mapping[Ends, float]]]
+  tests: list[tuple[Test, measured.Test]]
   latency_s: Mapping[Ends, float]
+  groups: list[tuple[int, ...]]
 
 
 def plan(hosts: int) -> list[Test]:
@@ -65,19 +69,66 @@ def plan(hosts: int) -> list[Test]:
   ]
 
 
+def explore(
+  run: Callable[[Test], measured.Test], hosts: int, *, tolerance: float
+) -> tuple[list[tuple[Test, measured.Test]], list[tuple[int, ...]]]:
+  """Returns tests with what they have shown, and groups of hosts.
+
+  The groups are those behind links that they share.  They are looked for, with
+  1 + 2 S more tests for S suspects, H - 2 of them at most, if `both` has fallen
+  short of what pairs can do by twice the tolerance, or if pairs that were not
+  measured alone are slower than both of their ends.
+
+  Args:
+    run: Carries a test out.
+    hosts: How many, at least 2.
+    tolerance: Relative error of rates.
+
+  Raises:
+    ValueError: If a pair has carried nothing.
+  """
+  found = [(test, run(test)) for test in plan(hosts)]
+  seen = [shown for _, shown in found]
+  rates = measured.fit(seen, hosts=hosts, tolerance=tolerance)
+  short = any(
+    measured.shortfalls(shown, rates, tolerance=2 * tolerance)
+    for test, shown in found
+    if test.kind == 'both'
+  )
+  if not short and not (hosts > _ALONE and rates.pairs_GBps):
+    return found, []
+  every = Test('all', tuple(itertools.permutations(range(hosts), 2)))
+  found.append((every, run(every)))
+  tested = {}
+  for group in shared.suspects(found[-1][1], rates, tolerance=tolerance):
+    own = [Test('group', pairs) for pairs in shared.loads(group, rates)]
+    found += [(test, run(test)) for test in own]
+    tested[group] = [shown for _, shown in found[-len(own) :]]
+  sizes = {'hosts': hosts, 'tolerance': tolerance}
+  return found, shared.confirmed(tested, seen, **sizes)
+
+
 def measure(
-  leader: lockstep.Leader, hosts: int, *, seconds: float, streams: int
+  leader: lockstep.Leader,
+  hosts: int,
+  *,
+  seconds: float,
+  streams: int,
+  tolerance: float,
 ) -> Found:
   """Has all members measure, and returns what they have found.
 
   Args:
     leader: Whose members do as `follow` does.
     hosts: How many they are.
-    seconds: For which each transfer is counted; 3 times as long in `both`.
+    seconds: For which each transfer is counted; 3 times as long where many go
+      on at once.
     streams: Connections of each transfer.
+    tolerance: Relative error of rates.
 
   Raises:
-    Failure: If a process fails or is lost; says which.
+    Failure: If a process fails or is lost, or a pair has carried nothing; says
+      which.
   """
   met = leader.gather()
   key = secrets.token_hex(16)
@@ -85,31 +136,36 @@ def measure(
   meet = {'do': 'meet', 'peers': peers, 'key': key}
   leader.ask([meet] * hosts, limit_s=0.0)
   tests = plan(hosts)
-  counted_s = [seconds * _LONGER.get(test.kind, 1) for test in tests]
-  whole_s = sum(map(flows.duration_s, counted_s))
+  whole_s = sum(flows.duration_s(_counted_s(test, seconds)) for test in tests)
   print(f'{len(tests)} tests, about {whole_s:.0f} s', flush=True)
-  found = Found(met, [], {})
-  for number, (test, test_s) in enumerate(zip(tests, counted_s, strict=True)):
-    ping = test.kind == 'pairs'
-    connect = {'do': 'connect', 'number': number, 'streams': streams}
+  numbers = itertools.count()
+  latency_s: dict[Ends, float] = {}
+
+  def run(test: Test) -> measured.Test:
+    connect = {'do': 'connect', 'number': next(numbers), 'streams': streams}
     orders = [
       {
         'to': [j for i, j in test.pairs if i == rank],
         'of': [i for i, j in test.pairs if j == rank],
-        'ping': ping,
+        'ping': test.kind == 'pairs',
         **connect,
       }
       for rank in range(hosts)
     ]
     answers = leader.ask(orders, limit_s=flows.PINGS_S * streams)
     pings = {(i, j): s for i, each in enumerate(answers) for j, s in each}
-    found.latency_s.update(pings)
+    latency_s.update(pings)
+    test_s = _counted_s(test, seconds)
     order = {'do': 'transfer', 'seconds': test_s}
     limit_s = flows.duration_s(test_s)
     answers = leader.ask([order] * hosts, limit_s=limit_s)
-    rates = {(i, j): Bps for j, each in enumerate(answers) for i, Bps in each}
-    found.tests.append((test, rates))
-  return found
+    return {(i, j): Bps for j, each in enumerate(answers) for i, Bps in each}
+
+  try:
+    found, groups = explore(run, hosts, tolerance=tolerance)
+  except ValueError as error:
+    raise lockstep.Failure(str(error)) from error
+  return Found(met, found, latency_s, groups)
 
 
 def follow(
@@ -160,6 +216,10 @@ def follow(
   return lockstep.follow(
     leader, hello, obey, security=security, timeout_s=timeout_s
   )
+
+
+def _counted_s(test: Test, seconds: float) -> float:
+  return seconds * _LONGER.get(test.kind, 1)
 
 
 def _tournament(hosts: int) -> Iterator[tuple[Ends, ...]]:

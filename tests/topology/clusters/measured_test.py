@@ -10,6 +10,7 @@ import scipy.optimize
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.topology.clusters import networks
 from topology.clusters import cluster, measured, shapes
 
 
@@ -144,6 +145,59 @@ class FitTest(parameterized.TestCase):
       ):
         self.assertBetween(1e9 * float(became) / was, 0.795, 1.255)
 
+  @parameterized.product(
+    seed=[*range(12)], hosts=[2, 3, 7], tolerance=[0.0, 0.03, 0.1, 0.3]
+  )
+  def test_nothing_is_promised_that_is_3_percent_above_its_measurement(
+    self, seed, hosts, tolerance
+  ):
+    rng = random.Random(seed)
+    scale, spread = 10 ** rng.uniform(2, 11), rng.choice([0.01, 0.1, 0.5])
+    alone = {
+      pair: scale * (1 - spread * rng.random()) for pair in _pairs(hosts)
+    }
+    # All at once, so that ends are measured in one test, and pairs in another.
+    ends = {pair: rate / hosts for pair, rate in alone.items()}
+    if seed % 2:
+      ends |= {(0, 1): alone[0, 1]}
+
+    own = [(0, 1)] if hosts > 2 else []
+    sizes = {'hosts': hosts, 'tolerance': tolerance, 'groups': own}
+    fitted = measured.fit([alone, ends], **sizes)
+
+    for group in fitted.groups:
+      across = [
+        (pair[0] in group.hosts, Fraction(rate))
+        for pair, rate in alone.items()
+        if (pair[0] in group.hosts) != (pair[1] in group.hosts)
+      ]
+      for GBps, way in ((group.up_GBps, True), (group.down_GBps, False)):
+        most = sum(rate for out, rate in across if out == way)
+        self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
+    sums = lambda test, end: [  # noqa: E731
+      sum(Fraction(rate) for pair, rate in test.items() if pair[end] == host)
+      for host in range(hosts)
+    ]
+    for end, promised in enumerate([fitted.up_GBps, fitted.down_GBps]):
+      shown = map(max, sums(alone, end), sums(ends, end))
+      for GBps, most in zip(promised, shown, strict=True):
+        self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
+    for pair, GBps in fitted.pairs_GBps.items():
+      most = Fraction(max(alone[pair], ends[pair]))
+      self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
+
+  def test_a_group_promises_what_its_slowest_member_can_do(self):
+    # Measurements of six links of one group, whose median is 10.6 % too much.
+    sent = [200.0, 199.0, 199.0, 198.0, 199.0, 180.0]
+    tests = [{(i, j): 1e6 * sent[i] for i in range(6) for j in [(i + 1) % 6]}]
+    tests += [
+      {pair: 1e5 for pair in _pairs(6) if pair not in tests[0]},
+    ]
+
+    fitted = measured.fit(tests, hosts=6, tolerance=0.1)
+
+    self.assertEqual(set(fitted.up_GBps), {Fraction('0.185')})
+
   def test_a_test_that_shows_too_much_does_not_win(self):
     rates = _random_rates(4, 0, slow=0)
     tests = _tests(rates)
@@ -228,6 +282,105 @@ class GraphTest(parameterized.TestCase):
     packed = topology.pack(measured.graph(_random_rates(5, seed)))
 
     self.assertEqual(packed.gap, 0)
+
+
+class GroupsTest(parameterized.TestCase):
+  @parameterized.product(
+    groups=[
+      [(0, 1)],
+      [(0, 1), (2, 3)],
+      [(1, 2, 3), (1, 3)],
+      [(0,), (2, 3, 4), (2, 4)],
+      [(0, 1, 3, 4), (0, 4), (1, 3)],
+    ],
+    slow=[0.0, 0.5, 1.0],
+  )
+  def test_transfers_fit_if_and_only_if_they_are_within_all_rates(
+    self, groups, slow
+  ):
+    rng = np.random.default_rng(len(groups))
+    draw = lambda: Fraction(int(rng.integers(1, 30)), 1000)  # noqa: E731
+    rates = _random_rates(5, len(groups), slow)
+    rates = rates._replace(
+      groups=tuple(measured.Group(each, draw(), draw()) for each in groups)
+    )
+    # Slow pairs that cross the link of a group are not in the graph.
+    inside = {
+      pair: rate
+      for pair, rate in rates.pairs_GBps.items()
+      if not rates.crossed(*pair)
+    }
+    network = networks.Network(
+      rates.up_GBps, rates.down_GBps, rates.groups, inside
+    )
+    graph = measured.graph(rates)
+
+    for demand in (
+      np.ones((5, 5)),
+      rng.exponential(size=(5, 5)) ** 3,
+      np.eye(5, k=1),
+      np.eye(5, k=-2),
+    ):
+      named = {(f'host{i}', f'host{j}'): demand[i, j] for i, j in _pairs(5)}
+      want = network.largest({pair: demand[pair] for pair in _pairs(5)})
+      self.assertAlmostEqual(
+        _largest_scale(graph, named) / float(want), 1, places=6
+      )
+
+  def test_two_racks_are_two_switches_with_a_link(self):
+    ends = (Fraction(1, 40),) * 4
+    thin = Fraction(1, 100), Fraction(1, 200)
+    rack = measured.Group((0, 1), *thin)
+    graph = measured.graph(measured.Rates(ends, ends, {}, (rack,)))
+
+    self.assertEqual(set(graph.switches), {'net0', 'group0.net0'})
+    between = [link for link in graph.links if not {*link} & {*graph.workers}]
+    self.assertEqual(
+      {*between},
+      {
+        cluster.Link('group0.net0', 'net0', thin[0]),
+        cluster.Link('net0', 'group0.net0', thin[1]),
+      },
+    )
+
+  def test_groups_are_measured_by_what_leaves_and_enters_them(self):
+    group = (0, 1)
+    alone = dict.fromkeys(_pairs(4), 20000000.0)
+    for pair in itertools.product((0, 1), (2, 3)):
+      alone |= {pair: 1e7, pair[::-1]: 5e6}
+    tests = [{pair: rate} for pair, rate in alone.items()]
+    tests.append({(0, 2): 6e6, (1, 3): 4e6, (2, 0): 1e6, (3, 1): 4e6})
+    fields = {'hosts': 4, 'tolerance': 0.1}
+
+    without = measured.fit(tests, **fields)
+    rates = measured.fit(tests, groups=[group], **fields)
+
+    self.assertLen(without.pairs_GBps, 8)
+    self.assertEqual(rates.pairs_GBps, {})
+    found = measured.Group(group, Fraction(1, 100), Fraction(5, 1000))
+    self.assertEqual(rates.groups, (found,))
+
+  def test_pairs_across_a_link_are_slow_only_if_they_were_alone(self):
+    across = {(0, 2): 6e6, (0, 3): 3e6, (1, 2): 3e6, (1, 3): 1e6}
+    across |= {pair[::-1]: rate for pair, rate in across.items()}
+    inside = {pair: 2e7 for pair in _pairs(4) if pair not in across}
+    fields = {'hosts': 4, 'tolerance': 0.1, 'groups': [(0, 1)]}
+
+    together = measured.fit([across, inside], **fields)
+    alone = measured.fit([across, inside, {(1, 3): 4e6}], **fields)
+
+    self.assertEqual(together.pairs_GBps, {})
+    self.assertEqual(alone.pairs_GBps, {(1, 3): Fraction(4, 1000)})
+
+  def test_how_pairs_share_the_link_of_a_group_is_no_shortfall(self):
+    ends = (Fraction(1, 10),) * 4
+    rack = measured.Group((0, 1), Fraction(1, 20), Fraction(1, 20))
+    rates = measured.Rates(ends, ends, {}, (rack,))
+    test = {(0, 2): 1e7, (1, 0): 5e7, (3, 1): 4e7}
+
+    short = measured.shortfalls(test, rates, tolerance=0.1)
+
+    self.assertEqual(short, {(1, 0): Fraction(1, 2)})
 
 
 class ShortfallsTest(absltest.TestCase):

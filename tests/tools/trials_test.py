@@ -1,0 +1,138 @@
+"""Tests for what tools/probing/trials.py finds out, on simulated networks."""
+
+import itertools
+from fractions import Fraction
+
+from absl.testing import absltest, parameterized
+
+import topology
+from tests.topology.clusters import networks
+from tools.probing import trials
+from topology.clusters import measured
+
+_MB = 10**6
+# Of what hosts do at once, in 1e6 bytes per second: (ups, downs, groups).
+_RACKS = {
+  '2 x 2': ([25] * 4, None, [((0, 1), 6, 6)]),
+  '2 x 3': ([25] * 6, None, [((0, 1, 2), 6, 6)]),
+  '2 x 4, a link of two hosts': ([25] * 8, None, [((0, 1, 2, 3), 45, 45)]),
+  '2 x 3, one way': ([25] * 6, None, [((0, 1, 2), 6, 75)]),
+  '2 + 3, unequal': ([25, 10, 40, 10, 25], None, [((0, 3), 8, 5)]),
+  '2 + 5': ([25] * 7, None, [((1, 4), 10, 10)]),
+  '3 x 2, mixed': (
+    [25] * 6,
+    None,
+    [((0, 3), 10, 10), ((1, 4), 10, 10), ((2, 5), 10, 10)],
+  ),
+  '2 x 2 x 2, nested': (
+    [25] * 8,
+    None,
+    [((0, 1, 2, 3), 4, 4)] + [((i, i + 1), 10, 10) for i in (0, 2, 4, 6)],
+  ),
+  '2 x 5': ([25] * 10, None, [((0, 1, 2, 3, 4), 10, 10)]),
+  '3 x 4': (
+    [25] * 12,
+    None,
+    [(tuple(range(i, 12, 3)), 12, 20) for i in range(3)],
+  ),
+}
+
+
+def _network(ups, downs, groups, **fields):
+  scaled = [[rate * _MB for rate in rates] for rates in (ups, downs or ups)]
+  shared = [(hosts, up * _MB, down * _MB) for hosts, up, down in groups]
+  return networks.Network(*scaled, shared, **fields)
+
+
+def _explore(network, hosts, tolerance=0.1):
+  """Returns kinds of tests, and the rates that they show."""
+  run = lambda test: network.measure(test.pairs)  # noqa: E731
+  tests, groups = trials.explore(run, hosts, tolerance=tolerance)
+  shown = [rates for _, rates in tests]
+  sizes = {'hosts': hosts, 'tolerance': tolerance, 'groups': groups}
+  return [test.kind for test, _ in tests], measured.fit(shown, **sizes)
+
+
+def _cuts(groups, hosts):
+  """Returns sets of hosts that are cut off, as the side without host 0."""
+  every = frozenset(range(hosts))
+  return {
+    every - {*group} if 0 in group else frozenset(group) for group in groups
+  }
+
+
+class ExploreTest(parameterized.TestCase):
+  @parameterized.product(name=[*_RACKS], noise=[0.0, 0.05], seed=[0, 1])
+  def test_finds_the_links_that_hosts_share_and_their_rates(
+    self, name, noise, seed
+  ):
+    ups, _, groups = _RACKS[name]
+    fields = {'noise': noise, 'unfair': 4 * noise, 'seed': seed}
+    network = _network(*_RACKS[name], **fields)
+
+    kinds, rates = _explore(network, len(ups))
+
+    found = {each.hosts: each for each in rates.groups}
+    self.assertEqual(
+      _cuts(found, len(ups)), _cuts([each[0] for each in groups], len(ups))
+    )
+    for hosts, up, down in groups:
+      if hosts in found:
+        ways = found[hosts].up_GBps, found[hosts].down_GBps
+      else:  # The others are behind the same link.
+        (other,) = found
+        ways = found[other].down_GBps, found[other].up_GBps
+      for GBps, want in zip(ways, (up, down), strict=True):
+        self.assertBetween(float(GBps) * 1e3 / want, 0.9, 1.031)
+    self.assertEmpty(rates.pairs_GBps)
+    more = kinds.count('all') + kinds.count('group')
+    self.assertLessEqual(more, 1 + 2 * (len(ups) - 2))
+
+  @parameterized.product(hosts=[2, 3, 5, 8, 9], noise=[0.0, 0.05])
+  def test_without_shared_links_nothing_more_is_measured(self, hosts, noise):
+    ups = [(10, 25)[host % 3 == 0] for host in range(hosts)]
+    network = _network(ups, None, [], noise=noise, unfair=4 * noise)
+
+    kinds, rates = _explore(network, hosts)
+
+    self.assertLen(kinds, len(trials.plan(hosts)))
+    self.assertEmpty(rates.groups)
+
+  def test_slow_pairs_are_no_groups(self):
+    slow = dict.fromkeys(itertools.product((0, 1), (2, 3)), 3 * _MB)
+    network = networks.Network([25 * _MB] * 4, pairs=slow)
+
+    _, rates = _explore(network, 4)
+
+    self.assertEmpty(rates.groups)
+    self.assertEqual(set(rates.pairs_GBps), set(slow))
+
+  def test_hosts_that_cannot_send_and_receive_at_once_are_no_group(self):
+    class Half(networks.Network):
+      def __init__(self):
+        super().__init__([25 * _MB] * 5)
+        for host in range(5):
+          both = lambda i, j, host=host: host in (i, j)  # noqa: E731
+          self.limits.append((30 * _MB, both))
+
+    kinds, rates = _explore(Half(), 5)
+
+    self.assertIn('all', kinds)
+    self.assertEmpty(rates.groups)
+    self.assertEqual(rates.up_GBps, (Fraction(25, 1000),) * 5)
+
+  @parameterized.parameters('2 x 2', '2 x 3', '2 x 4, a link of two hosts')
+  def test_forests_are_as_fast_as_the_shared_link_allows(self, name):
+    ups, _, ((_, up, _),) = _RACKS[name]
+    _, rates = _explore(_network(*_RACKS[name]), len(ups))
+
+    packed = topology.pack(measured.graph(rates))
+
+    hosts = len(ups)
+    star = Fraction(25 * _MB * hosts, 2 * (hosts - 1))
+    self.assertEqual(packed.bound_Bps, min(up * _MB, star))
+    self.assertEqual(packed.rate_Bps, packed.bound_Bps)
+
+
+if __name__ == '__main__':
+  absltest.main()
