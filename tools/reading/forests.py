@@ -28,7 +28,7 @@ def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
       return export.from_json(data)
     require('nodes' in data, 'nodes', 'a cluster or a forest', [*data])
     return clusters.from_json(data), None
-  except (TypeError, ValueError) as error:
+  except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
 
 

@@ -69,7 +69,8 @@ def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   from worker i to i + k, for each k below N that has no factor in common with
   N; k = N - 1 is the first ring backwards.
 
-  No more than the first 16 rings.
+  No more than the first 16 rings.  Trees share the hops of their ring: those of
+  1,024 workers take 0.8 GB, and a minute, half of it for ways and groups.
   """
   groups = ways_of(cluster).groups()
   count = len(cluster.workers)
@@ -243,12 +244,18 @@ def _fitted(
 def _ringed(
   cluster: Cluster, best: trees.Forest, orders: Iterable[Sequence[str]]
 ) -> trees.Forest:
-  ways = ways_of(cluster)
-  columns = [
-    trees.Column(root, 1, *_around(ways, _turned(order, i)))
-    for order in orders
-    for i, root in enumerate(order)
-  ]
+  """Trees around each ring, one from each worker, which share their hops."""
+  if len(cluster.workers) == 1:
+    return best
+  ways, columns = ways_of(cluster), []
+  for order in orders:
+    last = len(order) - 1
+    around = itertools.pairwise((*order, order[0]))
+    hops = [ways.hop(a, b) for a, b in around] * 2
+    columns += [
+      trees.Column(root, 1, hops[i + 1 : i + 1 + last], hops[i : i + last])
+      for i, root in enumerate(order)
+    ]
   return _fitted(cluster, best, columns)
 
 

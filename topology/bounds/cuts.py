@@ -64,7 +64,7 @@ def proven(cluster: Cluster, cut: Cut) -> Fraction:
     for weight, side in sides:
       price += weight if src in side and dst not in side else 0
     worth += max(price, Fraction(0)) * GBps
-  if not worth:
+  if not worth or not needed:
     raise ValueError('Expected a cut with links out of it, got none.')
   return needed / worth
 

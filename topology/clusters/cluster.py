@@ -9,6 +9,8 @@ import decimal
 import functools
 import math
 import numbers
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -16,6 +18,9 @@ from typing import Any, NamedTuple
 from topology.clusters.graph import Graph
 
 Ends = tuple[str, str]  # Of a link: src and dst.
+_KINDS = {str: 'a string', bool: 'a bool', list | tuple: 'a list'}
+# Beyond all floats, and short of what takes long to write out.
+_EXPONENT, _LARGEST = re.compile(r'[eE]([+-]?\d+)\s*$'), 400
 
 
 class Link(NamedTuple):
@@ -133,10 +138,15 @@ class Cluster:
     reached = _reached([link[:2] for link in self.links], first)
     reaching = _reached([link[1::-1] for link in self.links], first)
     for worker in self.workers:
-      if worker not in reached:
-        raise ValueError(f'Worker {worker} is unreachable from {first}.')
-      if worker not in reaching:
-        raise ValueError(f'Worker {first} is unreachable from {worker}.')
+      for valid, dst, src in (
+        (worker in reached, worker, first),
+        (worker in reaching, first, worker),
+      ):
+        if not valid:
+          raise ValueError(
+            'links: expected ways between all workers, but worker '
+            f'{dst} is unreachable from {src}.'
+          )
 
 
 def from_json(data: Mapping[str, Any]) -> Cluster:
@@ -149,7 +159,7 @@ def from_json(data: Mapping[str, Any]) -> Cluster:
 
   Raises:
     ValueError: If a key is missing or a value is not of its kind, and for the
-      reasons given at `Cluster`.
+      reasons given at `Cluster`; names the field.
 
   Example:
     >>> ends = [{'id': 'a', 'worker': True}, {'id': 'b', 'worker': True}]
@@ -160,22 +170,12 @@ def from_json(data: Mapping[str, Any]) -> Cluster:
     >>> from_json({'nodes': ends, 'links': links}).links[1].GBps
     Fraction(100, 3)
   """
-  nodes = [
-    (_get(row, 'id'), _get(row, 'worker')) for row in _get(data, 'nodes')
-  ]
-  for node, worker in nodes:
-    if not isinstance(node, str) or not isinstance(worker, bool):
-      raise ValueError(
-        f'nodes: expected a string and a bool, got {node!r} and {worker!r}.'
-      )
-  links = tuple(
-    Link(_get(row, 'src'), _get(row, 'dst'), _get(row, 'GBps'))
-    for row in _get(data, 'links')
-  )
+  nodes = _rows(data, 'nodes', {'id': str, 'worker': bool})
+  links = _rows(data, 'links', {'src': str, 'dst': str, 'GBps': object})
   return Cluster(
     tuple(node for node, _ in nodes),
     tuple(node for node, worker in nodes if worker),
-    links,
+    tuple(Link(*link) for link in links),
   )
 
 
@@ -222,12 +222,30 @@ def to_json(cluster: Cluster) -> dict[str, Any]:
   }
 
 
-def _get(row: Any, key: str, name: str | None = None) -> Any:
-  if isinstance(row, Mapping) and key in row:
-    return row[key]
-  if name is None:
-    raise ValueError(f'Expected a mapping with {key!r}, got {row!r}.')
-  raise ValueError(f'{name}: expected the attribute {key}, got {row}.')
+def _rows(
+  data: object, name: str, kinds: Mapping[str, type]
+) -> list[tuple[Any, ...]]:
+  """The values of these keys in each row of a list, which is in an object."""
+  rows = _get(data, name, name, list | tuple)
+  return [
+    tuple(
+      _get(row, key, f'{name}[{i}].{key}', kind) for key, kind in kinds.items()
+    )
+    for i, row in enumerate(rows)
+  ]
+
+
+def _get(row: object, key: str, name: str, kind: Any = object) -> Any:
+  """The value of a key in an object, of its kind."""
+  if not isinstance(row, Mapping) or key not in row:
+    raise ValueError(
+      f'{name}: expected an object with {key!r}, got {reprlib.repr(row)}.'
+    )
+  if not isinstance(row[key], kind):
+    raise ValueError(
+      f'{name}: expected {_KINDS[kind]}, got {reprlib.repr(row[key])}.'
+    )
+  return row[key]
 
 
 def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
@@ -240,11 +258,15 @@ def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
 
 def _capacity(value: object, name: str) -> Fraction:
   """The capacity as a fraction; a float is the decimal that it prints as."""
-  wrong = f'{name}: expected a finite GBps of at least 0, got {value!r}.'
+  got = reprlib.repr(value)
+  wrong = f'{name}: expected a finite GBps of at least 0, got {got}.'
   kinds = str | numbers.Real | decimal.Decimal
   if isinstance(value, bool) or not isinstance(value, kinds):
     raise ValueError(wrong)
   try:
+    power = _EXPONENT.search(str(value))
+    if power and abs(int(power[1])) > _LARGEST:
+      raise ValueError(wrong)
     capacity = Fraction(str(value))
   except (ValueError, ZeroDivisionError) as error:
     raise ValueError(wrong) from error

@@ -13,6 +13,7 @@ certificate.
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -116,7 +117,7 @@ def from_json(data: Any) -> tuple[Cluster, Forest]:
   fields = _read(data, _SHAPE, '')
   try:
     cluster = clusters.from_json(fields['cluster'])
-  except (TypeError, ValueError) as error:
+  except ValueError as error:
     raise ValueError(f'cluster: {error}') from error
   same, got = fingerprint(cluster), fields['topology']
   _require(got == same, 'topology', f'{same!r}, that of the cluster', got)
@@ -217,4 +218,4 @@ def _fraction(value: object, field: str) -> Fraction:
 
 def _require(valid: bool, field: str, expected: str, got: object) -> None:
   if not valid:
-    raise ValueError(f'{field}: expected {expected}, got {got!r}.')
+    raise ValueError(f'{field}: expected {expected}, got {reprlib.repr(got)}.')

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import numbers
 from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
@@ -85,18 +86,36 @@ class Forest:
       return Fraction(0)
     return 1 - self.rate_Bps / self.bound_Bps
 
-  def byte_ranges(self, size_bytes: int) -> list[tuple[int, int]]:
+  def byte_ranges(
+    self, size_bytes: int, element_bytes: int = 1
+  ) -> list[tuple[int, int]]:
     """Returns, per tree, the first byte of its part and the one after the last.
 
-    Parts are disjoint and cover all bytes, in the order of the trees, so that
-    what belongs to one root is one piece.  Raises ValueError for sizes below 0.
+    Parts are of whole elements, disjoint and cover all bytes, in the order of
+    the trees, so that what belongs to one root is one piece.  Each is less than
+    an element longer or shorter than its share; of fewer elements than trees,
+    some have none.
+
+    Raises:
+      ValueError: If elements have no bytes, or they are not whole.
     """
-    if size_bytes < 0:
-      raise ValueError(f'size_bytes: expected at least 0, got {size_bytes}.')
+    for name, value, least in (
+      ('element_bytes', element_bytes, 1),
+      ('size_bytes', size_bytes, 0),
+    ):
+      if not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+          f'{name}: expected an integer of at least {least}, got {value!r}.'
+        )
+    elements, rest = divmod(size_bytes, element_bytes)
+    if rest:
+      raise ValueError(
+        f'size_bytes: expected a multiple of {element_bytes}, got {size_bytes}.'
+      )
     ends, total = [0], Fraction(0)
     for tree in self.trees:
       total += tree.share
-      ends.append(int(total * size_bytes))
+      ends.append(int(total * elements) * element_bytes)
     return list(itertools.pairwise(ends))
 
   @functools.cached_property
@@ -178,12 +197,16 @@ def loads(
   """Returns per link the sum of the weights of all hops over it."""
   columns = list(weighted)
   scale = math.lcm(*(weight.denominator for weight, _ in columns))
-  total: dict[Ends, int] = {}
+  # Many trees have the same hops.
+  of_hop: dict[Hop, int] = {}
   for weight, hops in columns:
     units = int(weight * scale)
     for hop in hops:
-      for ends in itertools.pairwise(hop):
-        total[ends] = total.get(ends, 0) + units
+      of_hop[hop] = of_hop.get(hop, 0) + units
+  total: dict[Ends, int] = {}
+  for hop, units in of_hop.items():
+    for ends in itertools.pairwise(hop):
+      total[ends] = total.get(ends, 0) + units
   return {ends: Fraction(units, scale) for ends, units in total.items()}
 
 

@@ -28,9 +28,10 @@ def check(
   Every tree spans all workers over links that exist, through switches only, in
   hops from worker to worker.  Sent step by step, the contribution of each
   worker is counted once, and each worker receives the result once.  No link
-  carries more than its capacity.  Weights add up to the rate, those of each
-  root to an equal part of it but in an allreduce; shares are proportional to
-  them and cover all bytes.  The rate is not above the bound, which is proved.
+  carries more than its capacity.  Trees come by root, in the order of the
+  workers.  Weights add up to the rate, those of each root to an equal part of
+  it but in an allreduce; shares are proportional to them and cover all bytes.
+  The rate is not above the bound, which is proved.
 
   With `relays`, hops may pass through workers, which then forward what they do
   not add up, as some baselines need it.
@@ -49,6 +50,7 @@ def check(
       _check_tree(cluster, forest.collective, tree, relays)
     except ValueError as error:
       raise ValueError(f'Tree {number}: {error}') from error
+  _check_order(cluster, forest)
   _check_rates(cluster, forest)
   _check_loads(cluster, forest)
   _check_bound(cluster, forest)
@@ -121,6 +123,15 @@ def _broadcast(workers: Iterable[str], tree: trees.Tree) -> None:
   for worker in workers:
     if (count := received[worker]) != 1:
       raise ValueError(f'Worker {worker} receives {count} times, not once.')
+
+
+def _check_order(cluster: Cluster, forest: trees.Forest) -> None:
+  """Whether the trees of a root are together: so are the bytes they carry."""
+  places = [cluster.rank[tree.root] for tree in forest.trees]
+  for number, (before, after) in enumerate(itertools.pairwise(places), start=1):
+    if after < before:
+      root = cluster.workers[after]
+      raise ValueError(f'Tree {number}: its root {root} is out of order.')
 
 
 def _check_rates(cluster: Cluster, forest: trees.Forest) -> None:

@@ -136,9 +136,12 @@ class SoundnessTest(parameterized.TestCase):
     graph = shapes.star([10])
     best = topology.pack(graph, collective=collective)
 
-    self.assertIs(schemes.hierarchical(graph, best), best)
-    for scheme in schemes.all_of(graph, best).values():
-      self.assertIs(scheme, best)
+    for scheme in (
+      *(schemes.naive_ring, schemes.best_ring_both_ways),
+      *(schemes.rotated_rings, schemes.hierarchical),
+    ):
+      self.assertIs(scheme(graph, best), best)
+    self.assertEqual(schemes.all_of(graph, best), {})
 
   def test_reversal_exchanges_allgather_and_reduce_scatter(self):
     graph = shapes.full_mesh(5, 3)
@@ -204,6 +207,15 @@ class RateTest(parameterized.TestCase):
     scheme = getattr(schemes, name)(graph, best)
 
     self.assertEqual(scheme.rate_Bps, GBps * GB)
+
+  def test_rings_of_many_trees_have_no_more_hops_than_the_rings(self):
+    graph = shapes.star([8] * 40)
+    rings = schemes.rotated_rings(graph, topology.pack(graph, gap=0.1))
+
+    hops = [hop for tree in rings.trees for hop in (*tree.up, *tree.down)]
+    self.assertLen(rings.trees, 16 * 40)
+    self.assertLen(hops, 16 * 40 * 39 * 2)
+    self.assertLen({id(hop) for hop in hops}, 16 * 40)
 
   def test_hierarchy_crosses_a_thin_link_once_each_way(self):
     graph = _two_meshes(4, 25, 1)

@@ -113,7 +113,7 @@ class FromJsonTest(parameterized.TestCase):
     ('unknown_node', [('a', True)], [('a', 'x')], "known nodes, got 'x'"),
     ('loop', [('a', True)], [('a', 'a')], "'a' to itself"),
     ('id_of_other_type', [(1, True)], [], 'expected a string'),
-    ('worker_of_other_type', [('a', 'yes')], [], 'expected a string'),
+    ('worker_of_other_type', [('a', 'yes')], [], "a bool, got 'yes'"),
     ('no_link', [('a', True), ('b', True)], [], 'b is unreachable from a'),
     (
       'one_way',
@@ -138,14 +138,24 @@ class FromJsonTest(parameterized.TestCase):
       cluster.from_json(data)
 
   @parameterized.parameters(
-    ({},),
-    ({'nodes': []},),
-    ({'nodes': [3], 'links': []},),
-    ({'nodes': [{'id': 'a'}], 'links': []},),
+    ({}, "nodes: expected an object with 'nodes', got {}"),
+    ([], r"nodes: expected an object with 'nodes', got \[\]"),
+    ({'nodes': []}, "links: expected an object with 'links'"),
+    ({'nodes': 7, 'links': []}, 'nodes: expected a list, got 7'),
+    ({'nodes': 'ab', 'links': []}, "nodes: expected a list, got 'ab'"),
+    ({'nodes': [3], 'links': []}, r'nodes\[0\].id: expected an object .*3'),
+    ({'nodes': [{'id': 'a'}], 'links': []}, r'nodes\[0\].worker: expected'),
+    ({'nodes': [], 'links': [{'src': []}]}, r'links\[0\].src: .*string.*\[\]'),
+    ({'nodes': [], 'links': None}, 'links: expected a list, got None'),
   )
-  def test_missing_key_is_an_error(self, data):
-    with self.assertRaisesRegex(ValueError, 'Expected a mapping with'):
+  def test_what_is_not_of_its_kind_is_named(self, data, message):
+    with self.assertRaisesRegex(ValueError, f'^{message}'):
       cluster.from_json(data)
+
+  @parameterized.parameters('1e999999999', '1e-999999999', '1E+500 ')
+  def test_a_number_too_large_to_write_out_is_refused_at_once(self, value):
+    with self.assertRaisesRegex(ValueError, 'a to b: expected a finite GBps'):
+      cluster.from_json(_pair(value))
 
 
 class FromNetworkxTest(parameterized.TestCase):
@@ -199,10 +209,15 @@ class FromNetworkxTest(parameterized.TestCase):
     self.assertLen(found.links, 8)
 
   @parameterized.named_parameters(
-    ('no_capacity', {}, {}, 'a to b: expected the attribute GBps'),
+    ('no_capacity', {}, {}, "a to b: .* with 'GBps'"),
     ('negative', {'GBps': -1}, {}, 'a to b: expected a finite GBps'),
-    ('some_marked', {'GBps': 1}, {'a': True}, 'b: expected the attribute work'),
-    ('other_type', {'GBps': 1}, {'a': True, 'b': 1}, 'a string and a bool'),
+    (
+      'some_marked',
+      {'GBps': 1},
+      {'a': True},
+      "b: expected an object with 'work",
+    ),
+    ('other_type', {'GBps': 1}, {'a': True, 'b': 1}, 'a bool, got 1'),
     ('no_worker', {'GBps': 1}, {'a': False, 'b': False}, 'one or more, got no'),
   )
   def test_wrong_attributes_are_an_error(self, edge, workers, message):

@@ -1,6 +1,5 @@
 """Tests for topology.forest."""
 
-import itertools
 import json
 import os
 import pathlib
@@ -159,24 +158,6 @@ class PackTest(parameterized.TestCase):
     for graph in (shapes.full_mesh(4, 1), shapes.line(4, 1)):
       with self.assertRaisesRegex(ValueError, message):
         topology.pack(graph, **arguments)
-
-  @parameterized.parameters(0, 1, 7, 1000, 12345677)
-  def test_byte_ranges_are_disjoint_and_cover(self, size):
-    packed = topology.pack(randomized.random_mesh(6, 5), collective='allgather')
-
-    ranges = packed.byte_ranges(size)
-
-    self.assertLen(ranges, len(packed.trees))
-    self.assertEqual((ranges[0][0], ranges[-1][1]), (0, size))
-    for (start, end), (following, _) in itertools.pairwise(ranges):
-      self.assertLessEqual(start, end)
-      self.assertEqual(end, following)
-
-  def test_fewer_than_no_bytes_are_an_error(self):
-    packed = topology.pack(shapes.line(2, 1), collective='allgather')
-
-    with self.assertRaisesRegex(ValueError, 'size_bytes'):
-      packed.byte_ranges(-1)
 
   def test_random_mesh_of_16_is_packed_and_checked(self):
     graph = randomized.random_mesh(16, 1)
