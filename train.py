@@ -72,6 +72,7 @@ def build(
   scheme = copy.deepcopy(scheme) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
+  _check_reduction(config, scheme)
   wire = made('wire', choose)
   plan = _plan(config, choose, scheme, wire)
   place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
@@ -141,6 +142,18 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   for section in ('sync', 'batching', 'wire', 'route', 'model'):
     sections.chosen(config, defaults, section)
   return functools.partial(sections.chosen, config, defaults)
+
+
+def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
+  """Refuses an average over barriers alone where it is none or the mean."""
+  name, reduction = type(scheme).__name__, config.optimizer.reduction
+  if reduction != 'barrier_mean':
+    return
+  field = 'config.optimizer.reduction'
+  expected = f"'sum' or 'mean', as no update of {name} is of several pushes"
+  require(getattr(scheme, 'barriers', False), field, expected, reduction)
+  expected = f"'mean', as every update of {name} is of a barrier"
+  require(not getattr(scheme, 'together', False), field, expected, reduction)
 
 
 def _plan(

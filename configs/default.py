@@ -32,6 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync.elastic = ConfigDict()
   config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
   config.sync.elastic.monitor_pushes = 2  # Per worker, before a search.
+  config.sync.elastic.bound = math.inf  # Largest lead since a barrier.
   config.sync.r2sp = ConfigDict()
   config.sync.r2sp.relaxation = 0.8  # Gap as a share of T / N (r).
   config.sync.r2sp.smoothing = 0.1  # Weight of the newest time in T.
@@ -226,7 +227,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.name = 'sgd'  # Function of learning/optimizer.py.
   config.optimizer.learning_rate = 0.015  # Before schedule and reduction.
   config.optimizer.clip_norm = math.inf  # Of an update's mean gradient.
-  config.optimizer.reduction = 'sum'  # Or 'mean': over n workers.
+  # Or 'mean': over n workers; or 'barrier_mean': over the pushes of an update.
+  config.optimizer.reduction = 'sum'
   config.optimizer.sgd = ConfigDict()
   config.optimizer.sgd.momentum = 0.0  # Kept of the last step.
   config.optimizer.sgd.nesterov = False  # Momentum looks ahead.

@@ -2,18 +2,19 @@
 
   python -m examples.timing_only [--workers=64] [--iterations=100]
     [--schemes=bsp,asp,ssp,dssp,elastic,r2sp] [--batching=fixed]
-    [--slow=2] [--stay=0.98]
+    [--slow=2] [--stay=0.98] [--bound=inf]
 
-An iteration takes half a second, three times that in slow phases, in which
-each worker spends half of its time; phases last 1 / (1 - stay) iterations in
-the mean.  Every eighth worker is `slow` times slower anyway.  Workers push
-100 MB to eight servers and pull as much, over links of 10 Gbit/s.  Prints,
-behind the tables of the runs, one of all: examples per second, share of
-waiting, mean and largest staleness, and goodput.  Takes two seconds per scheme
-on two cores.
+An iteration takes half a second, three times that in slow phases, in which each
+worker spends half of its time; phases last 1 / (1 - stay) iterations in the
+mean.  Every eighth worker is `slow` times slower anyway.  `bound` is the
+largest lead between barriers of ElasticBSP.  Workers push 100 MB to eight
+servers and pull as much, over links of 10 Gbit/s.  Prints, behind the tables of
+the runs, one of all: examples per second, share of waiting, mean and largest
+staleness, and goodput.  Takes two seconds per scheme on two cores.
 """
 
 import argparse
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,10 +38,13 @@ def config(
   iterations: int,
   slow: float,
   stay: float,
+  bound: float = math.inf,
 ) -> ml_collections.ConfigDict:
   """Returns a run of about so many iterations of each worker."""
   made = default.get_config()
   made.sync.name = scheme
+  if scheme == 'elastic':
+    made.sync.elastic.bound = bound
   made.batching.name = batching
   made.model.name = 'none'
   made.model.none.size_bytes = 100_000_000
@@ -84,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--batching', default='fixed')
   parser.add_argument('--slow', type=float, default=2.0)
   parser.add_argument('--stay', type=float, default=0.98)
+  parser.add_argument('--bound', type=float, default=math.inf)
   given = parser.parse_args(argv)
   rows = {}
   for scheme in given.schemes.split(','):
@@ -94,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       iterations=given.iterations,
       slow=given.slow,
       stay=given.stay,
+      bound=given.bound,
     )
     with tempfile.TemporaryDirectory() as folder:
       rows[scheme] = row(train.build(made, workdir=f'{folder}/run')())

@@ -1,16 +1,19 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
 import copy
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from configs.checks import require
 from learning.gradient import add_trees
 from learning.schedule import Schedule
 from wire.codec import Payload
+
+Reduction = Literal['sum', 'mean', 'barrier_mean']
 
 _KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
 # Attributes of a learner that change while it runs.
@@ -22,9 +25,11 @@ class TaskLearner:
 
   An update applies `tx` to the mean gradient of the examples summed into it;
   the result is multiplied by the learning rate and by their number over X0
-  (reduction 'sum': the same displacement per example under every scheme) or
-  over n X0 ('mean').  Running statistics move towards the mean of those that
-  were pushed, at a rate that depends on the number of examples likewise.
+  (reduction 'sum': the same displacement per example under every scheme),
+  over n X0 ('mean'), or over X0 times the pushes summed ('barrier_mean': those
+  of a barrier are averaged, one alone counts in full).  Running statistics move
+  towards the mean of those that were pushed, at a rate that depends on the
+  number of examples likewise.
 
   Attributes:
     params: Pytree of arrays.  Never changed in place: who pulled a version
@@ -41,7 +46,7 @@ class TaskLearner:
     stats: Any,
     tx: optax.GradientTransformation,
     schedule: Schedule,
-    reduction: Literal['sum', 'mean'],
+    reduction: Reduction,
     num_workers: int,
     worker_batch: int,
   ):
@@ -52,26 +57,27 @@ class TaskLearner:
       stats: Initial running statistics; () if there are none.
       tx: Built with learning rate 1; decay, clipping, momentum inside.
       schedule: Of the learning rate.
-      reduction: 'sum' or 'mean'.
+      reduction: 'sum', 'mean' or 'barrier_mean'.
       num_workers: n, as configured.
       worker_batch: X0, as configured.
 
     Raises:
       ValueError: If `reduction` is unknown.
     """
-    if reduction not in ('sum', 'mean'):
-      raise ValueError(
-        f"reduction: expected 'sum' or 'mean', got {reduction!r}."
-      )
+    known = reduction in get_args(Reduction)
+    expected = f'one of {get_args(Reduction)}'
+    require(known, 'reduction', expected, reduction)
     self.params = params
     self.stats = stats
     self.version = 0
     self.examples = 0
     self._init = jax.jit(tx.init)
     self._state = self._init(params)
-    self._sums: dict[int, tuple[Payload, int]] = {}
+    # Of each update not yet applied: the sum, its examples and pushes.
+    self._sums: dict[int, tuple[Payload, int, int]] = {}
     self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
+    self._averages = reduction == 'barrier_mean'
     self._worker_batch = worker_batch
 
     def apply(
@@ -106,7 +112,7 @@ class TaskLearner:
     zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
     state = jax.tree.map(jnp.copy, self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
-    jax.block_until_ready(self._applied(state, payload, 1))
+    jax.block_until_ready(self._applied(state, payload, 1, 1))
 
   def add(self, update: int, payload: Payload, examples: int) -> None:
     """Sums a push into an update.
@@ -117,16 +123,17 @@ class TaskLearner:
       examples: How many it was summed over.
     """
     if update in self._sums:
-      total, before = self._sums[update]
-      self._sums[update] = self._add(total, payload), before + examples
+      total, before, pushes = self._sums[update]
+      total = self._add(total, payload)
+      self._sums[update] = total, before + examples, pushes + 1
     else:
-      self._sums[update] = payload, examples
+      self._sums[update] = payload, examples, 1
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
-    payload, examples = self._sums.pop(update)
+    payload, examples, pushes = self._sums.pop(update)
     self.params, self.stats, self._state = self._applied(
-      self._state, payload, examples
+      self._state, payload, examples, pushes
     )
     self.version += 1
     self.examples += examples
@@ -154,14 +161,17 @@ class TaskLearner:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
 
-  def _applied(self, state: Any, payload: Payload, examples: int) -> Any:
+  def _applied(
+    self, state: Any, payload: Payload, examples: int, pushes: int
+  ) -> Any:
+    unit = self._unit * (pushes if self._averages else 1)
     return self._apply(
       self.params,
       self.stats,
       state,
       payload,
       np.float32(examples),
-      np.float32(self.learning_rate * examples / self._unit),
+      np.float32(self.learning_rate * examples / unit),
       np.float32(_KEPT ** (examples / self._worker_batch)),
     )
 

@@ -8,9 +8,17 @@ stop waits least for the last.  Pushes before a worker's chosen one still are
 updates of their own; the chosen ones are summed into one update, the barrier.
 Zhao et al., 'Elastic bulk synchronous parallel model for distributed deep
 learning', ICDM 2019.
+
+As published, a lead is bounded by nothing but the search: while the slowest
+worker makes its monitoring pushes, a worker k times as fast makes k times as
+many.  `bound` is ours, as of SSP: who leads by more waits.  Predictions know of
+it, so that no chosen push needs a lead that the bound forbids.
 """
 
 import dataclasses
+import heapq
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -26,14 +34,18 @@ class Elastic:
   Attributes:
     lookahead: Predicted pushes per worker.
     monitor_pushes: Pushes of every worker before a search, at least 2.
+    bound: Largest lead of a running worker, in iterations since the barrier,
+      at which all had the same version; may be infinite.
     members: Who lives; a superstep ends when nobody runs any more.
-    pushes: Int [num_workers], since the barrier.
-    last_push: Float [num_workers], seconds.
-    interval_s: Float [num_workers], between the last two pushes of a worker
-      that it did not wait between.
-    monitored: How many running workers still owe monitoring pushes; 0 once the
-      search has run.
+    clocks: Iterations finished since the barrier, of who started from it.
+    began: Float [num_workers], when each went on after its last push, seconds;
+      meaningless before the first push of a superstep.
+    interval_s: Float [num_workers], from there to the next push: between two
+      pushes that the worker did not wait between.
     left: Int [num_workers], pushes to the chosen one, from the search on.
+    waiting: Heap of (finished iterations, worker) that the bound holds up.
+    monitored: How many workers still owe monitoring pushes; 0 once the search
+      has run.
     barrier: The update that the chosen pushes are summed into, if any was.
     updates: Ids given to updates so far.
     barriers: Whether supersteps end at barriers.
@@ -43,11 +55,13 @@ class Elastic:
 
   lookahead: int
   monitor_pushes: int
+  bound: float
   members: scheme.Members
-  pushes: list[int]
-  last_push: list[float]
+  clocks: scheme.Clocks
+  began: list[float]
   interval_s: list[float]
   left: list[int]
+  waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
   monitored: int = 0
   barrier: int | None = None
   updates: int = 0
@@ -60,17 +74,18 @@ class Elastic:
     """Applies the push, or sums it into the barrier's update and stops."""
     worker = push.worker
     self.members.stop(worker)
-    if self.monitored:
-      self._observe(worker, push.time)
-    else:
+    self.clocks.tick(worker)
+    monitoring = self.monitored > 0
+    if not monitoring:
       self.left[worker] -= 1
       if not self.left[worker]:
-        return self._stop()
+        return self._stop(push.time)
+    heapq.heappush(self.waiting, (self.clocks.finished[worker], worker))
+    if monitoring:
+      self._observe(worker, push.time)
     update = self._new_update()
     return Verdict(
-      into=update,
-      commit=(update,),
-      release=self.members.release((worker,)),
+      into=update, commit=(update,), release=self._release(push.time)
     )
 
   def wake(self, time: float) -> Verdict:
@@ -78,15 +93,22 @@ class Elastic:
     return Verdict()
 
   def leave(self, worker: int, time: float) -> Verdict:
-    """Stops expecting the worker: that may start the search or the barrier."""
+    """Stops expecting the worker: that may start the search or the barrier.
+
+    It may also have been the slowest, whom others waited for.  O(num_workers).
+    """
     was_running = self.members.leave(worker)
-    if not was_running:
-      return Verdict()
-    if not self.members.running:
+    kept = [entry for entry in self.waiting if entry[1] != worker]
+    monitored = was_running or len(kept) < len(self.waiting)
+    self.waiting = kept
+    heapq.heapify(self.waiting)
+    self.clocks.leave(worker)
+    if not self.members.running and not self.waiting:
       return self._superstep(Verdict())
-    if self.monitored and self.pushes[worker] < self.monitor_pushes:
-      self._monitored_one()
-    return Verdict()
+    owed = self.clocks.finished[worker] < self.monitor_pushes
+    if self.monitored and monitored and owed:
+      self._monitored_one(time)
+    return Verdict(release=self._release(time))
 
   def join(self, worker: int, time: float) -> Verdict:
     """Lets the worker wait for the next barrier: now, if nobody runs."""
@@ -94,35 +116,73 @@ class Elastic:
     return Verdict() if self.members.running else self._superstep(Verdict())
 
   def _observe(self, worker: int, time: float) -> None:
-    self.pushes[worker] += 1
-    if self.pushes[worker] > 1:
+    pushes = self.clocks.finished[worker]
+    if pushes > 1:
       # Rows of the search must increase even if two pushes share one instant.
       shortest_s = 4 * float(np.spacing(time))
-      self.interval_s[worker] = max(time - self.last_push[worker], shortest_s)
-    self.last_push[worker] = time
-    if self.pushes[worker] == self.monitor_pushes:
-      self._monitored_one(pushing=worker)
+      self.interval_s[worker] = max(time - self.began[worker], shortest_s)
+    if pushes == self.monitor_pushes:
+      self._monitored_one(time)
 
-  def _monitored_one(self, pushing: int | None = None) -> None:
+  def _monitored_one(self, time: float) -> None:
     self.monitored -= 1
     if self.monitored:
       return
+    for _, worker in self.waiting:
+      self.began[worker] = time  # Unless the bound holds it up for longer.
+    held = {worker for _, worker in self.waiting}
     going_on = [
       worker
       for worker, state in enumerate(self.members.state)
-      if state == scheme.RUNNING or worker == pushing
+      if state == scheme.RUNNING or worker in held
     ]
-    last_push = np.array(self.last_push)[going_on]
-    interval_s = np.array(self.interval_s)[going_on]
-    steps = np.arange(1, self.lookahead + 1)
-    found = zipline.search(last_push[:, None] + interval_s[:, None] * steps)
+    found = zipline.search(self._predicted(going_on))
     for worker, column in zip(going_on, found.iteration, strict=True):
       self.left[worker] = int(column) + 1
 
-  def _stop(self) -> Verdict:
+  def _predicted(self, workers: Sequence[int]) -> np.ndarray:
+    """Returns when each worker's next pushes end, [n, lookahead], seconds.
+
+    Those that could not begin before others make more than `lookahead` pushes
+    are infinite: no barrier can be there.
+    """
+    began = np.array(self.began)[workers]
+    interval_s = np.array(self.interval_s)[workers]
+    if self.bound == math.inf:
+      steps = np.arange(1, self.lookahead + 1)
+      return began[:, None] + interval_s[:, None] * steps
+    finished = np.array(self.clocks.finished)[workers]
+    last = finished + self.lookahead
+    ends = np.full((len(workers), self.lookahead), np.inf)
+    before, since = began.copy(), finished.copy()
+    all_by: dict[float, float] = {}  # When all have made so many pushes.
+    for number in range(finished.min() + 1, last.max() + 1):
+      own = (finished < number) & (number <= last)
+      free = all_by.get(number - 1 - self.bound, -np.inf)
+      held = own & (free > before)
+      began[held], since[held] = free, number - 1
+      after = began + interval_s * (number - since)
+      # However long it was held up, and however short its interval is.
+      after = np.maximum(after, np.nextafter(before, np.inf))
+      before = np.where(own, after, before)
+      ends[own, number - 1 - finished[own]] = before[own]
+      reached = np.where(own, before, np.where(number > last, np.inf, -np.inf))
+      all_by[number] = float(reached.max())
+    return ends
+
+  def _release(self, time: float) -> tuple[int, ...]:
+    if not self.waiting:
+      return ()
+    highest = self.clocks.slowest()[0] + self.bound
+    released = scheme.pop_within(self.waiting, highest)
+    for worker in released:
+      self.began[worker] = time
+    return self.members.release(released)
+
+  def _stop(self, time: float) -> Verdict:
     if self.barrier is None:
       self.barrier = self._new_update()
-    verdict = Verdict(into=self.barrier)
+    verdict = Verdict(into=self.barrier, release=self._release(time))
     return verdict if self.members.running else self._superstep(verdict)
 
   def _superstep(self, verdict: Verdict) -> Verdict:
@@ -131,7 +191,9 @@ class Elastic:
     release = self.members.release_all()
     self.barrier = None
     self.monitored = len(release)
-    self.pushes = [0] * len(self.pushes)
+    self.clocks = scheme.Clocks(
+      finished=[0] * len(self.left), heap=[(0, worker) for worker in release]
+    )
     return verdict._replace(
       commit=commit, release=release, barrier=bool(release)
     )
@@ -141,7 +203,13 @@ class Elastic:
     return self.updates - 1
 
 
-def make(*, num_workers: int, lookahead: int, monitor_pushes: int) -> Elastic:
+def make(
+  *,
+  num_workers: int,
+  lookahead: int,
+  monitor_pushes: int,
+  bound: float = math.inf,
+) -> Elastic:
   """Returns ElasticBSP.
 
   Args:
@@ -149,19 +217,26 @@ def make(*, num_workers: int, lookahead: int, monitor_pushes: int) -> Elastic:
     lookahead: Predicted pushes per worker (R of the paper), at least 1.
     monitor_pushes: Pushes of every worker before a search, at least 2: an
       interval without a wait takes two.
+    bound: Largest lead of a running worker since the barrier: a whole number
+      >= 0, or infinity.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   scheme.check_integer('lookahead', lookahead, at_least=1)
   scheme.check_integer('monitor_pushes', monitor_pushes, at_least=2)
+  if isinstance(bound, float) and bound.is_integer():
+    bound = int(bound)  # Configs hold floats where infinity is allowed.
+  if bound != math.inf:
+    scheme.check_integer('bound', bound, at_least=0)
   members = scheme.members(num_workers)
   return Elastic(
     lookahead=lookahead,
     monitor_pushes=monitor_pushes,
+    bound=bound,
     members=members,
-    pushes=[0] * num_workers,
-    last_push=[0.0] * num_workers,
+    clocks=scheme.clocks(num_workers),
+    began=[0.0] * num_workers,
     interval_s=[0.0] * num_workers,
     left=[0] * num_workers,
   )

@@ -17,7 +17,7 @@ from absl import app
 
 from sync import record
 from sync.scheme import Scheme
-from tools.reading import records
+from tools.reading import manifests, records
 
 
 def main(argv: list[str]) -> None:
@@ -43,7 +43,8 @@ def scheme(config: Mapping[str, Any], num_workers: int) -> Scheme:
   """
   name = config['sync']['name']
   module = importlib.import_module(f'sync.{name}')
-  return module.make(num_workers=num_workers, **config['sync'][name])
+  own = manifests.section(config, 'sync')[name].to_dict()
+  return module.make(num_workers=num_workers, **own)
 
 
 def _replayed(path: pathlib.Path) -> bool:

@@ -109,7 +109,19 @@ class CheckTest(parameterized.TestCase):
     ),
     (
       {'optimizer__reduction': 'max'},
-      r"config.optimizer.reduction: expected 'sum' or 'mean', got 'max'",
+      r"config.optimizer.reduction: expected one of \('sum', .* got 'max'",
+    ),
+    (
+      {'optimizer__reduction': 'barrier_mean'},
+      r"reduction: expected 'mean', as every update of Bsp is of a barrier, ",
+    ),
+    (
+      {'optimizer__reduction': 'barrier_mean', 'sync__name': 'ssp'},
+      r"reduction: expected 'sum' or 'mean', as no update of Ssp is of several",
+    ),
+    (
+      {'sync__name': 'elastic', 'sync__elastic__bound': 2.5},
+      r'config.sync.elastic.bound: expected an integer of at least 0, got 2.5',
     ),
     (
       {'schedule__name': 'step', 'schedule__step__epochs': (2.0, 1.0)},

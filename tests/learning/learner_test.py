@@ -87,7 +87,9 @@ class UpdateTest(parameterized.TestCase):
     )
     self.assertEqual((server.version, server.examples), (5, 40))
 
-  @parameterized.parameters(('sum', 24 / 8), ('mean', 24 / 32))
+  @parameterized.parameters(
+    ('sum', 24 / 8), ('mean', 24 / 32), ('barrier_mean', 24 / 16)
+  )
   def test_the_step_is_scaled_by_the_examples(self, reduction, scale):
     tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
     server = _server(tx, reduction=reduction)
@@ -98,6 +100,28 @@ class UpdateTest(parameterized.TestCase):
 
     expected = jax.tree.map(
       lambda p, a, b: p - 0.1 * scale * (a + b) / 24, _tree(0), first, second
+    )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      server.params,
+      expected,
+    )
+
+  def test_pushes_of_a_barrier_are_averaged_and_others_count_in_full(self):
+    tx = optimizer.sgd(momentum=0.0, nesterov=False, weight_decay=0.0)
+    server = _server(tx, reduction='barrier_mean')
+    alone, *three = (_tree(seed) for seed in range(1, 5))
+    for gradient in three[:2]:
+      server.add(1, _payload(gradient, 8), 8)
+    server.add(0, _payload(alone, 8), 8)
+    server.commit(0)
+    server.add(1, _payload(three[2], 8), 8)
+    server.restore(server.state())
+    server.commit(1)
+
+    expected = jax.tree.map(
+      lambda p, g, *others: p - 0.1 * g - 0.1 * np.mean(others, axis=0),
+      *(_tree(0), alone, *three),
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),

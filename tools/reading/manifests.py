@@ -34,6 +34,24 @@ def config(path: pathlib.Path) -> ConfigDict:
   return found
 
 
+def section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
+  """Returns a section of a recorded config.
+
+  Fields that are younger than the run are at their defaults: they change
+  nothing.
+
+  Args:
+    recorded: As a manifest has it.
+    name: Of the section.
+
+  Raises:
+    ValueError: If it has a field that is unknown today.
+  """
+  found = default.get_config()[name]
+  _restore(found, recorded[name], f'{name}.')
+  return found
+
+
 def num_train(path: pathlib.Path) -> int:
   """Returns the training examples of a run's epoch.
 

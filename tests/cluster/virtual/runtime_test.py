@@ -99,13 +99,22 @@ class NetworkTimeTest(parameterized.TestCase):
 class GradientVersionTest(parameterized.TestCase):
   """The parameters of a run, recomputed from its record by plain JAX."""
 
-  @parameterized.parameters(*_SCHEMES)
-  def test_every_gradient_is_of_the_version_that_was_pulled(self, name):
-    changed = {'sync__name': name, 'cluster__speed__name': 'lognormal'}
+  @parameterized.parameters(
+    *((name, 'sum') for name in _SCHEMES), ('elastic', 'barrier_mean')
+  )
+  def test_every_gradient_is_of_the_version_that_was_pulled(
+    self, name, reduction
+  ):
+    changed = {
+      'sync__name': name,
+      'cluster__speed__name': 'lognormal',
+      'optimizer__reduction': reduction,
+    }
     run, summary = small.trained(**changed)
     self.assertEqual(summary['ended'], 'finished')
 
-    params = self._replayed(run, _starting_params(**changed))
+    averages = reduction == 'barrier_mean'
+    params = self._replayed(run, _starting_params(**changed), averages)
 
     np.testing.assert_allclose(
       _leaves(run.runtime.lead.holder.learner.params),
@@ -114,7 +123,7 @@ class GradientVersionTest(parameterized.TestCase):
       atol=1e-6,
     )
 
-  def _replayed(self, run, params):
+  def _replayed(self, run, params, averages):
     stream = Stream(num_examples=192, seed=0, ahead=2)
     mean = _gradient(run)
     pulled, taken = {}, {}
@@ -127,8 +136,10 @@ class GradientVersionTest(parameterized.TestCase):
         indices = stream.indices(taken[worker])
         sums[said['into']].append(mean(pulled[worker], indices))
       for update in said.get('commit', ()):
-        for gradient in sums.pop(update):
-          params = _step(params, gradient, 0.01)
+        gradients = sums.pop(update)
+        for gradient in gradients:
+          each = len(gradients) if averages else 1
+          params = _step(params, gradient, 0.01 / each)
       for worker in said.get('release', ()):
         pulled[worker] = params
         taken[worker] = stream.take(worker, 8)
