@@ -61,9 +61,9 @@ _MAY = {
   ),
   'main': 'cluster.transport configs train',
   'tools': (
-    'batching.curves cluster.distributed.roles cluster.speed.driving '
-    'cluster.transport cluster.virtual.network configs learning outputs.ledger '
-    'sync.record sync.scheme topology train'
+    'batching.curves cluster.distributed.devices cluster.distributed.roles '
+    'cluster.speed.driving cluster.transport cluster.virtual.network configs '
+    'learning outputs.ledger sync.record sync.scheme topology train'
   ),
   'bench': None,  # All below.
   'examples': None,

@@ -187,7 +187,7 @@ class RefusalTest(parameterized.TestCase):
     ),
     (
       'no such role',
-      {'process': {'role': 'worker:2', 'coordinator': '127.0.0.1:1'}},
+      {'process': {'role': 'worker:2', 'lead': '127.0.0.1:1'}},
       '--role: expected .* got .*worker:2',
     ),
     (
