@@ -22,12 +22,7 @@ _PROCESS = {
   'role': flags.DEFINE_string(
     'role', '', "Of a distributed run's process: worker:2 or server:0."
   ),
-  'coordinator': flags.DEFINE_string(
-    'coordinator', '', "HOST:PORT of JAX's coordination service, on worker 0."
-  ),
-  'lead': flags.DEFINE_string(
-    'lead', '', 'HOST:PORT of server 0, if servers are dedicated.'
-  ),
+  'lead': flags.DEFINE_string('lead', '', 'HOST:PORT where all meet.'),
 }
 flags.mark_flag_as_required('config')
 

@@ -54,7 +54,7 @@ def build(
     task: Replaces the one of the model that config.model names.
     dataset: Replaces the one that config.data names.
     process: Which one of a distributed run this is: what `roles.find` takes as
-      role, coordinator and lead, as far as the environment does not say it.
+      role and lead, as far as the environment does not say it.
 
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
@@ -80,7 +80,7 @@ def build(
   speed = place.speed(config, choose)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),
-    learned=learning.make(config, choose, task, dataset),
+    learned=learning.make(config, choose, task, dataset, meeting.devices),
     wire=wire,
     plan=plan,
     speed=speed,

@@ -4,7 +4,7 @@
 
 ElasticBSP with four workers and a dedicated server on this machine.  Once it
 goes, at random moments, --mean_s apart in the mean, a random living worker gets
-SIGKILL, also one that is still starting again; with worker 0 all workers die.
+SIGKILL, also one that is still starting again.
 One that has died several times in a row soon after its start is spared until it
 is older, as the launcher would give the run up.  Beside it goes the same run
 without kills.
@@ -51,7 +51,7 @@ _APART = 0.01  # Largest difference of accuracies.
 _POLL_S = 0.05
 _PUSH = b'"told":"push"'  # In events.jsonl.
 _LISTEN = '0A'  # State in /proc/net/tcp.
-_ADDRESS = re.compile(r'--(?:coordinator|lead)=\S+?:(\d+)')
+_ADDRESS = re.compile(r'--lead=\S+?:(\d+)')
 
 
 class Check(NamedTuple):

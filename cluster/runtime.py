@@ -5,7 +5,8 @@ functions, which train.build calls in this order:
 
   meet(config, plan, files=..., process=...)
                                 finds the other processes, before XLA starts;
-                                returns what `make` needs
+                                returns what `make` needs, and how many
+                                `devices` compute gradients here
   speed(config, choose)         how long workers compute, or None for as long
                                 as they really take
   make(config, meeting, parts)  returns the Site of this process

@@ -121,6 +121,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.script = ()
   # Of real hosts only: silence after which a process counts as lost, seconds.
   config.cluster.timeout_s = 10.0
+  config.cluster.start_s = 300.0  # Until all have to be there, seconds.
   config.cluster.interface = 'lo'  # Network interface to listen on.
   config.cluster.token_file = ''  # Of a secret all processes share; '': none.
   config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.

@@ -30,6 +30,8 @@ _PACKAGES = {
 }
 # Fields of before, and what they are called now.
 _RENAMED = {'sync.bsp.pipelined': 'route.server.pipelined'}
+# Likewise flags: all processes meet where the lead is.
+_FLAGS = {'coordinator': 'lead'}
 # Set where several tasks are started: by srun, Open MPI, and other mpiruns.
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 _NAMES = {
@@ -49,8 +51,9 @@ _NO_MODEL = (
   *('batching.micro_batch', 'cluster.devices_per_worker'),
 )
 _REAL = (
-  *('cluster.timeout_s', 'cluster.interface', 'cluster.token_file'),
-  *('cluster.certificate_file', 'cluster.key_file', 'cluster.faults'),
+  *('cluster.timeout_s', 'cluster.start_s', 'cluster.faults'),
+  *('cluster.interface', 'cluster.token_file'),
+  *('cluster.certificate_file', 'cluster.key_file'),
   *('cluster.speed.injected', 'route.server.dedicated'),
 )
 # Recipes describe a virtual cluster (network, speed) beside all else; a real
@@ -100,7 +103,8 @@ def check_values(config: ConfigDict) -> None:
       )
   positive = (
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
-    *('batching.worker_batch', 'batching.micro_batch', 'cluster.timeout_s'),
+    *('batching.worker_batch', 'batching.micro_batch'),
+    *('cluster.timeout_s', 'cluster.start_s'),
     *('route.server.servers', 'model.none.size_bytes', 'model.none.num_train'),
   )
   for field in positive:
@@ -239,11 +243,15 @@ def known_fields(argv: list[str]) -> Iterator[None]:
   """Refuses flags of unknown fields while flags are parsed.
 
   Args:
-    argv: The command line, for the message.
+    argv: The command line.
 
   Raises:
-    SystemExit: If a flag names a field that there is not.
+    SystemExit: If a flag names a field that there is not, or has another name
+      now.
   """
+  for name in (arg.lstrip('-').split('=')[0] for arg in argv[1:]):
+    if now := _FLAGS.get(name):
+      sys.exit(f'Refused: --{name}: it is called --{now} now.')
   try:
     yield
   except AttributeError as error:

@@ -57,7 +57,11 @@ class TaskLearning:
 
 
 def make(
-  config: ConfigDict, choose: Choose, task: Task | None, dataset: Dataset | None
+  config: ConfigDict,
+  choose: Choose,
+  task: Task | None,
+  dataset: Dataset | None,
+  devices: int,
 ) -> Learning:
   """Returns what a config says, or a task and a dataset in its place.
 
@@ -66,6 +70,8 @@ def make(
     choose: Chooses a section of it.
     task: Replaces the one of the model that config.model names.
     dataset: Replaces the one that config.data names.
+    devices: How many of this process's compute gradients; 0 if none will be
+      computed here.
 
   Raises:
     ValueError: If anything is wrong; names the field.
@@ -82,7 +88,7 @@ def make(
   return TaskLearning(
     num_train=num_train,
     stream=stream,
-    gradient=_gradient(config, task, dataset, stream),
+    gradient=_gradient(config, devices, task, dataset, stream),
     evaluate=TaskEvaluation(task, dataset.test),
     schedule=schedule,
     params=task.params,
@@ -103,7 +109,7 @@ def of_config(config: ConfigDict) -> Learning:
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
   choose = functools.partial(sections.chosen, config, defaults)
-  return make(config, choose, None, None)
+  return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 
 def _nothing(config: ConfigDict, choose: Choose) -> Nothing:
@@ -132,9 +138,9 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
 
 
 def _gradient(
-  config: ConfigDict, task: Task, dataset: Dataset, stream: Stream
+  config: ConfigDict, count: int, task: Task, dataset: Dataset, stream: Stream
 ) -> TaskGradient:
-  devices, count = jax.local_devices(), config.cluster.devices_per_worker
+  devices = jax.local_devices()
   most = f'at most {len(devices)}, the devices of this process'
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)

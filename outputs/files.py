@@ -43,7 +43,8 @@ _HOSTS = (
   *_LOCAL,
   *('config.route.server.servers', 'config.route.server.dedicated'),
   *('config.cluster.workers', 'config.cluster.speed.slowdown'),
-  *('config.cluster.timeout_s', 'config.cluster.faults'),
+  *('config.cluster.timeout_s', 'config.cluster.start_s'),
+  'config.cluster.faults',
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')

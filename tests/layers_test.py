@@ -61,9 +61,11 @@ _MAY = {
   ),
   'main': 'cluster.transport configs train',
   'tools': (
-    'batching.curves cluster.distributed.roles cluster.speed.driving '
-    'cluster.transport cluster.virtual.network configs learning outputs.ledger '
-    'sync.record sync.scheme topology train'
+    'batching.curves batching.fixed cluster.distributed.devices '
+    'cluster.distributed.roles cluster.distributed.served.checkpoints '
+    'cluster.lead cluster.speed.driving cluster.transport '
+    'cluster.virtual.network configs learning outputs.ledger sync.record '
+    'sync.scheme topology train wire.codec wire.flat'
   ),
   'bench': None,  # All below.
   'examples': None,

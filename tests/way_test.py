@@ -80,7 +80,7 @@ def _watched(runtime):
         lead, 'start', lambda *args: (started.append(1), start(*args))[1]
       )
     )
-    for flag in ('config', 'workdir', 'role', 'coordinator', 'lead'):
+    for flag in ('config', 'workdir', 'role', 'lead'):
       if flag in flags.FLAGS:
         delattr(flags.FLAGS, flag)
     sys.argv = [

@@ -17,7 +17,6 @@ When a process ends, this happens:
   75, or killed by a signal  it is started again, with what died with it:
     a worker                   itself, as often as it takes; 5 deaths in a row
                                within 5 s of its start are for good
-    worker 0, not leading      all workers: JAX's coordination service was there
     one that holds a shard     all, from a checkpoint, --restarts times at most
   any other code             all are ended; the code is that of the launcher
 
@@ -127,7 +126,7 @@ class _Run:
     self._starts: Counter[str] = Counter()
     self._short: Counter[str] = Counter()  # Short lives in a row.
     self._restarts = 0  # Of all.
-    self._finished: set[str] = set()
+    self._over = False  # Somebody has been told that the run is.
     # Once the end has begun: its code, and when who is left gets a signal.
     self._code: int | None = None
     self._term_at = self._kill_at = float('inf')
@@ -136,7 +135,7 @@ class _Run:
   def __call__(self) -> int:
     """Returns the exit code of the run, which has ended."""
     self._screen.say(f'workdir {self._plan.workdir}')
-    self._choose_addresses(self._plan.names)
+    self._choose_address()
     while True:
       next_s = self._act(time.monotonic())
       if self._code is not None and not self._processes.names():
@@ -172,7 +171,7 @@ class _Run:
     elif name in self._due:
       pass  # It starts again with another that has ended at the same time.
     elif code == 0:
-      self._finished.add(name)
+      self._over = True
       if lead:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
     elif 0 < code != _TEMPORARY:
@@ -190,21 +189,23 @@ class _Run:
       code = 128 - ended.code
     else:
       how, code = f'{name} has lost the cluster', ended.code
-    group, who = self._plan.lost_with(name)
-    self._restarts += name in self._plan.holders
+    held = name in self._plan.holders
+    self._restarts += held
     if short == _QUICK:
       self._fail(f'{how}, soon after its start {short} times in a row', code)
     elif self._restarts > self._plan.restarts:
       self._fail(f'{how}, after {self._plan.restarts} restarts of all', code)
-    elif 'worker 0' in self._finished and who == 'it':
+    elif self._over and not held:
       self._screen.say(f'{how}; the run is ending without it')
     else:
       delay_s = _BACKOFF_S * 2**short
+      who = 'all' if held else 'it'
       self._screen.say(f'{how}: starting {who} again in {delay_s:g} s')
+      group = self._plan.names if held else [name]
       self._kill(group)
-      if who != 'it':
-        self._choose_addresses(group)
-        self._finished -= set(group)
+      if held:
+        self._choose_address()
+        self._over = False
       self._due |= dict.fromkeys(group, time.monotonic() + delay_s)
 
   def _signalled(self, number: int) -> None:
@@ -257,10 +258,7 @@ class _Run:
     argv = [*self._program, *self._plan.arguments]
     argv += self._plan.flags()
     argv += [f'--role={name.replace(" ", ":")}']
-    if name.startswith('worker'):
-      argv += [f'--coordinator={self._coordinator}']
-    if self._plan.dedicated:
-      argv += [f'--lead={self._lead}']
+    argv += [f'--lead={self._lead}']
     if host := self._places[name]:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
@@ -277,14 +275,10 @@ class _Run:
     row = {'time': time.time(), 'role': name.replace(' ', ':'), 'pid': pid}
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
-  def _choose_addresses(self, names: Sequence[str]) -> None:
-    """Gives those of some processes that listen new ports."""
-    ports = roles.free_ports(2)
-    host = self._places['worker 0'] or '127.0.0.1'
-    self._coordinator = f'{host}:{ports[0]}'
-    if 'server 0' in names:
-      host = self._places['server 0'] or '127.0.0.1'
-      self._lead = f'{host}:{ports[1]}'
+  def _choose_address(self) -> None:
+    """Gives the lead a new port, so that no process of before finds it."""
+    host = self._places[self._plan.lead] or '127.0.0.1'
+    self._lead = f'{host}:{roles.free_ports(1)[0]}'
 
 
 def _compiled(workdir: pathlib.Path) -> dict[str, str]:

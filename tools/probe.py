@@ -6,7 +6,7 @@
     --config.cluster.workers=4 --config.cluster.interface=eth0
 
 Every host runs one process.  It finds its rank and worker 0 as main.py does
-(see cluster/distributed/roles.py), and takes interface, token, TLS and timeout
+(see cluster/distributed/roles.py), and takes interface, token, TLS and limits
 from the same config.  Worker 0 writes the file, which `topology.from_json`
 reads; topology/clusters/measured.py says how rates and graph follow from
 measurements.
@@ -87,6 +87,7 @@ class Setup:
     address: IPv4 address of this host, to listen on.
     security: Of the streams to the leader.
     timeout_s: Silence of a process after which it counts as lost.
+    start_s: Until all have to be there.
     seconds: For which each transfer is counted.
     streams: Connections of each transfer.
     tolerance: Relative error of rates.
@@ -99,6 +100,7 @@ class Setup:
   address: str
   security: transport.Security
   timeout_s: float
+  start_s: float
   seconds: float
   streams: int
   tolerance: float
@@ -133,10 +135,13 @@ def probe(setup: Setup) -> str:
       address=setup.address,
       security=setup.security,
       timeout_s=setup.timeout_s,
+      start_s=setup.start_s,
     )
     if setup.rank:
       return part(setup.leader)
-    leader = lockstep.Leader(setup.hosts, timeout_s=setup.timeout_s)
+    leader = lockstep.Leader(
+      setup.hosts, timeout_s=setup.timeout_s, start_s=setup.start_s
+    )
     port = int(setup.leader.rpartition(':')[2])
     listening = setup.address, port, leader.handle, setup.security
     with transport.Listener(*listening) as listener:
@@ -300,27 +305,29 @@ def _setup(given: Any) -> Setup:
     OSError: If a file cannot be read.
   """
   config = given.config.cluster
+  with sections.named('config.cluster'):
+    address = transport.interface_address(config.interface)
   role = roles.find(
     os.environ,
     workers=config.workers,
     dedicated=0,
     role=given.role,
-    coordinator=given.coordinator,
+    lead=given.lead,
+    here=address,
   )
   path = given.out or (given.workdir and f'{given.workdir}/cluster.json')
   require(bool(path), '--out', 'a file', path)
   out = pathlib.Path(path)
   there = role.index > 0 or out.parent.is_dir()
   require(there, '--out', 'a file in a folder that there is', path)
-  with sections.named('config.cluster'):
-    address = transport.interface_address(config.interface)
   return Setup(
     hosts=config.workers,
     rank=role.index,
-    leader=role.coordinator,
+    leader=role.lead,
     address=address,
     security=_security(config),
     timeout_s=config.timeout_s,
+    start_s=config.start_s,
     seconds=given.seconds,
     streams=given.streams,
     tolerance=given.tolerance,
@@ -363,7 +370,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
   flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
   flags.DEFINE_string('role', '', 'Which process this is: worker:2.')
-  flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
+  flags.DEFINE_string('lead', '', 'HOST:PORT where worker 0 listens.')
   told = 'Of the run; --config.cluster.FIELD=VALUE changes a field.'
   with sections.known_fields(argv):
     config_flags.DEFINE_config_file('config', str(_CONFIG), told)

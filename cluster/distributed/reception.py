@@ -4,90 +4,49 @@ What is said here is control alone: gradients and parameters travel between
 workers and servers.  Each stream is read by a thread of its own, which puts
 what happens into one queue, as dictionaries:
 
+  told 'here'        a server can be reached
   told 'ready'       a worker has connected to all servers: worker, life,
-                     stream, closed
+                     stream
   told 'arrived'     a push has arrived whole at a server: worker, life, server,
                      at (monotonic seconds), and the header of the push
   told 'failed'      a stream of a worker has ended: worker, life, reason
   told 'unmendable'  the run cannot go on: reason
+
+Until the run begins, whoever is lost may come again, workers as a new life, and
+workers are told where servers are once all of these can be reached.  From then
+on a server that is lost ends the run.
 """
 
 import contextlib
-import dataclasses
 import faulthandler
 import functools
+import itertools
 import math
 import os
 import queue
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from cluster.distributed.pace import Deadlines, Seen
+from cluster.distributed.members import Member, RemoteServer, Visit
+from cluster.distributed.pace import Deadlines
+from cluster.distributed.roll import Roll
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
 from cluster.transport import memory
-from cluster.transport.heart import BEATS, LOST, START, Unmendable
+from cluster.transport.heart import BEATS, LOST, Unmendable
 from cluster.transport.streams import (
+  Closed,
   Listener,
   Security,
   Stream,
   TransportError,
 )
-
-
-@dataclasses.dataclass
-class Member:
-  """A worker, as the lead sees it.
-
-  Attributes:
-    lives: How many there have been.
-    life: Which of them was ready last.
-    stream: Of the living one; None before it is ready and once it is gone.
-    seen: When it gave the last sign of life, monotonic seconds.
-    closed: Set once its stream has ended.
-    arrived: Servers that have its push.
-    pace: How far it has come.
-    compilations: After warm-up, of the lives that have pushed.
-  """
-
-  lives: int = 0
-  life: int = -1
-  stream: Stream | None = None
-  seen: float = 0.0
-  closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-  arrived: int = 0
-  pace: Seen = dataclasses.field(default_factory=Seen)
-  compilations: dict[int, int] = dataclasses.field(default_factory=dict)
-
-
-class RemoteServer:
-  """A server in another process.
-
-  Attributes:
-    stream: To it.
-    address: That workers connect to.
-    seen: When it gave the last sign of life, monotonic seconds.
-    doing: What it said last of its orders: see `Server.doing`.
-  """
-
-  def __init__(self, stream: Stream, address: str):
-    """Takes the stream from it."""
-    self.stream = stream
-    self.address = address
-    self.seen = time.monotonic()
-    self.doing: Mapping[str, Any] = {'obeyed': 0, 'order': ''}
-
-  def order(self, sequence: int, orders: list[list[Any]]) -> None:
-    """Takes orders that are carried out after those of lower numbers."""
-    try:
-      self.stream.send({'sequence': sequence, 'orders': orders})
-    except TransportError as error:
-      raise Unmendable(f'The server at {self.address}: {error}') from error
 
 
 class Reception:
@@ -112,6 +71,7 @@ class Reception:
     fingerprint: str,
     security: Security,
     timeout_s: float,
+    start_s: float,
     deadlines: Deadlines,
   ):
     """Listens to nobody yet.
@@ -126,7 +86,8 @@ class Reception:
       fingerprint: Of the config: that of all processes must be the same.
       security: Of all streams.
       timeout_s: Silence after which a process counts as lost.
-      deadlines: After which one that does not go on does.
+      start_s: Until all have to be there.
+      deadlines: After which one that does not go on counts as lost.
     """
     self.looked = math.inf
     self._deadlines = deadlines
@@ -140,23 +101,29 @@ class Reception:
     self._security = security
     self._timeout_s = timeout_s
     self._own: Server | None = None
+    self._start_s = start_s
+    self._roll = Roll()
     self._remote: dict[int, RemoteServer] = {}
-    self._complete = threading.Event()  # All servers are there.
+    self._addresses: dict[int, str] = {}  # That servers had last.
+    self._visits: set[Visit] = set()
+    self._comings = itertools.count()  # Of servers.
+    self._begun = False
     self._over = threading.Event()
     self._lock = threading.Lock()
     self._listener: Listener | None = None
 
   def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
-    """Makes server 0, which is in this process, and listens.
+    """Listens, and makes server 0, which is in this process.
 
     Args:
       make: Makes it, given how it reports and how servers are greeted.
 
     Returns:
-      The address to connect to.
+      The address that is listened on.
     """
-    self._own = make(functools.partial(self.told, 0), self._greeting())
-    self._own.open(self._host, self._security)
+    greeting = self._greeting()
+    # Servers that outlive a lead must not mistake the next one for it.
+    self._greeted = {**greeting, 'lead': secrets.token_hex(8)}
     self._listener = Listener(
       self._host, self._port, self._handle, self._security
     )
@@ -165,30 +132,41 @@ class Reception:
       self._listener.address,
       self._timeout_s / BEATS,
       self._timeout_s,
-      START * self._timeout_s,
+      self._start_s,
     )
-    if self._num_servers == 1:
-      self._complete.set()
     threading.Thread(target=self._watch, daemon=True).start()
+    own = make(functools.partial(self.told, 0), greeting)
+    own.open(self._host, self._security)
+    with self._lock:
+      self._own = own
+    self._introduce()
     return self._listener.address
 
-  def all_servers(self) -> list[Server | RemoteServer]:
-    """Returns the servers in the order of their shares, once all are there."""
-    return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
+  def begin(self) -> list[Server | RemoteServer]:
+    """Returns the servers in the order of their shares, once all are there.
+
+    From then on none may be lost.  Until then it returns none of them.
+    """
+    with self._lock:
+      servers = self._servers()
+      if all(member.stream for member in self.members):
+        self._begun = bool(servers)
+      return servers if self._begun else []
 
   @property
   def obeyed(self) -> int:
-    """How many orders all servers have obeyed."""
-    doing = [self._own.doing, *(r.doing for r in self._remote.values())]
-    return min(each['obeyed'] for each in doing)
+    """How many orders all servers have obeyed, once all are there."""
+    return min(server.doing['obeyed'] for server in self._servers())
 
   def missing(self) -> str:
-    """Returns who is not there, '' if all are."""
-    workers = [k for k, m in enumerate(self.members) if m.stream is None]
-    servers = sorted(set(range(1, self._num_servers)) - set(self._remote))
-    if not workers and self._complete.is_set():
-      return ''
-    return f'workers {workers} and servers {servers}'
+    """Returns what is known of who is not there, a line for each."""
+    with self._lock:
+      servers = set(range(1, self._num_servers)) - set(self._remote)
+    names = [f'server {k}' for k in sorted(servers)]
+    names += [
+      f'worker {k}' for k, m in enumerate(self.members) if m.stream is None
+    ]
+    return self._roll.describe(names, 2 * self._timeout_s / BEATS)
 
   def send(self, stream: Stream, header: dict[str, Any]) -> None:
     """Sends a message, to somebody who may be gone: that will be told."""
@@ -204,9 +182,15 @@ class Reception:
     """Tells all that the run is over, and waits until they have gone."""
     self._over.set()
     over = {'end': 'over', 'reason': reason}
-    self._dismiss(self.members[1:], over)
-    self._dismiss(self.members[:1], over)  # With JAX's coordinator, all go.
-    for server in self._remote.values():
+    with self._lock:
+      visits, servers = list(self._visits), list(self._remote.values())
+    for visit in visits:
+      self.send(visit.stream, over)
+    deadline = time.monotonic() + self._timeout_s
+    for visit in visits:
+      if not visit.closed.wait(max(deadline - time.monotonic(), 0.0)):
+        logging.warning('The worker at %s has not ended.', visit.stream.peer)
+    for server in servers:
       self.send(server.stream, over)
     self._orders.fail(Unmendable('The run is over.'))
     deadline = time.monotonic() + self._timeout_s
@@ -214,15 +198,6 @@ class Reception:
       self._own.close(self._timeout_s)
     if self._listener:
       self._listener.close(max(deadline - time.monotonic(), 0.0))
-
-  def _dismiss(self, members: Sequence[Member], over: dict[str, Any]) -> None:
-    living = [member for member in members if member.stream is not None]
-    for member in living:
-      self.send(member.stream, over)
-    deadline = time.monotonic() + self._timeout_s
-    for member in living:
-      if not member.closed.wait(max(deadline - time.monotonic(), 0.0)):
-        logging.warning('The worker at %s has not ended.', member.stream.peer)
 
   def _handle(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     """Talks to a process until its stream ends; in a thread of its own."""
@@ -239,50 +214,103 @@ class Reception:
       self._serve_worker(stream, hello['worker'])
 
   def _serve_worker(self, stream: Stream, index: int) -> None:
-    if not self._complete.wait(START * self._timeout_s):
-      raise Unmendable('Not all servers are there.')
-    member = self.members[index]
+    member, name = self.members[index], f'worker {index}'
+    visit = Visit(stream, time.monotonic())
     with self._lock:
       life = member.lives
       member.lives += 1
-    servers = [server.address for server in self.all_servers()]
+      self._roll.came(name, life, stream.peer)
     event = {'worker': index, 'life': life}
-    closed = threading.Event()
     try:
-      stream.send({'life': life, 'servers': servers})
-      stream.receive()  # It has connected to all servers.
-      ready = {'told': 'ready', 'stream': stream, 'closed': closed}
-      self.events.put(event | ready)
+      stream.send({'life': life})
+      with self._lock:
+        self._visits.add(visit)
+      self._introduce()
+      if self._over.is_set():
+        self.send(stream, {'end': 'over', 'reason': 'It came too late.'})
       while True:
-        beat = stream.receive().header
-        if life == member.life:
-          member.seen = time.monotonic()
-          member.pace.tell(beat['pace'], member.seen)
-        stream.send({'beat': beat['beat'], 'clock': time.monotonic()})
+        said = stream.receive().header
+        visit.seen = time.monotonic()
+        self._roll.seen(name, life, said.get('doing', ''))
+        if 'ready' in said:
+          visit.ready = True
+          self.events.put(event | {'told': 'ready', 'stream': stream})
+        elif 'beat' in said:
+          if life == member.life:
+            member.seen = visit.seen
+            member.pace.tell(said['pace'], visit.seen)
+          stream.send({'beat': said['beat'], 'clock': time.monotonic()})
     except TransportError as error:
+      self._roll.lost(name, life, str(error))
       self.events.put(event | {'told': 'failed', 'reason': str(error)})
     finally:
-      closed.set()
+      with self._lock:
+        self._visits.discard(visit)
+      visit.closed.set()
 
   def _serve_server(self, stream: Stream, index: int) -> None:
-    stream.send(self._greeting())
-    server = RemoteServer(stream, stream.receive().header['address'])
+    name, server = f'server {index}', RemoteServer(stream, '')
     with self._lock:
-      self._remote[index] = server
-      if len(self._remote) == self._num_servers - 1:
-        self._complete.set()
+      if self._begun:
+        raise Closed('The run has begun with another server.')
+      life = next(self._comings)
+      self._roll.came(name, life, stream.peer)
     try:
+      stream.send(self._greeted)
       while True:
         message = stream.receive()
         server.seen = time.monotonic()
-        if 'beat' in message.header:
-          server.doing = message.header['doing']
-          beat = {'beat': message.header['beat']}
-          stream.send(beat | {'clock': time.monotonic()})
-        else:
-          self.told(index, message.header, _noted(message.chunks, server))
+        said = message.header
+        self._roll.seen(name, life, said.get('doing', ''))
+        if 'beat' in said:
+          server.doing = said.get('orders', server.doing)
+          stream.send({'beat': said['beat'], 'clock': time.monotonic()})
+        elif 'address' in said:
+          server.address = said['address']
+          self._take_in(index, server)
+        elif 'told' in said:
+          self.told(index, said, _noted(message.chunks, server))
     except TransportError as error:
-      self.give_up(f'Server {index} is lost: {error}')
+      self._roll.lost(name, life, str(error))
+      with self._lock:
+        mine = self._remote.get(index) is server
+        if mine and not self._begun:
+          del self._remote[index]
+      if mine and self._begun:
+        self.give_up(f'Server {index} is lost: {error}')
+
+  def _take_in(self, index: int, server: RemoteServer) -> None:
+    """Counts on a server, from here on."""
+    with self._lock:
+      if self._begun:
+        raise Closed('The run has begun with another server.')
+      before = self._addresses.get(index, server.address)
+      self._addresses[index] = server.address
+      self._remote[index] = server
+      told = [visit for visit in self._visits if visit.told]
+    if before != server.address:
+      # It is another process, and knows nothing of who was connected.
+      reason = f'Server {index} has come back as another process.'
+      for visit in told:
+        self.send(visit.stream, {'end': 'left', 'reason': reason})
+    self._introduce()
+    self.events.put({'told': 'here'})
+
+  def _introduce(self) -> None:
+    """Tells workers where servers are, once these can be reached."""
+    with self._lock:
+      servers = [server.address for server in self._servers()]
+      visits = [visit for visit in self._visits if not visit.told]
+      for visit in visits if servers else ():
+        visit.told = True
+    for visit in visits if servers else ():
+      self.send(visit.stream, {'servers': servers})
+
+  def _servers(self) -> list[Server | RemoteServer]:
+    """Returns all servers, or none if some are not there; under the lock."""
+    if self._own is None or len(self._remote) < self._num_servers - 1:
+      return []
+    return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
 
   def told(
     self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
@@ -308,18 +336,26 @@ class Reception:
     """Looks for who does not go on, in a thread: others may wait for them."""
     while not self._over.wait(self._timeout_s / BEATS):
       now = time.monotonic()
-      for index, server in list(self._remote.items()):
-        reason = ''
-        if now - server.seen > self._timeout_s:
-          reason = 'It was silent for too long.'
+      with self._lock:
+        servers = list(self._remote.items())
+        visits = list(self._visits)
+      for visit in visits:
+        # It has noticed by itself by then, unless nothing reaches it.
+        if now - visit.seen > 2 * self._timeout_s:
+          visit.stream.cancel('It was silent for too long.')
+        elif not visit.ready and now - visit.began > self._start_s:
+          late = f'It was not ready within {self._start_s:g} s.'
+          self.send(visit.stream, {'end': 'left', 'reason': late})
+      for index, server in servers:
+        silent = now - server.seen > self._timeout_s
+        reason = 'It was silent for too long.' if silent else ''
         if reason := reason or self._stuck(server.doing):
-          self.give_up(f'Server {index} is lost: {reason}')
-          server.stream.cancel()
-          return
+          if self._begun:
+            self.give_up(f'Server {index} is lost: {reason}')
+          server.stream.cancel(reason)
       if self._own and (reason := self._stuck(self._own.doing)):
         self.give_up(f'Server 0 is lost: {reason}')
-        return
-      if now - self.looked > self._deadlines.start_s:
+      if now - self.looked > self._start_s:
         _exit(now - self.looked)
 
   def _stuck(self, doing: Mapping[str, Any]) -> str:

@@ -3,9 +3,8 @@
 A run has W workers and D dedicated servers (none if workers hold the shards).
 
   rank            is         and
-  0               worker 0   has JAX's coordination service
-  r < W           worker r   is process r of jax.distributed
-  W + k < W + D   server k   is no part of jax.distributed; server 0 leads
+  r < W           worker r   worker 0 leads if no server is dedicated
+  W + k < W + D   server k   server 0 leads
 
 The first of these that is there tells the rank, and how many were started:
 
@@ -16,9 +15,9 @@ The first of these that is there tells the rank, and how many were started:
   nothing: worker 0, if the run has no other process
 
 Open MPI comes before SLURM because mpirun uses srun to reach other hosts.
-Addresses are HOST:PORT: those of --coordinator and --lead, else of variables,
-SYNCOPATE_COORDINATOR and SYNCOPATE_LEAD, else what SLURM says of its hosts, or
-127.0.0.1 if Open MPI has all processes on one, or the run has one worker.
+All meet at one address, HOST:PORT, where the lead listens: that of --lead, else
+of SYNCOPATE_LEAD, else what SLURM says of its hosts, or this host if Open MPI
+has all processes on one, or the run is one process.
 """
 
 import bisect
@@ -53,8 +52,10 @@ _SOURCES = {
 }
 # Linux gives 32768 to 60999 to outgoing connections: ports above are for jobs,
 # by their number, and ports below are free for others.
-_PORTS = {'coordinator': 61440, 'lead': 63488}
-_JOBS = 2048
+_PORT = 61440
+_JOBS = 4096
+_GIVEN = '--lead or SYNCOPATE_LEAD'
+_RENAMED = 'SYNCOPATE_COORDINATOR'
 _FREE = range(20000, 32000)
 
 
@@ -64,14 +65,12 @@ class Role(NamedTuple):
   Attributes:
     kind: 'worker' or 'server'.
     index: From 0, among the workers or among the dedicated servers.
-    coordinator: HOST:PORT of JAX's coordination service; a server may have ''.
-    lead: HOST:PORT where dedicated server 0 listens; '' if there is none.
+    lead: HOST:PORT where the lead listens.
   """
 
   kind: str
   index: int
-  coordinator: str = ''
-  lead: str = ''
+  lead: str
 
 
 def find(
@@ -80,8 +79,8 @@ def find(
   workers: int,
   dedicated: int,
   role: str = '',
-  coordinator: str = '',
   lead: str = '',
+  here: str = '127.0.0.1',
 ) -> Role:
   """Returns the role of this process.
 
@@ -89,14 +88,17 @@ def find(
     environ: The environment.
     workers: Of the run, at least 1.
     dedicated: Servers with processes of their own, or 0.
-    role: Flag of this name, '' if it is not given; likewise the others.
-    coordinator: HOST:PORT or ''.
-    lead: HOST:PORT or ''.
+    role: Flag of this name, '' if it is not given.
+    lead: Flag of this name, HOST:PORT or ''.
+    here: Address of this host, where the lead of a run on one host listens.
 
   Raises:
     ValueError: If anything is missing or malformed, or if the run does not have
       as many processes as were started.
   """
+  now = 'nothing: it is called SYNCOPATE_LEAD now, and is where the lead is'
+  before = environ.get(_RENAMED, '')
+  require(not before, _RENAMED, now, before)
   source = '' if role else next((s for s in _SOURCES if s in environ), '')
   if role:
     kind, index = _parse(role, workers, dedicated)
@@ -104,19 +106,12 @@ def find(
     rank = _rank(environ, source, workers, dedicated)
     kind = 'worker' if rank < workers else 'server'
     index = rank if rank < workers else rank - workers
-  coordinator = _given(environ, 'coordinator', coordinator)
-  lead = _given(environ, 'lead', lead)
-  if not dedicated:
-    none = 'none, because no server has a process of its own'
-    require(not lead, _names('lead'), none, lead)
+  lead = _given(environ, lead)
+  if not lead and workers + dedicated == 1:
+    lead = f'{here}:{free_ports(1)[0]}'
   elif not lead:
-    lead = _derived(environ, source, 'lead', workers)
-  if kind == 'worker' and not coordinator:
-    if workers == 1:
-      coordinator = f'127.0.0.1:{free_ports(1)[0]}'
-    else:
-      coordinator = _derived(environ, source, 'coordinator', 0)
-  return Role(kind, index, coordinator, lead)
+    lead = _derived(environ, source, workers if dedicated else 0, here)
+  return Role(kind, index, lead)
 
 
 def free_ports(count: int) -> list[int]:
@@ -174,47 +169,45 @@ def _rank(
   return rank
 
 
-def _given(environ: Mapping[str, str], name: str, flag: str) -> str:
-  """Returns an address from its flag or its variable; '' without either."""
-  variable = f'SYNCOPATE_{name.upper()}'
-  address = flag or environ.get(variable, '')
+def _given(environ: Mapping[str, str], flag: str) -> str:
+  """Returns the address from its flag or its variable; '' without either."""
+  address = flag or environ.get('SYNCOPATE_LEAD', '')
   match = _ADDRESS.fullmatch(address)
   valid = not address or (match is not None and 0 < int(match[1]) < 2**16)
-  require(valid, f'--{name}' if flag else variable, 'HOST:PORT', address)
+  require(valid, '--lead' if flag else 'SYNCOPATE_LEAD', 'HOST:PORT', address)
   return address
 
 
 def _derived(
-  environ: Mapping[str, str], source: str, name: str, rank: int
+  environ: Mapping[str, str], source: str, rank: int, here: str
 ) -> str:
-  """Returns the address for something at a rank, from the environment."""
+  """Returns the address of the lead, which has a rank, from the environment."""
   if source == 'SLURM_PROCID':
     job = _number(environ, 'SLURM_JOB_ID')
-    host = _slurm_host(environ, name, rank)
-    return f'{host}:{_PORTS[name] + job % _JOBS}'
+    return f'{_slurm_host(environ, rank)}:{_PORT + job % _JOBS}'
   needed, job = 'HOST:PORT', ''
   if source == 'OMPI_COMM_WORLD_RANK':
-    here = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE')
+    local = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE')
     tasks = _number(environ, 'OMPI_COMM_WORLD_SIZE')
-    if here != tasks:
+    if local != tasks:
       needed += (
-        f', because OMPI_COMM_WORLD_LOCAL_SIZE is {here} of {tasks} and so '
+        f', because OMPI_COMM_WORLD_LOCAL_SIZE is {local} of {tasks} and so '
         'there are several hosts'
       )
     else:
       job = next((environ[v] for v in _OMPI_JOBS if environ.get(v)), '')
       needed += f', because there is no {" or ".join(_OMPI_JOBS)}'
-  require(bool(job), _names(name), needed, '')
-  return f'127.0.0.1:{_PORTS[name] + zlib.crc32(job.encode()) % _JOBS}'
+  require(bool(job), _GIVEN, needed, '')
+  return f'{here}:{_PORT + zlib.crc32(job.encode()) % _JOBS}'
 
 
-def _slurm_host(environ: Mapping[str, str], name: str, rank: int) -> str:
+def _slurm_host(environ: Mapping[str, str], rank: int) -> str:
   """Returns the host on which SLURM has started a rank."""
   variable = _first(environ, 'SLURM_STEP_NODELIST', 'SLURM_JOB_NODELIST')
   hosts = _expand(environ.get(variable, ''), variable)
   order = environ.get('SLURM_DISTRIBUTION', 'block')
   kind = re.split('[:,]', order.lower())[0]
-  known = f'block or cyclic, or {_names(name)} to be set'
+  known = f'block or cyclic, or {_GIVEN} to be set'
   require(kind != 'arbitrary', 'SLURM_DISTRIBUTION', known, order)
   if rank == 0:
     return hosts[0]
@@ -234,7 +227,7 @@ def _slurm_host(environ: Mapping[str, str], name: str, rank: int) -> str:
   expected = f'the tasks of {len(hosts)} hosts, {rank} among them'
   require(fits, variable, expected, text)
   plain = kind == 'block' or max(counts) == 1
-  several = f'block for hosts of several tasks, or {_names(name)} to be set'
+  several = f'block for hosts of several tasks, or {_GIVEN} to be set'
   require(plain, 'SLURM_DISTRIBUTION', several, order)
   return hosts[bisect.bisect_right(above, rank)]
 
@@ -276,7 +269,3 @@ def _number(environ: Mapping[str, str], variable: str) -> int:
 def _first(environ: Mapping[str, str], *variables: str) -> str:
   """Returns the first variable that there is; the last one if there is none."""
   return next((v for v in variables if v in environ), variables[-1])
-
-
-def _names(name: str) -> str:
-  return f'--{name} or SYNCOPATE_{name.upper()}'

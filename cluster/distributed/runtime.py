@@ -19,7 +19,9 @@ from cluster.distributed.reception import Reception
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
-from cluster.transport.heart import BEATS, START, Unmendable
+from cluster.transport.heart import BEATS, Unmendable
+
+_TELL_S = 10.0  # Between two lines on who is not there.
 
 
 class DistributedRuntime:
@@ -38,10 +40,10 @@ class DistributedRuntime:
     reception: Reception,
     server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
-    announce: Callable[[str], None],
     timeout_s: float,
+    start_s: float,
     deadlines: Deadlines,
-    local: Callable[[], None] | None,
+    local: Callable[[str], None] | None,
   ):
     """Listens to nobody yet.
 
@@ -51,11 +53,11 @@ class DistributedRuntime:
       reception: Talks to workers and servers.
       server: Makes server 0, given how it reports and how servers are greeted.
       num_servers: Number of servers.
-      announce: Called with the address that workers and servers connect to.
       timeout_s: Silence after which a process counts as lost.
-      deadlines: After which one that does not go on does.
-      local: The worker of this process, called in a thread; None if it has
-        none.
+      start_s: Until all have to be there, or one again if all were lost.
+      deadlines: After which one that does not go on counts as lost.
+      local: The worker of this process, called in a thread with the address to
+        connect to; None if it has none.
     """
     self.time = 0.0
     self.lead = lead
@@ -64,8 +66,8 @@ class DistributedRuntime:
     self._members = reception.members
     self._server = server
     self._num_servers = num_servers
-    self._announce = announce
     self._timeout_s = timeout_s
+    self._start_s = start_s
     self._deadlines = deadlines
     self._local = local
     self._wake: float | None = None
@@ -74,6 +76,7 @@ class DistributedRuntime:
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._alone_since = math.inf
     self._reactions = {
+      'here': lambda event: None,
       'ready': self._ready,
       'arrived': self._arrived,
       'failed': self._failed,
@@ -85,17 +88,29 @@ class DistributedRuntime:
     """Waits until all servers and workers have compiled and connected.
 
     Raises:
-      Unmendable: If one does not.
+      Unmendable: If one does not; says what is known of it.
     """
-    self._announce(self._reception.open(self._server))
+    now = time.monotonic()
+    deadline, tell_at = now + self._start_s, now + _TELL_S
+    address = self._reception.open(self._server)
     if self._local:
-      threading.Thread(target=self._run_local, daemon=True).start()
-    deadline = time.monotonic() + START * self._timeout_s
-    while missing := self._reception.missing():
-      self._take(deadline - time.monotonic())
-      if time.monotonic() > deadline:
-        raise Unmendable(f'Not connected in time: {missing}.')
-    self._orders.attach(self._reception.all_servers())
+      threading.Thread(
+        target=self._run_local, args=[address], daemon=True
+      ).start()
+    while not (servers := self._reception.begin()):
+      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
+      self._take(next_s)
+      self._lose_silent()
+      now = time.monotonic()
+      missing = self._reception.missing()
+      if now >= deadline:
+        raise Unmendable(
+          f'Not all were there within {self._start_s:g} s:\n{missing}'
+        )
+      if now >= tell_at and missing:
+        tell_at = now + _TELL_S
+        logging.info('The run waits for\n%s', missing)
+    self._orders.attach(servers)
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -166,9 +181,9 @@ class DistributedRuntime:
       ),
     }
 
-  def _run_local(self) -> None:
+  def _run_local(self, address: str) -> None:
     try:
-      self._local()
+      self._local(address)
     except BaseException as error:  # The thread has nobody else to tell.
       self._reception.give_up(f'The worker of the lead failed: {error!r}')
       raise
@@ -195,7 +210,7 @@ class DistributedRuntime:
       self._lose(index, 'It has come back as another process.')
     member.life = self._orders.lives[index] = event['life']
     member.stream, member.seen = event['stream'], time.monotonic()
-    member.closed, member.pace = event['closed'], Seen(moved=member.seen)
+    member.pace = Seen(moved=member.seen)
     member.arrived = 0
     if self._running:
       logging.info('Worker %d is back.', index)
@@ -238,6 +253,8 @@ class DistributedRuntime:
     index, member = event['worker'], self._members[event['worker']]
     if event['life'] == member.life and member.stream is not None:
       self._lose(index, event['reason'])
+    elif event['life'] != member.life:
+      self._orders.end(index, event['life'])  # Servers may wait for it.
 
   def _unmendable(self, event: dict[str, Any]) -> None:
     raise Unmendable(event['reason'])
@@ -248,32 +265,40 @@ class DistributedRuntime:
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.send(stream, {'end': 'left', 'reason': reason})
+    self._orders.end(index, member.life)
     if self._running:
-      self._orders.end(index)
       self.lead.leave(index, self.time, reason)
 
   def _look_around(self) -> None:
-    """Gives up who has been silent for too long."""
+    """Gives up who is silent or does not go on, and if nobody is left."""
+    self._lose_silent()
+    self._lose_overdue()
+    now = time.monotonic()
+    if any(member.stream for member in self._members):
+      self._alone_since = math.inf
+      return
+    self._alone_since = min(self._alone_since, now)
+    if now - self._alone_since > self._start_s:
+      raise Unmendable('No worker has come back.')
+
+  def _lose_silent(self) -> None:
     now = time.monotonic()
     for index, member in enumerate(self._members):
       if member.stream is not None and now - member.seen > self._timeout_s:
         self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+
+  def _lose_overdue(self) -> None:
     workers = self.lead.workers
     running = [
       (index, member.pace, workers[index].examples)
       for index, member in enumerate(self._members)
       if member.stream and workers[index].phase not in (None, 'wait')
     ]
-    obeyed = self._reception.obeyed
-    overdue = self._deadlines.overdue(running, now=now, obeyed=obeyed)
+    overdue = self._deadlines.overdue(
+      running, now=time.monotonic(), obeyed=self._reception.obeyed
+    )
     for index, reason in overdue:
       self._lose(index, reason)
-    if any(member.stream for member in self._members):
-      self._alone_since = math.inf
-      return
-    self._alone_since = min(self._alone_since, now)
-    if now - self._alone_since > START * self._timeout_s:
-      raise Unmendable('No worker has come back.')
 
   def _release(self, index: int) -> None:
     worker, pace = self.lead.workers[index], self._members[index].pace

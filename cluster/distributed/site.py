@@ -14,35 +14,51 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.distributed import roles
+from cluster.distributed import devices, roles
 from cluster.distributed.faults import Faults
-from cluster.distributed.meeting import Meeting
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served import checkpoints as sharded
+from cluster.distributed.served.hosting import host
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
-from cluster.distributed.served.server import Report, Server, host
+from cluster.distributed.served.server import Report, Server
 from cluster.distributed.worker import Worker
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.speed import Speed
 from cluster.transport import memory, streams
-from cluster.transport.heart import LOST, START, Unmendable
+from cluster.transport.heart import LOST, Unmendable
 from cluster.transport.streams import Refused, Security
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles, fingerprint
 from route.route import Served
 from wire.flat import share
+
+
+class Meeting(NamedTuple):
+  """Where a process meets the others.
+
+  Attributes:
+    role: Of this process.
+    address: Of its host, to listen on.
+    finished: Whether the run is over already, so that nobody is to be met.
+    devices: How many it computes gradients on.
+  """
+
+  role: roles.Role
+  address: str
+  finished: bool
+  devices: int
 
 
 def meet(
@@ -52,33 +68,41 @@ def meet(
   files: RunFiles,
   process: Mapping[str, str],
 ) -> Meeting:
-  """Meets the other processes, unless the run has finished before.
+  """Returns which process this is, and where the others are.
+
+  Processes are no part of jax.distributed: nobody runs a collective, and its
+  coordination service would end processes whose run can go on.  So each names
+  its own devices, before XLA starts.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
-    Unmendable: If they cannot be met.
   """
-  workers, wait_s = config.cluster.workers, config.cluster.timeout_s
+  workers, count = config.cluster.workers, config.cluster.devices_per_worker
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
   most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
   fits = plan.dedicated or plan.servers <= workers
   require(fits, 'config.route.server.servers', most, plan.servers)
+  with named('config.cluster'):
+    address = streams.interface_address(config.cluster.interface)
   role = roles.find(
     os.environ,
     workers=workers,
     dedicated=plan.servers if plan.dedicated else 0,
+    here=address,
     **process,
   )
-  with named('config.cluster'):
-    address = streams.interface_address(config.cluster.interface)
-  meeting = Meeting(
-    role, workers=workers, address=address, wait_s=START * wait_s
-  )
-  if files.finished() is None:
+  finished = files.finished() is not None
+  if not finished:
     memory.advise()
-    meeting.join()
-  return meeting
+  if role.kind == 'server':
+    jax.config.update('jax_platforms', 'cpu')
+    return Meeting(role, address, finished, devices=0)
+  if seen := len(devices.gpus(os.environ)):
+    own = devices.own(os.environ, seen, count=count)
+    if len(own) < seen:
+      jax.config.update('jax_cuda_visible_devices', ','.join(map(str, own)))
+  return Meeting(role, address, finished, devices=count)
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed | None:
@@ -110,6 +134,7 @@ class DistributedSite:
     self._fingerprint = fingerprint(parts.described)
     self._security = _security(config)
     self._timeout_s = config.cluster.timeout_s
+    self._start_s = config.cluster.start_s
     self._faults = _faults(config, parts.files)
     with named(f'config.route.{config.route.name}'):
       self._flat = learned.flat(servers=self._plan.servers, wire=parts.wire)
@@ -144,12 +169,9 @@ class DistributedSite:
 
   def runtime(self, lead: Lead) -> DistributedRuntime:
     """Returns what runs the events, for the process that leads."""
-    local = None
-    if not self._plan.dedicated:
-      local = self._worker(leaving=lambda: None)
     deadlines = Deadlines(
       timeout_s=self._timeout_s,
-      start_s=START * self._timeout_s,
+      start_s=self._start_s,
       windows=self._plan.pipelined,
     )
     reception = Reception(
@@ -157,11 +179,12 @@ class DistributedSite:
       num_workers=len(lead.workers),
       num_servers=self._plan.servers,
       host=self._meeting.address,
-      port=self._meeting.port,
+      port=int(self._meeting.role.lead.rpartition(':')[2]),
       greeting=lambda: {'restore': self.checkpoints.found},
       fingerprint=self._fingerprint,
       security=self._security,
       timeout_s=self._timeout_s,
+      start_s=self._start_s,
       deadlines=deadlines,
     )
     return DistributedRuntime(
@@ -170,10 +193,10 @@ class DistributedSite:
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=self._plan.servers,
-      announce=self._meeting.announce,
       timeout_s=self._timeout_s,
+      start_s=self._start_s,
       deadlines=deadlines,
-      local=local,
+      local=None if self._plan.dedicated else self._work,
     )
 
   def __call__(self) -> None:
@@ -185,7 +208,7 @@ class DistributedSite:
     Raises:
       SystemExit: With LOST if the cluster is lost: starting again may help.
     """
-    if not self._meeting.joined:
+    if self._meeting.finished:
       logging.info('The run has finished before.')
       return
     signal.signal(signal.SIGTERM, _wait_for_the_lead)
@@ -193,68 +216,83 @@ class DistributedSite:
     if role.kind == 'server':
       self._host()
       return
-    threads = []
+    beside = None
     if not plan.dedicated and role.index < plan.servers:
-      threads.append(threading.Thread(target=self._host, daemon=True))
-    for thread in threads:
-      thread.start()
-    try:
-      self._worker(leaving=self._meeting.leave)()
-    except SystemExit as end:
-      if end.code == LOST:
-        self._meeting.abandon()
-      raise
-    for thread in threads:
-      thread.join(START * self._timeout_s)
+      beside = threading.Thread(target=self._host_beside, daemon=True)
+      beside.start()
+    self._work(role.lead)
+    if beside:
+      beside.join(self._start_s)
 
-  def _worker(self, *, leaving: Callable[[], None]) -> Worker:
-    return Worker(
+  def _work(self, lead: str) -> None:
+    """Is a worker until the end of the run."""
+    Worker(
       self._meeting.role.index,
       gradient=self._parts.learned.gradient,
       flat=self._flat,
       batching=self._parts.batching,
       speed=self._parts.speed,
       faults=self._faults,
-      lead=self._meeting.lead,
+      lead=lead,
       fingerprint=self._fingerprint,
       security=self._security,
       timeout_s=self._timeout_s,
-      leaving=leaving,
+      start_s=self._start_s,
       hung=self._hung,
-    )
+    )()
 
   def _hung(self, end: str) -> None:
-    """Ends a process whose worker hangs, unless others need it."""
-    index = self._meeting.role.index
-    needed = self.leads or (
-      not self._plan.dedicated and index < self._plan.servers and end == 'left'
-    )
-    logging.error(
-      'Worker %d hangs%s.',
-      index,
-      ', and stays away' if needed else '',
-    )
+    """Ends a process whose worker hangs, unless others need it.
+
+    Args:
+      end: What the lead has said to the worker.
+    """
+    index, plan = self._meeting.role.index, self._plan
+    holds = not plan.dedicated and index < plan.servers
+    needed = self.leads or (holds and end == 'left')
+    stays = ', and stays away: others need its process' if needed else ''
+    logging.error('Worker %d hangs%s.', index, stays)
     faulthandler.dump_traceback()
     if not needed:
-      self._meeting.abandon()
+      _end(LOST)
 
   def _host(self) -> None:
-    index = self._meeting.role.index
+    """Is a server until the end of the run."""
+    role = self._meeting.role
     try:
       host(
-        index,
-        functools.partial(self._server, index),
-        lead=self._meeting.lead,
+        role.index,
+        functools.partial(self._server, role.index),
+        lead=role.lead,
         address=self._meeting.address,
         fingerprint=self._fingerprint,
         security=self._security,
         timeout_s=self._timeout_s,
+        start_s=self._start_s,
       )
     except Unmendable as error:
       logging.error('%s', error)
       sys.exit(LOST)
     except Refused as error:
       sys.exit(f'Refused: {error}')
+
+  def _host_beside(self) -> None:
+    """Is a server in a thread, whose end by an error is that of the process.
+
+    The worker would come to the lead again and again, without its server.
+    """
+    code = 1
+    try:
+      self._host()
+      return
+    except SystemExit as end:
+      if end.code == LOST:
+        code = LOST
+      else:
+        logging.error('%s', end.code)
+    except BaseException:
+      logging.exception('The server has failed')
+    _end(code)
 
   def _server(
     self, index: int, report: Report, greeting: Mapping[str, Any]
@@ -329,6 +367,13 @@ def _security(config: ConfigDict) -> Security:
       ) from error
   token = found['token'].decode().strip()
   return Security(**found | {'token': token})
+
+
+def _end(code: int) -> NoReturn:
+  """Ends this process, whatever its other threads do."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
 
 
 def _wait_for_the_lead(number: int, frame: object) -> None:

@@ -1,10 +1,11 @@
 """A worker on real hosts: pulls, computes, pushes.
 
 It joins the lead, talks to every server over a stream of its own, and joins
-again, as a new life, when the lead has given it up.
+again, as a new life, when the lead has given it up or a stream is lost.
 """
 
 import contextlib
+import queue
 import sys
 import threading
 import time
@@ -18,12 +19,13 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.distributed.faults import Fault, Faults, Kind, Phase, spoilt
+from cluster.distributed.joining import dropped, join
 from cluster.distributed.pace import Pace
 from cluster.distributed.threads import Threads
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
-from cluster.transport.heart import LOST, START, Heart, within
+from cluster.transport.heart import BEATS, LOST, Heart, within
 from cluster.transport.streams import (
   Closed,
   Corrupt,
@@ -51,11 +53,11 @@ class Worker:
     batching: Batching,
     speed: Speed | None,
     faults: Faults,
-    lead: Callable[[], str],
+    lead: str,
     fingerprint: str,
     security: Security,
     timeout_s: float,
-    leaving: Callable[[], None],
+    start_s: float,
     hung: Callable[[str], None],
   ):
     """Connects to nobody yet.
@@ -67,11 +69,11 @@ class Worker:
       batching: How many examples iterations have.
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
-      lead: Returns the address of the lead, which may have to be waited for.
+      lead: HOST:PORT of the lead.
       fingerprint: Of the config: the lead's must be the same.
       security: Of all streams.
       timeout_s: Silence after which the lead counts as lost.
-      leaving: Called once the run is over, before the lead is told.
+      start_s: How long to try to join it.
       hung: Called with what the lead has said, from another thread, if this
         worker does not heed it: 'left', 'lost' or 'over'.
     """
@@ -86,7 +88,9 @@ class Worker:
     self._hello = {'worker': index, 'fingerprint': fingerprint}
     self._security = security
     self._timeout_s = timeout_s
-    self._leaving, self._hung = leaving, hung
+    self._start_s = start_s
+    self._hung = hung
+    self._warm = False
     # What never changes makes no use of what drives a host's speed.
     self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(flat.sizes))
@@ -116,13 +120,12 @@ class Worker:
     """Takes part in the run until it is over.
 
     Raises:
-      SystemExit: With LOST if the lead or a server is lost, with 1 if the lead
+      SystemExit: With LOST if the lead is lost for too long, with 1 if it
         refuses this worker.
     """
-    self.warm_up()
     try:
       with self._host or contextlib.nullcontext():
-        while self._session()['end'] == 'left':
+        while self._session()['end'] != 'over':
           logging.info('Worker %d joins again.', self.index)
     except Refused as error:
       sys.exit(f'Refused: {error}')
@@ -131,37 +134,27 @@ class Worker:
       sys.exit(LOST)
 
   def _session(self) -> dict[str, Any]:
-    """Works until the lead ends it; returns what it says."""
+    """Works until the lead ends it, or is lost; returns what it has said."""
     with contextlib.ExitStack() as stack:
-      control = self._connect(
-        stack, self._lead(), self._hello, START * self._timeout_s
+      control, welcome = join(
+        self._lead,
+        self._hello,
+        security=self._security,
+        timeout_s=self._timeout_s,
+        start_s=self._start_s,
       )
-      with within(control, START * self._timeout_s):
-        welcome = control.receive().header
-      if 'refused' in welcome:
-        raise Refused(welcome['refused'])
-      key = {'worker': self.index, 'life': welcome['life']}
-      streams = [
-        self._connect(stack, address, key, self._timeout_s)
-        for address in welcome['servers']
-      ]
-      self._windows = []
-      for stream in streams:
-        with within(stream, self._timeout_s):
-          self._windows.append(_Window(stream.receive().header['pieces']))
-      self._doing = []
-      self._codec = self._flat.init()
-      self._faults.happen(
-        self._faults.due(self.index, welcome['life'], Phase.START)
-      )
-      control.send({'ready': True})
-      heard = threading.Event()
-      stack.callback(heard.set)
+      stack.callback(dropped, control)
+      told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+      streams: list[Stream] = []
+
+      heeded = threading.Event()
+      stack.callback(heeded.set)
 
       def cut():
-        for stream in streams:
+        told.put({})
+        for stream in list(streams):
           stream.cancel()
-        if not heard.wait(self._timeout_s):
+        if not heeded.wait(self._timeout_s):
           self._hung(heart.verdict['end'])
 
       self._pace = Pace()
@@ -169,36 +162,72 @@ class Worker:
         control,
         timeout_s=self._timeout_s,
         ending=cut,
+        told=told.put,
         with_beats=self._pace.told,
       )
+      key = {'worker': self.index, 'life': welcome['life']}
       try:
+        self._prepare(control)
+        servers = told.get().get('servers', ())
+        for address in servers:
+          self._meet(address, key, heart, stack, streams)
+          met = f'connected to {len(streams)} of {len(servers)} servers'
+          control.send({'doing': met})
+        life = welcome['life']
+        self._faults.happen(self._faults.due(self.index, life, Phase.START))
+        if not heart.ended.is_set():
+          control.send({'ready': True})
         while not heart.ended.is_set():
           self._iterate(streams, heart)
+      except Refused:
+        raise
       except TransportError as error:
-        # The lead knows why.
-        if not heart.ended.wait(self._timeout_s):
-          raise
+        # The lead knows why, and tells.
+        heart.ended.wait(self._timeout_s / BEATS)
         logging.info('Worker %d: %s', self.index, error)
-      verdict = heart.verdict
-      logging.info('Worker %d: %s', self.index, verdict)
-      if verdict['end'] == 'over':
+      logging.info('Worker %d: %s', self.index, heart.verdict)
+      if heart.verdict['end'] == 'over':
         self._faults.happen(self._faults.due(self.index, -1, Phase.END))
-      if verdict['end'] == 'lost':
-        raise TransportError(verdict['reason'])
-      if verdict['end'] == 'over':
-        self._leaving()
-      return verdict
+      return heart.verdict
 
-  def _connect(
+  def _prepare(self, control: Stream) -> None:
+    """Gets ready for a new life."""
+    if not self._warm:
+      control.send({'doing': 'compiling'})
+      self.warm_up()
+      self._warm = True
+    control.send({'doing': 'waiting for servers'})
+    self._windows = []
+    self._doing = []
+    self._codec = self._flat.init()
+
+  def _meet(
     self,
-    stack: contextlib.ExitStack,
     address: str,
-    hello: dict[str, Any],
-    wait_s: float,
-  ) -> Stream:
-    stream = connect(address, hello, self._security, wait_s)
-    stack.callback(stream.close)
-    return stream
+    key: dict[str, Any],
+    heart: Heart,
+    stack: contextlib.ExitStack,
+    streams: list[Stream],
+  ) -> None:
+    """Connects to a server, as soon as it can be reached.
+
+    Raises:
+      Closed: If the lead has ended this life meanwhile.
+    """
+    while not heart.ended.is_set():
+      try:
+        stream = connect(address, key, self._security, self._timeout_s)
+      except Refused:
+        raise
+      except TransportError as error:
+        logging.info('Still waiting for a server: %s', error)
+        continue
+      stack.callback(dropped, stream)
+      with within(stream, self._timeout_s):
+        self._windows.append(_Window(stream.receive().header['pieces']))
+      streams.append(stream)
+      return
+    raise Closed('The lead has ended this life.')
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)

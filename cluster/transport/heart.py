@@ -9,7 +9,6 @@ from typing import Any
 from cluster.transport.streams import Stream, TransportError
 
 BEATS = 5  # Of a process, in the time after which it counts as lost.
-START = 30  # How often that time may pass until all have started.
 LOST = 75  # Exit code EX_TEMPFAIL: starting the process again may help.
 
 

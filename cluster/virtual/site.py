@@ -1,7 +1,7 @@
 """The virtual runtime's part of a run: all of it, in one process."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -23,16 +23,27 @@ from wire import trees
 from wire.flat import even
 
 
+class Alone(NamedTuple):
+  """The only process of a run.
+
+  Attributes:
+    devices: How many it computes gradients on.
+  """
+
+  devices: int
+
+
 def meet(
   config: ConfigDict,
   plan: Served,
   *,
   files: RunFiles,
   process: Mapping[str, str],
-) -> None:
+) -> Alone:
   """Meets nobody: checks that no other process is named."""
-  del config, plan, files
+  del plan, files
   require(not process, 'process', 'nothing in the virtual runtime', process)
+  return Alone(config.cluster.devices_per_worker)
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed:
@@ -84,7 +95,7 @@ class VirtualSite:
     """Does nothing: there is no other process that leads."""
 
 
-def make(config: ConfigDict, meeting: None, parts: Parts) -> VirtualSite:
+def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   """Returns the site.
 
   Raises:

@@ -269,7 +269,7 @@ import ctypes, socket
 number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG.
 (folder / f'host-{role}').write_text(socket.gethostname())
-given = 'coordinator', 'lead', 'config.cluster.interface'
+given = 'lead', 'config.cluster.interface'
 print(*map(flags.get, given), number.value)
 name, port = flags['lead'].split(':')
 if role == 'server:0':
@@ -306,7 +306,7 @@ deaf()
       self.assertEqual(process.returncode, 137)
       self.assertFalse(any(map(launches.alive, pids)))
       (said,) = launches.said(out.splitlines(), 'worker 2')
-      self.assertRegex(said, r'^host1:\d{5} host0:\d{5} eth0 9$')
+      self.assertRegex(said, r'^host0:\d{5} eth0 9$')
 
 
 if __name__ == '__main__':

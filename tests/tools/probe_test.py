@@ -259,7 +259,7 @@ class RunTest(parameterized.TestCase):
     self.assertFalse((folder / 'cluster.json').exists())
 
   def test_hosts_that_do_not_come_are_named(self):
-    code, errors = self._alone('--config.cluster.timeout_s=0.05')
+    code, errors = self._alone('--config.cluster.start_s=1.5')
 
     self.assertEqual(code, 1)
     self.assertIn('Failed: host1, host2: no answer within 1.5 s', errors)
@@ -281,7 +281,7 @@ class RunTest(parameterized.TestCase):
     """Returns exit code and output of a first process without others."""
     (port,) = roles.free_ports(1)
     argv = [sys.executable, '-m', 'tools.probe', '--role=worker:0']
-    argv += [f'--coordinator=127.0.0.1:{port}', '--config.cluster.workers=3']
+    argv += [f'--lead=127.0.0.1:{port}', '--config.cluster.workers=3']
     argv += [f'--out={tempfile.mkdtemp()}/cluster.json', *words]
     done = subprocess.run(
       argv, cwd=_ROOT, capture_output=True, text=True, timeout=30

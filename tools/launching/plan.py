@@ -3,16 +3,14 @@
 import dataclasses
 import itertools
 import pathlib
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 
+from cluster.distributed.devices import gpus as visible
 from configs.checks import require
 
 # Flags that the launcher gives.
 _OWN = (
-  *('workdir', 'role', 'coordinator', 'lead'),
+  *('workdir', 'role', 'lead'),
   *('config.cluster.runtime', 'config.cluster.workers'),
   *('config.route.server.servers', 'config.route.server.dedicated'),
 )
@@ -75,14 +73,6 @@ class Plan:
     """The processes that hold the shards."""
     return self.names[: self.servers]
 
-  def lost_with(self, name: str) -> tuple[list[str], str]:
-    """Returns who has to start again when a process dies, and their name."""
-    if name in self.holders:
-      return self.names, 'all'
-    if name == 'worker 0':
-      return self.names[self.servers :], 'all workers'
-    return [name], 'it'
-
   def flags(self) -> list[str]:
     """Returns the flags that tell a process what the run is made of."""
     words = [
@@ -121,7 +111,7 @@ class Plan:
     Raises:
       ValueError: If there are GPUs, but too few.
     """
-    count, gpus = self.devices_per_worker, _gpus(environ)
+    count, gpus = self.devices_per_worker, visible(environ)
     enough = not gpus or self.workers * count <= len(gpus)
     most = f'at most {len(gpus) // self.workers}, {len(gpus)} GPUs being there'
     require(enough, 'devices_per_worker', most, count)
@@ -136,19 +126,3 @@ class Plan:
           own['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'  # That of nvidia-smi.
       variables[f'worker {worker}'] = own
     return variables
-
-
-def _gpus(environ: Mapping[str, str]) -> list[str]:
-  """Returns the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
-  if environ.get('JAX_PLATFORMS') == 'cpu':
-    return []
-  if (given := environ.get('CUDA_VISIBLE_DEVICES')) is not None:
-    return [gpu for gpu in given.split(',') if gpu not in ('', '-1')]
-  if shutil.which('nvidia-smi') is None:
-    return []
-  line = ['nvidia-smi', '-L']
-  done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-  said = (done.stdout + done.stderr).strip()
-  listed = 'a list of GPUs (JAX_PLATFORMS=cpu uses none)'
-  require(done.returncode == 0, ' '.join(line), listed, said)
-  return re.findall(r'^GPU (\d+):', done.stdout, re.MULTILINE)

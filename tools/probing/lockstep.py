@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cluster.transport.heart import START, within
+from cluster.transport.heart import within
 from cluster.transport.streams import (
   Closed,
   Security,
@@ -40,14 +40,16 @@ class _Said(NamedTuple):
 class Leader:
   """Tells members what to do; `handle` is for `cluster.transport.Listener`."""
 
-  def __init__(self, members: int, *, timeout_s: float):
+  def __init__(self, members: int, *, timeout_s: float, start_s: float):
     """Knows nobody yet.
 
     Args:
       members: How many there will be.
       timeout_s: Silence of a process after which it counts as lost.
+      start_s: Until all have to be there.
     """
     self._members = members
+    self._start_s = start_s
     self._timeout_s = timeout_s
     self._streams: dict[int, Stream] = {}
     self._names = [f'host{rank}' for rank in range(members)]
@@ -84,7 +86,7 @@ class Leader:
     Raises:
       Failure: If some do not come in time, or are lost meanwhile.
     """
-    return self._collect(START * self._timeout_s)
+    return self._collect(self._start_s)
 
   def ask(self, orders: Sequence[Mapping], *, limit_s: float) -> list[Any]:
     """Returns what members answer to their orders, by rank.
@@ -139,6 +141,7 @@ def follow(
   *,
   security: Security,
   timeout_s: float,
+  start_s: float,
 ) -> str:
   """Does what the leader says, until it lets this process go.
 
@@ -149,6 +152,7 @@ def follow(
       answered as well.
     security: Of the stream.
     timeout_s: Silence of a process after which it counts as lost.
+    start_s: Until all have to be there.
 
   Returns:
     Why it has ended too early; '' if it has not.
@@ -156,7 +160,7 @@ def follow(
   Raises:
     TransportError: If the leader is lost, or does not know the token.
   """
-  limit_s = START * timeout_s
+  limit_s = start_s
   stream = connect(leader, hello, security, limit_s)
   try:
     while True:

@@ -176,6 +176,7 @@ def follow(
   address: str,
   security: Security,
   timeout_s: float,
+  start_s: float,
 ) -> str:
   """Takes part in the tests.
 
@@ -186,6 +187,7 @@ def follow(
     address: Of the endpoint, IPv4.
     security: Of the stream to the leader.
     timeout_s: Silence of a process after which it counts as lost.
+    start_s: Until all have to be there.
 
   Returns:
     Why they have ended too early; '' if they have not.
@@ -214,7 +216,12 @@ def follow(
     'port': endpoint.port,
   }
   return lockstep.follow(
-    leader, hello, obey, security=security, timeout_s=timeout_s
+    leader,
+    hello,
+    obey,
+    security=security,
+    timeout_s=timeout_s,
+    start_s=start_s,
   )
 
 

@@ -75,9 +75,9 @@ class Orders:
     """Sends this version to a worker."""
     self._orders.append(['release', worker, self.lives[worker], header])
 
-  def end(self, worker: int) -> None:
+  def end(self, worker: int, life: int) -> None:
     """Ends a worker's streams and forgets a push of it that was not added."""
-    self._orders.append(['end', worker, self.lives[worker]])
+    self._orders.append(['end', worker, life])
 
   def save(self, step: int) -> list[Future]:
     """Has every server write a checkpoint; returns when each has."""

@@ -19,16 +19,13 @@ from absl import logging
 from cluster.distributed.served.orders import Key
 from cluster.distributed.served.pieces import Pieces
 from cluster.transport import memory
-from cluster.transport.heart import START, Heart, Unmendable, within
 from cluster.transport.streams import (
   Incoming,
   Listener,
-  Refused,
   Security,
   Stream,
   TransportError,
   chunked,
-  connect,
 )
 from learning.learning import Learner
 from outputs.checkpoints import Checkpoints
@@ -355,64 +352,3 @@ def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
 
 def _on_cpu() -> contextlib.AbstractContextManager:
   return jax.default_device(jax.local_devices(backend='cpu')[0])
-
-
-def host(
-  index: int,
-  make: Callable[[Report, Mapping[str, Any]], Server],
-  *,
-  lead: Callable[[], str],
-  address: str,
-  fingerprint: str,
-  security: Security,
-  timeout_s: float,
-) -> None:
-  """Runs a server other than the lead's, until the lead ends it.
-
-  Args:
-    index: Which server.
-    make: Makes it, given how it reports and what the lead greets it with.
-    lead: Returns the address of the lead, which may have to be waited for.
-    address: To listen on, at any free port.
-    fingerprint: Of the config: the lead's must be the same.
-    security: Of all streams.
-    timeout_s: Silence after which the lead counts as lost.
-
-  Raises:
-    Unmendable: If the lead is lost.
-    Refused: If the lead refuses this server.
-  """
-  hello = {'server': index, 'fingerprint': fingerprint}
-
-  def report(event: dict[str, Any], body: Iterable[np.ndarray]) -> None:
-    parts = list(body)
-    stream.send(event, chunked(parts), sum(part.size for part in parts))
-
-  try:
-    stream = connect(lead(), hello, security, START * timeout_s)
-    with within(stream, START * timeout_s):
-      greeting = stream.receive().header
-    if 'refused' in greeting:
-      raise Refused(greeting['refused'])
-    server = make(report, greeting)
-    server.open(address, security)
-    stream.send({'address': server.address})
-    heart = Heart(
-      stream,
-      timeout_s=timeout_s,
-      ending=lambda: None,
-      told=lambda told: server.order(told['sequence'], told['orders']),
-      with_beats=lambda: {'doing': server.doing},
-    )
-    heart.ended.wait()
-    if heart.verdict['end'] == 'lost':
-      stream.cancel()  # Orders may wait for it to take in a snapshot.
-    server.close(timeout_s)
-  except Refused:
-    raise
-  except TransportError as error:
-    raise Unmendable(f'Server {index} has lost the lead: {error}') from error
-  if heart.verdict['end'] == 'lost':
-    reason = heart.verdict['reason']
-    raise Unmendable(f'Server {index} has lost the lead: {reason}')
-  stream.close()

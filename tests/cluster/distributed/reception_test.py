@@ -2,7 +2,6 @@
 
 import functools
 import os
-import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,13 @@ from absl.testing import absltest
 
 import data.stream
 from batching import fixed
+from cluster.distributed import roles
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served.hosting import host
 from cluster.distributed.served.orders import Orders
-from cluster.distributed.served.server import Server, host
+from cluster.distributed.served.server import Server
 from cluster.lead import Lead
 from cluster.transport.heart import LOST, Unmendable
 from cluster.transport.streams import Security, connect
@@ -30,6 +31,7 @@ from wire import dense
 from wire.flat import Flat
 
 _TIMEOUT_S = 1.0  # Of what is in this process.
+_START_S = 20.0
 
 
 class MembersTest(absltest.TestCase):
@@ -160,6 +162,7 @@ class MembersTest(absltest.TestCase):
       self.assertLogs('absl', 'ERROR') as logged,
     ):
       time.sleep(1.0 + 2 * _TIMEOUT_S / 5)
+      lead.step_for(0.1)
     ended.assert_called_with(LOST)
     self.assertIn('The lead has not gone on', logged.output[0])
 
@@ -185,10 +188,12 @@ class MembersTest(absltest.TestCase):
 class _Lead:
   """A lead and its servers in this process; members are streams of ours."""
 
-  def __init__(self, *, num_servers=1, silent=False, start_s=10.0):
+  def __init__(self, *, num_servers=1, silent=False, start_s=_START_S):
     self.servers = []
     self._members = []
-    self._address = queue.Queue()
+    self._begun = threading.Event()
+    (port,) = roles.free_ports(1)
+    self.address = f'127.0.0.1:{port}'
     self._flat = Flat(
       np.zeros(16, np.float32),
       (),
@@ -218,11 +223,12 @@ class _Lead:
       num_workers=1,
       num_servers=num_servers,
       host='127.0.0.1',
-      port=0,
+      port=port,
       greeting=dict,
       fingerprint='ours',
       security=Security(),
       timeout_s=_TIMEOUT_S,
+      start_s=start_s,
       deadlines=deadlines,
     )
     self.cluster = DistributedRuntime(
@@ -231,14 +237,13 @@ class _Lead:
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=num_servers,
-      announce=self._address.put,
       timeout_s=_TIMEOUT_S,
+      start_s=start_s,
       deadlines=deadlines,
       local=None,
     )
     self._pool = ThreadPoolExecutor(3)
     self._warm = self._pool.submit(self.cluster.warm_up)
-    self.address = self._address.get(timeout=10.0)
     if num_servers == 2:
       self._other = self._pool.submit(self._silent if silent else self._host)
 
@@ -258,11 +263,12 @@ class _Lead:
     host(
       1,
       functools.partial(self._server, 1),
-      lead=lambda: self.address,
+      lead=self.address,
       address='127.0.0.1',
       fingerprint='ours',
       security=Security(),
       timeout_s=_TIMEOUT_S,
+      start_s=_START_S,
     )
 
   def _silent(self):
@@ -271,7 +277,11 @@ class _Lead:
     self._members.append(stream)
     stream.receive()
     # Somewhere that answers.
+    while not (self.servers and self.servers[0].address):
+      time.sleep(0.01)
     stream.send({'address': self.servers[0].address})
+    while not self._begun.wait(_TIMEOUT_S / 5):
+      stream.send({'beat': 0.0})
 
   def member(self, index):
     member = _Worker(self.address, index)
@@ -279,7 +289,8 @@ class _Lead:
     return member
 
   def begin(self):
-    self._warm.result(timeout=10.0)
+    self._warm.result(timeout=_START_S)
+    self._begun.set()
     self.cluster.start()
 
   def step_for(self, seconds):
@@ -295,6 +306,7 @@ class _Lead:
       self.cluster.step()
 
   def close(self):
+    self._begun.set()
     for member in self._members:
       member.close()
     self.cluster.close()
@@ -309,9 +321,8 @@ class _Worker:
     self.control = connect(address, hello, Security(), 10.0)
     welcome = self.control.receive().header
     key = {'worker': index, 'life': welcome['life']}
-    self._streams = [
-      connect(each, key, Security(), 10.0) for each in welcome['servers']
-    ]
+    servers = self.control.receive().header['servers']
+    self._streams = [connect(each, key, Security(), 10.0) for each in servers]
     for stream in self._streams:
       stream.receive()
     self.control.send({'ready': True})

@@ -23,7 +23,7 @@ _OMPI = {
 }
 _INDEXED = {
   'JOB_COMPLETION_INDEX': '0',
-  'SYNCOPATE_COORDINATOR': 'run-workers-0-0.run:8476',
+  'SYNCOPATE_LEAD': 'run-workers-0-0.run:8476',
 }
 _PORT = re.compile(r'(.*):(\d+)')
 
@@ -52,13 +52,12 @@ class RankTest(parameterized.TestCase):
   def test_ranks_are_workers_and_then_servers(self, environ, workers):
     environ, variable = environ
     dedicated = 4 - workers
-    lead = {'lead': 'there:9'} if dedicated else {}
+    slurm = {'SLURM_STEP_TASKS_PER_NODE': '1(x9)'}
     found = [
       _find(
-        environ | {variable: str(rank)},
+        environ | slurm | {variable: str(rank)},
         workers=workers,
         dedicated=dedicated,
-        **lead,
       )
       for rank in range(4)
     ]
@@ -66,17 +65,15 @@ class RankTest(parameterized.TestCase):
     expected = [('worker', r) for r in range(workers)]
     expected += [('server', k) for k in range(dedicated)]
     self.assertEqual([(r.kind, r.index) for r in found], expected)
-    self.assertEqual({r.lead for r in found}, {'there:9' if lead else ''})
-    if workers > 1:
-      self.assertLen({r.coordinator for r in found[:workers]}, 1)
+    self.assertLen({r.lead for r in found}, 1)
 
   def test_flags_come_first(self):
     environ = _SLURM | _OMPI | _INDEXED | {'SLURM_PROCID': '3'}
-    given = {'coordinator': '[::1]:80', 'lead': 'me.example:65535'}
-    found = _find(environ, dedicated=2, role='server:1', **given)
-    self.assertEqual(found, Role('server', 1, '[::1]:80', 'me.example:65535'))
-    found = _find({}, role='worker:3', coordinator='host:1')
-    self.assertEqual(found, Role('worker', 3, 'host:1', ''))
+    given = {'role': 'server:1', 'lead': 'me.example:65535'}
+    found = _find(environ, dedicated=2, **given)
+    self.assertEqual(found, Role('server', 1, 'me.example:65535'))
+    found = _find({}, role='worker:3', lead='[::1]:80')
+    self.assertEqual(found, Role('worker', 3, '[::1]:80'))
 
   def test_mpirun_comes_before_the_srun_that_it_uses(self):
     environ = _SLURM | _OMPI | {'OMPI_COMM_WORLD_RANK': '2'}
@@ -86,9 +83,14 @@ class RankTest(parameterized.TestCase):
     found = [_find({}, workers=1) for _ in range(5)]
     for role in found:
       self.assertEqual(role[:2], ('worker', 0))
-      self.assertEqual(_host(role.coordinator), '127.0.0.1')
-      with socket.create_server(('127.0.0.1', _port(role.coordinator))):
+      self.assertEqual(_host(role.lead), '127.0.0.1')
+      with socket.create_server(('127.0.0.1', _port(role.lead))):
         pass
+
+  def test_a_run_on_one_host_meets_where_its_lead_listens(self):
+    for environ, workers in (({}, 1), (_OMPI, 4)):
+      found = _find(environ, workers=workers, here='10.0.0.7')
+      self.assertEqual(_host(found.lead), '10.0.0.7')
 
   def test_free_ports_differ_and_are_never_taken(self):
     with socket.create_server(('', 0)) as server:
@@ -120,7 +122,7 @@ class AddressTest(parameterized.TestCase):
       'SLURM_STEP_NUM_TASKS': str(count),
       'SLURM_STEP_TASKS_PER_NODE': f'1(x{count})',
     }
-    hosts = [_host(_find(environ, workers=count).coordinator)]
+    hosts = [_host(_find(environ, workers=count).lead)]
     for workers in range(1, count):
       found = _find(environ, workers=workers, dedicated=count - workers)
       hosts.append(_host(found.lead))
@@ -131,7 +133,7 @@ class AddressTest(parameterized.TestCase):
 
   def test_hosts_with_several_tasks(self):
     environ = _SLURM | {'SLURM_STEP_NODELIST': 'single'}
-    self.assertEqual(_host(_find(environ).coordinator), 'single')
+    self.assertEqual(_host(_find(environ).lead), 'single')
     environ = _SLURM | {
       'SLURM_STEP_NODELIST': 'a,b,c,d',
       'SLURM_STEP_TASKS_PER_NODE': '2(x2),3,1',
@@ -143,7 +145,7 @@ class AddressTest(parameterized.TestCase):
     ]
     self.assertEqual(''.join(leads), 'abbcccd')
     cyclic = environ | {'SLURM_DISTRIBUTION': 'cyclic'}
-    self.assertEqual(_host(_find(cyclic, workers=8).coordinator), 'a')
+    self.assertEqual(_host(_find(cyclic, workers=8).lead), 'a')
     message = 'SLURM_DISTRIBUTION: expected block .* --lead .* got .cyclic'
     with self.assertRaisesRegex(ValueError, message):
       _find(cyclic, workers=6, dedicated=2)
@@ -168,31 +170,28 @@ class AddressTest(parameterized.TestCase):
       found = _find(
         environ | {'SLURM_JOB_ID': str(job)}, workers=3, dedicated=1
       )
-      ports += [_port(found.coordinator), _port(found.lead)]
-    self.assertLen(set(ports), 600)
+      ports.append(_port(found.lead))
+    self.assertLen(set(ports), 300)
     self.assertBetween(min(ports), 61000, 65535)
     self.assertLess(max(ports), 2**16)
 
   def test_open_mpi_on_one_host(self):
     found = _find(_OMPI, workers=3, dedicated=1)
-    self.assertEqual(_host(found.coordinator), '127.0.0.1')
     self.assertEqual(_host(found.lead), '127.0.0.1')
-    self.assertNotEqual(_port(found.coordinator), _port(found.lead))
     others = [
       _find(_OMPI | {'PMIX_NAMESPACE': str(65536 * n)}) for n in range(50)
     ]
-    self.assertGreater(len({r.coordinator for r in others}), 40)
+    self.assertGreater(len({r.lead for r in others}), 40)
 
   def test_variables_give_addresses(self):
     environ = _OMPI | {
       'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
-      'SYNCOPATE_COORDINATOR': 'a:1',
       'SYNCOPATE_LEAD': 'b:2',
     }
-    found = _find(environ, workers=3, dedicated=1)
-    self.assertEqual(found, Role('worker', 0, 'a:1', 'b:2'))
-    found = _find(environ, workers=3, dedicated=1, coordinator='c:3')
-    self.assertEqual(found.coordinator, 'c:3')
+    for placed in ({'workers': 3, 'dedicated': 1}, {'workers': 4}):
+      found = _find(environ, **placed)
+      self.assertEqual(found, Role('worker', 0, 'b:2'))
+      self.assertEqual(_find(environ, lead='c:3', **placed).lead, 'c:3')
 
 
 class RefusalTest(parameterized.TestCase):
@@ -200,31 +199,33 @@ class RefusalTest(parameterized.TestCase):
     ({}, {}, '--role: expected worker:R .* config.cluster.workers is 4'),
     ({'PMI_SIZE': '2'}, {'workers': 1}, "PMI_SIZE: expected '1' .* got '2'"),
     ({}, {'workers': 1, 'dedicated': 1}, '--role: .*servers, dedicated, is 1'),
-    ({}, {'role': 'worker:4', 'coordinator': 'a:1'}, r'--role: .* R < 4 '),
-    ({}, {'role': 'server:0', 'coordinator': 'a:1'}, '--role: .* got .server'),
-    ({}, {'role': 'worker', 'coordinator': 'a:1'}, "--role: .* got 'worker'"),
-    ({}, {'role': 'worker:-1', 'coordinator': 'a:1'}, '--role: expected'),
-    ({}, {'role': 'worker:1'}, '--coordinator or SYNCOPATE_COORD.* HOST:PORT'),
-    (
-      {},
-      {'role': 'worker:1', 'coordinator': 'a:1', 'dedicated': 1},
-      '--lead or SYNCOPATE_LEAD: expected HOST:PORT',
+    ({}, {'role': 'worker:4', 'lead': 'a:1'}, r'--role: .* R < 4 '),
+    ({}, {'role': 'server:0', 'lead': 'a:1'}, '--role: .* got .server'),
+    ({}, {'role': 'worker', 'lead': 'a:1'}, "--role: .* got 'worker'"),
+    ({}, {'role': 'worker:-1', 'lead': 'a:1'}, '--role: expected'),
+    *(
+      (
+        {},
+        {'role': 'worker:1', 'dedicated': dedicated},
+        '--lead or SYNC.*: .* HOST',
+      )
+      for dedicated in (0, 1)
     ),
     (
-      {},
-      {'role': 'worker:1', 'coordinator': 'a:1', 'lead': 'b:2'},
-      'SYNCOPATE_LEAD: expected none, because no server .* got .b:2',
+      {'SYNCOPATE_COORDINATOR': 'a:1'},
+      {'role': 'worker:1', 'lead': 'b:2'},
+      'SYNCOPATE_COORDINATOR: expected nothing: it is called SYNCOPATE_LEAD',
     ),
     *(
-      ({}, {'role': 'worker:0', 'coordinator': text}, '--coordinator: expected')
+      ({}, {'role': 'worker:0', 'lead': text}, '--lead: expected')
       for text in ('host', 'host:', ':80', 'host:0', 'host:65536', 'a b:1')
     ),
     (
-      _INDEXED | {'SYNCOPATE_COORDINATOR': 'host'},
+      _INDEXED | {'SYNCOPATE_LEAD': 'host'},
       {},
-      "SYNCOPATE_COORDINATOR: expected HOST:PORT, got 'host'",
+      "SYNCOPATE_LEAD: expected HOST:PORT, got 'host'",
     ),
-    ({'JOB_COMPLETION_INDEX': '1'}, {}, 'SYNCOPATE_COORDINATOR: expected HOST'),
+    ({'JOB_COMPLETION_INDEX': '1'}, {}, 'SYNCOPATE_LEAD: expected HOST'),
     (
       _INDEXED | {'JOB_COMPLETION_INDEX': '4'},
       {},
@@ -250,7 +251,7 @@ class RefusalTest(parameterized.TestCase):
     (
       _SLURM | {'SLURM_DISTRIBUTION': 'arbitrary'},
       {},
-      'SLURM_DISTRIBUTION: .* --coordinator or',
+      'SLURM_DISTRIBUTION: .* --lead or',
     ),
     (
       _SLURM,
@@ -265,7 +266,7 @@ class RefusalTest(parameterized.TestCase):
     (
       _OMPI | {'OMPI_COMM_WORLD_LOCAL_SIZE': '2'},
       {},
-      'SYNCOPATE_COORDINATOR: .*LOCAL_SIZE is 2 of 4 and',
+      'SYNCOPATE_LEAD: .*LOCAL_SIZE is 2 of 4 and',
     ),
     (_OMPI | {'PMIX_NAMESPACE': ''}, {}, 'no PMIX_NAMESPACE or OMPI_MCA'),
   )

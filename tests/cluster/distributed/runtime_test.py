@@ -16,6 +16,7 @@ from absl.testing import absltest, parameterized
 import train
 from cluster.distributed import roles
 from tests.support import processes, small
+from tools import recompute
 
 
 def _virtual(**fields):
@@ -68,6 +69,7 @@ class SameTest(processes.TestCase):
     _, servers = processes.newest(launch.folder)
     params = np.concatenate([state['params'] for state in servers])
     learned = _flat(run.runtime.lead.holder.learner.params)
+    self.assertEqual(recompute.difference(launch.folder), 0.0)
     # XLA rounds other shapes otherwise.
     np.testing.assert_allclose(params, learned, atol=1e-6)
 
@@ -187,7 +189,7 @@ class RefusalTest(parameterized.TestCase):
     ),
     (
       'no such role',
-      {'process': {'role': 'worker:2', 'coordinator': '127.0.0.1:1'}},
+      {'process': {'role': 'worker:2', 'lead': '127.0.0.1:1'}},
       '--role: expected .* got .*worker:2',
     ),
     (

@@ -161,7 +161,7 @@ class SlurmTest(parameterized.TestCase):
     self.assertEqual((code, errors), (0, ''))
     address = f'n1:{61440 + 77}'
     for rank, (role, flags, own) in enumerate(self._tasks()):
-      self.assertEqual(role, ['worker', rank, address, ''])
+      self.assertEqual(role, ['worker', rank, address])
       self.assertEqual(own, [None, memory.ENVIRONMENT['GLIBC_TUNABLES']])
       self.assertEqual(flags['config'], 'x y.py')
       self.assertEqual(flags['config.cluster.runtime'], 'distributed')
@@ -174,8 +174,8 @@ class SlurmTest(parameterized.TestCase):
     code, errors = self._run(SERVERS='2', DEDICATED='True', SLURM_NTASKS='5')
 
     self.assertEqual((code, errors), (0, ''))
-    found = [(role[:2], role[3], own[0]) for role, _, own in self._tasks()]
-    lead = f'n4:{63488 + 77}'
+    found = [(role[:2], role[2], own[0]) for role, _, own in self._tasks()]
+    lead = f'n4:{61440 + 77}'
     expected = [(['worker', n], lead, None) for n in range(3)]
     expected += [(['server', n], lead, 'cpu') for n in range(2)]
     self.assertEqual(found, expected)
@@ -242,7 +242,7 @@ class JobSetTest(parameterized.TestCase):
       own = environ | {'JOB_COMPLETION_INDEX': str(index)}
       found = roles.find(own, workers=workers, dedicated=0)
       self.assertEqual(found[:2], ('worker', index))
-      self.assertRegex(found.coordinator, rf'^{re.escape(first)}:\d+\Z')
+      self.assertRegex(found.lead, rf'^{re.escape(first)}:\d+\Z')
 
 
 if __name__ == '__main__':

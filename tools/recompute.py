@@ -1,0 +1,229 @@
+"""Computes runs on real hosts again, in one process, from what happened.
+
+  python -m tools.recompute RUN_DIR [RUN_DIR ...]
+
+The lead of today is told what the run's was told, in that order: it deals the
+same examples, and every push is computed from the version that its worker had.
+The parameters must be those of the newest checkpoint: to the last bit on the
+same kind of processor, but within rounding of pipelined servers, which add in
+the order in which pieces come.  The exit code is 1 if they are not.
+
+Batches must be of a fixed size, and a run that was started again must have had
+as many workers and servers as before.
+"""
+
+import importlib
+import math
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import app
+from ml_collections import ConfigDict
+
+from batching import fixed
+from cluster.distributed.served import checkpoints
+from cluster.lead import Lead
+from configs import default
+from configs.checks import require
+from learning import build as learning
+from learning.learning import Learning
+from tools import replay
+from tools.reading import manifests, records
+from wire.codec import Payload, Wire
+from wire.flat import Flat
+
+_ROUNDING = 1e-4
+_WHERE = ('cluster', 'route', 'wire', 'checkpoint')  # Sections.
+
+
+def main(argv: list[str]) -> None:
+  """Computes the runs again that the command line names."""
+  if len(argv) < 2:
+    raise app.UsageError('Expected at least one folder of a run, got none.')
+  try:
+    apart = [_shown(pathlib.Path(path)) for path in argv[1:]]
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  sys.exit(0 if max(apart) <= _ROUNDING else 1)
+
+
+def difference(path: pathlib.Path) -> float:
+  """Returns by how much parameters of a run differ at most from the same again.
+
+  Args:
+    path: Folder of the run.
+
+  Raises:
+    ValueError: If there is no such run; names what was expected.
+    OSError: If the run cannot be read.
+  """
+  again = _again(path)
+  saved = _saved(path, len(again.learners))
+  pairs = zip(again.learners, saved, strict=True)
+  return max(
+    float(np.abs(learner.params - params).max()) for learner, params in pairs
+  )
+
+
+def _shown(path: pathlib.Path) -> float:
+  """Prints how much a run differs, and returns it; inf if it is too much."""
+  apart = difference(path)
+  pipelined = records.config(path)['route']['server']['pipelined']
+  same = apart == 0 or (pipelined and apart <= _ROUNDING)
+  print(f'{path}: parameters differ by {apart:.3g} at most.')
+  return apart if same else math.inf
+
+
+def _again(path: pathlib.Path) -> '_Again':
+  """Returns who has gone through a run again."""
+  config, route, wire = _config(path)
+  learned = learning.of_config(config)
+  require(config.model.name != 'none', f'{path}', 'a run with a model', 'none')
+  flat = learned.flat(servers=route['servers'], wire=wire)
+  again = None
+  for row in records.events(path):
+    if row['told'] == 'start':
+      again = _Again(config, learned, flat, again)
+    again.tell(row)
+  require(again is not None, f'{path}', 'a run that has started', 'no event')
+  return again
+
+
+def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
+  """Returns the parameters of the newest checkpoint, by server."""
+  directory = path / 'checkpoints'
+  own = {'every_s': math.inf, 'every_examples': 0, 'keep': 2}
+  steps = checkpoints.of_lead(directory, **own).steps()
+  require(bool(steps), f'{directory}', 'the checkpoint of a run', 'none')
+  states = checkpoints.read_servers(directory, steps[-1], servers)
+  return [state['params'] for state in states]
+
+
+class _Again:
+  """A lead whose events come from a record, its servers, and its journal.
+
+  Servers hold vectors, as those of the run: trees may be rounded otherwise.
+  """
+
+  finished = False
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    learned: Learning,
+    flat: Flat,
+    before: '_Again | None',
+  ):
+    self.version, workers = 0, config.cluster.workers
+    self.learners = [
+      learned.learner(*flat.initial(server))
+      for server in range(len(flat.sizes))
+    ]
+    self._flat = flat
+    self._pushed: dict[int, list[Payload]] = {}
+    self._gradient = learned.gradient
+    self._released: dict[int, tuple[Any, Any, int]] = {}
+    self._before = before
+    self._lead = Lead(
+      scheme=replay.scheme(config.to_dict(), workers),
+      batching=fixed.make(
+        num_workers=workers, worker_batch=config.batching.worker_batch
+      ),
+      holder=self,
+      stream=learned.stream,
+      journal=self,
+      num_workers=workers,
+    )
+    self._lead.attach(release=self._release, wake_at=lambda at: None)
+
+  def __getattr__(self, name: str) -> Any:
+    """Returns what a journal does, which is nothing."""
+    return lambda *args, **named: None
+
+  def tell(self, row: Mapping[str, Any]) -> None:
+    """Lets happen what a row says."""
+    told, time = row['told'], row['time']
+    if told == 'start' and self._before:
+      self.learners = self._before.learners
+      self.version = self._before.version
+      self._lead.rejoin(self._before._lead.state(), time)
+      for update in sorted(self.learners[0].state()['_sums']):
+        self.commit(update)
+    if told == 'push':
+      self._push(row)
+    elif told in ('start', 'wake'):
+      getattr(self._lead, told)(time)
+    elif told == 'join':
+      self._lead.join(row['worker'], time)
+    else:
+      self._lead.leave(row['worker'], time, '')
+
+  def _push(self, row: Mapping[str, Any]) -> None:
+    worker = row['worker']
+    params, ranges, iteration = self._released.pop(worker)
+    payload, loss = self._gradient(
+      params, ranges, worker=worker, iteration=iteration
+    )
+    messages, *_ = self._flat.encode(self._flat.init(), payload)
+    self._pushed[worker] = [
+      self._flat.taken(message, server)
+      for server, message in enumerate(messages)
+    ]
+    self._lead.push(
+      worker,
+      row['time'],
+      compute_s=row['compute_s'],
+      factors=(),
+      loss=loss,
+      computed=0,
+    )
+
+  def add(self, update: int, worker: int, examples: int) -> None:
+    """Sums the push of a worker into an update."""
+    shares = self._pushed.pop(worker)
+    for learner, share in zip(self.learners, shares, strict=True):
+      learner.add(update, share, examples)
+
+  def commit(self, update: int) -> None:
+    """Applies an update."""
+    self.version += 1
+    for learner in self.learners:
+      learner.commit(update)
+
+  def _release(self, index: int) -> None:
+    worker = self._lead.workers[index]
+    sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
+    params, _ = self._flat.pulled(sent)
+    self._released[index] = params, worker.ranges, worker.iteration
+
+
+def _config(
+  path: pathlib.Path,
+) -> tuple[ConfigDict, dict[str, Any], Wire]:
+  """Returns what was learned; the route; the wire."""
+  recorded = records.config(path)
+  runtime = recorded['cluster']['runtime']
+  require(runtime == 'distributed', f'{path}', 'a run on real hosts', runtime)
+  batching = recorded['batching']['name']
+  require(
+    batching == 'fixed', f'{path}', "a run with 'fixed' batches", batching
+  )
+  config = default.get_config()
+  for name, value in config.items():
+    if name in _WHERE or name not in recorded:
+      continue
+    known = isinstance(value, ConfigDict)
+    config[name] = (
+      manifests.section(recorded, name) if known else recorded[name]
+    )
+  config.cluster.workers = recorded['cluster']['workers']
+  module = importlib.import_module(f'wire.{recorded["wire"]["name"]}')
+  own = manifests.section(recorded, 'wire')[recorded['wire']['name']]
+  return config, recorded['route']['server'], module.make(**own.to_dict())
+
+
+if __name__ == '__main__':
+  app.run(main)
