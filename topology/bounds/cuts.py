@@ -59,14 +59,25 @@ def proven(cluster: Cluster, cut: Cut) -> Fraction:
     if weight < 0 or workers <= side or not workers & side:
       raise ValueError(f'Expected some workers, got {weight}, {sorted(side)}.')
     needed += weight * len(workers & side)
+  prices = link_prices(cluster, cut)
   for src, dst, GBps in cluster.links:
-    price = price_of.get(dst, Fraction(0)) - price_of.get(src, 0)
-    for weight, side in sides:
-      price += weight if src in side and dst not in side else 0
-    worth += max(price, Fraction(0)) * GBps
+    worth += prices[src, dst] * GBps
   if not worth or not needed:
     raise ValueError('Expected a cut with links out of it, got none.')
   return needed / worth
+
+
+def link_prices(cluster: Cluster, cut: Cut) -> dict[Ends, Fraction]:
+  """Returns the price of each link, at least 0, by which `cut` is a proof."""
+  price_of = dict(cut.switch_prices)
+  sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
+  found = {}
+  for src, dst, _ in cluster.links:
+    price = price_of.get(dst, Fraction(0)) - price_of.get(src, 0)
+    for weight, side in sides:
+      price += weight if src in side and dst not in side else 0
+    found[src, dst] = max(price, Fraction(0))
+  return found
 
 
 def leaving(cluster: Cluster, nodes: Sequence[str]) -> tuple[Ends, ...]:

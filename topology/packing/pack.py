@@ -24,7 +24,7 @@ from topology.forests.trees import (
   backwards,
   fitted,
 )
-from topology.packing import approximate, exact
+from topology.packing import approximate, exact, thinning
 
 _GB = 10**9
 # Workers times links up to which the exact way is as quick as the other, and up
@@ -145,11 +145,19 @@ class _Packer:
     self._tell('packing exactly')
     try:
       if self.collective == 'allreduce':
-        return exact.allreduce(cluster, stop, overlap=self.overlap)
-      return exact.allgather(cluster, stop)
+        forest = exact.allreduce(cluster, stop, overlap=self.overlap)
+      else:
+        forest = exact.allgather(cluster, stop)
     except stopping.Stopped:
       self._tell('not exact in time')
       return None
+    if not self.overlap:
+      return forest
+    self._tell('exact: looking for fewer and shallower trees')
+    try:
+      return thinning.thinned(cluster, forest, stop)
+    except stopping.Stopped:
+      return forest
 
   def _approximate(
     self, cluster: Cluster, stop: stopping.Stop, known: Forest | None

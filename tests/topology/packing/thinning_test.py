@@ -1,0 +1,119 @@
+"""Optimal forests have few and shallow trees, and the same rate."""
+
+import itertools
+import random
+from fractions import Fraction
+
+from absl.testing import absltest, parameterized
+
+import topology
+from topology.algorithms import stopping
+from topology.clusters import machines, randomized, shapes
+from topology.clusters.named import named
+from topology.forests import verify
+from topology.packing import exact, thinning
+
+
+def _size(forest):
+  return len(forest.trees), max(tree.depth for tree in forest.trees)
+
+
+class ThinnedTest(parameterized.TestCase):
+  @parameterized.product(
+    spec=(
+      'full_mesh(4, 25)',
+      'ring(6, 8)',
+      'tree([3, 3], [10, 4])',
+      'star([21, 26, 27, 28, 24], [26, 22, 25, 23, 21])',
+      'random_mesh(7, 1)',
+      'random_mesh(7, 1, symmetric=True)',
+      'random_switched(7, 3, 1)',
+      'pcie()',
+      'dgx_a100(2)',
+    ),
+    collective=('allreduce', 'allgather'),
+  )
+  def test_never_more_nor_deeper_and_exactly_as_fast(self, spec, collective):
+    graph = named(spec)
+    whole = getattr(exact, collective)(graph)
+
+    few = thinning.thinned(graph, whole, stopping.never)
+
+    verify.check(graph, few)
+    self.assertEqual(few.rate_Bps, whole.rate_Bps)
+    self.assertEqual(few.gap, 0)
+    for before, after in zip(_size(whole), _size(few), strict=True):
+      self.assertLessEqual(after, before)
+    again = thinning.thinned(graph, whole, stopping.never)
+    self.assertEqual(few, again)
+
+  @parameterized.parameters(*range(8))
+  def test_unequal_star_of_8_needs_8_shallow_trees(self, seed):
+    # As many as links whose use is given; each direction alike.
+    rng = random.Random(seed)
+    graph = shapes.star([rng.randint(20, 40) for _ in range(8)])
+
+    packed = topology.pack(graph)
+
+    trees, depth = _size(packed)
+    self.assertLessEqual(trees, 8)
+    self.assertLessEqual(depth, 4)
+    capacity = [link.GBps for link in graph.links if link.dst == 's0']
+    want = min(min(capacity), Fraction(sum(capacity), 14))
+    self.assertEqual(packed.rate_Bps, want * 10**9)
+
+  @parameterized.parameters(
+    ('dgx_a100(2)', 'allreduce', 30, 5),
+    ('dgx_a100(2)', 'reduce_scatter', 64, 7),
+    ('mi250(2)', 'allreduce', 76, 11),
+    ('pcie()', 'allgather', 20, 5),
+  )
+  def test_boxes_need_far_less_than_their_first_forest(
+    self, spec, collective, trees, depth
+  ):
+    packed = topology.pack(named(spec), collective=collective)
+
+    self.assertEqual(packed.gap, 0)
+    self.assertLessEqual(_size(packed)[0], trees)
+    self.assertLessEqual(_size(packed)[1], depth)
+
+  def test_a_forest_of_one_tree_stays(self):
+    graph = shapes.line(5, 3)
+    whole = exact.allreduce(graph)
+
+    self.assertIs(thinning.thinned(graph, whole, stopping.never), whole)
+
+  def test_it_stops_when_it_is_told_to(self):
+    graph = randomized.random_mesh(6, 1)
+    whole = exact.allreduce(graph)
+    asked = itertools.count()
+    thinning.thinned(graph, whole, lambda: next(asked) < 0)
+    for last in range(0, next(asked), 29):
+      asked = itertools.count()
+      with self.assertRaises(stopping.Stopped):
+        thinning.thinned(graph, whole, lambda n=asked, k=last: next(n) == k)
+
+  def test_what_is_exact_in_time_stays_though_thinning_is_not(self):
+    graph = machines.dgx_a100(2)
+
+    class Late:
+      """Says so once thinning has begun."""
+
+      begun = False
+
+      def __call__(self):
+        return self.begun
+
+    late = Late()
+
+    def tell(text):
+      late.begun = 'fewer' in text
+
+    with absltest.mock.patch('topology.packing.pack._deadline', lambda _: late):
+      packed = topology.pack(graph, time_limit_s=60, progress=tell)
+
+    self.assertEqual(packed, exact.allreduce(graph))
+
+
+if __name__ == '__main__':
+  absltest.main()
