@@ -46,10 +46,10 @@ class FairTest(parameterized.TestCase):
 
 
 class LoadsTest(parameterized.TestCase):
-  @parameterized.product(hosts=[3, 4, 7, 12], size=[2, 3, 6, 11])
+  @parameterized.parameters(
+    (3, 2), (4, 2), (4, 3), (7, 2), (7, 6), (12, 2), (12, 6), (12, 11)
+  )
   def test_every_host_has_a_transfer_across_the_link(self, hosts, size):
-    if size >= hosts:
-      self.skipTest('Not all hosts are a group.')
     _, rates = _random_network(hosts, hosts)
     group = tuple(random.Random(size).sample(range(hosts), size))
     out, into = shared.loads(group, rates)
