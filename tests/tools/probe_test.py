@@ -19,8 +19,8 @@ from absl.testing import absltest, parameterized
 
 import topology
 from cluster.distributed import roles
+from tests.support import shared_links
 from tests.tools import lab_test
-from tests.topology.clusters import networks
 from tools import probe
 from tools.probing import flows
 from tools.probing import trials as probing
@@ -188,7 +188,7 @@ class EndpointTest(absltest.TestCase):
 class ContentTest(absltest.TestCase):
   def test_groups_are_in_the_file_the_graph_and_the_table(self):
     racks = [((0, 1, 2), 5e6, 8e6)]
-    network = networks.Network([2e7] * 6, groups=racks)
+    network = shared_links.Network([2e7] * 6, groups=racks)
     run = lambda test: network.measure(test.pairs)  # noqa: E731
     tests, groups = probing.explore(run, 6, tolerance=0.1)
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]

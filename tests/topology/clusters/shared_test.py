@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
-from tests.topology.clusters import networks
+from tests.support import shared_links
 from topology.clusters import measured, shared
 
 
@@ -25,7 +25,7 @@ def _random_network(hosts, seed):
     for pair in itertools.permutations(range(hosts), 2)
     if rng.random() < 0.2
   }
-  network = networks.Network(ups, downs, groups, pairs)
+  network = shared_links.Network(ups, downs, groups, pairs)
   return network, measured.Rates(ups, downs, pairs, tuple(groups))
 
 
