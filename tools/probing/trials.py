@@ -152,6 +152,8 @@ def measure(
   latency_s: dict[Ends, float] = {}
 
   def run(test: Test) -> measured.Test:
+    if test.kind == 'all':
+      print('Hosts may share links: some tests more', flush=True)
     connect = {'do': 'connect', 'number': next(numbers), 'streams': streams}
     orders = [
       {
