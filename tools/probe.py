@@ -22,19 +22,21 @@ their ends and the links of groups between them, `latency_s`, `shortfalls`,
   both    pairs without a host in common, both ways, all at once
   all     all hosts to all others
   group   some hosts to all others, or all others to them, one to one
+  near    half of all hosts to those that they reach best
 
-Of each test --seconds are counted, after half as many; of the last three kinds
-3 times that.  H hosts make H (H - 1) + 3 H tests at most, or, if there are more
-than 8, 5 H.  Only if they show that links may be shared, there is `all`, which
-shows which hosts may be behind one link, and `group`, twice for each such set,
-of H - 2 at most: it is a group if its link carries less, by twice the
-tolerance, than all else explains.  Groups show if what about half of their
-hosts send together does not fit into their link.
+Of each test --seconds are counted, after half as many; from `both` on 3 times
+that.  H hosts make H (H - 1) + 3 H tests at most, or, if there are more than 8,
+5 H.  Only if these show that links may be shared, there is `all`, which shows
+which hosts may be behind one link, `group`, twice for each such set, of H - 2
+at most, and `near`, once: a set is a group if its link carries less, by twice
+the tolerance, than all else explains, and `near` is not as slow.  Groups show
+if what about half of their hosts send together does not fit into their link.
+
 A rate is the best that any test has shown.  What `both` shows to be slower than
-that, by twice the tolerance, within groups, is named in `shortfalls`, as the
-graph cannot say it: a host or a link cannot do both at once, pairs share a
-link, or TCP's acknowledgements wait behind data, as they do where up and down
-differ.
+that, by twice the tolerance, between hosts that share no link of a group, is
+named in `shortfalls`, as the graph cannot say it: a host or a link cannot do
+both at once, pairs share a link, or TCP's acknowledgements wait behind data, as
+they do where up and down differ.
 
 What travels is plain TCP, one connection for each pair or --streams: that is
 what collectives have, for which the graph is.  Flight, which parameter servers

@@ -1,12 +1,14 @@
 """Tests for what tools/probing/trials.py finds out, on simulated networks."""
 
 import itertools
+import random
 from fractions import Fraction
 
+import networkx
 from absl.testing import absltest, parameterized
 
 import topology
-from tests.topology.clusters import networks
+from tests.support import shared_links
 from tools.probing import trials
 from topology.clusters import measured
 
@@ -41,7 +43,44 @@ _RACKS = {
 def _network(ups, downs, groups, **fields):
   scaled = [[rate * _MB for rate in rates] for rates in (ups, downs or ups)]
   shared = [(hosts, up * _MB, down * _MB) for hosts, up, down in groups]
-  return networks.Network(*scaled, shared, **fields)
+  return shared_links.Network(*scaled, shared, **fields)
+
+
+def _random(seed):
+  """Returns rates of hosts and racks: at least two of at least two hosts."""
+  rng = random.Random(seed)
+  hosts = [*range(rng.randint(5, 12))]
+  draw = lambda: [rng.choice([10, 25, 40]) for _ in hosts]  # noqa: E731
+  ups, downs = draw(), draw()
+  rng.shuffle(hosts)
+  racks = [hosts[:2], hosts[2:4]]
+  for host in hosts[4:]:
+    rng.choice([*racks, []]).append(host)
+  return (
+    ups,
+    downs,
+    [
+      (tuple(sorted(rack)), rng.uniform(3, 40), rng.uniform(3, 40))
+      for rack in racks
+    ],
+  )
+
+
+def _most(senders, ups, downs, groups):
+  """Returns what some hosts can send to all others, as a flow in a tree."""
+  graph = networkx.DiGraph()
+  rack = dict.fromkeys(range(len(ups)), 'core')
+  for number, (hosts, up, down) in enumerate(groups):
+    rack |= dict.fromkeys(hosts, number)
+    graph.add_edge(number, 'core', capacity=up)
+    graph.add_edge('core', number, capacity=down)
+  for host, name in rack.items():
+    sends = host in senders
+    ends = ('from', f'h{host}') if sends else (f'h{host}', 'to')
+    rate = ups[host] if sends else downs[host]
+    graph.add_edge(*ends, capacity=rate)
+    graph.add_edge(*((ends[1], name) if sends else (name, ends[0])))
+  return networkx.maximum_flow_value(graph, 'from', 'to')
 
 
 def _explore(network, hosts, tolerance=0.1):
@@ -85,8 +124,25 @@ class ExploreTest(parameterized.TestCase):
       for GBps, want in zip(ways, (up, down), strict=True):
         self.assertBetween(float(GBps) * 1e3 / want, 0.9, 1.031)
     self.assertEmpty(rates.pairs_GBps)
-    more = kinds.count('all') + kinds.count('group')
-    self.assertLessEqual(more, 1 + 2 * (len(ups) - 2))
+    more = len(kinds) - len(trials.plan(len(ups)))
+    self.assertLessEqual(more, 2 + 2 * (len(ups) - 2))
+
+  @parameterized.parameters(*range(12))
+  def test_groups_are_promised_what_can_leave_and_enter_them(self, seed):
+    network = _random(seed)
+    hosts = len(network[0])
+    fields = {'noise': 0.03, 'unfair': 0.3, 'seed': seed}
+
+    _, rates = _explore(_network(*network, **fields), hosts)
+
+    for group in rates.groups:
+      others = {*range(hosts)} - {*group.hosts}
+      for senders, GBps in (
+        (group.hosts, group.up_GBps),
+        (others, group.down_GBps),
+      ):
+        share = float(GBps) * 1e3 / _most(senders, *network)
+        self.assertBetween(share, 0.85, 1.03)
 
   @parameterized.product(hosts=[2, 3, 5, 8, 9], noise=[0.0, 0.05])
   def test_without_shared_links_nothing_more_is_measured(self, hosts, noise):
@@ -100,7 +156,7 @@ class ExploreTest(parameterized.TestCase):
 
   def test_slow_pairs_are_no_groups(self):
     slow = dict.fromkeys(itertools.product((0, 1), (2, 3)), 3 * _MB)
-    network = networks.Network([25 * _MB] * 4, pairs=slow)
+    network = shared_links.Network([25 * _MB] * 4, pairs=slow)
 
     _, rates = _explore(network, 4)
 
@@ -108,7 +164,7 @@ class ExploreTest(parameterized.TestCase):
     self.assertEqual(set(rates.pairs_GBps), set(slow))
 
   def test_hosts_that_cannot_send_and_receive_at_once_are_no_group(self):
-    class Half(networks.Network):
+    class Half(shared_links.Network):
       def __init__(self):
         super().__init__([25 * _MB] * 5)
         for host in range(5):
@@ -120,6 +176,17 @@ class ExploreTest(parameterized.TestCase):
     self.assertIn('all', kinds)
     self.assertEmpty(rates.groups)
     self.assertEqual(rates.up_GBps, (Fraction(25, 1000),) * 5)
+
+  @parameterized.product(hosts=[4, 6], seed=[0, 1, 2, 3, 4])
+  def test_hosts_that_share_a_machine_are_no_group(self, hosts, seed):
+    ups = [25 * _MB] * hosts
+    network = shared_links.Network(ups, unfair=0.9, noise=0.2, seed=seed)
+    network.limits.append((6 * hosts * _MB, lambda i, j: True))
+
+    kinds, rates = _explore(network, hosts)
+
+    self.assertIn('all', kinds)
+    self.assertEmpty(rates.groups)
 
   @parameterized.parameters('2 x 2', '2 x 3', '2 x 4, a link of two hosts')
   def test_forests_are_as_fast_as_the_shared_link_allows(self, name):

@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cluster.transport.streams import Security
@@ -11,17 +11,18 @@ from tools.probing import flows, lockstep
 from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
 
+_LEAST = 4  # Hosts that can be two groups.
 _ALONE = 8  # Hosts up to which each pair is measured alone.
 # Times the seconds of others: where links have deep queues, TCP takes long to
 # find its rate beside what goes the other way.
-_LONGER = {'both': 3, 'all': 3, 'group': 3}
+_LONGER = dict.fromkeys(('both', 'all', 'group', 'near'), 3)
 
 
 class Test(NamedTuple):
   """Transfers that go on at the same time.
 
   Attributes:
-    kind: 'pairs', 'up', 'down', 'both', 'all' or 'group'.
+    kind: 'pairs', 'up', 'down', 'both', 'all', 'group' or 'near'.
     pairs: Sender and receiver of each.
   """
 
@@ -75,9 +76,10 @@ def explore(
   """Returns tests with what they have shown, and groups of hosts.
 
   The groups are those behind links that they share.  They are looked for, with
-  1 + 2 S more tests for S suspects, H - 2 of them at most, if `both` has fallen
-  short of what pairs can do by twice the tolerance, or if pairs that were not
-  measured alone are slower than both of their ends.
+  2 + 2 S more tests for S suspects, H - 2 of them at most, if there are 4 hosts
+  or more, and `both` has fallen short of what pairs can do by twice the
+  tolerance, or pairs that were not measured alone are slower than both of their
+  ends.
 
   Args:
     run: Carries a test out.
@@ -95,17 +97,25 @@ def explore(
     for test, shown in found
     if test.kind == 'both'
   )
-  if not short and not (hosts > _ALONE and rates.pairs_GBps):
+  together = hosts > _ALONE and bool(rates.pairs_GBps)
+  if hosts < _LEAST or not (short or together):
     return found, []
-  every = Test('all', tuple(itertools.permutations(range(hosts), 2)))
-  found.append((every, run(every)))
-  tested = {}
-  for group in shared.suspects(found[-1][1], rates, tolerance=tolerance):
-    own = [Test('group', pairs) for pairs in shared.loads(group, rates)]
-    found += [(test, run(test)) for test in own]
-    tested[group] = [shown for _, shown in found[-len(own) :]]
+
+  def more(kind: str, pairs: Iterable[Ends]) -> measured.Test:
+    test = Test(kind, tuple(pairs))
+    found.append((test, run(test)))
+    return found[-1][1]
+
+  every = more('all', itertools.permutations(range(hosts), 2))
+  tested = {
+    group: [more('group', pairs) for pairs in shared.loads(group, rates)]
+    for group in shared.suspects(every, rates, tolerance=tolerance)
+  }
+  if not tested:
+    return found, []
+  control = more('near', shared.nearest(every, rates))
   sizes = {'hosts': hosts, 'tolerance': tolerance}
-  return found, shared.confirmed(tested, seen, **sizes)
+  return found, shared.confirmed(tested, control, seen, **sizes)
 
 
 def measure(
@@ -142,6 +152,8 @@ def measure(
   latency_s: dict[Ends, float] = {}
 
   def run(test: Test) -> measured.Test:
+    if test.kind == 'all':
+      print('Hosts may share links: some tests more', flush=True)
     connect = {'do': 'connect', 'number': next(numbers), 'streams': streams}
     orders = [
       {

@@ -109,11 +109,10 @@ def fit(
   (sent and received together) and then those of pairs, are sorted into classes,
   from the highest down, each of the rates that are within the tolerance of its
   highest, and replaced by the median of their class, or by 1.03 times its
-  lowest where that is less:
-  a forest is as fast as the slowest of its links.  Rates are decimals of 3
-  significant digits.  No best so falls by more than the tolerance and the
-  rounding, and none rises by more than 3 %; but a pair without a limit of its
-  own is promised what its ends can do.
+  lowest where that is less: a forest is as fast as the slowest of its links.
+  Rates are decimals of 3 significant digits.  No best so falls by more than the
+  tolerance and the rounding, and none rises by more than 3 %; but a pair
+  without a limit of its own is promised what its ends can do.
 
   Each ordered pair must have a transfer in some test, of 2 hosts or more; the
   tolerance is the relative error of the measurements, from 0 to below 1.  Hosts
@@ -332,7 +331,7 @@ def _wires(
       number
       for number, j in enumerate(parties)
       # Past slow pairs, nothing may turn round in groups, nor outside of them.
-      if (i.host, j.host) in slow or (slow and i == j and i.host < 0)
+      if (i.host, j.host) in slow or (slow and i.host < 0 and i == j)
     )
     for i in parties
   ]
@@ -361,15 +360,15 @@ def _wires(
 
 
 def _snapped(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
-  """Returns 1e9 bytes per second, of each what its group can promise."""
+  """Returns 1e9 bytes per second, of each what its class can promise."""
   snapped: dict[float, Fraction] = {}
   left = sorted(rates_Bps, reverse=True)
   while left:
-    group = [rate for rate in left if rate >= (1 - tolerance) * left[0]]
-    middle = Fraction(f'{statistics.median(group) / _GB:.3g}')
-    most = _floor(Fraction(group[-1]) * _PROMISED / _GB)
-    snapped |= dict.fromkeys(group, min(middle, most))
-    left = left[len(group) :]
+    alike = [rate for rate in left if rate >= (1 - tolerance) * left[0]]
+    middle = Fraction(f'{statistics.median(alike) / _GB:.3g}')
+    most = _floor(Fraction(alike[-1]) * _PROMISED / _GB)
+    snapped |= dict.fromkeys(alike, min(middle, most))
+    left = left[len(alike) :]
   return [snapped[rate] for rate in rates_Bps]
 
 

@@ -106,8 +106,29 @@ def loads(
   return ways[0], ways[1]
 
 
+def nearest(test: Test, rates: Rates) -> tuple[Ends, ...]:
+  """Returns transfers between hosts that reach each other best, one for each.
+
+  They load hosts, but hardly the links that groups share: if not even they go
+  on at once at their rates, then something else is short.
+
+  Args:
+    test: In which all hosts send to all others.
+    rates: Of the hosts.
+  """
+  kinship = _kinship(test, rates)
+  free = {*range(len(rates.up_GBps))}
+  chosen: list[Ends] = []
+  for pair in sorted(kinship, key=lambda pair: -kinship[pair]):
+    if free >= {*pair}:
+      chosen.append(pair)
+      free -= {*pair}
+  return tuple(chosen)
+
+
 def confirmed(
   tested: Mapping[Hosts, Sequence[Test]],
+  control: Test,
   tests: Sequence[Test],
   *,
   hosts: int,
@@ -118,15 +139,19 @@ def confirmed(
   A suspect is a group if a test of it has carried less than 1 - twice the
   tolerance of what the rates of hosts, pairs that were measured alone, and
   other groups let expect.  Larger ones are looked at first, and again in the
-  end, since smaller ones may explain them.
+  end, since smaller ones may explain them.  There is no group if the control
+  has carried less than that, too: hosts that share a machine, for example, are
+  all slow when many of them send.
 
   Args:
     tested: Suspects, the larger ones first, with the tests of `loads`.
+    control: The test of `nearest`.
     tests: All others.
     hosts: How many there are.
     tolerance: Relative error of the measurements.
   """
-  every = [*tests, *(test for own in tested.values() for test in own)]
+  loaded = [test for own in tested.values() for test in own]
+  every = [*tests, control, *loaded]
   alone = {pair for test in tests if len(test) == 1 for pair in test}
 
   def short(own: Sequence[Test], groups: Sequence[Hosts]) -> bool:
@@ -147,7 +172,7 @@ def confirmed(
     rest = [other for other in chosen if other != group]
     if not short(tested[group], rest):
       chosen = rest
-  return chosen
+  return [] if short([control], chosen) else chosen
 
 
 def _kinship(test: Test, rates: Rates) -> dict[Ends, float]:

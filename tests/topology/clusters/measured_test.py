@@ -10,7 +10,7 @@ import scipy.optimize
 from absl.testing import absltest, parameterized
 
 import topology
-from tests.topology.clusters import networks
+from tests.support import shared_links
 from topology.clusters import cluster, measured, shapes
 
 
@@ -310,7 +310,7 @@ class GroupsTest(parameterized.TestCase):
       for pair, rate in rates.pairs_GBps.items()
       if not rates.crossed(*pair)
     }
-    network = networks.Network(
+    network = shared_links.Network(
       rates.up_GBps, rates.down_GBps, rates.groups, inside
     )
     graph = measured.graph(rates)

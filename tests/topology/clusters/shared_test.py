@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
-from tests.topology.clusters import networks
+from tests.support import shared_links
 from topology.clusters import measured, shared
 
 
@@ -25,7 +25,7 @@ def _random_network(hosts, seed):
     for pair in itertools.permutations(range(hosts), 2)
     if rng.random() < 0.2
   }
-  network = networks.Network(ups, downs, groups, pairs)
+  network = shared_links.Network(ups, downs, groups, pairs)
   return network, measured.Rates(ups, downs, pairs, tuple(groups))
 
 
@@ -46,10 +46,10 @@ class FairTest(parameterized.TestCase):
 
 
 class LoadsTest(parameterized.TestCase):
-  @parameterized.product(hosts=[3, 4, 7, 12], size=[2, 3, 6, 11])
+  @parameterized.parameters(
+    (3, 2), (4, 2), (4, 3), (7, 2), (7, 6), (12, 2), (12, 6), (12, 11)
+  )
   def test_every_host_has_a_transfer_across_the_link(self, hosts, size):
-    if size >= hosts:
-      self.skipTest('Not all hosts are a group.')
     _, rates = _random_network(hosts, hosts)
     group = tuple(random.Random(size).sample(range(hosts), size))
     out, into = shared.loads(group, rates)
