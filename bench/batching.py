@@ -7,8 +7,9 @@ constant: workers that are 1, 1, 2 and 3 times as slow.  Examples per second
 over the sum of what the workers reach alone, with equal batches and LB-BSP.
 ratio: how much faster LB-BSP is than BSP with one slow worker among four, and
 R2SP with tuned batches than without, beside what their papers claim.
-traces: speeds as they were recorded.  How much of what an oracle gains over
-equal batches, which knows the next speeds, LB-BSP gains with each predictor.
+traces: speeds as they were recorded, and made ones of bench/made.py.  How much
+of what an oracle gains over equal batches, which knows the next speeds, LB-BSP
+gains with each predictor.
 
 With --lab (root; 6 minutes more) the first two parts run on real hosts as well,
 with injected compute times and links of 1 Gbit/s.  --data is the folder that
@@ -17,6 +18,7 @@ has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
 
 import argparse
 import contextlib
+import csv
 import dataclasses
 import io
 import os
@@ -30,7 +32,7 @@ import numpy as np
 import train
 from batching import allocation, fixed, lb_bsp
 from batching.batching import Batching, Done
-from bench import clusters, predict
+from bench import clusters, made, predict
 from cluster.speed import speed as speeds
 from configs import default
 from tools.reading import records
@@ -43,7 +45,8 @@ _SLOWDOWN = (1.0, 1.0, 2.0, 3.0)
 _RATIOS = (1, 2, 4, 8)
 _SUPERSTEPS = 40
 _SKIPPED = 10  # Supersteps in which LB-BSP and R2SP find their batches.
-_PREDICTORS = ('last', 'ema', 'narx', 'auto')
+_PREDICTORS = ('last', 'ema', 'lstm', 'narx')
+_MADE = ('shifts', 'spikes', 'periodic', 'driven', 'regimes')
 _CLAIMS = (
   'LB-BSP: up to 2x (poster, 2018), up to 54 % (SoCC 2020)',
   'R2SP: 40 % faster convergence by tuned batches (INFOCOM 2019)',
@@ -125,6 +128,7 @@ def print_traces(data: str | None) -> None:
       traces[f'PAI {job}'] = _speed(path, 'batch_time_norm', 'time', '')
     else:
       print(f'PAI {job}: left out, there is no {path}.')
+  traces |= {f'made, {kind}': _made(kind) for kind in _MADE}
   rows = [('trace', 'fixed', 'oracle', *_PREDICTORS, 'aim')]
   for name, (speed, supersteps) in traces.items():
     workers = speed.model.num_workers
@@ -228,6 +232,20 @@ def _speed(
     model=model,
   )
   return speed, min(counts)
+
+
+def _made(kind: str) -> tuple[speeds.Speed, int]:
+  """Returns made speeds, and how many iterations there are."""
+  made_speeds, factors = made.make(kind, seed=300)
+  names = [f'factor{number}' for number in range(factors.shape[2])]
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, 'made.csv')
+    with path.open('w', encoding='utf-8') as file:
+      writer = csv.writer(file)
+      writer.writerow(['worker', 'iteration', 'time_s', *names])
+      for (step, worker), value in np.ndenumerate(made_speeds):
+        writer.writerow([worker, step, 1 / value, *factors[step, worker]])
+    return _speed(path, 'time_s', 'iteration', ','.join(names))
 
 
 def _alone(speed: speeds.Speed, supersteps: int) -> float:

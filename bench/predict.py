@@ -9,7 +9,8 @@ learning.  The first eight values are no part of either, as the yardsticks of
 the PAI traces leave them out.  FILE is a recording of tools/record.py
 (bench/recorded.csv if not given), whose values are speeds in steps per
 second; DIR (or $SYNCOPATE_DATA) holds pai/job1.csv and pai/job3.csv, whose
-values are times.  Takes about half a minute on two cores.
+values are times.  Made traces are those of bench/made.py.  Takes about two
+minutes on two cores.
 """
 
 import argparse
@@ -17,18 +18,22 @@ import importlib
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bench import made
 from cluster.speed import driving, traces
 from configs import default
 from learning import compilations
 from predict.predictor import Predictor
 
-_NAMES = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx', 'auto')
-_BOUNDED = ('last', 'ema', 'narx', 'rnn', 'lstm', 'auto', 'arima')
+_NAMES = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx')
+_NETWORKS = ('rnn', 'lstm', 'narx')
+_ALONE = 'narx, network alone'
+_SEEDS = (300, 301)  # None of those that the gate was chosen with.
+_BOUNDED = ('last', 'ema', 'narx', 'rnn', 'lstm', 'arima')
 RECORDED = pathlib.Path(__file__).with_name('recorded.csv')
 _LEFT_OUT = 8
 _LEARNT = 0.7
@@ -62,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
       print_errors(f'PAI {job}, times', pai(path))
     else:
       print(f'PAI {job}: skipped, there is no {path}')
+  print_made()
   print_costs()
 
 
@@ -98,11 +104,21 @@ def make(name: str, *, num_workers: int, num_factors: int) -> Predictor:
   )
 
 
-def walk(predictor: Predictor, trace: Trace) -> np.ndarray:
-  """Returns what is predicted of each value from those before: [T, n]."""
+def walk(
+  predictor: Predictor,
+  trace: Trace,
+  asked: Callable[[Predictor], np.ndarray] = lambda it: it.predict(),
+) -> np.ndarray:
+  """Returns what is predicted of each value from those before: [T, n].
+
+  Args:
+    predictor: Is told the trace.
+    trace: What was measured.
+    asked: Returns what a predictor says; by default what it predicts.
+  """
   predictions = np.empty_like(trace.values)
   for step, (values, factors) in enumerate(zip(*trace, strict=True)):
-    predictions[step] = predictor.predict()
+    predictions[step] = asked(predictor)
     predictor.observe(values, factors)
   return predictions
 
@@ -111,11 +127,39 @@ def error(predictions: np.ndarray, trace: Trace) -> float:
   """Returns the root mean square over the end, averaged over workers."""
   errors = []
   for predicted, values in zip(predictions.T, trace.values.T, strict=True):
-    count = int(np.isfinite(values).sum())
-    start = _LEFT_OUT + int(_LEARNT * (count - _LEFT_OUT))
-    missed = (predicted - values)[start:count]
-    errors.append(np.sqrt(np.mean(missed**2)))
+    missed = (predicted - values)[np.isfinite(values)]
+    start = _LEFT_OUT + int(_LEARNT * (len(missed) - _LEFT_OUT))
+    errors.append(np.sqrt(np.mean(missed[start:] ** 2)))
   return float(np.mean(errors))
+
+
+def missed(name: str, trace: Trace) -> float:
+  """Returns the error of a predictor at its defaults on a trace.
+
+  Args:
+    name: Module of predict/; or 'narx, network alone', which is what its
+      network says, whatever weight that has.
+    trace: What was measured.
+  """
+  _, workers, factors = trace.factors.shape
+  predictor = make(
+    'narx' if name == _ALONE else name,
+    num_workers=workers,
+    num_factors=factors,
+  )
+  if name == _ALONE:
+    return error(walk(predictor, trace, lambda it: it.gate.experts[-1]), trace)
+  return error(walk(predictor, trace), trace)
+
+
+def excess(names: Sequence[str], trace: Trace) -> list[float]:
+  """Returns errors over the smaller one of `last` and `ema`.
+
+  1 where both are none, as on a trace that never changes.
+  """
+  least = min(missed(name, trace) for name in ('last', 'ema'))
+  errors = [missed(name, trace) for name in names]
+  return [1.0 if each == least else each / least for each in errors]
 
 
 def ablated(trace: Trace) -> dict[str, Trace]:
@@ -133,22 +177,34 @@ def print_errors(title: str, trace: Trace) -> None:
   steps, workers, factors = trace.factors.shape
   print(f'\n{title}: {workers} workers, up to {steps} values each\n')
   print(f'{"predictor":26}{"RMSE":>10}{"of last":>9}{"seconds":>9}')
-  runs = [(name, name, trace) for name in _NAMES]
+  runs = [(name, name, trace) for name in (*_NAMES, _ALONE)]
   if factors:
     runs += [(row, 'narx', other) for row, other in ablated(trace).items()]
   yardstick = None
   for row, name, told in runs:
-    predictor = make(
-      name, num_workers=workers, num_factors=told.factors.shape[-1]
-    )
     start = time.perf_counter()
-    missed = error(walk(predictor, told), told)
+    found = missed(name, told)
     seconds = time.perf_counter() - start
-    yardstick = yardstick or missed
+    yardstick = yardstick or found
     print(
-      f'{row:26}{missed:10.4g}{missed / yardstick:9.3f}{seconds:9.1f}',
+      f'{row:26}{found:10.4g}{found / yardstick:9.3f}{seconds:9.1f}',
       flush=True,
     )
+
+
+def print_made() -> None:
+  """Prints a row per kind of made trace: the larger ratio of the seeds."""
+  names = ('last', 'ema', *_NETWORKS, _ALONE)
+  print('\nmade traces, over the better one of last and ema, worst of seeds\n')
+  print(f'{"kind":16}' + ''.join(f'{name.split()[-1]:>9}' for name in names))
+  for title, kinds in (('chosen on', made.DESIGN), ('held out', made.HELD_OUT)):
+    print(f'{title}:')
+    for kind in kinds:
+      found = [
+        excess(names, Trace(*made.make(kind, seed=seed))) for seed in _SEEDS
+      ]
+      cells = ''.join(f'{ratio:9.3f}' for ratio in np.max(found, axis=0))
+      print(f'{kind:16}{cells}', flush=True)
 
 
 def print_costs(workers: int = 1000, rounds: int = 300) -> None:

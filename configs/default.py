@@ -76,10 +76,6 @@ def get_config() -> ml_collections.ConfigDict:
   predictor.lstm.window = 5  # Observations that it reads.
   predictor.lstm.hidden = 8  # Width of its state.
   _add_training(predictor.lstm, steps=4, decay=0.1)
-  predictor.auto = ConfigDict()
-  predictor.auto.discount = 0.01  # Weight of the newest squared error.
-  predictor.auto.ema = predictor.ema.copy_and_resolve_references()
-  predictor.auto.narx = predictor.narx.copy_and_resolve_references()
   config.batching.lb_bsp_gpu = ConfigDict()  # By curves, or by trying.
   # Files of tools.profile_batches, one or one each, with commas; '' for none.
   config.batching.lb_bsp_gpu.curves = ''
@@ -262,6 +258,8 @@ def get_config() -> ml_collections.ConfigDict:
 def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
   """Adds how predict/online.py trains a network."""
   network.smoothing = 0.3  # Of the average that it corrects.
+  network.quick = 0.7  # The same of one that it is weighed against.
+  network.discount = 0.03  # Weight of the newest squared error, for that.
   network.kept = 2000  # Observations of each; of all at most 200,000.
   network.needed = 30  # Of a worker, before it predicts; a guess.
   network.steps = steps  # Of Adam, per observation.

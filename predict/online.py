@@ -7,6 +7,9 @@ bounded.  The loss is Huber's ('Robust estimation of a location parameter',
 1964), as now and then an iteration is slow for no reason that can be known.
 The training is series-parallel: inputs are observed speeds, never predicted.
 
+What a network expects is one opinion of several: where speeds change their ways
+it may be worse than no network.  predict/gate.py weighs it against averages.
+
 All workers share the parameters, and what differs between them is in the
 standardisation.  A network for each was 1 % better or worse, depending on the
 trace; it costs more, and learns nothing for a worker that has just come.
@@ -27,7 +30,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from predict import history, predictor
+from predict import gate, history, predictor
 
 _MOST_KEPT = 200_000  # Observations of all workers: about 10 MB.
 _ROBUST = 0.25  # Deviations up to which the loss is a square.
@@ -76,6 +79,7 @@ class Online:
     seed: Of the parameters and of the draws.
     needed: Observations of a worker from which on the network predicts.
     history: What has been observed.
+    gate: How wrong the network and the averages were.
     weights: Float32 [4, p]: parameters, the averages of their gradients and of
       the squares of these, and the average of the parameters.
     fits: How many observations have been learnt from.
@@ -87,24 +91,22 @@ class Online:
   seed: int
   needed: int
   history: history.History
+  gate: gate.Gate
   weights: np.ndarray
   fits: int
   predicted: np.ndarray
 
   @property
-  def falls_back(self) -> np.ndarray:
-    """Bool [n], whose prediction is the average: too little history."""
-    return (self.history.count > 0) & (self.history.count < self.needed)
-
-  @property
   def fallback(self) -> int:
-    """For how many workers the average is the prediction."""
-    return int(self.falls_back.sum())
+    """For how many workers averages predict alone: too little history."""
+    count = self.history.count
+    return int(((count > 0) & (count < self.needed)).sum())
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
     """Takes an observation in, learns, and predicts.  O(n + bounded)."""
     if not len(self.history.add(speeds, factors)):
       return
+    self.gate.observe(np.asarray(speeds, np.float64))
     # A generator that counts, so that no state of it need be kept.
     key = np.array([self.seed, self.fits], np.uint64)
     samples = self.history.samples(
@@ -112,14 +114,14 @@ class Online:
       self.fitting.steps * self.fitting.minibatch,
       self.shape.window,
     )
-    self.predicted = self.history.average.copy()
-    if samples is None:
-      return
-    gain = self._advance(*samples)
-    self.fits += 1
-    ready = self.history.count >= self.needed
-    speeds = self.predicted + gain * self.history.deviation()
-    self.predicted[ready] = self.history.within(speeds)[ready]
+    expected = self.history.average.copy()
+    if samples is not None:
+      gain = self._advance(*samples)
+      self.fits += 1
+      ready = self.history.count >= self.needed
+      gain = np.where(ready, gain, 0) * self.history.deviation()
+      expected = self.history.within(expected + gain)
+    self.predicted = self.history.within(self.gate.mix(expected))
 
   def predict(self) -> np.ndarray:
     """Returns the next speeds, float64 [n]; NaN if never observed.
@@ -131,6 +133,7 @@ class Online:
   def reset(self, worker: int) -> None:
     """Forgets a worker's history; what all have taught the network stays."""
     self.history.reset(worker)
+    self.gate.reset(worker)
     self.predicted[worker] = np.nan
 
   def _advance(self, windows: np.ndarray, gains: np.ndarray) -> np.ndarray:
@@ -158,6 +161,8 @@ def make(
   num_factors: int,
   seed: int,
   smoothing: float,
+  quick: float,
+  discount: float,
   kept: int,
   needed: int,
   steps: int,
@@ -174,7 +179,10 @@ def make(
     num_factors: Number of driving factors, F; may be 0.
     seed: Of the parameters and of the draws, 0 to 2^64 - 1.
     smoothing: Weight of the newest speed in the average that the network adds
-      to, and falls back to.
+      to.
+    quick: Weight of the newest speed in another average.
+    discount: Weight of the newest squared error where the network, the two
+      averages and the last speed are weighed.
     kept: Observations per worker that are learnt from, the newest; fewer if
       there are so many workers that it would be over 200,000 in all.
     needed: Observations of a worker from which on the network predicts.
@@ -208,6 +216,9 @@ def make(
       num_factors=num_factors,
       kept=max(shape.window + 1, min(kept, _MOST_KEPT // num_workers)),
       smoothing=smoothing,
+    ),
+    gate=gate.make(
+      num_workers=num_workers, quick=quick, slow=smoothing, discount=discount
     ),
     weights=np.stack([params, 0 * params, 0 * params, params]),
     fits=0,

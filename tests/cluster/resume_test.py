@@ -65,7 +65,7 @@ class ResumeTest(parameterized.TestCase):
 
     check()
 
-  @parameterized.parameters(('elastic', 'ema'), ('bsp', 'auto'))
+  @parameterized.parameters(('elastic', 'ema'), ('bsp', 'narx'))
   def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',

@@ -9,9 +9,15 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from bench import made
 from bench import predict as bench
 from configs import default
 from predict import arima
+
+_BOUND = (
+  *('walk', 'shifts', 'spikes', 'periodic', 'constant', 'outages'),
+  *('late spikes', 'square', 'regimes', 'jumping walk', 'lost factors'),
+)
 
 
 def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
@@ -114,7 +120,7 @@ class ArimaTest(parameterized.TestCase):
     self.assertLess(abs(found / best - 1), 0.03)
 
   def test_fits_one_worker_at_a_time(self):
-    made = arima.make(
+    predictor = arima.make(
       num_workers=5,
       num_factors=0,
       seed=0,
@@ -129,77 +135,64 @@ class ArimaTest(parameterized.TestCase):
     draws = np.random.default_rng(0)
     waiting = []
     for _ in range(26):
-      made.observe(draws.uniform(1, 2, 5), np.empty((5, 0)))
-      waiting.append(made.fallback)
+      predictor.observe(draws.uniform(1, 2, 5), np.empty((5, 0)))
+      waiting.append(predictor.fallback)
     self.assertEqual(waiting[18:], [5, 4, 3, 2, 1, 0, 0, 0])
 
 
-class AutoTest(parameterized.TestCase):
-  def test_follows_the_best_after_a_switch(self):
-    # First every value is the one before, then there is only noise.
-    draws = np.random.default_rng(0)
-    walk = 100 + np.cumsum(draws.standard_normal((400, 2)), axis=0)
-    noise = 100 + 5 * draws.standard_normal((400, 2))
-    own = default.get_config().batching.lb_bsp.predictor.auto.to_dict()
-    made = importlib.import_module('predict.auto').make(
-      num_workers=2, num_factors=0, seed=0, **own
-    )
-    followed = []
-    for values in np.concatenate([walk, noise]):
-      made.observe(values, np.empty((2, 0)))
-      followed.append(made.followed)
-    followed = np.array(followed)
-    self.assertGreater(np.mean(followed[300:400] == 0), 0.5)
-    self.assertLess(np.mean(followed[500:] == 0), 0.1)
+class BoundTest(parameterized.TestCase):
+  """Whoever is told nothing useful loses little by being told."""
 
-  @parameterized.named_parameters(
-    ('noise', lambda draws, t: draws.standard_normal(t.shape)),
-    ('walk', lambda draws, t: np.cumsum(draws.standard_normal(t.shape), 0)),
-    ('levels', lambda draws, t: 5.0 * (t // 70 % 2)),
-    ('waves', lambda draws, t: 5 * np.sin(t / 3)),
-    ('mixed', lambda draws, t: draws.standard_normal(t.shape) * (t // 99 % 2)),
+  # Of both sets, with a seed and a length that nothing was chosen with.
+  @parameterized.parameters(
+    *((kind, 'narx') for kind in _BOUND), ('regimes', 'rnn'), ('crowd', 'lstm')
   )
-  def test_is_never_much_worse_than_the_last_value(self, change):
-    draws = np.random.default_rng(0)
-    times = np.arange(600)[:, None] + np.array([0, 17, 40])
-    speeds = np.maximum(100 + change(draws, times), 1)
-    speeds += 0.01 * draws.standard_normal(speeds.shape)
-    factors = np.empty((*speeds.shape, 0))
-    self.assertLess(
-      _error('auto', speeds, factors, from_=30),
-      1.1 * _error('last', speeds, factors, from_=30),
+  def test_no_network_is_much_worse_than_no_network(self, kind, name):
+    trace = bench.Trace(*made.make(kind, seed=400, steps=400))
+    (ratio,) = bench.excess([name], trace)
+    self.assertLess(ratio, 1.02)
+
+  @parameterized.parameters(('driven', 0.5), ('noise', 0.9), ('regimes', 0.98))
+  def test_what_can_be_learnt_is(self, kind, most):
+    trace = bench.Trace(*made.make(kind, seed=401, steps=400))
+    (ratio,) = bench.excess(['narx'], trace)
+    self.assertLess(ratio, most)
+
+  @parameterized.parameters(1, 9)
+  def test_holds_for_one_worker_and_for_more(self, workers):
+    trace = bench.Trace(
+      *made.make('shifts', seed=402, steps=300, workers=workers)
     )
+    (ratio,) = bench.excess(['narx'], trace)
+    self.assertLess(ratio, 1.02)
 
 
 class TraceTest(parameterized.TestCase):
   """On real traces, where they are."""
 
-  @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
-  def test_auto_is_never_much_worse_than_the_last_value(self, job, yardstick):
+  @parameterized.product(job=['job1', 'job3'], name=['narx', 'rnn', 'lstm'])
+  def test_networks_are_no_worse_than_averages(self, job, name):
     path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
     if not path.exists():
       self.skipTest(f'There is no {path}.')
-    found = self._errors(bench.pai(path), 'last', 'auto')
-    self.assertAlmostEqual(found['last'], yardstick, delta=0.05)
-    self.assertLess(found['auto'], 1.1 * found['last'])
+    (ratio,) = bench.excess([name], bench.pai(path))
+    self.assertLess(ratio, 1.02)
+
+  @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
+  def test_the_yardstick_is_the_one_known(self, job, yardstick):
+    path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
+    if not path.exists():
+      self.skipTest(f'There is no {path}.')
+    found = bench.missed('last', bench.pai(path))
+    self.assertAlmostEqual(found, yardstick, delta=0.05)
 
   def test_current_factors_help_narx_on_the_recording(self):
     trace = bench.recorded(bench.RECORDED)
-    found = self._errors(trace, 'last', 'ema', 'narx', 'auto')
-    self.assertLess(found['auto'], 1.1 * found['last'])
-    self.assertLess(found['narx'], 0.97 * min(found['last'], found['ema']))
+    found = bench.missed('narx', trace)
+    least = min(bench.missed(name, trace) for name in ('last', 'ema'))
+    self.assertLess(found, 0.98 * least)
     for blind in bench.ablated(trace).values():
-      self.assertGreater(
-        self._errors(blind, 'narx')['narx'], 1.02 * found['narx']
-      )
-
-  def _errors(self, trace: bench.Trace, *names: str) -> dict[str, float]:
-    _, workers, factors = trace.factors.shape
-    sizes = {'num_workers': workers, 'num_factors': factors}
-    return {
-      name: bench.error(bench.walk(bench.make(name, **sizes), trace), trace)
-      for name in names
-    }
+      self.assertGreater(bench.missed('narx', blind), 1.01 * found)
 
 
 class BenchTest(absltest.TestCase):
@@ -213,6 +206,17 @@ class BenchTest(absltest.TestCase):
     self.assertEqual(bench.error(predictions, trace), 3.0)
     predictions[22, 0] -= 3.0
     self.assertGreater(bench.error(predictions, trace), 3.0)
+
+  def test_leaves_out_what_was_not_measured_in_between(self):
+    values = np.arange(1.0, 29.0)[:, None]
+    gaps = np.insert(values, [3, 15, 26], np.nan, axis=0)
+    predictions = np.arange(28.0)[:, None] ** 1.1
+    of_gaps = np.insert(predictions, [3, 15, 26], 99.0, axis=0)
+    whole = bench.Trace(values, np.empty((28, 1, 0)))
+    other = bench.Trace(gaps, np.empty((31, 1, 0)))
+    self.assertEqual(
+      bench.error(of_gaps, other), bench.error(predictions, whole)
+    )
 
   def test_reads_what_was_recorded(self):
     with tempfile.TemporaryDirectory() as folder:

@@ -11,18 +11,20 @@ from absl.testing import absltest, parameterized
 from configs import default
 from learning import compilations
 from outputs import checkpoints
+from predict import gate
 
 _TRAINED = ('narx', 'rnn', 'lstm')
-_NAMES = ('last', 'ema', 'arima', *_TRAINED, 'auto')
+_NAMES = ('last', 'ema', 'arima', *_TRAINED)
 _WORKERS = 3
 
 
-def _make(name: str, *, num_workers: int = _WORKERS, num_factors: int = 2):
+def _make(
+  name: str, *, num_workers: int = _WORKERS, num_factors: int = 2, needed=20
+):
   """A predictor that begins to fit early, as tests are short."""
   own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
-  for arguments in (own, *(v for v in own.values() if isinstance(v, dict))):
-    if 'needed' in arguments:
-      arguments.update(needed=20, kept=40)
+  if 'needed' in own:
+    own.update(needed=needed, kept=40)
   module = importlib.import_module(f'predict.{name}')
   return module.make(
     num_workers=num_workers, num_factors=num_factors, seed=3, **own
@@ -182,7 +184,7 @@ class EveryPredictorTest(parameterized.TestCase):
       _walk(predictor, speeds, factors)[1:], speeds, rtol=1e-12
     )
 
-  @parameterized.parameters(*_TRAINED, 'last', 'ema', 'auto')
+  @parameterized.parameters(*_TRAINED, 'last', 'ema')
   def test_compiles_nothing_after_it_was_made(self, name):
     predictor = _make(name)
     before = compilations.count()
@@ -240,7 +242,9 @@ class EveryPredictorTest(parameterized.TestCase):
     ('rnn', 'window', 0),
     ('lstm', 'steps', 0),
     ('lstm', 'minibatch', 0),
-    ('auto', 'discount', 0.0),
+    ('narx', 'smoothing', 0.0),
+    ('rnn', 'quick', 1.5),
+    ('lstm', 'discount', 0.0),
   )
   def test_refuses_arguments_out_of_range(self, name, field, value):
     own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
@@ -253,9 +257,8 @@ class EveryPredictorTest(parameterized.TestCase):
 
 class FallbackTest(parameterized.TestCase):
   @parameterized.parameters(*_TRAINED, 'arima')
-  def test_is_the_average_until_there_is_enough_history(self, name):
-    predictor, average = _make(name), _make('ema')
-    average.smoothing = predictor.history.smoothing
+  def test_is_what_averages_say_until_there_is_enough_history(self, name):
+    predictor, averages = _make(name), _make(name, needed=1000)
     speeds, factors = _series(45)
     speeds[20:, 0] = np.nan  # 20 observations, of 20 that are needed.
     speeds[19:, 1] = np.nan  # One fewer.
@@ -263,13 +266,28 @@ class FallbackTest(parameterized.TestCase):
     counted = []
     for step in zip(speeds, factors, strict=True):
       predictor.observe(*step)
-      average.observe(*step)
-      same = predictor.predict() == average.predict()
+      averages.observe(*step)
+      same = predictor.predict() == averages.predict()
       self.assertEqual(predictor.fallback, int(same.sum()))
       counted.append(predictor.fallback)
     self.assertEqual(same.tolist(), [False, True, False])
     self.assertEqual(counted[:2], [2, 3])
     self.assertEqual(counted[-1], 1)
+
+  @parameterized.parameters(*_TRAINED)
+  def test_mixes_the_last_speed_and_two_averages(self, name):
+    made, last = _make(name, needed=1000), _make('last')
+    quick, slow = _make('ema'), _make('ema')
+    quick.smoothing, slow.smoothing = 0.7, 0.3
+    mixed = gate.make(num_workers=_WORKERS, quick=0.7, slow=0.3, discount=0.03)
+    for step in zip(*_series(45), strict=True):
+      for each in (made, last, quick, slow):
+        each.observe(*step)
+      mixed.observe(step[0])
+      expected = mixed.mix(slow.predict())
+      np.testing.assert_allclose(made.predict(), expected, rtol=1e-12)
+      averages = [each.predict() for each in (last, quick, slow)]
+      np.testing.assert_allclose(made.gate.averages, averages, rtol=1e-12)
 
   @parameterized.parameters('last', 'ema')
   def test_is_never_needed_by_what_needs_no_history(self, name):
