@@ -304,7 +304,10 @@ def _pull(
       buffer[start : start + piece.size] = piece
       start += piece.size
       window.came()
-    return stream.receive().header
+    message = stream.receive()
+    if message.size_bytes:  # They were void: somebody was lost meanwhile.
+      message.read(buffer)
+    return message.header
   except TransportError:
     window.lose()
     raise
