@@ -99,6 +99,7 @@ class TaskLearner:
 
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
+    self._copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
   def twin(self, params: Any, stats: Any) -> 'TaskLearner':
     """Returns one of other parameters, with the same compiled programs."""
@@ -107,10 +108,21 @@ class TaskLearner:
     twin._state, twin._sums = self._init(params), {}
     return twin
 
+  def fork(self) -> 'TaskLearner':
+    """Returns one that goes on from here, while this one stays as it is."""
+    fork = copy.copy(self)
+    # Sums and updates use this memory again.
+    fork._state = self._copied(self._state)
+    fork._sums = {
+      update: (self._copied(total), examples)
+      for update, (total, examples) in self._sums.items()
+    }
+    return fork
+
   def warm_up(self) -> None:
     """Compiles the sum and the update, and changes nothing."""
     zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
-    state = jax.tree.map(jnp.copy, self._state)
+    state = self._copied(self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
     jax.block_until_ready(self._applied(state, payload, 1, 1))
 

@@ -63,6 +63,9 @@ class Learner(Protocol):
   def twin(self, params: Any, stats: Any) -> 'Learner':
     """Returns one of other parameters, with the same compiled programs."""
 
+  def fork(self) -> 'Learner':
+    """Returns one that goes on from here, while this one stays as it is."""
+
   def warm_up(self) -> None:
     """Compiles all that it needs."""
 

@@ -4,6 +4,7 @@ Parameters are float32 numbers that stand for nothing.  Where they travel
 between real hosts they are zeros; in one process there are none.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,12 @@ class NoLearner:
   def twin(self, params: Any, stats: Any) -> 'NoLearner':
     """Returns another one."""
     return NoLearner(params, stats)
+
+  def fork(self) -> 'NoLearner':
+    """Returns one that goes on from here, while this one stays as it is."""
+    fork = copy.copy(self)
+    fork._sums = dict(self._sums)
+    return fork
 
   def warm_up(self) -> None:
     """Nothing to compile."""

@@ -302,7 +302,12 @@ class Worker:
           window.came()
       if start != buffer.size:
         raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
-      return header or stream.receive().header
+      if header:
+        return header
+      message = stream.receive()
+      if message.size_bytes:  # They were void: somebody was lost meanwhile.
+        message.read(buffer)
+      return message.header
     except TransportError:
       window.lose()
       raise

@@ -138,6 +138,20 @@ class UpdateTest(parameterized.TestCase):
       server.commit(update)
     jax.tree.map(np.testing.assert_array_equal, pulled, _tree(0))
 
+  def test_a_fork_goes_on_and_leaves_it_as_it_is(self):
+    server, straight = (_server(optax.sgd(1.0, momentum=0.9)) for _ in 'ab')
+    for each in (server, straight):
+      each.add(0, _payload(_tree(1)), 8)
+      each.commit(0)
+      each.add(1, _payload(_tree(2)), 8)
+    before = jax.tree.map(np.array, server.state())
+    fork = server.fork()
+    for each in (fork, straight):
+      each.add(1, _payload(_tree(3)), 8)
+      each.commit(1)
+    jax.tree.map(np.testing.assert_array_equal, server.state(), before)
+    jax.tree.map(np.testing.assert_array_equal, fork.state(), straight.state())
+
   def test_an_unknown_reduction_is_refused(self):
     with self.assertRaisesRegex(ValueError, "reduction: .* got 'median'"):
       _server(optax.sgd(1.0), reduction='median')

@@ -6,6 +6,7 @@ it a version once the lead releases the worker, and then takes in its push.
 """
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -86,7 +87,8 @@ class Server:
     self._pull_bytes = flat.pull_bytes(index)
     self._checkpoints = checkpoints
     self._ports: dict[Key, _Port] = {}
-    self._payloads: dict[Key, Payload | None] = {}  # Arrived, not yet added.
+    # Arrived, not yet added; pieces know whose they are.
+    self._payloads: dict[Key, Payload | Key] = {}
     self._piped: set[Key] = set()  # Who gets the next version in pieces.
     self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()
@@ -168,7 +170,10 @@ class Server:
     try:
       pieces = self._pieces.piece_bytes() if self._pieces else []
       stream.send({'pieces': pieces})
+      sender = None  # Of pieces.
       while (release := port.releases.get()) is not None:
+        if sender:
+          sender.join()
         header, sent = release
         if sent is None:
           stream.send(header)  # It has all pieces.
@@ -177,8 +182,9 @@ class Server:
           del sent, release
         message = stream.receive()
         self._check(message, header['iteration'])
+        payload: Payload | Key = (worker, life)
         if self._pieces:
-          payload = self._pipe(stream, message, (worker, life))
+          sender = self._pipe(stream, message, payload)
         else:
           payload = self._taken(message)
         with self._lock:
@@ -235,8 +241,10 @@ class Server:
     sent = jax.device_put(message, may_alias=True)
     return self._flat.taken(sent, self.index)
 
-  def _pipe(self, stream: Stream, message: Incoming, key: Key) -> None:
-    """Sums the pieces of a push, and sends them back in another thread."""
+  def _pipe(
+    self, stream: Stream, message: Incoming, key: Key
+  ) -> threading.Thread:
+    """Takes a push in pieces; returns the thread that sends them back."""
     pieces = self._pieces.served(key)
     sender = threading.Thread(
       target=_sent, args=(stream, pieces, self._pull_bytes), daemon=True
@@ -247,6 +255,7 @@ class Server:
     with _on_cpu():
       for number, chunk in enumerate(message.chunks):
         self._pieces.take(key, number, chunk)
+    return sender
 
   def _execute(self) -> None:
     try:
@@ -263,14 +272,18 @@ class Server:
     if sequence != self._sequence:
       raise RuntimeError(f'Expected orders {self._sequence}, got {sequence}.')
     self._sequence += 1
-    self._expect(orders)
-    for name, *arguments in orders:
-      start = time.monotonic()
-      self._order = name, start
-      self._obeyed[name](*arguments)
-      self._order = '', 0.0
-      seconds = time.monotonic() - start
-      self._longest[name] = max(seconds, self._longest.get(name, 0.0))
+    # Whoever is released at once makes a superstep.
+    for name, group in itertools.groupby(orders, lambda order: order[0]):
+      alike = [arguments for _, *arguments in group]
+      if name == 'release' and self._pieces:
+        self._expect(alike)
+      for arguments in alike:
+        start = time.monotonic()
+        self._order = name, start
+        self._obeyed[name](*arguments)
+        self._order = '', 0.0
+        seconds = time.monotonic() - start
+        self._longest[name] = max(seconds, self._longest.get(name, 0.0))
     self._done = self._sequence
 
   def _add(self, worker: int, life: int, update: int, examples: int) -> None:
@@ -289,15 +302,14 @@ class Server:
     if port is not None:  # Its stream may just have ended.
       port.releases.put((header, None if has_all else self._outgoing()))
 
-  def _expect(self, orders: Sequence[Sequence[Any]]) -> None:
+  def _expect(self, releases: Sequence[Sequence[Any]]) -> None:
     """Prepares for the pushes of all workers that are released at once."""
-    released = {
-      (order[1], order[2]): order[3]['examples']
-      for order in orders
-      if order[0] == 'release'
+    examples = {
+      (worker, life): header['examples'] for worker, life, header in releases
     }
-    if self._pieces and released:
-      self._pieces.expect(released)
+    if not self._pieces.expect(examples):
+      with self._lock:
+        self._piped.clear()  # All of it is sent again.
 
   def _end(self, worker: int, life: int) -> None:
     with self._lock:

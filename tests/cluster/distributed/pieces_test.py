@@ -63,7 +63,8 @@ class PiecesTest(absltest.TestCase):
       for thread in threads:
         thread.join(10)
         self.assertFalse(thread.is_alive())
-      pipe.add(step, None, 12)
+      for key in _KEYS:
+        pipe.add(step, key, 4)
       pipe.commit(step)
       total = jnp.array(pushes.sum(axis=0))  # Integers: any order is exact.
       whole.add(step, Payload(total, ()), 12)
@@ -89,39 +90,75 @@ class PiecesTest(absltest.TestCase):
         pipe.take(key, number, chunk.view(np.uint8))
       self.assertLen(next(pieces), 4 * pipe.sizes[number])
 
-  def test_who_leaves_is_not_waited_for(self):
+  def test_what_is_ahead_is_no_version_before_the_lead_says_so(self):
     pipe = _made()
+    start = pipe.state()
     pipe.expect(dict.fromkeys(_KEYS, 4))
-    both = sum(pipe.sizes[:2])
+    for key in _KEYS:
+      _send(pipe, key, np.ones(100, np.float32))
+    np.testing.assert_array_equal(pipe.params, start['params'])
+    jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
+    self.assertFalse((_vector(pipe).view(np.float32) == pipe.params).any())
+
+  def test_a_checkpoint_holds_the_sum_of_what_counts(self):
+    pipe, whole = _made(), _server(_params(), ())
+    pipe.expect(dict.fromkeys(_KEYS, 4))
+    pushes = _pushes(3)
+    for key, push in zip(_KEYS, pushes, strict=True):
+      _send(pipe, key, push)
+    for key, push in zip(_KEYS[:2], pushes, strict=False):
+      pipe.add(7, key, 4)
+      whole.add(7, Payload(jnp.array(push), ()), 4)
+    state = pipe.state()
+    jax.tree.map(np.testing.assert_array_equal, state, whole.state())
+    pipe.leave(_KEYS[2])
+    pipe.commit(7)
+    again = _made()
+    again.restore(state)
+    again.commit(7)
+    for each in (pipe, again):
+      np.testing.assert_array_equal(each.params, again.params)
+      np.testing.assert_array_equal(_vector(each), _vector(again))
+
+  def test_who_leaves_is_not_waited_for_and_does_not_count(self):
+    pipe = _made()
+    self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, 4)))
     pieces = {key: pipe.served(key) for key in _KEYS}
-    push = np.ones(100, np.float32)
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
       size = pipe.sizes[number]
       pipe.take(_KEYS[2], number, np.ones(size, np.float32).view(np.uint8))
-    rest = [
-      threading.Thread(target=_send, args=(pipe, key, push))
-      for key in _KEYS[:2]
-    ]
-    for thread in rest:
-      thread.start()
-    for thread in rest:
-      thread.join(10)
-      self.assertFalse(thread.is_alive())
-    np.testing.assert_array_equal(pipe.params[both:], start[both:])
+    for key in _KEYS[:2]:
+      _send(pipe, key, np.ones(100, np.float32))
+    ahead = next(pieces[_KEYS[0]])  # Of all three.
     pipe.leave(_KEYS[2])
-    self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES)
+    self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES - 1)
     self.assertEmpty(list(pieces[_KEYS[2]]))
+    for key in _KEYS[:2]:
+      pipe.add(0, key, 4)
+    pipe.commit(0)
+    self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], 4)))
+    self.assertFalse((ahead == _vector(pipe)[: ahead.size]).all())
     # The mean gradient is the same, the displacement that of its examples.
     step = start - np.asarray(pipe.params)
-    unit = 0.1 / 4
-    np.testing.assert_allclose(step[:both], 3 / 12 * 12 * unit, rtol=1e-5)
-    np.testing.assert_allclose(step[both:], 2 / 8 * 8 * unit, rtol=1e-5)
+    np.testing.assert_allclose(step, 2 / 8 * 8 * 0.1 / 4, rtol=1e-5)
+
+  def test_a_superstep_of_nobody_leaves_nothing(self):
+    pipe = _made()
+    start = pipe.state()
+    for _ in range(2):
+      pipe.expect({(0, 0): 4})
+      _send(pipe, (0, 0), _pushes(1)[0])
+      pipe.leave((0, 0))
+      self.assertFalse(pipe.expect({}))
+      jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
+      np.testing.assert_array_equal(_vector(pipe).view(np.float32), pipe.params)
 
   def test_its_state_is_that_of_a_whole_server(self):
     pipe = _made()
     pipe.expect({(0, 0): 4})
     _send(pipe, (0, 0), _pushes(1)[0])
+    pipe.add(0, (0, 0), 4)
     pipe.commit(0)
     whole = _server(_params(), ())
     whole.restore(pipe.state())

@@ -1,0 +1,384 @@
+"""A run in pieces in one process, whose workers die when a test says so.
+
+The lead, servers and workers are the real ones; streams are queues.  What they
+make is made again by one learner of all parameters, of the pushes that the lead
+says count.
+"""
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import numpy as np
+import optax
+
+import data.stream
+from batching import fixed
+from cluster.distributed import worker as workers
+from cluster.distributed.reception import Member
+from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.pieces import Pieces
+from cluster.distributed.served.server import Server
+from cluster.lead import Lead
+from cluster.transport.messages import Closed
+from learning.learner import TaskLearner
+from outputs.console import Console
+from outputs.files import RunFiles
+from outputs.journal import Journal, Milestones
+from sync import bsp
+from tests.support import pipes
+from wire import dense
+from wire.codec import Payload
+from wire.flat import AHEAD, PIECES, Flat
+
+BATCH = 2
+_EXAMPLES = 64  # Different ones.
+_WAIT_S = 4.0
+_BEAT_S = 1.0
+_WIRE = dense.make(dtype='float32')
+_NEVER = 10**9
+# Compiled once for all tests.
+_LEARNER = TaskLearner(
+  params=np.zeros(2, np.float32),
+  stats=(),
+  tx=optax.sgd(1.0, momentum=0.9),
+  schedule=lambda examples, updates: 0.1 / (1 + examples),
+  reduction='sum',
+  num_workers=3,
+  worker_batch=BATCH,
+)
+
+
+class _Death:
+  """When a worker dies: in its second superstep, after so many pieces."""
+
+  def __init__(self, after, unseen, back, meanwhile):
+    self.after, self.unseen = after, unseen
+    self.back, self.meanwhile = back, meanwhile
+    self.ready = threading.Event()
+
+  def counts(self, servers):
+    sizes = [len(server.learner.sizes) for server in servers]
+    return self.after == sizes and not self.unseen
+
+
+class Cluster:
+  def __init__(self, *, workers, servers, size=3 * PIECES + 5):
+    rng = np.random.default_rng(7)
+    self._gradients = rng.integers(-8, 8, (_EXAMPLES, size)).astype(np.float32)
+    self._params = rng.normal(size=size).astype(np.float32)
+    self._flat = Flat(self._params, (), servers=servers, wire=_WIRE)
+    self._ends = np.cumsum([size for size, _ in self._flat.sizes])[:-1]
+    self.orders = Orders(flat=self._flat, schedule=None, num_workers=workers)
+    self.counted = {}  # Examples of each push that counts, by update.
+    self.saved = None
+    self._asked = threading.Event()
+    self._pulled = []  # Versions and what was pulled.
+    self._deaths = {}
+    self._sent = np.zeros((workers, servers), int)
+    self._threads = ThreadPoolExecutor(8 * workers * servers)
+    self._errors = []
+    self._over = False
+    journal = Journal(
+      milestones=Milestones(_NEVER, _NEVER, _NEVER, _NEVER, ()),
+      holder=self.orders,
+      evaluate=None,
+      files=mock.create_autospec(RunFiles, instance=True),
+      console=Console(target=_NEVER, clock='real'),
+    )
+    self.ledger = journal.ledger
+    self.lead = Lead(
+      scheme=bsp.make(num_workers=workers),
+      batching=fixed.make(num_workers=workers, worker_batch=BATCH),
+      holder=self.orders,
+      stream=data.stream.Stream(num_examples=_EXAMPLES, seed=0, ahead=0),
+      journal=journal,
+      num_workers=workers,
+    )
+    push = self.lead.push
+
+    def counted(index, *args, **kwargs):
+      pushes = self.counted.setdefault(self.orders.version, [])
+      pushes.append(self.lead.workers[index].ranges)
+      push(index, *args, **kwargs)
+
+    self.lead.push = counted
+    self._reception = mock.Mock()
+    self._reception.members = [Member() for _ in range(workers)]
+    self._reception.events = self._events = queue.SimpleQueue()
+    self.runtime = DistributedRuntime(
+      lead=self.lead,
+      orders=self.orders,
+      reception=self._reception,
+      server=None,
+      num_servers=servers,
+      announce=None,
+      timeout_s=_BEAT_S,
+      local=None,
+    )
+    self.servers = [
+      Server(
+        index,
+        learner=self.pieces(index),
+        flat=self._flat,
+        checkpoints=_Checkpoints(self, index),
+        report=lambda event, body, k=index: self._told(k, event),
+      )
+      for index in range(servers)
+    ]
+    self.orders.attach(self.servers)
+    self._streams, self._windows = [], []
+
+  def pieces(self, index):
+    params, _ = self._flat.initial(index)
+    return Pieces(_LEARNER.twin, params, wire=_WIRE)
+
+  def die(self, index, *, after, unseen=(), back=False, meanwhile=None):
+    self._deaths[index] = _Death(after, unseen, back, meanwhile)
+
+  def until_version(self, version):
+    if not self._streams:
+      for index in range(len(self._reception.members)):
+        self._join(index, 0)
+      self.until(lambda: all(m.stream for m in self._reception.members))
+      self.runtime.start()
+    self.until(lambda: self.orders.version >= version)
+
+  def until(self, happened):
+    end = time.monotonic() + _WAIT_S
+    while not happened():
+      if self._errors:
+        raise self._errors[0]
+      if time.monotonic() > end:
+        raise AssertionError('It has not happened.')
+      for member in self._reception.members:
+        member.seen = math.inf
+      self.runtime.step()
+      if self._asked.is_set():
+        self._asked.clear()
+        self._save()
+
+  def whole(self, version):
+    """Returns the learner of all parameters, made of the pushes that count."""
+    whole = _LEARNER.twin(self._params, ())
+    for update in range(version):
+      pushes = self.counted[update]
+      payload = Payload(self.total(pushes), ())
+      whole.add(update, payload, BATCH * len(pushes))
+      whole.commit(update)
+    return whole
+
+  def total(self, pushes):
+    return sum(self._gradient(ranges) for ranges in pushes)
+
+  def share(self, vector, index):
+    return np.split(np.asarray(vector), self._ends)[index]
+
+  def check(self, test, *, lost):
+    """Checks accounts, parameters and all that was pulled."""
+    version = self.orders.version
+    self.until(
+      lambda: all(server.learner.version == version for server in self.servers)
+    )
+    whole = self.whole(version)
+    for index, server in enumerate(self.servers):
+      assert_close(server.learner.params, self.share(whole.params, index))
+      test.assertEqual(server.learner.examples, self.orders.examples)
+    test.assertEqual(whole.examples, self.orders.examples)
+    test.assertLen(self.ledger.lost, lost)
+    applied = [
+      p for each in self.counted.values() for r in each for p in _all(r)
+    ]
+    left = [
+      p for start, stop in self.lead.outstanding for p in range(start, stop)
+    ]
+    test.assertCountEqual(applied + left, range(self.lead.issued))
+    versions = {v: self.whole(v).params for v, _ in self._pulled}
+    test.assertGreater(len(versions), 2)
+    for pulled, vector in self._pulled:
+      assert_close(vector, versions[pulled])
+
+  def save(self):
+    """Has the lead save a checkpoint, from a thread of a worker."""
+    self._asked.set()
+    _wait(lambda: self.saved and all(self.saved[1]))
+
+  def _save(self):
+    self.saved = self.orders.version, [None] * len(self.servers)
+    self.counted_then = {
+      update: list(pushes)
+      for update, pushes in self.counted.items()
+      if update >= self.orders.version
+    }
+    self.orders.save(0)
+
+  def close(self):
+    self._over = True
+    for stream in self._streams:
+      stream.cancel()
+    for window in self._windows:
+      window.lose()
+    for server in self.servers:
+      server.close(0.0)
+    for death in self._deaths.values():
+      death.ready.set()
+    self._threads.shutdown()
+
+  def _told(self, server, event):
+    death = self._deaths.get(event.get('worker'))
+    first = death and event['life'] == 0
+    arrived = event['told'] == 'arrived' and event['iteration'] == 1
+    unseen = first and arrived and server in death.unseen
+    if unseen or event['told'] == 'saved':
+      return
+    self._events.put(event | {'at': time.monotonic()})
+
+  def _join(self, index, life):
+    streams, key = [], {'worker': index, 'life': life}
+    for server in self.servers:
+      here, there = pipes.pair()
+      self._threads.submit(_quietly, server.serve, there, index, life)
+      streams.append(here)
+    self._streams += streams
+    windows = [
+      workers._Window(stream.receive().header['pieces']) for stream in streams
+    ]
+    self._windows += windows
+    self._threads.submit(self._work, index, life, streams, windows)
+    ready = {'told': 'ready', 'stream': object(), 'closed': threading.Event()}
+    self._events.put(key | ready)
+
+  def _work(self, index, life, streams, windows):
+    try:
+      for iteration in range(_NEVER):
+        self._iterate(index, life, iteration, streams, windows)
+    except Closed:
+      pass
+    except Exception as error:
+      self._errors.append(error)
+
+  def _iterate(self, index, life, iteration, streams, windows):
+    buffers = [
+      np.zeros(self._flat.pull_bytes(k), np.uint8) for k in range(len(streams))
+    ]
+    pulls = [
+      self._threads.submit(workers._pull, *each)
+      for each in zip(streams, buffers, windows, strict=True)
+    ]
+    header = [pull.result() for pull in pulls].pop()
+    vector = np.concatenate(buffers).view(np.float32)
+    self._pulled.append((self.lead.workers[index].version, vector))
+    gradient = self._gradient(tuple(map(tuple, header['ranges'])))
+    report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
+    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
+    report |= {'computed': BATCH, 'compilations': 0, 'factors': ()}
+    death = self._deaths.get(index)
+    if life or iteration != 1:
+      death = None
+    self._sent[index] = 0
+    for server, part in enumerate(np.split(gradient, self._ends)):
+      pieces = self._cut(index, server, windows[server], part, death)
+      self._threads.submit(
+        _quietly,
+        streams[server].send,
+        report,
+        pieces,
+        part.nbytes,
+      )
+    if death:
+      for each in zip(streams, buffers, windows, strict=True):
+        self._threads.submit(_quietly, workers._pull, *each)
+      self._die(index, death, streams)
+      raise Closed('here: it has died')
+
+  def _cut(self, index, server, window, part, death):
+    pieces = window.cut(part.view(np.uint8))
+    for number, piece in enumerate(pieces):
+      if death and number == death.after[server]:
+        death.ready.wait()
+        raise Closed('here: it has died')
+      yield piece
+      self._sent[index, server] += 1
+
+  def _die(self, index, death, streams):
+    """Cuts the streams once the others can do no more without this worker."""
+    fewest = [
+      min(each)
+      for each in zip(*(d.after for d in self._deaths.values()), strict=True)
+    ]
+    wanted = []
+    for server, few in enumerate(fewest):
+      pieces = len(self.servers[server].learner.sizes)
+      most = min(pieces, few + AHEAD) if few < pieces else pieces
+      wanted.append(
+        [
+          min(most, self._deaths[w].after[server])
+          if w in self._deaths
+          else most
+          for w in range(len(self._sent))
+        ]
+      )
+    _wait(lambda: (self._sent >= np.transpose(wanted)).all() or self._over)
+    whole = [
+      index
+      for index in range(len(self._sent))
+      if index not in self._deaths or self._deaths[index].counts(self.servers)
+    ]
+    if all(few > PIECES - AHEAD for few in fewest):  # They push it whole.
+      _wait(lambda: len(self.counted.get(1, ())) >= len(whole) or self._over)
+    if death.meanwhile:
+      death.meanwhile()
+    for stream in streams:
+      stream.cancel()
+    death.ready.set()
+    # Its stream to the lead ends, too.
+    failed = {'told': 'failed', 'worker': index, 'life': 0, 'reason': 'died'}
+    self._events.put(failed)
+    if death.back:
+      _wait(lambda: self._reception.members[index].stream is None)
+      self._join(index, 1)
+
+  def _gradient(self, ranges):
+    positions = [position % _EXAMPLES for position in _all(ranges)]
+    return self._gradients[positions].sum(axis=0)
+
+
+class _Checkpoints:
+  """Takes what a server would write."""
+
+  def __init__(self, cluster, index):
+    self._cluster, self._index = cluster, index
+
+  def save(self, state, *, examples, step):
+    del examples, step
+    self._cluster.saved[1][self._index] = state
+
+  def wait(self):
+    pass
+
+
+def _all(ranges):
+  return [p for start, stop in ranges for p in range(start, stop)]
+
+
+def _quietly(function, *args):
+  with contextlib.suppress(Closed):
+    function(*args)
+
+
+def _wait(happened):
+  end = time.monotonic() + _WAIT_S
+  while not happened():
+    if time.monotonic() > end:
+      raise AssertionError('It has not happened.')
+    time.sleep(0.001)
+
+
+def assert_close(one, other):
+  # XLA may round multiply-and-add once or twice.
+  np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
