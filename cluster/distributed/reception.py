@@ -121,6 +121,8 @@ class Reception:
     self._timeout_s = timeout_s
     self._own: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
+    # What has arrived of them, and how many bytes: by server and question.
+    self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
     self._complete = threading.Event()  # All servers are there.
     self._over = threading.Event()
     self._lock = threading.Lock()
@@ -267,13 +269,31 @@ class Reception:
     """
     if event['told'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
-    elif 'id' in event:
-      answer = _floats(event.get('size_bytes', 0), body)
-      if 'error' in event:
-        answer = Unmendable(f'Server {server}: {event["error"]}')
+    elif event['told'] == 'saved':
+      failed = 'error' in event
+      answer = OSError(f'Server {server}: {event["error"]}') if failed else None
       self._orders.answer(server, event['id'], answer)
+    elif event['told'] == 'snapshot':
+      self._take(server, event, body)
     else:
       self.events.put(event | {'server': server, 'at': time.monotonic()})
+
+  def _take(
+    self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
+  ) -> None:
+    """Takes in a piece of a snapshot; others' messages come between them."""
+    key = server, event['id']
+    if key not in self._snapshots:
+      self._snapshots[key] = memory.aligned(event['size_bytes']), 0
+    vector, start = self._snapshots[key]
+    for chunk in body:
+      vector[start : start + chunk.size] = chunk
+      start += chunk.size
+      del chunk  # Before the next one arrives, which so takes its warm memory.
+    self._snapshots[key] = vector, start
+    if start == vector.size:
+      del self._snapshots[key]
+      self._orders.answer(server, event['id'], vector.view(np.float32))
 
   def _watch(self) -> None:
     """Looks for silent servers, in a thread: others may wait for these."""
@@ -292,13 +312,3 @@ def _noted(
   for chunk in chunks:
     server.seen = time.monotonic()
     yield chunk
-
-
-def _floats(size_bytes: int, body: Iterable[np.ndarray]) -> np.ndarray:
-  """Returns the vector of a snapshot, float32 [n]; empty if there is none."""
-  vector, start = memory.aligned(size_bytes), 0
-  for chunk in body:
-    vector[start : start + chunk.size] = chunk
-    start += chunk.size
-    del chunk  # Before the next one arrives, which so takes its warm memory.
-  return vector.view(np.float32)

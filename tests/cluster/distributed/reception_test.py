@@ -1,7 +1,9 @@
 """Tests for the reception: who comes, goes and hangs, over raw streams."""
 
 import functools
+import pathlib
 import queue
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -13,6 +15,7 @@ import data.stream
 from batching import fixed
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server, host
 from cluster.lead import Lead
@@ -77,11 +80,11 @@ class MembersTest(absltest.TestCase):
     lead.member(0)
     lead.begin()
     with ThreadPoolExecutor(1) as pool:
-      read = pool.submit(lead.orders.snapshot())
+      read = pool.submit(lead.orders.read(lead.orders.hold()))
       with self.assertRaisesRegex(Unmendable, 'Server 1 was silent'):
         read.result(timeout=5.0)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
-      lead.orders.snapshot()
+      lead.orders.read(1)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.step_for(2.0)
 
@@ -106,6 +109,7 @@ class _Lead:
   def __init__(self, *, num_servers=1, silent=False):
     self.servers = []
     self._members = []
+    self._parts = pathlib.Path(tempfile.mkdtemp())
     self._address = queue.Queue()
     self._flat = Flat(
       np.zeros(16, np.float32),
@@ -163,7 +167,7 @@ class _Lead:
       index,
       learner=NoLearner(*self._flat.initial(index)),
       flat=self._flat,
-      checkpoints=None,
+      keeping=Keeping(self._parts / str(index), held={}, report=report),
       report=report,
     )
     self.servers.append(server)
