@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       config, workdir=f'{folder}/run', task=learned(), dataset=data
     )
     summary = run()
-  params, _ = run.runtime.lead.holder.snapshot()()
+  params = run.runtime.lead.holder.learner.params
   print(f'accuracy {summary["final_accuracy"]:.1%}')
   print(f'90 % after {summary["time_to"]["0.9"]} virtual seconds')
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):

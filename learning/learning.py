@@ -106,8 +106,17 @@ class Holder(Protocol):
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
 
-  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives this version's parameters and statistics, later."""
+  def hold(self) -> int:
+    """Keeps this version's parameters and statistics; returns a number.
+
+    What is held is part of checkpoints where time goes on while it is read.
+    """
+
+  def drop(self, held: int) -> None:
+    """Forgets a version that was held."""
+
+  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives a version that is held, in any thread."""
 
 
 class Evaluation(Protocol):

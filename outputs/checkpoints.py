@@ -1,22 +1,23 @@
 """Checkpoints of a run, written while the run goes on.
 
 A run's state is plain data and arrays.  The plain data is pickled; each array
-that it refers to, however often, is one leaf of a tree that Orbax writes.
+that it refers to, however often, is one leaf of a tree that is written.
 Reading constructs numbers, dataclasses, named tuples and classes that say with
 `is_state` that they are plain data, and checks every byte.
 """
 
+import contextlib
 import dataclasses
+import functools
 import io
 import logging as log
 import math
 import pathlib
 import pickle
-import shutil
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +26,11 @@ import numpy as np
 from absl import logging
 
 from configs.checks import require
-from outputs.stores import UNFINISHED, Npz, Orbax
+from outputs import stores
 
-_FORMAT = 4
+Tree = dict[str, np.ndarray]
+
+_FORMAT = 5
 # What a pickle may construct, beside dataclasses and named tuples.
 _CONSTRUCTED = {
   ('builtins', 'set'),
@@ -43,46 +46,38 @@ _CONSTRUCTED = {
 }
 
 
-class Checkpoints:
-  """Writes, keeps and reads the checkpoints of one run."""
+class Rhythm:
+  """When a run leaves checkpoints.
 
-  def __init__(
-    self,
-    directory: pathlib.Path,
-    *,
-    every_s: float,
-    every_examples: int,
-    keep: int,
-    store: type[Orbax] | type[Npz] = Orbax,
-  ):
-    """Creates nothing yet.
+  Attributes:
+    wanted: Whether there are to be any.
+  """
+
+  def __init__(self, *, every_s: float, every_examples: int):
+    """Begins now, at no examples.
 
     Args:
-      directory: Of the run's checkpoints.
       every_s: Seconds of wall time between checkpoints; inf for none.
       every_examples: Examples between checkpoints; 0 for none.
-      keep: How many of the newest are kept.
-      store: Writes them.
 
     Raises:
       ValueError: If an argument is out of range.
     """
     require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
     require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
-    require(keep >= 1, 'keep', 'at least 1', keep)
-    self._directory = directory.absolute()  # As Orbax wants it.
     self._every_s = every_s
     self._every_examples = every_examples or math.inf
-    self._keep = keep
+    self.wanted = min(self._every_s, self._every_examples) < math.inf
     self.begin(0)
-    logging.get_absl_logger().addFilter(_is_of_interest)
-    self._store = store()
-    self._saving = False
 
-  @property
-  def wanted(self) -> bool:
-    """Whether the run is to leave any checkpoints."""
-    return min(self._every_s, self._every_examples) < math.inf
+  def begin(self, examples: int) -> None:
+    """Starts counting time, and examples beyond these."""
+    self._next_examples = examples + self._every_examples
+    self._next_s = time.monotonic() + self._every_s
+
+  def due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+    return examples >= self._next_examples or time.monotonic() >= self._next_s
 
   def check(self, name: str, value: Any) -> None:
     """Checks that a checkpoint could hold a value, if there are to be any.
@@ -106,6 +101,43 @@ class Checkpoints:
     if not all(array.size for array in pickler.arrays):
       raise ValueError(f'{name}: expected arrays that are not empty.')
 
+
+class Checkpoints:
+  """Writes, keeps and reads the checkpoints of a run in one process.
+
+  Attributes:
+    wanted: As of `Rhythm`, and so are `check`, `begin` and `due`.
+  """
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    *,
+    every_s: float,
+    every_examples: int,
+    keep: int,
+  ):
+    """Creates nothing yet.
+
+    Args:
+      directory: Of the run's checkpoints.
+      every_s: As of `Rhythm`.
+      every_examples: The same.
+      keep: How many of the newest are kept.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    rhythm = Rhythm(every_s=every_s, every_examples=every_examples)
+    self.wanted, self.check = rhythm.wanted, rhythm.check
+    self.begin, self.due = rhythm.begin, rhythm.due
+    require(keep >= 1, 'keep', 'at least 1', keep)
+    self._directory = directory.absolute()  # As Orbax wants it.
+    self._keep = keep
+    logging.get_absl_logger().addFilter(_is_of_interest)
+    self._store = stores.Orbax()
+    self._saving: int | None = None
+
   def restore(self) -> Any:
     """Returns the newest state that can be read; None if there is none yet.
 
@@ -114,114 +146,137 @@ class Checkpoints:
     Raises:
       ValueError: If there are checkpoints and none can be read.
     """
-    steps, reason = self.steps(), ''
-    for step in reversed(steps):
-      try:
-        state = self.read(step)
-      # What damaged files make Orbax and its layers raise is not documented.
-      except Exception as error:
-        logging.warning(
-          'Checkpoint %s cannot be read; it is left as it is, and the one '
-          'before it is tried.  %s: %s',
-          self._directory / str(step),
-          type(error).__name__,
-          str(error).partition('\n')[0],
-        )
-        reason = reason or str(error).partition('\n')[0]
-      else:
-        logging.info('Going on from checkpoint %s', self._directory / str(step))
-        return state
-    if steps:
-      raise ValueError(
-        f'workdir: expected a checkpoint that can be read, got {steps} in '
-        f'{self._directory}; move that folder away to start anew.  {reason}'
-      )
-    return None
+    return newest(self._directory, stores.steps(self._directory), self._read)
 
-  def read(self, step: int) -> Any:
-    """Returns the state of one checkpoint.
-
-    Raises:
-      Exception: Of Orbax or others, if it cannot be read.
-    """
-    return _unpacked(self._store.restore(self._directory / str(step)))
-
-  def steps(self) -> list[int]:
-    """Returns the numbers of the checkpoints that there are, ascending."""
-    if not self._directory.exists():
-      return []
-    names = [path.name for path in self._directory.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
-
-  def begin(self, examples: int) -> None:
-    """Starts counting time, and examples beyond these."""
-    self._next_examples = examples + self._every_examples
-    self._next_s = time.monotonic() + self._every_s
-
-  def due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint."""
-    return examples >= self._next_examples or time.monotonic() >= self._next_s
-
-  def save(self, state: Any, *, examples: int, step: int | None = None) -> None:
+  def save(self, state: Any, *, examples: int) -> None:
     """Copies the state and writes it while the run goes on.
 
     Args:
       state: Anything that pickles, and arrays of JAX.
       examples: In it.
-      step: Its number; None for the next one.
 
     Raises:
-      Exception: Of Orbax, if the checkpoint before could not be written.
+      OSError: If the checkpoint before could not be written.
     """
-    self.wait()
-    if step is None:
-      step = max(self.steps(), default=-1) + 1
+    self._wait()
+    left = stores.folders(self._directory)
+    step = max(map(stores.number, left), default=-1) + 1
     self._directory.mkdir(parents=True, exist_ok=True)
-    for path in self._directory.glob(f'*{UNFINISHED}*'):
-      shutil.rmtree(path)  # What a process left that was killed.
-    self._store.save(self._directory / str(step), _packed(state))
-    self._saving = True
+    stores.remove_all_but(self._directory, stores.steps(self._directory))
+    self._saving = step
+    with self._explained(step):
+      self._store.save(self._directory / str(step), frozen(state)())
     self.begin(examples)
 
-  def wait(self) -> None:
-    """Returns once the checkpoint that is being written is safe.
+  def close(self) -> None:
+    """Finishes what is being written.
 
     Raises:
-      Exception: Of Orbax, if it could not be written.
+      OSError: If it could not be written.
     """
-    if self._saving:
-      self._store.wait()
-      self._saving = False
-      for step in self.steps()[: -self._keep]:
-        shutil.rmtree(self._directory / str(step))
-
-  def close(self) -> None:
-    """Finishes what is being written."""
-    self.wait()
+    self._wait()
     self._store.close()
 
+  def _read(self, step: int) -> Any:
+    return thawed(self._store.restore(self._directory / str(step)))
 
-def _is_of_interest(record: log.LogRecord) -> bool:
-  """Orbax tells of every thread that it starts and ends."""
-  parts = pathlib.PurePath(record.pathname).parts
-  return record.levelno >= log.WARNING or 'orbax' not in parts
+  def _wait(self) -> None:
+    """Returns once the checkpoint that is being written is safe."""
+    step, self._saving = self._saving, None
+    if step is None:
+      return
+    with self._explained(step):
+      self._store.wait()
+    kept = stores.steps(self._directory)[-self._keep :]
+    stores.remove_all_but(self._directory, kept)
+
+  @contextlib.contextmanager
+  def _explained(self, step: int) -> Iterator[None]:
+    """Says which checkpoint could not be written, and leaves nothing of it."""
+    try:
+      yield
+    # What full disks make Orbax and its layers raise is not documented.
+    except Exception as error:
+      self._saving = None
+      stores.remove_all_but(self._directory, stores.steps(self._directory))
+      raise not_written(self._directory, step, error) from error
 
 
-def _packed(state: Any) -> dict[str, np.ndarray]:
-  """Returns the state as a tree of arrays that share no memory with it."""
+def newest(
+  directory: pathlib.Path, steps: Sequence[int], read: Callable[[int], Any]
+) -> Any:
+  """Returns what can be read of the newest checkpoint; None if there is none.
+
+  What cannot be read is named in the log and left where it is.
+
+  Args:
+    directory: Of the run's checkpoints.
+    steps: Their numbers, ascending.
+    read: Returns one of them, or raises.
+
+  Raises:
+    ValueError: If there are checkpoints and none can be read.
+  """
+  reason = ''
+  for step in reversed(steps):
+    try:
+      state = read(step)
+    # What damaged files make Orbax and its layers raise is not documented.
+    except Exception as error:
+      logging.warning(
+        'Checkpoint %s cannot be read; it is left as it is, and the one '
+        'before it is tried.  %s: %s',
+        directory / str(step),
+        type(error).__name__,
+        str(error).partition('\n')[0],
+      )
+      reason = reason or str(error).partition('\n')[0]
+    else:
+      logging.info('Going on from checkpoint %s', directory / str(step))
+      return state
+  if steps:
+    raise ValueError(
+      f'workdir: expected a checkpoint that can be read, got {steps} in '
+      f'{directory}; move that folder away to start anew.  {reason}'
+    )
+  return None
+
+
+def not_written(
+  directory: pathlib.Path, step: int, error: Exception
+) -> OSError:
+  """Returns what to raise if a checkpoint could not be written."""
+  reason = str(error).partition('\n')[0]
+  return OSError(
+    f'Checkpoint {step} in {directory} could not be written; those before it '
+    'are as they were, and the same command goes on from the newest.  '
+    f'{type(error).__name__}: {reason}'
+  )
+
+
+def frozen(state: Any) -> Callable[[], Tree]:
+  """Takes hold of a state; returns what makes a tree of it, in any thread.
+
+  Plain data is copied here and now.  Arrays are only referred to: XLA uses no
+  memory again for which there is a view of NumPy.
+
+  Args:
+    state: Anything that pickles, and arrays of JAX.
+  """
   file = io.BytesIO()
   pickler = _Pickler(file)
   pickler.dump(state)
-  tree = {
-    f'array{number}': np.array(array)
-    for number, array in enumerate(jax.device_get(pickler.arrays))
-  }
-  tree['plain'] = np.frombuffer(file.getvalue(), np.uint8)
-  tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
-  return tree
+  arrays = jax.device_get(pickler.arrays)
+  return functools.partial(_tree, file.getvalue(), arrays)
 
 
-def _unpacked(tree: dict[str, np.ndarray]) -> Any:
+def thawed(tree: Tree) -> Any:
+  """Returns the state that a tree was made of.
+
+  Raises:
+    ValueError: If it is of another format or has another checksum.
+    Exception: Of pickle, if it holds anything but data.
+  """
   written, checksum = tree.pop('format')
   if written != _FORMAT:
     raise ValueError(
@@ -233,6 +288,19 @@ def _unpacked(tree: dict[str, np.ndarray]) -> Any:
   plain = tree.pop('plain')
   arrays = [jnp.array(tree[f'array{number}']) for number in range(len(tree))]
   return _Unpickler(io.BytesIO(plain.tobytes()), arrays).load()
+
+
+def _is_of_interest(record: log.LogRecord) -> bool:
+  """Orbax tells of every thread that it starts and ends."""
+  parts = pathlib.PurePath(record.pathname).parts
+  return record.levelno >= log.WARNING or 'orbax' not in parts
+
+
+def _tree(plain: bytes, arrays: Sequence[np.ndarray]) -> Tree:
+  tree = {f'array{number}': array for number, array in enumerate(arrays)}
+  tree['plain'] = np.frombuffer(plain, np.uint8)
+  tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
+  return tree
 
 
 def _checksum(tree: Mapping[str, np.ndarray]) -> int:

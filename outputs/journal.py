@@ -5,7 +5,6 @@ examples have been processed, stops the run on a loss that is not finite, and
 says when the run has finished.
 """
 
-import collections
 import math
 import time as wall
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import jax
 
 from learning.learning import Evaluation, Holder
 from outputs.console import Console
+from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
 from outputs.ledger import Ledger, Lost
 from sync import record
@@ -81,9 +81,9 @@ class Journal:
     self.evaluate = evaluate
     self._files = files
     self._console = console
-    self._later = later or _now
-    # Rows of evaluations whose accuracies are not known yet.
-    self._looks: collections.deque[tuple[dict, Future]] = collections.deque()
+    self._evaluations = Evaluations(
+      holder=holder, evaluate=evaluate, later=later
+    )
     self._next_eval = milestones.eval_every
     self._next_log = milestones.log_every
     self._losses: list[tuple[Push, int, Any]] = []
@@ -99,20 +99,21 @@ class Journal:
   def warm_up(self) -> None:
     """Compiles the evaluation; the run's wall time starts after it."""
     if self.evaluate is not None:
-      self._look(self._holder.version, self._holder.snapshot())
+      self._evaluations.warm_up()
     self._start = wall.perf_counter()
 
   def state(self) -> dict[str, Any]:
     """Returns what following a run changes."""
     self._fetch_losses()
-    self._fetch_accuracies(wait=True)
     state = {name: getattr(self, name) for name in _STATE}
+    state['evaluations'] = self._evaluations.state()
     return state | {'_wall_before_s': self._wall_s}
 
   def restore(self, state: dict[str, Any]) -> None:
     """Goes back to where `state` was taken; it is the journal's now."""
     for name in _STATE:
       setattr(self, name, state[name])
+    self._evaluations.restore(state['evaluations'])
     self._start = wall.perf_counter()
 
   def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
@@ -211,27 +212,18 @@ class Journal:
     if self.evaluate is None:
       self._write(row)
       return
-    version, read = self._holder.version, self._holder.snapshot()
-    self._looks.append((row, self._later(lambda: self._look(version, read))))
+    self._fetch_accuracies(wait=self.finished)  # Then none is left out.
+    self._evaluations.add(row)
     self._fetch_accuracies(wait=self.finished)
-
-  def _look(self, version: int, read: Callable[[], tuple[Any, Any]]) -> float:
-    """Returns the accuracy of a version."""
-    params, stats = read()
-    if not self.evaluate.is_finite(params):
-      raise FloatingPointError(
-        f'A parameter of version {version} is not finite.'
-      )
-    return self.evaluate(params, stats)
 
   def _fetch_accuracies(self, *, wait: bool = False) -> None:
     """Writes the rows of evaluations that have ended, or of all."""
-    while self._looks and (wait or self._looks[0][1].done()):
-      row, look = self._looks.popleft()
-      row['accuracy'] = self._accuracy = look.result()
-      for accuracy, reached in self._time_to.items():
-        if reached is None and self._accuracy >= float(accuracy):
-          self._time_to[accuracy] = row['time']
+    for row, accuracy in self._evaluations.fetch(wait=wait):
+      if accuracy is not None:
+        row['accuracy'] = self._accuracy = accuracy
+        for wanted, reached in self._time_to.items():
+          if reached is None and accuracy >= float(wanted):
+            self._time_to[wanted] = row['time']
       self._write(row)
 
   def _row(self, kind: str, time: float, **measured: float | None) -> None:
@@ -294,10 +286,3 @@ class Journal:
       (push, iteration, loss)
       for (push, iteration, _), loss in zip(self._losses, losses, strict=True)
     ]
-
-
-def _now(call: Callable[[], Any]) -> Future:
-  """Calls a function at once; what it raises is raised here."""
-  future: Future = Future()
-  future.set_result(call())
-  return future

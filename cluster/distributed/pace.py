@@ -19,8 +19,14 @@ there the one that has come least far is given up, and only if nobody computes.
 
 import collections
 import dataclasses
+import faulthandler
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from absl import logging
+
+from cluster.transport.heart import LOST
 
 _TIMEOUTS, _LONGEST = 2, 4
 _KEPT = 10  # Iterations.
@@ -173,3 +179,10 @@ class Deadlines:
   def _reason(self, seen: Seen, still_s: float) -> str:
     doing = 'computed' if seen.computes else 'moved no byte'
     return f'It has {doing} for {still_s:.1f} s, too long.'
+
+
+def exit_hung(still_s: float) -> None:
+  """Ends a process whose lead hangs: starting again may help."""
+  logging.error('The lead has not gone on for %.1f s, in:', still_s)
+  faulthandler.dump_traceback()
+  os._exit(LOST)

@@ -18,11 +18,9 @@ on a server that is lost ends the run.
 """
 
 import contextlib
-import faulthandler
 import functools
 import itertools
 import math
-import os
 import queue
 import secrets
 import threading
@@ -34,12 +32,12 @@ import numpy as np
 from absl import logging
 
 from cluster.distributed.members import Member, RemoteServer, Visit
-from cluster.distributed.pace import Deadlines
+from cluster.distributed.pace import Deadlines, exit_hung
 from cluster.distributed.roll import Roll
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
 from cluster.transport import memory
-from cluster.transport.heart import BEATS, LOST, Unmendable
+from cluster.transport.heart import BEATS, Unmendable
 from cluster.transport.streams import (
   Closed,
   Listener,
@@ -108,6 +106,8 @@ class Reception:
     self._visits: set[Visit] = set()
     self._comings = itertools.count()  # Of servers.
     self._begun = False
+    # What has arrived of them, and how many bytes: by server and question.
+    self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
     self._over = threading.Event()
     self._lock = threading.Lock()
     self._listener: Listener | None = None
@@ -324,13 +324,31 @@ class Reception:
     """
     if event['told'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
-    elif 'id' in event:
-      answer = _floats(event.get('size_bytes', 0), body)
-      if 'error' in event:
-        answer = Unmendable(f'Server {server}: {event["error"]}')
+    elif event['told'] == 'saved':
+      failed = 'error' in event
+      answer = OSError(f'Server {server}: {event["error"]}') if failed else None
       self._orders.answer(server, event['id'], answer)
+    elif event['told'] == 'snapshot':
+      self._take(server, event, body)
     else:
       self.events.put(event | {'server': server, 'at': time.monotonic()})
+
+  def _take(
+    self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
+  ) -> None:
+    """Takes in a piece of a snapshot; others' messages come between them."""
+    key = server, event['id']
+    if key not in self._snapshots:
+      self._snapshots[key] = memory.aligned(event['size_bytes']), 0
+    vector, start = self._snapshots[key]
+    for chunk in body:
+      vector[start : start + chunk.size] = chunk
+      start += chunk.size
+      del chunk  # Before the next one arrives, which so takes its warm memory.
+    self._snapshots[key] = vector, start
+    if start == vector.size:
+      del self._snapshots[key]
+      self._orders.answer(server, event['id'], vector.view(np.float32))
 
   def _watch(self) -> None:
     """Looks for who does not go on, in a thread: others may wait for them."""
@@ -356,7 +374,7 @@ class Reception:
       if self._own and (reason := self._stuck(self._own.doing)):
         self.give_up(f'Server 0 is lost: {reason}')
       if now - self.looked > self._start_s:
-        _exit(now - self.looked)
+        exit_hung(now - self.looked)
 
   def _stuck(self, doing: Mapping[str, Any]) -> str:
     """Returns why a server is to be given up, '' if it is not."""
@@ -367,13 +385,6 @@ class Reception:
     )
 
 
-def _exit(still_s: float) -> None:
-  """Ends a process whose lead hangs: starting again may help."""
-  logging.error('The lead has not gone on for %.1f s, in:', still_s)
-  faulthandler.dump_traceback()
-  os._exit(LOST)
-
-
 def _noted(
   chunks: Iterator[np.ndarray], server: RemoteServer
 ) -> Iterator[np.ndarray]:
@@ -381,13 +392,3 @@ def _noted(
   for chunk in chunks:
     server.seen = time.monotonic()
     yield chunk
-
-
-def _floats(size_bytes: int, body: Iterable[np.ndarray]) -> np.ndarray:
-  """Returns the vector of a snapshot, float32 [n]; empty if there is none."""
-  vector, start = memory.aligned(size_bytes), 0
-  for chunk in body:
-    vector[start : start + chunk.size] = chunk
-    start += chunk.size
-    del chunk  # Before the next one arrives, which so takes its warm memory.
-  return vector.view(np.float32)

@@ -27,6 +27,7 @@ from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.hosting import host
+from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
 from cluster.distributed.served.server import Report, Server
@@ -303,14 +304,19 @@ class DistributedSite:
       learner = Pieces(make, params, wire=self._parts.wire)
     else:
       learner = make(params, stats)
+    held: dict[int, Any] = {}
     if greeting['restore'] is not None:
       states = sharded.read_servers(self._directory, *greeting['restore'])
-      learner.restore(share(states, self._flat.sizes, index))
+      state = share(states, self._flat.sizes, index)
+      held = state.pop('held')
+      learner.restore(state)
     return Server(
       index,
       learner=learner,
       flat=self._flat,
-      checkpoints=sharded.of_server(self._directory, index, **self._checkpoint),
+      keeping=Keeping(
+        sharded.of_server(self._directory, index), held=held, report=report
+      ),
       report=report,
     )
 

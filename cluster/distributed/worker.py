@@ -5,11 +5,12 @@ again, as a new life, when the lead has given it up or a stream is lost.
 """
 
 import contextlib
+import functools
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.distributed.exchange import Through, Window, pull, push
 from cluster.distributed.faults import Fault, Faults, Kind, Phase, spoilt
 from cluster.distributed.joining import dropped, join
 from cluster.distributed.pace import Pace
@@ -28,17 +30,15 @@ from cluster.transport import memory
 from cluster.transport.heart import BEATS, LOST, Heart, within
 from cluster.transport.streams import (
   Closed,
-  Corrupt,
   Refused,
   Security,
   Stream,
   TransportError,
-  chunked,
   connect,
 )
 from learning import compilations
 from learning.learning import Gradient
-from wire.flat import AHEAD, Flat, views
+from wire.flat import Flat, views
 
 
 class Worker:
@@ -95,7 +95,7 @@ class Worker:
     self._host = Driving() if batching.changes and speed is None else None
     servers = range(len(flat.sizes))
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
-    self._windows: list[_Window] = []
+    self._windows: list[Window] = []
     # A pull and a push at a time of each server, and the next input.
     self._pool = Threads(2 * len(servers) + 1)
     self._pace = Pace()
@@ -224,7 +224,7 @@ class Worker:
         continue
       stack.callback(dropped, stream)
       with within(stream, self._timeout_s):
-        self._windows.append(_Window(stream.receive().header['pieces']))
+        self._windows.append(Window(stream.receive().header['pieces']))
       streams.append(stream)
       return
     raise Closed('The lead has ended this life.')
@@ -232,12 +232,16 @@ class Worker:
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
     pulls = [
-      self._pool.submit(
-        self._pull, stream, server, late if not server else None
+      self._pool.submit(pull, *each)
+      for each in zip(
+        streams,
+        self._buffers,
+        self._windows,
+        self._ways(late, None),
+        strict=True,
       )
-      for server, stream in enumerate(streams)
     ]
-    header = [pull.result() for pull in pulls].pop()
+    header = [one.result() for one in pulls].pop()
     for done in self._doing:
       done.result()
     self._pace.compute()
@@ -277,71 +281,41 @@ class Worker:
     )
     self._pace.begin(iteration)
     self._pace.transfer()
+    moments = [
+      self._faults.due(self.index, iteration, phase)
+      for phase in (Phase.FIRST, Phase.LAST)
+    ]
+    kind = fault.kind if fault else None
+    send = functools.partial(
+      push, corrupt=kind == Kind.CORRUPT, short=kind == Kind.WRONG_SIZE
+    )
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
-      self._pool.submit(self._push, stream, server, report, message, fault)
-      for server, (stream, message) in enumerate(
-        zip(streams, messages, strict=True)
+      self._pool.submit(send, stream, report, *each)
+      for stream, *each in zip(
+        streams, messages, self._windows, self._ways(*moments), strict=True
       )
     ]
 
-  def _pull(
-    self, stream: Stream, server: int, fault: Fault | None
-  ) -> dict[str, Any]:
-    """Returns the header of a version, which is in the server's buffer then."""
-    buffer, window = self._buffers[server], self._windows[server]
-    try:
-      message = stream.receive()
-      header, start = message.header, 0
-      for chunk in self._faults.during(message.chunks, fault, None):
-        buffer[start : start + chunk.size] = chunk
-        start += chunk.size
-        del chunk  # Before the next one arrives, which so takes its memory.
-        self._pace.step()
-        if not header:  # It comes in pieces, before the barrier.
-          window.came()
-      if start != buffer.size:
-        raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
-      if header:
-        return header
-      message = stream.receive()
-      if message.size_bytes:  # They were void: somebody was lost meanwhile.
-        message.read(buffer)
-      return message.header
-    except TransportError:
-      window.lose()
-      raise
+  def _ways(self, *moments: Fault | None) -> list[Through]:
+    """Returns what chunks from or to each server go through.
 
-  def _push(
-    self,
-    stream: Stream,
-    server: int,
-    report: dict[str, Any],
-    message: list[np.ndarray],
-    fault: Fault | None,
-  ) -> None:
-    """Sends the message for a server."""
-    wrong = fault is not None and fault.kind == Kind.WRONG_SIZE
-    corrupt = fault is not None and fault.kind == Kind.CORRUPT
-    if wrong:
-      message = [part[: part.size // 2] for part in message]
-    size = sum(part.size for part in message)
-    chunks = chunked(message)
-    window = self._windows[server]
-    if window.pieces and not wrong:
-      chunks = window.cut(*message)
-    moments = [None, None]
-    if not server:
-      moments = [
-        self._faults.due(self.index, report['iteration'], phase)
-        for phase in (Phase.FIRST, Phase.LAST)
-      ]
-    chunks = self._faults.during(self._stepping(chunks), *moments)
-    stream.send(report, chunks, size, spoil=corrupt)
+    Args:
+      *moments: What happens after the first and before the last of server 0.
+    """
+    nothing = len(moments) * [None]
+    return [
+      functools.partial(self._stepping, moments=nothing if server else moments)
+      for server in range(len(self._buffers))
+    ]
 
-  def _stepping(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    for chunk in chunks:
+  def _stepping(
+    self, chunks: Iterable[np.ndarray], moments: Sequence[Fault | None]
+  ) -> Iterator[np.ndarray]:
+    """Yields chunks as they come or go; lets faults happen."""
+    for chunk in self._faults.during(chunks, *moments):
       yield chunk
+      del chunk  # Before the next one arrives, which so takes its memory.
       self._pace.step()
 
   def _pulled(self) -> Any:
@@ -364,43 +338,3 @@ class Worker:
       rest_s = start + wanted_s - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)
-
-
-class _Window:
-  """Lets a push in pieces be but a little ahead of the pull that answers it.
-
-  Attributes:
-    pieces: Bytes of each; empty if pushes do not travel in pieces.
-  """
-
-  def __init__(self, pieces: Sequence[int]):
-    self.pieces = pieces
-    self._back = 0  # Pieces that have come back.
-    self._lost = False
-    self._changed = threading.Condition()
-
-  def cut(self, vector: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields the pieces of a vector, uint8, when they may be sent."""
-    with self._changed:
-      self._back = 0
-    ends = np.cumsum(self.pieces)
-    for number, piece in enumerate(np.split(vector, ends[:-1])):
-      with self._changed:
-        self._changed.wait_for(
-          lambda n=number: n < self._back + AHEAD or self._lost
-        )
-        if self._lost:
-          raise Closed('The stream was lost.')
-      yield piece
-
-  def came(self) -> None:
-    """Notes that a piece has come back."""
-    with self._changed:
-      self._back += 1
-      self._changed.notify_all()
-
-  def lose(self) -> None:
-    """Lets nobody wait any more: nothing will come."""
-    with self._changed:
-      self._lost = True
-      self._changed.notify_all()

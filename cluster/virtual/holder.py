@@ -1,5 +1,6 @@
 """The learner in the process of the virtual runtime, and what travels of it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ class LocalHolder:
     self.learner = learner
     self.trees = trees
     self._arrived: dict[int, Payload] = {}  # Pushes, by worker.
+    self._held: dict[int, tuple[Any, Any]] = {}
     self._newest: tuple[Any, Any] = None, None  # Parameters; as workers get it.
 
   def warm_up(self, payloads: list[Payload]) -> None:
@@ -52,10 +54,19 @@ class LocalHolder:
     """Applies an update; the version becomes one higher."""
     self.learner.commit(update)
 
-  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives this version's parameters and statistics, later."""
-    params, stats = self.learner.params, self.learner.stats
-    return lambda: (params, stats)
+  def hold(self) -> int:
+    """Keeps this version's parameters and statistics; returns a number."""
+    held = max(self._held, default=0) + 1
+    self._held[held] = self.learner.params, self.learner.stats
+    return held
+
+  def drop(self, held: int) -> None:
+    """Forgets a version that was held."""
+    self._held.pop(held)
+
+  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives a version that is held."""
+    return functools.partial(self._held.__getitem__, held)
 
   @property
   def version(self) -> int:

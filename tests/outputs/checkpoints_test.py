@@ -116,9 +116,9 @@ class _Evil:
 class PackingTest(parameterized.TestCase):
   def test_an_array_that_is_referred_to_twice_is_stored_once(self):
     array = jax.numpy.arange(5.0)
-    tree = checkpoints._packed({'a': [array, array], 'b': (array, None)})
+    tree = checkpoints.frozen({'a': [array, array], 'b': (array, None)})()
     self.assertEqual(sorted(tree), ['array0', 'format', 'plain'])
-    state = checkpoints._unpacked(tree)
+    state = checkpoints.thawed(tree)
     self.assertIs(state['a'][0], state['b'][0])
     np.testing.assert_array_equal(state['a'][1], np.arange(5.0))
 
@@ -126,15 +126,15 @@ class PackingTest(parameterized.TestCase):
     (_Evil(),), (train.build,), (subprocess.Popen,), ([{'a': os.system}],)
   )
   def test_reading_runs_nothing(self, value):
-    tree = checkpoints._packed(value)
+    tree = checkpoints.frozen(value)()
     with self.assertRaisesRegex(pickle.UnpicklingError, 'Expected plain data'):
-      checkpoints._unpacked(tree)
+      checkpoints.thawed(tree)
 
   def test_other_formats_are_refused(self):
-    tree = checkpoints._packed(1)
+    tree = checkpoints.frozen(1)()
     tree['format'][0] += 1
-    with self.assertRaisesRegex(ValueError, 'format: expected 4, got 5; it'):
-      checkpoints._unpacked(tree)
+    with self.assertRaisesRegex(ValueError, 'format: expected 5, got 6; it'):
+      checkpoints.thawed(tree)
 
   @parameterized.parameters(
     ({'every_s': 0.0}, 'every_s: expected more than 0 seconds, got 0.0'),

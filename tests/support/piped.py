@@ -18,8 +18,9 @@ import optax
 
 import data.stream
 from batching import fixed
-from cluster.distributed import worker as workers
-from cluster.distributed.reception import Member
+from cluster.distributed import exchange
+from cluster.distributed.members import Member
+from cluster.distributed.pace import Deadlines
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
@@ -110,6 +111,7 @@ class Cluster:
     self.lead.push = counted
     self._reception = mock.Mock()
     self._reception.members = [Member() for _ in range(workers)]
+    self._reception.obeyed = _NEVER
     self._reception.events = self._events = queue.SimpleQueue()
     self.runtime = DistributedRuntime(
       lead=self.lead,
@@ -117,8 +119,9 @@ class Cluster:
       reception=self._reception,
       server=None,
       num_servers=servers,
-      announce=None,
       timeout_s=_BEAT_S,
+      start_s=_NEVER,
+      deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
       local=None,
     )
     self.servers = [
@@ -126,7 +129,7 @@ class Cluster:
         index,
         learner=self.pieces(index),
         flat=self._flat,
-        checkpoints=_Checkpoints(self, index),
+        keeping=_Keeping(self, index),
         report=lambda event, body, k=index: self._told(k, event),
       )
       for index in range(servers)
@@ -246,7 +249,7 @@ class Cluster:
       streams.append(here)
     self._streams += streams
     windows = [
-      workers._Window(stream.receive().header['pieces']) for stream in streams
+      exchange.Window(stream.receive().header['pieces']) for stream in streams
     ]
     self._windows += windows
     self._threads.submit(self._work, index, life, streams, windows)
@@ -267,7 +270,7 @@ class Cluster:
       np.zeros(self._flat.pull_bytes(k), np.uint8) for k in range(len(streams))
     ]
     pulls = [
-      self._threads.submit(workers._pull, *each)
+      self._threads.submit(exchange.pull, *each)
       for each in zip(streams, buffers, windows, strict=True)
     ]
     header = [pull.result() for pull in pulls].pop()
@@ -292,7 +295,7 @@ class Cluster:
       )
     if death:
       for each in zip(streams, buffers, windows, strict=True):
-        self._threads.submit(_quietly, workers._pull, *each)
+        self._threads.submit(_quietly, exchange.pull, *each)
       self._die(index, death, streams)
       raise Closed('here: it has died')
 
@@ -348,18 +351,17 @@ class Cluster:
     return self._gradients[positions].sum(axis=0)
 
 
-class _Checkpoints:
+class _Keeping:
   """Takes what a server would write."""
+
+  hold = drop = send = None  # Nobody reads versions here.
 
   def __init__(self, cluster, index):
     self._cluster, self._index = cluster, index
 
-  def save(self, state, *, examples, step):
-    del examples, step
+  def save(self, number, step, state):
+    del number, step
     self._cluster.saved[1][self._index] = state
-
-  def wait(self):
-    pass
 
 
 def _all(ranges):

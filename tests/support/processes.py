@@ -22,6 +22,7 @@ from typing import Any
 from absl.testing import absltest
 
 from cluster.distributed.served import checkpoints as sharded
+from outputs import checkpoints, stores
 from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
@@ -208,14 +209,9 @@ def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
   for name in (*(f'sync.{scheme}' for scheme in SCHEMES), *_CLASSES):
     importlib.import_module(name)
   directory = folder / 'checkpoints'
-  never = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
-  lead = sharded.of_lead(directory, **never)
-  for step in reversed(lead.steps()):
-    state = lead.read(step)
-    with contextlib.suppress(FileNotFoundError):  # It was being written.
-      servers = sharded.read_servers(directory, step, state['num_servers'])
-      return state, servers
-  raise AssertionError(f'No whole checkpoint in {directory}')
+  step = stores.steps(directory / 'lead')[-1]
+  state = checkpoints.thawed(stores.read(directory / 'lead' / str(step)))
+  return state, sharded.read_servers(directory, step, state['num_servers'])
 
 
 class TestCase(absltest.TestCase):

@@ -1,20 +1,23 @@
-"""Checkpoints of a distributed run: the lead's and one of every server.
+"""Checkpoints of a distributed run: a part of the lead and one of every server.
 
-A checkpoint is whole if the lead's and those of all servers have its number.
-It can be gone on from with another number of servers: shares are joined and
-cut anew.
+Servers write theirs first.  The lead's part, which makes a checkpoint whole,
+follows once all are safe, and then the lead alone removes what is not needed
+any more.  So at any moment the newest that has the lead's part is whole,
+whoever dies.  It can be gone on from with another number of servers: shares are
+joined and cut anew.
 """
 
 import pathlib
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from absl import logging
 
 from cluster.distributed.served.orders import Orders
-from outputs.checkpoints import Checkpoints
-from outputs.stores import Npz
+from configs.checks import require
+from outputs import checkpoints, stores
+from outputs.checkpoints import Rhythm, Tree
 
 
 class ShardedCheckpoints:
@@ -23,6 +26,7 @@ class ShardedCheckpoints:
   Attributes:
     found: Number of the checkpoint that was restored and how many servers it
       is from; None if there was none.
+    wanted: As of `Rhythm`, and so are `check` and `begin`.
   """
 
   def __init__(
@@ -31,121 +35,133 @@ class ShardedCheckpoints:
     *,
     orders: Orders,
     num_servers: int,
-    **own: Any,
+    every_s: float,
+    every_examples: int,
+    keep: int,
   ):
     """Creates nothing yet.
 
     Args:
       directory: Of the run's checkpoints, which all processes share.
-      orders: Has the servers write their shares.
+      orders: Has the servers write their parts.
       num_servers: How many they are.
-      **own: For `Checkpoints`.
+      every_s: As of `Rhythm`.
+      every_examples: The same.
+      keep: How many of the newest are kept.
 
     Raises:
       ValueError: If an argument is out of range.
     """
+    require(keep >= 1, 'keep', 'at least 1', keep)
     self.found: tuple[int, int] | None = None
+    self._rhythm = Rhythm(every_s=every_s, every_examples=every_examples)
+    self.wanted, self.check = self._rhythm.wanted, self._rhythm.check
+    self.begin = self._rhythm.begin
     self._directory = directory
     self._orders = orders
     self._num_servers = num_servers
-    self._lead = of_lead(directory, **own)
+    self._keep = keep
     self._step = -1
-    self._saving: Sequence[Future] = ()
-
-  @property
-  def wanted(self) -> bool:
-    """Whether the run is to leave any checkpoints."""
-    return self._lead.wanted
-
-  def check(self, name: str, value: Any) -> None:
-    """Checks that a checkpoint could hold a value: see Checkpoints.check."""
-    self._lead.check(name, value)
+    self._pool = ThreadPoolExecutor(1)
+    self._saving: Future | None = None
 
   def restore(self) -> Any:
     """Returns the lead's state of the newest whole checkpoint, or None.
 
+    What lacks the lead's part is removed; its numbers are not used again.
+
     Raises:
       ValueError: If there are checkpoints and none is whole.
     """
-    steps, reason = self._lead.steps(), ''
-    self._step = max(steps, default=-1)
-    for step in reversed(steps):
-      try:
-        state = self._lead.read(step)
-        read_servers(self._directory, step, state['num_servers'])
-      # What damaged files make Orbax and its layers raise is not documented.
-      except Exception as error:
-        logging.warning(
-          'Checkpoint %d in %s is not whole; the one before it is tried.  '
-          '%s: %s',
-          step,
-          self._directory,
-          type(error).__name__,
-          str(error).partition('\n')[0],
-        )
-        reason = reason or str(error).partition('\n')[0]
-      else:
-        logging.info('Going on from checkpoint %d of %s', step, self._directory)
-        self.found = step, state['num_servers']
-        return state
-    if steps:
-      raise ValueError(
-        f'workdir: expected a whole checkpoint, got {steps} in '
-        f'{self._directory}; move that folder away to start anew.  {reason}'
-      )
-    return None
-
-  def begin(self, examples: int) -> None:
-    """Starts counting time, and examples beyond these."""
-    self._lead.begin(examples)
+    left = [p for part in self._parts() for p in stores.folders(part)]
+    self._step = max(map(stores.number, left), default=-1)
+    steps = stores.steps(self._directory / 'lead')
+    state = checkpoints.newest(self._directory / 'lead', steps, self._read)
+    self._remove_all_but(steps)
+    return state
 
   def due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint and the last one is safe."""
-    saved = all(future.done() for future in self._saving)
-    return saved and self._lead.due(examples)
+    """Returns whether it is time for a checkpoint and the last one is safe.
+
+    Raises:
+      OSError: If the last one could not be written.
+      Unmendable: If a server is lost.
+    """
+    due = self._rhythm.due(examples)
+    if self._saving and not self._saving.done():
+      if due:
+        logging.log_every_n_seconds(
+          logging.WARNING,
+          'A checkpoint is due, and %d is still being written.',
+          30,
+          self._step,
+        )
+      return False
+    self._wait()
+    return due
 
   def save(self, state: Any, *, examples: int) -> None:
-    """Has the lead and all servers write their parts.
+    """Has all servers write their parts, and then the lead's.
 
     Args:
       state: The lead's.
       examples: In it.
+
+    Raises:
+      OSError: If the checkpoint before could not be written.
+      Unmendable: If a server is lost.
     """
     self._wait()
     self._step += 1
-    self._saving = self._orders.save(self._step)
-    state = state | {'num_servers': self._num_servers}
-    self._lead.save(state, examples=examples, step=self._step)
+    tree = checkpoints.frozen(state | {'num_servers': self._num_servers})
+    parts = self._orders.save(self._step)
+    self._saving = self._pool.submit(self._write, self._step, tree, parts)
+    self.begin(examples)
 
   def close(self) -> None:
-    """Finishes what is being written."""
+    """Finishes what is being written; raises what `save` does."""
     self._wait()
-    self._lead.close()
+    self._pool.shutdown()
 
   def _wait(self) -> None:
-    for future in self._saving:
-      future.result()
-    self._saving = ()
+    saving, self._saving = self._saving, None
+    if saving:
+      saving.result()
 
+  def _write(
+    self, step: int, tree: Callable[[], Tree], parts: Sequence[Future]
+  ) -> None:
+    try:
+      for part in parts:
+        part.result()
+      stores.write(self._directory / 'lead' / str(step), tree())
+    except OSError as error:
+      raise checkpoints.not_written(self._directory, step, error) from error
+    self._remove_all_but(stores.steps(self._directory / 'lead')[-self._keep :])
 
-def of_lead(directory: pathlib.Path, *, keep: int, **own: Any) -> Checkpoints:
-  """Returns the checkpoints of the lead."""
-  # While one is being written, the one before it has to stay.
-  return Checkpoints(directory / 'lead', keep=max(keep, 2), **own)
+  def _remove_all_but(self, kept: Sequence[int]) -> None:
+    for part in self._parts():  # The lead's first: what it has is whole.
+      stores.remove_all_but(part, kept)
 
+  def _read(self, step: int) -> Any:
+    state = checkpoints.thawed(
+      stores.read(self._directory / 'lead' / str(step))
+    )
+    read_servers(self._directory, step, state['num_servers'])
+    self.found = step, state['num_servers']
+    return state
 
-def of_server(
-  directory: pathlib.Path, index: int, *, keep: int, **own: Any
-) -> Checkpoints:
-  """Returns the checkpoints of one server."""
-  return Checkpoints(
-    directory / f'server{index}', keep=max(keep, 2), store=Npz, **own
-  )
+  def _parts(self) -> list[pathlib.Path]:
+    """Returns the folders of the lead and of all servers that there were."""
+    return [self._directory / 'lead', *self._directory.glob('server*')]
 
 
 def read_servers(directory: pathlib.Path, step: int, count: int) -> list[Any]:
   """Returns the states of all servers of one checkpoint."""
-  own = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
-  return [
-    of_server(directory, index, **own).read(step) for index in range(count)
-  ]
+  parts = [of_server(directory, index) / str(step) for index in range(count)]
+  return [checkpoints.thawed(stores.read(part)) for part in parts]
+
+
+def of_server(directory: pathlib.Path, index: int) -> pathlib.Path:
+  """Returns the folder of one server's parts."""
+  return directory / f'server{index}'

@@ -4,7 +4,6 @@ It counts versions and learning rates as each of them does, and turns what the
 lead wants into numbered orders that all of them carry out in the same sequence.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -51,7 +50,7 @@ class Orders:
     self._servers: list[Ordered] = []
     self._orders: list[list[Any]] = []
     self.sequence = 0
-    self._numbers = itertools.count()
+    self._number = 0  # Of the last question, or version that is held.
     self._questions: dict[int, list[Future]] = {}
     self._answering = threading.Lock()
     self._error: Exception | None = None
@@ -80,7 +79,14 @@ class Orders:
     self._orders.append(['end', worker, life])
 
   def save(self, step: int) -> list[Future]:
-    """Has every server write a checkpoint; returns when each has."""
+    """Has every server write its part of a checkpoint, and what it holds.
+
+    Args:
+      step: Its number.
+
+    Returns:
+      Of each server: is done once its part is safe.
+    """
     return self._ask('save', step)
 
   def flush(self) -> None:
@@ -91,9 +97,19 @@ class Orders:
       self.sequence += 1
       self._orders = []
 
-  def snapshot(self) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives this version's parameters and statistics, later."""
-    parts = self._ask('snapshot')
+  def hold(self) -> int:
+    """Keeps this version's parameters and statistics; returns a number."""
+    number = self._next()
+    self._orders.append(['hold', number])
+    return number
+
+  def drop(self, held: int) -> None:
+    """Forgets a version that was held."""
+    self._orders.append(['drop', held])
+
+  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives a version that is held; it waits for the servers."""
+    parts = self._ask('send', held)
     return lambda: self._flat.joined(
       [
         self._flat.split(part.result(), server)
@@ -102,7 +118,7 @@ class Orders:
     )
 
   def answer(self, server: int, number: int, answer: Any) -> None:
-    """Takes in what a server says to a snapshot or save; from any thread."""
+    """Takes in what a server has sent or saved; from any thread."""
     with self._answering:
       if self._error is not None:
         return  # Nobody waits any more.
@@ -124,8 +140,12 @@ class Orders:
             future.set_exception(error)
       self._questions.clear()
 
+  def _next(self) -> int:
+    self._number += 1
+    return self._number
+
   def _ask(self, name: str, *arguments: Any) -> list[Future]:
-    number = next(self._numbers)
+    number = self._next()
     futures = [Future() for _ in self._servers]
     with self._answering:
       if self._error is not None:
@@ -137,11 +157,11 @@ class Orders:
 
   def state(self) -> Any:
     """Returns what is counted here; the servers save the rest."""
-    return self.version, self.examples, self._sums
+    return self.version, self.examples, self._sums, self._number
 
   def restore(self, state: Any) -> None:
     """Goes back to where `state` was taken."""
-    self.version, self.examples, self._sums = state
+    self.version, self.examples, self._sums, self._number = state
 
   @property
   def pending(self) -> list[int]:

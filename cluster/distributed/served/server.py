@@ -10,13 +10,14 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 
+from cluster.distributed.served.keeping import Keeping, Report
 from cluster.distributed.served.orders import Key
 from cluster.distributed.served.pieces import Pieces
 from cluster.transport import memory
@@ -29,12 +30,10 @@ from cluster.transport.streams import (
   chunked,
 )
 from learning.learning import Learner
-from outputs.checkpoints import Checkpoints
 from wire.codec import Payload
 from wire.flat import Flat, views
 
-# Called with what happened, by name, and with bytes that belong to it.
-Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
+_LAST_S = 10.0  # That the last orders may take.
 
 
 class WrongPush(Exception):
@@ -65,7 +64,7 @@ class Server:
     *,
     learner: Learner | Pieces,
     flat: Flat,
-    checkpoints: Checkpoints,
+    keeping: Keeping,
     report: Report,
   ):
     """Starts to wait for orders.
@@ -74,7 +73,7 @@ class Server:
       index: Which server.
       learner: Of the share's flat vectors.
       flat: Of all shares.
-      checkpoints: Of this share.
+      keeping: Keeps what the lead wants to keep of this share.
       report: Tells the lead that a push has arrived or that a stream failed;
         called from many threads.
     """
@@ -85,7 +84,7 @@ class Server:
     self._report = report
     self._push_bytes = flat.push_bytes(index)
     self._pull_bytes = flat.pull_bytes(index)
-    self._checkpoints = checkpoints
+    self._keeping = keeping
     self._ports: dict[Key, _Port] = {}
     # Arrived, not yet added; pieces know whose they are.
     self._payloads: dict[Key, Payload | Key] = {}
@@ -102,7 +101,9 @@ class Server:
       'commit': self._commit,
       'release': self._release,
       'end': self._end,
-      'snapshot': self._snapshot,
+      'hold': self._hold,
+      'drop': keeping.drop,
+      'send': keeping.send,
       'save': self._save,
     }
     self._listener: Listener | None = None
@@ -150,8 +151,9 @@ class Server:
       orders: 'add', worker, life, update, examples: sums a push that has
         arrived whole; 'commit', update; 'release', worker, life, header: sends
         the version of this moment; 'end', worker, life: ends a stream;
-        'snapshot', id: reports the version of this moment; 'save', id, step:
-        writes a checkpoint of it and reports that it is safe.
+        'hold', held: keeps the version of this moment under a number; 'drop',
+        held: forgets it; 'send', id, held: reports it; 'save', id, step: writes
+        a part of a checkpoint and reports that it is safe.
     """
     self._orders.put((sequence, orders))
 
@@ -206,7 +208,7 @@ class Server:
       grace_s: Seconds that workers are given to end them by themselves.
     """
     self._orders.put(None)
-    self._thread.join(grace_s)
+    self._thread.join(grace_s + _LAST_S)
     if self._thread.is_alive():
       logging.warning('Server %d has not obeyed its last orders.', self.index)
     with self._lock:
@@ -325,26 +327,11 @@ class Server:
       # Its host may be out of reach, and would be waited for.
       port.stream.cancel('The lead has given it up.')
 
-  def _snapshot(self, number: int) -> None:
-    whole = views((self.learner.params, self.learner.stats))
-    size_bytes = sum(part.size for part in whole)
-    snapshot = {'told': 'snapshot', 'id': number, 'size_bytes': size_bytes}
-    self._report(snapshot, whole)
+  def _hold(self, held: int) -> None:
+    self._keeping.hold(held, self.learner.params, self.learner.stats)
 
   def _save(self, number: int, step: int) -> None:
-    self._checkpoints.save(
-      self.learner.state(), examples=self.learner.examples, step=step
-    )
-
-    def wait() -> None:
-      saved = {'told': 'saved', 'id': number}
-      try:
-        self._checkpoints.wait()
-      except Exception as error:  # The lead has to know, whatever it is.
-        saved['error'] = f'{type(error).__name__}: {error}'
-      self._report(saved, ())
-
-    threading.Thread(target=wait, daemon=True).start()
+    self._keeping.save(number, step, self.learner.state())
 
   def _outgoing(self) -> list[np.ndarray]:
     """Returns this version as it travels, uint8 [n] each."""

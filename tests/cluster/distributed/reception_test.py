@@ -2,6 +2,8 @@
 
 import functools
 import os
+import pathlib
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.hosting import host
+from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server
 from cluster.lead import Lead
@@ -82,13 +85,13 @@ class MembersTest(absltest.TestCase):
     lead.member(0)
     lead.begin()
     with ThreadPoolExecutor(1) as pool:
-      read = pool.submit(lead.orders.snapshot())
+      read = pool.submit(lead.orders.read(lead.orders.hold()))
       with self.assertRaisesRegex(
         Unmendable, 'Server 1 is lost: It was silent'
       ):
         read.result(timeout=5.0)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
-      lead.orders.snapshot()
+      lead.orders.read(1)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.step_for(2.0)
 
@@ -192,6 +195,7 @@ class _Lead:
     self.servers = []
     self._members = []
     self._begun = threading.Event()
+    self._parts = pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
     self.address = f'127.0.0.1:{port}'
     self._flat = Flat(
@@ -253,7 +257,7 @@ class _Lead:
       index,
       learner=NoLearner(*self._flat.initial(index)),
       flat=self._flat,
-      checkpoints=None,
+      keeping=Keeping(self._parts / str(index), held={}, report=report),
       report=report,
     )
     self.servers.append(server)
