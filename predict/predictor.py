@@ -20,7 +20,7 @@ class Predictor(Protocol):
   """How fast will each worker's next iteration be?
 
   Attributes:
-    fallback: How many workers' last prediction is an exponential average, as
+    fallback: How many workers' last prediction is one of averages alone, as
       there was too little history to do better.
   """
 
