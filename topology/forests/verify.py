@@ -188,7 +188,7 @@ def _check_bound(
     named = proof.nodes in [nodes for _, nodes in proof.parts]
     if not named or proof.links != cuts.leaving(there, proof.nodes):
       raise ValueError('The bottleneck is none of the cuts of the proof.')
-    bound = len(cluster.workers) * 10**9 / cuts.proven(there, proof)
+    bound = len(cluster.workers) * 10**9 / cuts.proven(there, proof, stop)
   if forest.bound_Bps != bound:
     raise ValueError(f'The bound is {bound} B/s, not {forest.bound_Bps}.')
   if forest.rate_Bps is None or forest.rate_Bps > bound:

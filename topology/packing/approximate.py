@@ -43,7 +43,7 @@ def allreduce(
   with one tree at least; `report` is told after each.  Raises `Stopped` once
   `end` says that there is no time for that.
   """
-  arrays = Arrays(cluster, paired=cluster.symmetric)
+  arrays = Arrays(cluster, paired=cluster.symmetric, stop=end)
   stopping.check(end)
   bound = price_search.Bound(cluster, arrays, stop, end)
   if arrays.paired:
@@ -78,9 +78,9 @@ def allgather(
   As `allreduce`, but for at least one tree for each worker, and with the proof
   of a bound, which tells the rate to aim at.
   """
-  arrays = Arrays(cluster, paired=False)
+  arrays = Arrays(cluster, paired=False, stop=end)
   workers = len(arrays.workers)
-  bound = float(1 / cuts.proven(cluster, cut))
+  bound = float(1 / cuts.proven(cluster, cut, end))
   last = min((max_trees or _ATTEMPTS * workers) // workers, _ATTEMPTS)
   search = _Search(cluster, arrays, max_trees, stop, end, one_way=True)
   for attempt in range(last):

@@ -76,7 +76,8 @@ def pack(
     time_limit_s: Seconds after which packing ends with the best forest so far,
       and its bound.  It ends within 1.2 times as much and half a second; if
       that is too short for any forest, with an error: an allgather of 1,024
-      workers has a million hops, and takes more than 10 seconds.
+      workers has a million hops, and takes more than 10 seconds.  Clusters of
+      more than 200,000 links may take a second or so longer.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
       not, one phase follows the other, packed the exact way.
     progress: Told in a few words how far it is.
@@ -217,7 +218,7 @@ class _Packer:
     else:
       proof = _cut(cluster, times, known)
       columns = approximate.allgather(cluster, proof, **wanted)
-      bound = len(cluster.workers) / cuts.proven(cluster, proof)
+      bound = len(cluster.workers) / cuts.proven(cluster, proof, times.end)
     known = known or Forest(self.collective, (), None, bound * _GB, proof)
     return fitted(cluster, columns, known, stop=times.end)
 

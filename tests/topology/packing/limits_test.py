@@ -52,11 +52,11 @@ class TimeLimitTest(parameterized.TestCase):
     self.assertLessEqual(len(packed.trees), 40)
     verify.check(graph, packed)
 
-  @parameterized.parameters(('allreduce', 1.0), ('allgather', 1.5))
-  def test_a_directed_mesh_of_160_ends(self, collective, limit_s):
-    graph = randomized.random_mesh(160, 1)
+  @parameterized.parameters(('allreduce', 160), ('allgather', 100))
+  def test_large_directed_meshes_end(self, collective, workers):
+    graph = randomized.random_mesh(workers, 1)
 
-    packed = self._timed(graph, limit_s, collective=collective)
+    packed = self._timed(graph, 1, collective=collective)
 
     self.assertGreater(packed.gap, 0)
 
