@@ -9,8 +9,9 @@ JSON files, each with `topologies` and the optima that are known of them;
 without it, one of each kind that topology/clusters/ can build.
 spread: the same where links are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
-trees: what few trees, trees of equal weight, and phases one after the other
-reach of the best rate.
+trees: the trees of the best forests before and after they are thinned; what
+few trees, trees of equal weight, and phases one after the other reach of the
+best rate.
 chunks: the time of several sizes with latency, in the best chunks.
 
 All parts take about 3 minutes on two cores.
@@ -26,12 +27,13 @@ from collections.abc import Mapping, Sequence
 import topology
 from bench import topologies
 from bench.clusters import table
+from topology.algorithms import stopping
 from topology.baselines import schemes
 from topology.clusters import randomized
 from topology.clusters.cluster import Cluster
 from topology.clusters.named import named
 from topology.forests import rounds, timing, trees
-from topology.packing import units
+from topology.packing import exact, thinning, units
 
 _PARTS = ('speedups', 'spread', 'times', 'trees', 'chunks')
 _BASELINES = {
@@ -52,6 +54,7 @@ _RATIOS = (1, 3, 10, 30, 100)
 _SEEDS = (1, 2, 3)
 _CLAIM = 18.3
 _PEER_S = {'dgx_a100(2)': 9.1, 'mi250(2)': 65.0, 'dgx_a100(4)': 77.0}
+_THINNED = 2**17  # Workers times links.
 _FEW = (8, 16, 32, 64)
 _PERMUTES = 128
 _BOXES = 'dgx_a100(2)'
@@ -80,6 +83,9 @@ def main(argv: list[str] | None = None) -> None:
     elif part == 'times':
       print_times()
     elif part == 'trees':
+      print_thinned(
+        topologies.read(given.topologies) if given.topologies else ()
+      )
       print_few()
       print_phases()
     elif part == 'chunks':
@@ -197,6 +203,35 @@ def print_times() -> None:
       )
 
 
+def print_thinned(given: Sequence[topologies.Topology] = ()) -> None:
+  """Prints trees and depth of exact forests, as packed first and thinned.
+
+  Of these topologies, and of all that are built for other tables, as long as
+  the exact way takes seconds.
+  """
+  known = {name: cluster for name, cluster, _ in given}
+  known |= {name: named(name) for name in topologies.exact()}
+  rows = [('allreduce', 'workers', 'trees', 'depth', 's', 'thinning s')]
+  for name, cluster in known.items():
+    if len(cluster.workers) * len(cluster.links) > _THINNED:
+      continue
+    start_s = time.process_time()
+    first = exact.allreduce(cluster)
+    took_s = time.process_time() - start_s
+    few = thinning.thinned(cluster, first, stopping.never)
+    more_s = time.process_time() - start_s - took_s
+    cells = [f'{len(cluster.workers)}']
+    for count in (lambda f: len(f.trees), _deepest):
+      before, after = count(first), count(few)
+      cells.append(f'{before} to {after}' if before > after else f'{before}')
+    rows.append((name, *cells, f'{took_s:.3f}', f'{more_s:.3f}'))
+  print(
+    '\nTrees of optimal forests, and the most hops to a root, before and after '
+    f'they are thinned, at the\nsame rate:\n\n{table(*rows)}',
+    flush=True,
+  )
+
+
 def print_few() -> None:
   """Prints the part of the optimum that so many trees and units reach."""
   few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
@@ -274,6 +309,10 @@ def print_chunks() -> None:
 def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
   cluster = randomized.spread(named(spec), ratio, seed)
   return ratios(cluster, topology.pack(cluster))
+
+
+def _deepest(forest: trees.Forest) -> int:
+  return max(tree.depth for tree in forest.trees)
 
 
 def _planned(cluster: Cluster, equal: trees.Forest) -> str:

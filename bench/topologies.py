@@ -90,6 +90,7 @@ PHASES_OF = (
   'star([10, 40, 40, 40, 5], [40, 10, 40, 40, 5])',
   'random_switched(12, 4, 1)',
 )
+_STAR = 'star([20, 21, 22, 23, 24, 25, 26, 27])'
 _BUILT_IN = (
   'full_mesh(8, 25)',
   'ring(8, 25)',
@@ -141,6 +142,12 @@ def read(folder: str | pathlib.Path) -> list[Topology]:
   if not found:
     raise ValueError(f'--topologies: expected JSON files, got {folder}.')
   return found
+
+
+def exact() -> list[str]:
+  """Returns what is packed exactly in some table, by name."""
+  timed = [spec for specs, gap, _ in TIMES if not gap for spec in specs]
+  return list(dict.fromkeys([_STAR, *_BUILT_IN, *FEW_OF, *PHASES_OF, *timed]))
 
 
 def built_in() -> list[Topology]:

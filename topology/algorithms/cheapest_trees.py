@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from topology.algorithms import stopping
 from topology.algorithms.components import Components
 
 Priced = tuple[int, int, int]  # Two nodes and the price of a link.
@@ -58,11 +59,15 @@ def _nearest(
   return distance, nearest
 
 
-def hops(worker: Sequence[bool], links: Sequence[Priced]) -> np.ndarray:
+def hops(
+  worker: Sequence[bool],
+  links: Sequence[Priced],
+  stop: stopping.Stop = stopping.never,
+) -> np.ndarray:
   """Returns the price of the cheapest hop for each ordered pair of workers.
 
   Switch after switch is replaced by the paths through it: O(nodes^2) for each.
-  Prices are at least 0.
+  Prices are at least 0; `stop` is asked at each switch.
 
   Returns:
     Integers [N, N] from row to column, of 64 bits as long as they suffice.
@@ -77,6 +82,7 @@ def hops(worker: Sequence[bool], links: Sequence[Priced]) -> np.ndarray:
     price[src, dst] = value
   for node, valid in enumerate(worker):
     if not valid:
+      stopping.check(stop)
       into = np.flatnonzero(price[:, node] < far)
       out = np.flatnonzero(price[node] < far)
       through = np.add.outer(price[into, node], price[node, out])
@@ -89,7 +95,9 @@ def hops(worker: Sequence[bool], links: Sequence[Priced]) -> np.ndarray:
   return between
 
 
-def arborescences(price: np.ndarray) -> list[int]:
+def arborescences(
+  price: np.ndarray, stop: stopping.Stop = stopping.never
+) -> list[int]:
   """Returns, for each root, what the cheapest out-tree costs.
 
   The algorithm of Chu, Liu and Edmonds, as a path that grows backwards along
@@ -99,7 +107,7 @@ def arborescences(price: np.ndarray) -> list[int]:
   hold its root, by duality.  O(N^2) for all roots together.
 
   Prices are as of `hops`, with one from each worker to every other; transposed,
-  trees towards the root are priced.
+  trees towards the root are priced.  `stop` is asked at each entry.
   """
   price = price.copy()
   count, far = len(price), price[0, 0]
@@ -107,6 +115,7 @@ def arborescences(price: np.ndarray) -> list[int]:
   path = [0]
   paid, paid_around = 0, [0] * count
   while len(members[path[-1]]) < count:
+    stopping.check(stop)
     head = path[-1]
     src = int(price[:, head].argmin())
     entry = int(price[src, head])

@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from topology.algorithms import stopping
+
 _DIGITS = 53  # Bits of an integer that a float holds exactly.
 _ROWS = 512  # Of a product at a time: more would leave less digits.
 _BLOCK = 32  # Columns that are eliminated one by one.
@@ -28,7 +30,9 @@ class Gram:
     most = int(whole.max(initial=1))
     self._digits = _DIGITS - math.ceil(math.log2(_ROWS * most))
 
-  def of(self, weight: np.ndarray) -> np.ndarray:
+  def of(
+    self, weight: np.ndarray, stop: stopping.Stop = stopping.never
+  ) -> np.ndarray:
     """Returns the product, symmetric.
 
     Each entry to some 40 bits of the diagonal entries of its row and column.
@@ -41,6 +45,7 @@ class Gram:
     factor = np.ldexp(1.0, power)
     total = np.zeros((len(top),) * 2)
     for start in range(0, len(weight), _ROWS):
+      stopping.check(stop)
       rows = slice(start, start + _ROWS)
       weighted = self._whole[rows] * weight[rows, None]
       weighted *= factor
@@ -54,16 +59,19 @@ class Gram:
 class Factor:
   """The Cholesky factor of a symmetric matrix with a diagonal of about 1.
 
-  ValueError if the matrix is not positive definite, as far as can be seen.
+  ValueError if the matrix is not positive definite, as far as can be seen;
+  `Stopped` once `stop` says so.
   """
 
-  def __init__(self, matrix: np.ndarray) -> None:
+  def __init__(
+    self, matrix: np.ndarray, stop: stopping.Stop = stopping.never
+  ) -> None:
     self._size = len(matrix)
     count = -(-self._size // _BLOCK)
     self._lower = np.eye(count * _BLOCK)
     self._lower[: self._size, : self._size] = matrix
     with np.errstate(all='ignore'):  # What is wrong shows in the diagonal.
-      _eliminate(self._lower)
+      _eliminate(self._lower, stop)
     diagonal = self._lower.diagonal()
     if not (np.isfinite(diagonal).all() and (diagonal > 0).all()):
       raise ValueError('Expected a positive definite matrix.')
@@ -90,7 +98,7 @@ def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
   return (matrix * x).sum(1)
 
 
-def _eliminate(panel: np.ndarray) -> None:
+def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:
   """Makes the left columns of a matrix, [rows, columns], those of its factor.
 
   Only what is not above the diagonal counts, in the beginning and in the end.
@@ -98,9 +106,10 @@ def _eliminate(panel: np.ndarray) -> None:
   columns = panel.shape[1]
   if columns > _BLOCK:
     half = columns // 2 // _BLOCK * _BLOCK
-    _eliminate(panel[:, :half])
+    _eliminate(panel[:, :half], stop)
+    stopping.check(stop)
     panel[half:, half:] -= _product(panel[half:, :half], columns - half)
-    _eliminate(panel[half:, half:])
+    _eliminate(panel[half:, half:], stop)
     return
   turned = panel.T.copy()
   for j in range(columns):

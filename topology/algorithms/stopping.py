@@ -4,9 +4,12 @@ A computation takes a callable without arguments, asks it every few
 milliseconds of work, and raises `Stopped` once it says True.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 Stop = Callable[[], bool]
+_Item = TypeVar('_Item')
+_MANY = 1024  # Items of a long list that take a few milliseconds.
 
 
 class Stopped(Exception):
@@ -26,3 +29,11 @@ def check(stop: Stop) -> None:
   """
   if stop():
     raise Stopped
+
+
+def asked(items: Iterable[_Item], stop: Stop) -> Iterator[_Item]:
+  """Yields the items of a long list; raises `Stopped` once `stop` says so."""
+  for i, item in enumerate(items):
+    if i % _MANY == 0:
+      check(stop)
+    yield item

@@ -126,19 +126,23 @@ def _thinnest(graph: Graph) -> tuple[Fraction, list[int]]:
 def _newton(graph: Graph, stop: stopping.Stop) -> tuple[Fraction, list[int]]:
   """The largest rate that all cuts allow in the graph's units, and its cut."""
   x, side = _thinnest(graph)
-  network = _fed(graph, graph.links, x)
+  network = _fed(graph, graph.links, x, stop)
   for worker in graph.workers:
     while (found := network.missing(worker, stop)) is not None:
       workers, leaving, _ = graph.cut(found)
       x = Fraction(sum(graph.links[i][2] for i in leaving), workers)
-      side, network = found, _fed(graph, graph.links, x)
+      side, network = found, _fed(graph, graph.links, x, stop)
   return x, side
 
 
 def _fed(
-  graph: Graph, links: Sequence[tuple[int, int, Fraction | int]], x: Fraction
+  graph: Graph,
+  links: Sequence[tuple[int, int, Fraction | int]],
+  x: Fraction,
+  stop: stopping.Stop,
 ) -> feeding.Fed:
-  return feeding.fed(graph.nodes, links, [(w, x) for w in graph.workers])
+  amounts = [(w, x) for w in graph.workers]
+  return feeding.fed(graph.nodes, links, amounts, stop)
 
 
 class _Program:
@@ -175,7 +179,7 @@ class _Program:
         (src, dst, z[self._place[i]] if i in self._place else Fraction(c))
         for i, (src, dst, c) in enumerate(graph.links)
       ]
-      network = _fed(graph, links, z[0])
+      network = _fed(graph, links, z[0], stop)
       known = len(self._cuts)
       for worker in graph.workers:
         cut = network.missing(worker, stop)

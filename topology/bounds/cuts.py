@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from topology.algorithms import stopping
 from topology.clusters.cluster import Cluster, Ends
 
 
@@ -33,14 +34,17 @@ class Cut(NamedTuple):
   switch_prices: tuple[tuple[str, Fraction], ...]
 
 
-def proven(cluster: Cluster, cut: Cut) -> Fraction:
+def proven(
+  cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
+) -> Fraction:
   """Returns the seconds per GB that `cut` proves to be needed at least.
 
   The links get prices: the weights of the cuts that they leave, less the price
   of the switch that they leave, plus that of the switch that they enter.
   Along a hop from worker to worker the prices of switches cancel, so that a
   tree costs at least the weights of the cuts that hold its root, while all
-  links together are worth price times capacity.  O(m) for each cut.
+  links together are worth price times capacity.  O(m) for each cut; `stop` is
+  asked now and then.
 
   Raises:
     ValueError: If the cut is no proof, as of sets with all workers or none.
@@ -59,20 +63,22 @@ def proven(cluster: Cluster, cut: Cut) -> Fraction:
     if weight < 0 or workers <= side or not workers & side:
       raise ValueError(f'Expected some workers, got {weight}, {sorted(side)}.')
     needed += weight * len(workers & side)
-  prices = link_prices(cluster, cut)
-  for src, dst, GBps in cluster.links:
+  prices = link_prices(cluster, cut, stop)
+  for src, dst, GBps in stopping.asked(cluster.links, stop):
     worth += prices[src, dst] * GBps
   if not worth or not needed:
     raise ValueError('Expected a cut with links out of it, got none.')
   return needed / worth
 
 
-def link_prices(cluster: Cluster, cut: Cut) -> dict[Ends, Fraction]:
+def link_prices(
+  cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
+) -> dict[Ends, Fraction]:
   """Returns the price of each link, at least 0, by which `cut` is a proof."""
   price_of = dict(cut.switch_prices)
   sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
   found = {}
-  for src, dst, _ in cluster.links:
+  for src, dst, _ in stopping.asked(cluster.links, stop):
     price = price_of.get(dst, Fraction(0)) - price_of.get(src, 0)
     for weight, side in sides:
       price += weight if src in side and dst not in side else 0

@@ -36,15 +36,18 @@ def fed(
   nodes: int,
   links: Iterable[tuple[int, int, Fraction | int]],
   amounts: Iterable[tuple[int, Fraction | int]],
+  stop: stopping.Stop = stopping.never,
 ) -> Fed:
   """Returns the network in which a source feeds what the workers have to send.
 
   All workers get all only if all that is fed can flow to each of them.  Links
   are (src, dst, capacity); amounts are pairs of a worker and what it has to
-  send, in units of the links.
+  send, in units of the links.  `stop` is asked now and then.
   """
   arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
   scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))
-  exact = [(src, dst, int(c * scale)) for src, dst, c in arcs]
-  residual = flow.network(nodes + 1, exact)
+  exact = [
+    (src, dst, int(c * scale)) for src, dst, c in stopping.asked(arcs, stop)
+  ]
+  residual = flow.network(nodes + 1, stopping.asked(exact, stop))
   return Fed(residual, sum(residual[nodes].values()))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from topology.algorithms import cheapest_trees, weighted
+from topology.algorithms import cheapest_trees, stopping, weighted
 from topology.clusters.cluster import Cluster, Ends
 
 
@@ -25,14 +25,17 @@ class Prices(NamedTuple):
   links: tuple[tuple[str, str, Fraction], ...]
 
 
-def proven(cluster: Cluster, prices: Prices) -> Fraction:
+def proven(
+  cluster: Cluster, prices: Prices, stop: stopping.Stop = stopping.never
+) -> Fraction:
   """Returns a rate, in GB/s, that `prices` show no allreduce to exceed.
 
   If all links are alike in both directions, the mean price of both directions
   proves as much or more, and the cheapest column is twice a minimum spanning
   tree: O(m log m) for m links.  Else it is the cheapest tree up and the
   cheapest tree down with the same root, for the cheapest of all roots: O(n^2)
-  for n workers, after O((n + s)^2) for each of s switches.
+  for n workers, after O((n + s)^2) for each of s switches; `stop` is asked
+  then.
 
   Raises:
     ValueError: If it is no proof: a negative price, one for what is no link or
@@ -51,9 +54,9 @@ def proven(cluster: Cluster, prices: Prices) -> Fraction:
       [(a, b, price + price_of[b, a]) for a, b, price in priced if a < b],
     )
   else:
-    hops = cheapest_trees.hops(graph.worker, priced)
-    up = cheapest_trees.arborescences(hops.T)
-    down = cheapest_trees.arborescences(hops)
+    hops = cheapest_trees.hops(graph.worker, priced, stop)
+    up = cheapest_trees.arborescences(hops.T, stop)
+    down = cheapest_trees.arborescences(hops, stop)
     cost = min(map(sum, zip(up, down, strict=True)))
   if not cost:
     raise ValueError('Expected a price for every column, got one that is free.')

@@ -75,7 +75,8 @@ class Cluster:
     for src, dst, value in self.links:
       _check_ends(src, dst, position)
       capacity = _capacity(value, f'{src} to {dst}')
-      total[src, dst] = total.get((src, dst), Fraction(0)) + capacity
+      known = total.get((src, dst))
+      total[src, dst] = capacity if known is None else known + capacity
     pairs = sorted(total, key=lambda ends: [position[end] for end in ends])
     links = tuple(Link(*ends, total[ends]) for ends in pairs if total[ends])
     # The class is frozen, and its fields are put into one canonical form.
@@ -258,6 +259,8 @@ def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
 
 def _capacity(value: object, name: str) -> Fraction:
   """The capacity as a fraction; a float is the decimal that it prints as."""
+  if isinstance(value, Fraction) and value >= 0:
+    return value
   got = reprlib.repr(value)
   wrong = f'{name}: expected a finite GBps of at least 0, got {got}.'
   kinds = str | numbers.Real | decimal.Decimal

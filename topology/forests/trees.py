@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
+from topology.algorithms import stopping
 from topology.bounds.cuts import Cut
 from topology.bounds.prices import Prices
 from topology.clusters.cluster import Cluster, Ends
@@ -168,18 +169,20 @@ def centered(
   return middle, [(i, back) for _, i, back in spread(middle).values()]
 
 
-def backwards(forest: Forest) -> Forest:
+def backwards(forest: Forest, stop: stopping.Stop = stopping.never) -> Forest:
   """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
 
-  With the same certificate: it is always one of an allgather.
+  With the same certificate: it is always one of an allgather.  `stop` is asked
+  at each tree.
   """
   gather = forest.collective == 'allgather'
-  trees = tuple(
-    dataclasses.replace(tree, up=turned(tree.down), down=turned(tree.up))
-    for tree in forest.trees
-  )
+  trees = []
+  for tree in forest.trees:
+    stopping.check(stop)
+    up, down = turned(tree.down), turned(tree.up)
+    trees.append(dataclasses.replace(tree, up=up, down=down))
   collective = 'reduce_scatter' if gather else 'allgather'
-  return dataclasses.replace(forest, collective=collective, trees=trees)
+  return dataclasses.replace(forest, collective=collective, trees=(*trees,))
 
 
 class Column(NamedTuple):
@@ -193,13 +196,18 @@ class Column(NamedTuple):
 
 def loads(
   weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
+  stop: stopping.Stop = stopping.never,
 ) -> dict[Ends, Fraction]:
   """Returns per link the sum of the weights of all hops over it."""
-  columns = list(weighted)
+  columns = []
+  for column in weighted:
+    stopping.check(stop)
+    columns.append(column)
   scale = math.lcm(*(weight.denominator for weight, _ in columns))
   # Many trees have the same hops.
   of_hop: dict[Hop, int] = {}
   for weight, hops in columns:
+    stopping.check(stop)
     units = int(weight * scale)
     for hop in hops:
       of_hop[hop] = of_hop.get(hop, 0) + units
@@ -216,6 +224,7 @@ def fitted(
   bound: Forest,
   *,
   overlap: bool = True,
+  stop: stopping.Stop = stopping.never,
 ) -> Forest:
   """Returns the columns as a forest, as fast as the links let it be.
 
@@ -228,12 +237,13 @@ def fitted(
     bound: A forest of the same cluster, for its collective and its proof.
     overlap: Whether hops up and down share the links.  If not, one phase
       follows the other, and each has all links.
+    stop: Asked at each column; raises `Stopped` once it says so.
   """
   ordered = sorted(columns, key=lambda column: cluster.rank[column.root])
 
   def per_byte(*stages: str) -> Fraction:
     carried = loads(
-      (c.weight, getattr(c, stage)) for c in ordered for stage in stages
+      ((c.weight, getattr(c, stage)) for c in ordered for stage in stages), stop
     )
     times = (load / cluster.capacity_Bps[e] for e, load in carried.items())
     return max(times, default=Fraction(0))

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from topology.algorithms import stopping
 from topology.bounds import cuts, prices
 from topology.clusters.cluster import Cluster
 from topology.forests import trees
@@ -21,7 +22,11 @@ _STAGES = {
 
 
 def check(
-  cluster: Cluster, forest: trees.Forest, *, relays: bool = False
+  cluster: Cluster,
+  forest: trees.Forest,
+  *,
+  relays: bool = False,
+  stop: stopping.Stop = stopping.never,
 ) -> None:
   """Returns if the forest is sound, in O(trees x workers x path length).
 
@@ -34,9 +39,10 @@ def check(
   The rate is not above the bound, which is proved.
 
   With `relays`, hops may pass through workers, which then forward what they do
-  not add up, as some baselines need it.
+  not add up, as some baselines need it.  `stop` is asked at each tree.
 
   Raises:
+    Stopped: If `stop` says that there is no time for it.
     ValueError: If anything of this does not hold; the message says what.
   """
   if forest.collective not in _STAGES:
@@ -46,14 +52,15 @@ def check(
       raise ValueError('A single worker needs neither trees nor a rate.')
     return
   for number, tree in enumerate(forest.trees):
+    stopping.check(stop)
     try:
       _check_tree(cluster, forest.collective, tree, relays)
     except ValueError as error:
       raise ValueError(f'Tree {number}: {error}') from error
   _check_order(cluster, forest)
   _check_rates(cluster, forest)
-  _check_loads(cluster, forest)
-  _check_bound(cluster, forest)
+  _check_loads(cluster, forest, stop)
+  _check_bound(cluster, forest, stop)
 
 
 def _check_tree(
@@ -152,8 +159,11 @@ def _check_rates(cluster: Cluster, forest: trees.Forest) -> None:
     raise ValueError('The shares do not add up to 1.')
 
 
-def _check_loads(cluster: Cluster, forest: trees.Forest) -> None:
-  for (src, dst), load in forest.loads_Bps.items():
+def _check_loads(
+  cluster: Cluster, forest: trees.Forest, stop: stopping.Stop
+) -> None:
+  hops = ((tree.weight_Bps, (*tree.up, *tree.down)) for tree in forest.trees)
+  for (src, dst), load in trees.loads(hops, stop).items():
     if load > cluster.capacity_Bps[src, dst]:
       raise ValueError(
         f'The link from {src} to {dst} carries {load} B/s of '
@@ -161,7 +171,9 @@ def _check_loads(cluster: Cluster, forest: trees.Forest) -> None:
       )
 
 
-def _check_bound(cluster: Cluster, forest: trees.Forest) -> None:
+def _check_bound(
+  cluster: Cluster, forest: trees.Forest, stop: stopping.Stop
+) -> None:
   proof = forest.certificate
   kind = prices.Prices if forest.collective == 'allreduce' else cuts.Cut
   if not isinstance(proof, kind) or not forest.bound_Bps:
@@ -169,14 +181,14 @@ def _check_bound(cluster: Cluster, forest: trees.Forest) -> None:
   if not isinstance(forest.bound_Bps, Fraction):
     raise ValueError(f'The bound {forest.bound_Bps!r} is no fraction.')
   if isinstance(proof, prices.Prices):
-    bound = prices.proven(cluster, proof) * 10**9
+    bound = prices.proven(cluster, proof, stop) * 10**9
   else:
     backwards = forest.collective == 'reduce_scatter'
     there = cluster.reversed() if backwards else cluster
     named = proof.nodes in [nodes for _, nodes in proof.parts]
     if not named or proof.links != cuts.leaving(there, proof.nodes):
       raise ValueError('The bottleneck is none of the cuts of the proof.')
-    bound = len(cluster.workers) * 10**9 / cuts.proven(there, proof)
+    bound = len(cluster.workers) * 10**9 / cuts.proven(there, proof, stop)
   if forest.bound_Bps != bound:
     raise ValueError(f'The bound is {bound} B/s, not {forest.bound_Bps}.')
   if forest.rate_Bps is None or forest.rate_Bps > bound:

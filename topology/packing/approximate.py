@@ -34,19 +34,22 @@ def allreduce(
   gap: float,
   max_trees: int | None,
   stop: stopping.Stop,
+  end: stopping.Stop = stopping.never,
   report: Report,
 ) -> tuple[list[Column], prices.Prices]:
   """Returns trees up and down for two or more workers, and a proof.
 
   Attempts end when 1 - rate / bound is at most `gap`, or when `stop` says so,
-  with one tree at least; `report` is told after each.
+  with one tree at least; `report` is told after each.  Raises `Stopped` once
+  `end` says that there is no time for that.
   """
-  arrays = Arrays(cluster, paired=cluster.symmetric)
-  bound = price_search.Bound(cluster, arrays)
+  arrays = Arrays(cluster, paired=cluster.symmetric, stop=end)
+  stopping.check(end)
+  bound = price_search.Bound(cluster, arrays, stop, end)
   if arrays.paired:
     bound.follow(_ROUNDS, stop)
   last = min(max_trees or _LAST, _LAST)
-  search = _Search(cluster, arrays, max_trees, one_way=False)
+  search = _Search(cluster, arrays, max_trees, stop, end, one_way=False)
   count = 0
   while count < last:
     count = min(2 * count or _FIRST, last)
@@ -67,6 +70,7 @@ def allgather(
   gap: float,
   max_trees: int | None,
   stop: stopping.Stop,
+  end: stopping.Stop = stopping.never,
   report: Report,
 ) -> list[Column]:
   """Returns trees down for two or more workers, the same weight for each root.
@@ -74,19 +78,18 @@ def allgather(
   As `allreduce`, but for at least one tree for each worker, and with the proof
   of a bound, which tells the rate to aim at.
   """
-  arrays = Arrays(cluster, paired=False)
+  arrays = Arrays(cluster, paired=False, stop=end)
   workers = len(arrays.workers)
-  bound = float(1 / cuts.proven(cluster, cut))
+  bound = float(1 / cuts.proven(cluster, cut, end))
   last = min((max_trees or _ATTEMPTS * workers) // workers, _ATTEMPTS)
-  search = _Search(cluster, arrays, max_trees, one_way=True)
+  search = _Search(cluster, arrays, max_trees, stop, end, one_way=True)
   for attempt in range(last):
     full = search.used() * attempt / (attempt + 1)
     unit = bound / (attempt + 1)
     grower = growing.Grower(arrays, unit, full, every=-(-workers // _NEW))
-    search.add(
-      grower.down(root, hasty=i > 0 and stop())
-      for i, root in enumerate(arrays.workers)
-    )
+    grown = _each(grower, arrays.workers, stop, end)
+    # Later attempts need not reach every root.
+    search.add(_until(stop, grown) if attempt else grown)
     report(search.count, search.rate, workers * bound)
     if search.rate >= (1 - gap) * workers * bound * _NEAR or stop():
       break
@@ -94,7 +97,12 @@ def allgather(
   return search.columns()
 
 
-def heaviest(cluster: Cluster, forest: Forest, count: int) -> list[Column]:
+def heaviest(
+  cluster: Cluster,
+  forest: Forest,
+  count: int,
+  stop: stopping.Stop = stopping.never,
+) -> list[Column]:
   """Returns so many of the heaviest trees of a forest, weighted anew.
 
   Of an allgather at least one for each worker, which each worker then has.
@@ -112,7 +120,7 @@ def heaviest(cluster: Cluster, forest: Forest, count: int) -> list[Column]:
       for ends in itertools.pairwise(hop):
         table[place[ends], k] += 1
   capacity = np.array([float(GBps) for _, _, GBps in cluster.links])
-  weight, _ = weights.best(table, capacity, roots)
+  weight, _ = weights.best(table, capacity, roots, stop)
   return [
     Column(tree.root, units, tree.up, tree.down)
     for tree, units in zip(chosen, _whole(weight, roots), strict=True)
@@ -126,6 +134,18 @@ def _rooted_first(roots: Sequence[object]) -> list[int]:
   for k, root in enumerate(roots):
     first.setdefault(root, k)
   return list(dict.fromkeys([*first.values(), *range(len(roots))]))
+
+
+def _each(
+  grower: growing.Grower,
+  roots: Sequence[int],
+  stop: stopping.Stop,
+  end: stopping.Stop,
+) -> Iterator[growing.Grown]:
+  """Yields a tree for each root, hastily once it is to stop."""
+  for i, root in enumerate(roots):
+    stopping.check(end)
+    yield grower.down(root, hasty=i > 0 and stop())
 
 
 def _until(
@@ -149,10 +169,13 @@ class _Search:
     cluster: Cluster,
     arrays: Arrays,
     max_trees: int | None,
+    stop: stopping.Stop,
+    end: stopping.Stop,
     *,
     one_way: bool,
   ) -> None:
     self._cluster = cluster
+    self._stop, self._end = stop, end
     self._arrays = arrays
     self._most = max_trees
     self._one_way = one_way
@@ -170,8 +193,12 @@ class _Search:
   def add(self, grown: Iterable[growing.Grown]) -> None:
     """Adds trees, and weighs all anew."""
     new = list(dict.fromkeys(grown))
+    if self._kept and self._stop():
+      return
     self._trees = list(dict.fromkeys([*self._trees, *new]))
     self._weight, self.prices = self._weighed(self._trees)
+    if self._stop() and self._weight.sum() < self.rate:
+      return  # What was found before is better than a search cut short.
     if self._most is None or np.count_nonzero(self._weight) <= self._most:
       self._keep(self._trees, self._weight)
       return
@@ -195,6 +222,8 @@ class _Search:
     least = len(self._arrays.workers) if self._one_way else 1
     for part in (0.5, 0.75):
       while (count := max(int(part * self.count), least)) < self.count:
+        if self._stop():
+          return
         trees = self._heaviest(self._kept, count)
         weight, _ = self._weighed(trees)
         if weight.sum() < rate:
@@ -206,17 +235,24 @@ class _Search:
     trees = [tree for tree, _ in self._kept]
     weight = np.array([weight for _, weight in self._kept])
     units = _whole(weight, self._roots(trees))
-    return [
-      column(self._cluster, self._arrays, tree, count)
-      for tree, count in zip(trees, units, strict=True)
-      if count
-    ]
+    columns = []
+    for tree, count in zip(trees, units, strict=True):
+      stopping.check(self._end)
+      if count:
+        columns.append(column(self._cluster, self._arrays, tree, count))
+    return columns
 
   def _weighed(
     self, trees: list[growing.Grown]
   ) -> tuple[np.ndarray, np.ndarray]:
-    table = loads(self._arrays, trees)
-    return weights.best(table, self._arrays.capacity, self._roots(trees))
+    capacity, roots = self._arrays.capacity, self._roots(trees)
+    table = loads(self._arrays, trees, self._end)
+    if not self._stop():
+      return weights.best(table, capacity, roots, self._stop)
+    # All trees of a root alike.
+    own = np.zeros(len(trees), int) if roots is None else roots
+    equal = 1 / np.bincount(own)[own]
+    return equal / (table.dot(equal) / capacity).max(), self.prices
 
   def _roots(self, trees: list[growing.Grown]) -> np.ndarray | None:
     return np.array([tree.root for tree in trees]) if self._one_way else None
@@ -249,10 +285,18 @@ def column(
   return Column(names[tree.root], weight, up, down)
 
 
-def loads(arrays: Arrays, trees: Sequence[growing.Grown]) -> np.ndarray:
-  """Returns how often each tree uses what: floats [c, trees]."""
+def loads(
+  arrays: Arrays,
+  trees: Sequence[growing.Grown],
+  stop: stopping.Stop = stopping.never,
+) -> np.ndarray:
+  """Returns how often each tree uses what: floats [c, trees].
+
+  Raises `Stopped` once `stop`, asked at each tree, says so.
+  """
   table = np.zeros((len(arrays.capacity), len(trees)))
   for k, tree in enumerate(trees):
+    stopping.check(stop)
     table[:, k] = np.bincount(tree.uses(arrays), minlength=len(table))
   return table
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from topology.algorithms import stopping
 from topology.algorithms.components import Components
 from topology.clusters.cluster import Cluster
 
@@ -53,7 +54,13 @@ class Arrays:
     capacity: Floats [c] in GB/s.
   """
 
-  def __init__(self, cluster: Cluster, *, paired: bool) -> None:
+  def __init__(
+    self,
+    cluster: Cluster,
+    *,
+    paired: bool,
+    stop: stopping.Stop = stopping.never,
+  ) -> None:
     graph = cluster.graph
     self.nodes = graph.nodes
     self.workers = list(graph.workers)
@@ -63,11 +70,12 @@ class Arrays:
     self.dst = np.array([b for _, b in self._ends])
     place: dict[tuple[int, int], int] = {}
     keys = [(min(e), max(e)) if paired else e for e in self._ends]
-    for key in keys:
+    for key in stopping.asked(keys, stop):
       place.setdefault(key, len(place))
     self.use = np.array([place[key] for key in keys])
     self.capacity = np.zeros(len(place))
-    self.capacity[self.use] = [float(GBps) for _, _, GBps in cluster.links]
+    capacities = (GBps for _, _, GBps in stopping.asked(cluster.links, stop))
+    self.capacity[self.use] = [float(GBps) for GBps in capacities]
     self._uses = self.use.tolist()
     link_of = {ends: i for i, ends in enumerate(self._ends)}
     self._reverse = [link_of.get((b, a), -1) for a, b in self._ends]
@@ -81,7 +89,8 @@ class Arrays:
     # Of a pair one link will do: its hop is used in both directions.
     self._once = np.flatnonzero((self.src < self.dst) | (not paired))
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
-    self._direct = [self._hop((link,)) for link in direct.tolist()]
+    links = stopping.asked(direct.tolist(), stop)
+    self._direct = [self._hop((link,)) for link in links]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
     """Returns the nodes on the way."""

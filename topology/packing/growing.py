@@ -22,6 +22,7 @@ _STEEP = 20.0  # Price of a full link over that of an empty one, as exponent.
 _MOST = 40.0  # The same for a single tree on a link too thin for it.
 _DEAREST = 1e200  # Far from overflow.
 _KEEP = 8  # The hops that were cheap for so many trees are tried again.
+_HASTY = 6  # Hops from each worker, and to each, that hasty trees are grown of.
 _AGAIN = 1 + 1e-7  # Prices that differ by less count as equal.
 
 
@@ -106,6 +107,7 @@ class Grower:
     # What was cheap lately.
     self._recent: collections.deque[list[Hop]]
     self._recent = collections.deque(maxlen=_KEEP)
+    self._few: list[Hop] = []
 
   def both(self) -> Grown:
     """Returns a tree up and down.
@@ -122,9 +124,13 @@ class Grower:
     return Grown(root, tuple(up), tuple(down))
 
   def down(self, root: int, *, hasty: bool = False) -> Grown:
-    """Returns a tree down from a root; if hasty, from hops of the last tree."""
-    hops = list(self._recent[-1]) if hasty else self._candidates()
-    tree = self._branching(root, hops, up=False)
+    """Returns a tree down from a root; if hasty, from few hops of the last."""
+    if hasty:
+      self._few = self._few or self._cheapest(self._recent[-1])
+      tree = self._branching(root, self._few, up=False)
+      self._few = list(dict.fromkeys([*self._few, *tree]))
+      return Grown(root, (), tuple(tree))
+    tree = self._branching(root, self._candidates(), up=False)
     # With those that were found on the way.
     self._recent[-1] = list(dict.fromkeys([*self._recent[-1], *tree]))
     return Grown(root, (), tuple(tree))
@@ -145,6 +151,17 @@ class Grower:
     # Without switches all of them are one list.
     lists = {id(hops): hops for hops in self._recent}.values()
     return list(dict.fromkeys(itertools.chain(*lists)))
+
+  def _cheapest(self, hops: Sequence[Hop]) -> list[Hop]:
+    """The cheapest hops from each worker and to each."""
+    count: collections.Counter[tuple[str, int]] = collections.Counter()
+    few = []
+    for hop in sorted(hops, key=lambda hop: self._costs.of(hop.uses)):
+      ends = ('src', hop.src), ('dst', hop.dst)
+      if min(count[end] for end in ends) < _HASTY:
+        few.append(hop)
+        count.update(ends)
+    return few
 
   def _dearest(self, hops: Sequence[Hop]) -> int:
     least: dict[tuple[str, int], float] = {}

@@ -11,7 +11,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from topology.algorithms import stopping
 from topology.bounds import allgather, cuts, prices
@@ -33,7 +33,10 @@ _GB = 10**9
 _GATHER, _GATHER_MESH = (2**14, 2**18), (2**18, 2**20)
 _REDUCE = 2**14, 2**18
 _REDUCE_ONE_WAY, _REDUCE_ONE_WAY_MESH = (2**12, 2**13), (2**12, 2**15)
-_EXACT_SHARE = 0.5  # Of the time limit, for the exact way.
+# Of the time limit: for the exact way, and for the search, after which weights
+# are made whole and the forest is checked; and at most for all together.
+_EXACT_SHARE, _SEARCH_SHARE, _BOUND_SHARE = 0.5, 0.75, 0.3
+_MOST, _MORE_S = 1.15, 0.35
 
 
 def pack(
@@ -71,7 +74,10 @@ def pack(
     max_trees: The most trees; in an allgather or reduce-scatter at least one
       for each worker.  The rate is what so many can reach.
     time_limit_s: Seconds after which packing ends with the best forest so far,
-      soon if not at once: bounds are finished, and one tree for each root.
+      and its bound.  It ends within 1.2 times as much and half a second; if
+      that is too short for any forest, with an error: an allgather of 1,024
+      workers has a million hops, and takes more than 10 seconds.  Clusters of
+      more than 200,000 links may take a second or so longer.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
       not, one phase follows the other, packed the exact way.
     progress: Told in a few words how far it is.
@@ -81,7 +87,9 @@ def pack(
 
   Raises:
     ValueError: If an argument is out of its range.
+    TimeoutError: If the time limit is too short for any forest.
   """
+  times = _Times(time.monotonic(), time_limit_s)
   _check(cluster, collective, gap, max_trees, time_limit_s, overlap)
   if len(cluster.workers) == 1:
     return Forest(collective, (), None, None, None)
@@ -90,10 +98,49 @@ def pack(
   packer = _Packer(
     'allgather' if turn else collective, gap, max_trees, overlap, progress
   )
-  forest = packer.run(cluster.reversed() if turn else cluster, time_limit_s)
-  forest = backwards(forest) if turn else forest
-  verify.check(cluster, forest)
+  try:
+    forest = packer.run(cluster.reversed() if turn else cluster, times)
+    forest = backwards(forest, times.end) if turn else forest
+    verify.check(cluster, forest, stop=times.end)
+  except stopping.Stopped:
+    raise TimeoutError(
+      f'time_limit_s: expected enough for a forest of {len(cluster.workers)} '
+      f'workers and {len(cluster.links)} links, got {time_limit_s}.'
+    ) from None
   return forest
+
+
+class _Times(NamedTuple):
+  """When to be done: a limit, if there is one, and when it began."""
+
+  start_s: float
+  limit_s: float | None
+
+  def exact(self) -> bool:
+    """Whether the exact way has had its time."""
+    return self._after(_EXACT_SHARE, 0)
+
+  def search(self) -> bool:
+    """Whether the rest is needed to make a forest of what was found."""
+    return self._after(_SEARCH_SHARE, 0)
+
+  def end(self) -> bool:
+    """Whether there is no time left for anything."""
+    return self._after(_MOST, _MORE_S)
+
+  def bound(self) -> stopping.Stop:
+    """Returns what stops the search for a bound that begins now."""
+    if self.limit_s is None:
+      return stopping.never
+    now_s = time.monotonic()
+    left_s = self.start_s + _SEARCH_SHARE * self.limit_s - now_s
+    part = _Times(now_s, max(left_s, 0.0) * _BOUND_SHARE)
+    return lambda: part._after(1, 0)
+
+  def _after(self, share: float, more_s: float) -> bool:
+    if self.limit_s is None:
+      return False
+    return time.monotonic() - self.start_s >= share * self.limit_s + more_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,26 +153,25 @@ class _Packer:
   overlap: bool
   progress: Callable[[str], None] | None
 
-  def run(self, cluster: Cluster, time_limit_s: float | None) -> Forest:
+  def run(self, cluster: Cluster, times: _Times) -> Forest:
     """Returns the forest: exact if that is asked for and can be in time."""
-    end, exact_end = _deadline(time_limit_s), stopping.never
-    if time_limit_s is not None:
-      exact_end = _deadline(time_limit_s * _EXACT_SHARE)
+    stopping.check(times.end)
     size = len(cluster.workers) * len(cluster.links)
     small, large = self._limits(cluster)
     best = None
     if not self.overlap or size <= (small if self.gap else large):
-      best = self._exact(cluster, exact_end)
+      best = self._exact(cluster, times.exact)
     if best and self._few_enough(best):
       return best
-    found = self._approximate(cluster, end, best)
+    found = self._approximate(cluster, times, best)
     if best and self.max_trees is not None:
-      columns = approximate.heaviest(cluster, best, self.max_trees)
-      rival = fitted(cluster, columns, best)
+      few = self.max_trees
+      columns = approximate.heaviest(cluster, best, few, times.search)
+      rival = fitted(cluster, columns, best, stop=times.end)
       found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
     if self.gap and found.gap > self.gap and not best and size <= large:
       # What could not be reached in one way may be in the other.
-      best = self._exact(cluster, end)
+      best = self._exact(cluster, times.search)
       if best and self._few_enough(best):
         return best
     return found
@@ -160,21 +206,21 @@ class _Packer:
       return forest
 
   def _approximate(
-    self, cluster: Cluster, stop: stopping.Stop, known: Forest | None
+    self, cluster: Cluster, times: _Times, known: Forest | None
   ) -> Forest:
     """Returns grown trees; `known` is of the same cluster, but has too many."""
     wanted: dict[str, Any] = {'gap': self.gap, 'max_trees': self.max_trees}
-    wanted |= {'stop': stop, 'report': self._report}
+    wanted |= {'stop': times.search, 'end': times.end, 'report': self._report}
     proof: Certificate
     if self.collective == 'allreduce':
       columns, proof = approximate.allreduce(cluster, **wanted)
-      bound = prices.proven(cluster, proof)
+      bound = prices.proven(cluster, proof, times.end)
     else:
-      proof = _cut(cluster, stop, known)
+      proof = _cut(cluster, times, known)
       columns = approximate.allgather(cluster, proof, **wanted)
-      bound = len(cluster.workers) / cuts.proven(cluster, proof)
+      bound = len(cluster.workers) / cuts.proven(cluster, proof, times.end)
     known = known or Forest(self.collective, (), None, bound * _GB, proof)
-    return fitted(cluster, columns, known)
+    return fitted(cluster, columns, known, stop=times.end)
 
   def _report(self, count: int, rate: float, bound: float) -> None:
     self._tell(
@@ -187,22 +233,13 @@ class _Packer:
       self.progress(text)
 
 
-def _cut(
-  cluster: Cluster, stop: stopping.Stop, known: Forest | None
-) -> cuts.Cut:
+def _cut(cluster: Cluster, times: _Times, known: Forest | None) -> cuts.Cut:
   if known and isinstance(known.certificate, cuts.Cut):
     return known.certificate
   try:
-    return allgather.optimum(cluster, stop).cut
+    return allgather.optimum(cluster, times.bound()).cut
   except stopping.Stopped:
     return allgather.around_workers(cluster)
-
-
-def _deadline(seconds: float | None) -> stopping.Stop:
-  if seconds is None:
-    return stopping.never
-  end = time.monotonic() + seconds
-  return lambda: time.monotonic() >= end
 
 
 def _check(

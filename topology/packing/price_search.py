@@ -22,11 +22,22 @@ _FINE = 2**30  # The highest price of a certificate.
 
 
 class Bound:
-  """The best prices of links so far, and the rate in GB/s that they prove."""
+  """The best prices of links so far, and the rate in GB/s that they prove.
 
-  def __init__(self, cluster: Cluster, arrays: Arrays) -> None:
+  Once `stop` says so, no others are tried; raises `Stopped` if `end` says so
+  before there are any.
+  """
+
+  def __init__(
+    self,
+    cluster: Cluster,
+    arrays: Arrays,
+    stop: stopping.Stop = stopping.never,
+    end: stopping.Stop = stopping.never,
+  ) -> None:
     self._cluster = cluster
     self._arrays = arrays
+    self._stop, self._end = stop, end
     self._prices = np.ones(len(arrays.capacity))
     self.rate = math.inf
     self._try(self._prices)
@@ -68,7 +79,8 @@ class Bound:
     return self._exact(self._prices)
 
   def _try(self, prices: np.ndarray) -> None:
-    if not prices.max() > 0:
+    stop = self._end if self.rate == math.inf else self._stop
+    if not prices.max() > 0 or (self.rate < math.inf and stop()):
       return
     if self._arrays.paired:
       prices = np.maximum(prices / prices.max(), 1e-12)
@@ -76,8 +88,11 @@ class Bound:
       self._keep(prices, self._worth(prices) / cost)
       return
     try:
-      proven = certificates.proven(self._cluster, self._exact(prices))
+      proven = certificates.proven(self._cluster, self._exact(prices), stop)
     except ValueError:  # Some tree is free, so that they prove nothing.
+      return
+    except stopping.Stopped:
+      stopping.check(self._end)
       return
     self._keep(prices, float(proven))
 

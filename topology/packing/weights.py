@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topology.algorithms import definite
+from topology.algorithms import definite, stopping
 
 _GAP = 1e-7  # Between weights and prices, relative, at which they will do.
 _STEPS = 100
@@ -25,7 +25,10 @@ _REACH = 0.99  # Of the way to where a variable vanishes.
 
 
 def best(
-  loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray | None = None
+  loads: np.ndarray,
+  capacity: np.ndarray,
+  roots: np.ndarray | None = None,
+  stop: stopping.Stop = stopping.never,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the weights that make the most of the trees, and the proof.
 
@@ -34,7 +37,7 @@ def best(
   weights are at least 0 and feasible, and the prices prove a bound, both up to
   rounding: `capacity . prices` is at least the optimum.  The two differ by at
   most 2e-7 of it, unless rounding (of capacities that differ by many orders of
-  magnitude) or the bound on the steps ends the method before; so a caller who
+  magnitude), the bound on the steps or `stop` ends it before; so a caller who
   needs to know compares them.  A tree that equals an earlier one gets 0, and so
   do those not worth their price, if that costs no more than 1e-7 of the rate;
   of the rest, the optimum is in the middle of all optima, not of few trees.
@@ -43,6 +46,7 @@ def best(
     loads: How often each tree uses each link, whole numbers, [m, K]; all some.
     capacity: Of each link, above 0, [m].
     roots: Of each tree, integers [K]; or None if roots do not matter.
+    stop: Ends the method early, with what it has come to.
 
   Returns:
     The weights [K], in the unit of the capacities, and the prices [m] >= 0 of
@@ -58,13 +62,13 @@ def best(
   _check(loads, capacity, roots)
   program = _Program(loads, capacity, roots)
   most, least = 0.0, np.inf
-  for step, state in enumerate(program.path()):
+  for step, state in enumerate(program.path(stop)):
     weights, prices = program.weights(state.x), program.prices(state.y)
     if program.rate(weights) > most:
       most, chosen = program.rate(weights), weights
     if prices.sum() < least:
       least, proof = prices.sum(), prices
-    if least - most <= _GAP * least or step == _STEPS:
+    if least - most <= _GAP * least or step == _STEPS or stop():
       break
   # Without the trees whose loss outweighs their weight.
   lean = program.weights(np.where(state.x > state.z, state.x, 0))
@@ -173,7 +177,7 @@ class _Program:
     same = self._groups[:, None] == self._groups
     self._together = same * (self._equal * self._equal[:, None])
 
-  def path(self) -> Iterator[_State]:
+  def path(self, stop: stopping.Stop) -> Iterator[_State]:
     """Yields better and better states, or ends."""
     links, width = len(self._kept), len(self._groups) + 1
     gain = np.zeros(width)
@@ -190,8 +194,8 @@ class _Program:
       try:
         # Overflow shows in the result.
         with np.errstate(all='ignore'):
-          state = self._step(state, gain)
-      except ValueError:  # The system cannot be solved.
+          state = self._step(state, gain, stop)
+      except (ValueError, stopping.Stopped):  # It cannot be solved, or in time.
         return
       if not all((part > 0).all() & np.isfinite(part).all() for part in state):
         return
@@ -237,23 +241,25 @@ class _Program:
       self._column, self._value * y[self._row], len(self._groups) + 1
     )
 
-  def _gram(self, weight: np.ndarray) -> np.ndarray:
+  def _gram(self, weight: np.ndarray, stop: stopping.Stop) -> np.ndarray:
     """`rows.T @ diag(weight) @ rows`."""
     links, size = len(self._kept), len(self._groups) + 1
     matrix = np.empty((size, size))
     matrix[-1] = matrix[:, -1] = self._columns(weight * self._last)
     each = weight[:links] / self._capacity[self._kept] ** 2
-    matrix[:-1, :-1] = self._whole.of(each)
+    matrix[:-1, :-1] = self._whole.of(each, stop)
     matrix[:-1, :-1] *= self._unit * self._unit[:, None]
     matrix[:-1, :-1] += self._together * weight[links:][self._groups]
     return matrix
 
-  def _step(self, state: _State, gain: np.ndarray) -> _State:
+  def _step(
+    self, state: _State, gain: np.ndarray, stop: stopping.Stop
+  ) -> _State:
     """The next state."""
     x, slack, y, z = state
     total = len(x) + len(y)
     mean = state.products() / total
-    matrix = self._gram(y / slack)
+    matrix = self._gram(y / slack, stop)
     diagonal = np.arange(len(x))
     matrix[diagonal, diagonal] += z / x
     unit = 1 / np.sqrt(matrix[diagonal, diagonal])
@@ -261,7 +267,7 @@ class _Program:
     matrix *= unit[:, None]
     regular = matrix.copy()
     regular[diagonal, diagonal] += _REGULARIZATION
-    factor = definite.Factor(regular)
+    factor = definite.Factor(regular, stop)
     beyond = self._limits - self._rows(x) - slack
     lacking = gain - self._columns(y) + z
 
@@ -271,6 +277,7 @@ class _Program:
       right *= unit
       dx = factor.solve(right)
       for _ in range(_REFINEMENTS):
+        stopping.check(stop)
         rest = right - definite.times(matrix, dx)
         if abs(rest).max() <= _EXACT * abs(right).max():
           break

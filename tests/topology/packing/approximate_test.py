@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import random
-import time
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
@@ -185,31 +184,6 @@ class LargeTest(parameterized.TestCase):
 
 class LimitsTest(parameterized.TestCase):
   """Trees and seconds."""
-
-  @parameterized.product(
-    spec=('random_mesh(48, 1, symmetric=True)', 'tree([6, 6], [10, 10])'),
-    collective=('allreduce', 'allgather'),
-    seconds=(0, 0.3),
-  )
-  def test_a_time_limit_is_soon_followed_by_a_forest(
-    self, spec, collective, seconds
-  ):
-    graph = named(spec)
-    start = time.monotonic()
-
-    packed = topology.pack(graph, collective=collective, time_limit_s=seconds)
-
-    # One tree for each root, an exact check, and a slow processor.
-    self.assertLess(time.monotonic() - start, seconds + 15)
-    verify.check(graph, packed)
-    self.assertBetween(packed.gap, 0, 1)
-
-  def test_directed_mesh_has_a_forest_without_time(self):
-    graph = randomized.random_mesh(40, 1)
-
-    packed = topology.pack(graph, time_limit_s=0)
-
-    verify.check(graph, packed)
 
   @parameterized.product(
     collective=COLLECTIVES, trees=(8, 11), symmetric=(True, False)

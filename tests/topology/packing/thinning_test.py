@@ -11,7 +11,7 @@ from topology.algorithms import stopping
 from topology.clusters import machines, randomized, shapes
 from topology.clusters.named import named
 from topology.forests import verify
-from topology.packing import exact, thinning
+from topology.packing import exact, pack, thinning
 
 
 def _size(forest):
@@ -96,21 +96,12 @@ class ThinnedTest(parameterized.TestCase):
   def test_what_is_exact_in_time_stays_though_thinning_is_not(self):
     graph = machines.dgx_a100(2)
 
-    class Late:
-      """Says so once thinning has begun."""
-
-      begun = False
-
-      def __call__(self):
-        return self.begun
-
-    late = Late()
-
-    def tell(text):
-      late.begun = 'fewer' in text
-
-    with absltest.mock.patch('topology.packing.pack._deadline', lambda _: late):
-      packed = topology.pack(graph, time_limit_s=60, progress=tell)
+    told = []
+    late = absltest.mock.patch.object(
+      pack._Times, 'exact', lambda _: any('fewer' in text for text in told)
+    )
+    with late:
+      packed = topology.pack(graph, time_limit_s=60, progress=told.append)
 
     self.assertEqual(packed, exact.allreduce(graph))
 

@@ -1,0 +1,109 @@
+"""Packing ends when its time is over, with a forest or by saying so."""
+
+import time
+import types
+
+import pytest
+from absl.testing import absltest, parameterized
+
+import topology
+from topology.clusters import randomized
+from topology.clusters.named import named
+from topology.forests import verify
+from topology.packing import pack
+
+COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
+# The processor's clock: that of others on the machine does not count.
+_CLOCK = types.SimpleNamespace(monotonic=time.process_time)
+
+
+@absltest.mock.patch.object(pack, 'time', _CLOCK)
+class TimeLimitTest(parameterized.TestCase):
+  """At most a fifth of the limit and half a second more."""
+
+  @parameterized.product(
+    spec=(
+      'random_mesh(64, 1)',  # The bound takes minutes, ...
+      'random_mesh(48, 1, symmetric=True)',
+      'random_mesh(160, 1, density=0.2)',
+      'mi250(4)',  # ... or the switches do, or the trees for each root.
+      'torus([16, 16], 25)',
+      'spread(fat_tree(8, 10), 10, 1, symmetric=False)',
+      'spread(tree([6, 6], [10, 10]), 10, 1)',
+      'star([10, 20, 30, 40, 50], [50, 40, 30, 20, 10])',
+    ),
+    collective=COLLECTIVES,
+  )
+  def test_it_is_kept_and_the_forest_is_sound(self, spec, collective):
+    graph = named(spec)
+    wanted = {} if len(spec) % 2 else {'gap': 0.01}
+
+    packed = self._timed(graph, 0.2, collective=collective, **wanted)
+
+    verify.check(graph, packed)
+    self.assertBetween(packed.gap, 0, 1, msg=spec)
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_few_trees_are_found_in_time(self, collective):
+    graph = named('mi250(2)')
+
+    packed = self._timed(graph, 0.3, collective=collective, max_trees=40)
+
+    self.assertLessEqual(len(packed.trees), 40)
+    verify.check(graph, packed)
+
+  @parameterized.parameters(('allreduce', 160), ('allgather', 100))
+  def test_large_directed_meshes_end(self, collective, workers):
+    graph = randomized.random_mesh(workers, 1)
+
+    packed = self._timed(graph, 1, collective=collective)
+
+    self.assertGreater(packed.gap, 0)
+
+  @parameterized.parameters(*COLLECTIVES)
+  def test_no_time_is_enough_for_small_clusters(self, collective):
+    for graph in (named('ring(6, 1)'), randomized.random_mesh(16, 1)):
+      packed = self._timed(graph, 0, collective=collective)
+
+      verify.check(graph, packed)
+
+  @parameterized.parameters('allgather', 'reduce_scatter')
+  def test_too_little_for_any_forest_is_an_error(self, collective):
+    graph = named('torus([32, 32], 25)')  # A million hops.
+
+    with self.assertRaisesRegex(
+      TimeoutError, 'time_limit_s: .* 1024 workers and 4096 links, got 0.2'
+    ):
+      self._timed(graph, 0.2, collective=collective)
+
+  @parameterized.product(
+    spec=(
+      'torus([32, 32], 25)',
+      'fat_tree(16, 10)',
+      'dgx_a100(128)',
+      'random_mesh(1024, 1, density=0.02)',
+    ),
+    collective=COLLECTIVES,
+    limit_s=(1, 5, 20),
+  )
+  @pytest.mark.soak
+  def test_of_1024_workers_too(self, spec, collective, limit_s):
+    graph = named(spec)
+    try:
+      packed = self._timed(graph, limit_s, collective=collective)
+    except TimeoutError:
+      self.assertNotEqual(collective, 'allreduce')
+    else:
+      self.assertBetween(packed.gap, 0, 1)
+
+  def _timed(self, graph, limit_s, **wanted):
+    start_s = time.process_time()
+    try:
+      return topology.pack(graph, time_limit_s=limit_s, **wanted)
+    finally:
+      took_s = time.process_time() - start_s
+      self.assertLessEqual(took_s, 1.2 * limit_s + 0.5)
+
+
+if __name__ == '__main__':
+  absltest.main()
