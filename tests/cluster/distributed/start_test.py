@@ -4,6 +4,7 @@ Whatever happens before the run has begun, it begins once all are there, and
 nobody has to be started again whose process lives.
 """
 
+import contextlib
 import threading
 import time
 
@@ -36,6 +37,7 @@ class StartTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.links = []
+    self._stack = self.enterContext(contextlib.ExitStack())  # Left last.
 
   def _lead(self, **fields):
     lead = leads.Lead(way=self._way, **fields)
@@ -44,7 +46,7 @@ class StartTest(parameterized.TestCase):
 
   def _way(self, address):
     """Returns a way of its own for each that asks."""
-    link = self.enterContext(Link(address))
+    link = self._stack.enter_context(Link(address))
     self.links.append(link)
     return link.address
 
