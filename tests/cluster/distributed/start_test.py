@@ -5,6 +5,11 @@ nobody has to be started again whose process lives.
 """
 
 import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,8 +19,9 @@ from cluster.distributed.roll import Roll
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect
 from learning.nothing import NoGradient
-from tests.support import leads
+from tests.support import launches, leads, processes
 from tests.support.link import Link
+from tests.tools import lab_test
 
 _CUT_S = 2.5 * leads.TIMEOUT_S
 
@@ -126,7 +132,7 @@ class StartTest(parameterized.TestCase):
     lead.until(lambda: len(lead.servers[0]._ports) <= 2)
 
   def test_who_is_missing_is_named(self):
-    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=5.0)
+    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=2.0)
     slow = _Slow()
     lead.work(0, slow)
     self._wait(lambda: 'compiling' in lead.reception.missing())
@@ -181,6 +187,59 @@ class StartTest(parameterized.TestCase):
       if time.monotonic() > end:
         raise AssertionError('It has not happened.')
       time.sleep(0.01)
+
+
+class LaunchedTest(processes.TestCase):
+  def test_a_worker_that_is_stopped_and_one_that_is_killed_at_the_start(self):
+    fields = {'epochs': 2.0, 'cluster__timeout_s': 2.0}
+    with processes.launched(
+      workers=3, dedicated=True, model=False, **fields
+    ) as launch:
+      launch.until('Lead at')
+      stopped, killed = (launch.pid(f'worker:{n}') for n in (1, 2))
+      os.kill(stopped, signal.SIGSTOP)
+      os.kill(killed, signal.SIGKILL)
+      time.sleep(5.0)
+      os.kill(stopped, signal.SIGCONT)
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    roles = {'server:0': 1, 'worker:0': 1, 'worker:1': 1, 'worker:2': 2}
+    self.assertEqual(launches.starts(launch.rows('launch.jsonl')), roles)
+    self.assertEmpty(launch.summary['lost'])
+
+
+class LabTest(processes.TestCase):
+  def setUp(self):
+    super().setUp()
+    if reason := lab_test._why_not():
+      self.skipTest(reason)
+
+  def test_a_link_that_is_cut_while_the_run_starts(self):
+    with processes.launched(
+      before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
+      workers=2,
+      dedicated=True,
+      model=False,
+      epochs=2.0,
+      cluster__timeout_s=2.0,
+      cluster__interface='eth0',
+    ) as launch:
+      launch.until('Lead at')
+      name = re.search('SYNCOPATE_LAB=(syn-[0-9a-f]+)', launch.text)[1]
+      link = f'ip -n {name}-switch link set host2'.split()
+      subprocess.run([*link, 'down'], check=True)
+      time.sleep(6.0)
+      subprocess.run([*link, 'up'], check=True)
+      mended = time.time()
+      began = launch.until('Outputs are in')
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+    self.check(launch)
+    self.assertEqual(launch.summary['ended'], 'finished')
+    self.assertEmpty(launch.summary['lost'])
+    starts = launches.starts(launch.rows('launch.jsonl'))
+    self.assertEqual(set(starts.values()), {1})
+    self.assertLess(began - mended, 30)
 
 
 class RollTest(absltest.TestCase):
