@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
 
 class Orbax:
-  """Writes trees with Orbax; only in process 0 of jax.distributed."""
+  """Writes trees with Orbax."""
 
   def __init__(self) -> None:
     """Lets Orbax wait for no other process."""
+    import orbax.checkpoint as ocp  # Slow, and only for who leads.
+
     options = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}
     )
