@@ -187,7 +187,7 @@ class DistributedSite:
       num_servers=self._plan.servers,
       timeout_s=self._timeout_s,
       start_s=self._start_s,
-      local=None if self._plan.dedicated else self._work,
+      local=None if self._plan.dedicated else self._worker,
     )
 
   def __call__(self) -> None:
@@ -211,13 +211,12 @@ class DistributedSite:
     if not plan.dedicated and role.index < plan.servers:
       beside = threading.Thread(target=self._host_beside, daemon=True)
       beside.start()
-    self._work(role.lead)
+    self._worker(role.lead)()
     if beside:
       beside.join(self._start_s)
 
-  def _work(self, lead: str) -> None:
-    """Is a worker until the end of the run."""
-    Worker(
+  def _worker(self, lead: str) -> Worker:
+    return Worker(
       self._meeting.role.index,
       gradient=self._parts.learned.gradient,
       flat=self._flat,
@@ -229,7 +228,7 @@ class DistributedSite:
       security=self._security,
       timeout_s=self._timeout_s,
       start_s=self._start_s,
-    )()
+    )
 
   def _host(self) -> None:
     """Is a server until the end of the run."""
