@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.distributed import runtime
 from cluster.distributed.roll import Roll
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect
@@ -159,8 +161,28 @@ class StartTest(parameterized.TestCase):
     ):
       self.assertRegex(line, f'^  {expected}$')
 
-  def test_the_start_has_a_limit(self):
-    lead = self._lead(num_workers=2, start_s=0.5)
+  def test_a_server_that_a_worker_cannot_reach_is_tried_again(self):
+    lead = self._lead(num_servers=2, hosted=())
+    self._wait(lambda: lead.servers and lead.servers[0].address)
+    link = self._stack.enter_context(Link(lead.servers[0].address))
+    link.cut()
+    server = self._stranger(lead, 1)
+    server.send({'address': link.address})
+    lead.work(0)
+    self._wait(lambda: 'connected to 1 of 2' in lead.reception.missing())
+    for _ in range(10):  # Longer than an attempt.
+      time.sleep(leads.TIMEOUT_S / 5)
+      server.send({'beat': 0.0})
+    link.mend()
+    lead.begin()
+    self.assertEqual(lead.cluster.summary()['lives'], [1])
+
+  @mock.patch.object(runtime, '_TELL_S', 0.1)
+  def test_the_start_has_a_limit_and_tells_who_is_missing(self):
+    with self.assertLogs('absl', 'INFO') as logs:
+      lead = self._lead(num_workers=2, start_s=0.5)
+      time.sleep(0.4)
+    self.assertIn('run waits for\n  worker 0: never seen', str(logs.output[-1]))
     with self.assertRaisesRegex(
       Unmendable, r'Not all were there within 0.5 s:\n  worker 0: never seen'
     ):
