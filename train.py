@@ -9,7 +9,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -26,7 +26,6 @@ from configs.sections import Choose, made, named
 from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations
-from models.task import Task
 from outputs.console import Console
 from outputs.files import RunFiles, manifest
 from outputs.journal import Journal, Milestones
@@ -34,13 +33,16 @@ from route.route import Served
 from sync.scheme import Scheme
 from wire.codec import Wire
 
+if TYPE_CHECKING:
+  from models.task import Task
+
 
 def build(
   config: ConfigDict,
   *,
   workdir: str | None = None,
   scheme: Scheme | None = None,
-  task: Task | None = None,
+  task: 'Task | None' = None,
   dataset: Dataset | None = None,
   process: Mapping[str, str] | None = None,
 ) -> Run | Site:

@@ -249,7 +249,8 @@ def known_fields(argv: list[str]) -> Iterator[None]:
     SystemExit: If a flag names a field that there is not, or has another name
       now.
   """
-  for name in (arg.lstrip('-').split('=')[0] for arg in argv[1:]):
+  given = [arg for arg in argv[1:] if arg.startswith('-')]
+  for name in (arg.lstrip('-').split('=')[0] for arg in given):
     if now := _FLAGS.get(name):
       sys.exit(f'Refused: --{name}: it is called --{now} now.')
   try:

@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorboardX
 from absl import logging
 
 _FORMAT = 2  # Of a run's folder.
@@ -171,6 +170,8 @@ class RunFiles:
     (self.workdir / 'summary.json').unlink(missing_ok=True)
     for path in self.workdir.glob(_BOARD):
       path.unlink()
+    import tensorboardX  # Slow, and only for who leads.
+
     self._board = tensorboardX.SummaryWriter(str(self.workdir))
     if sizes:
       for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():

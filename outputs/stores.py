@@ -11,17 +11,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import logging
 
 UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
 
 class Orbax:
-  """Writes trees with Orbax; only in process 0 of jax.distributed."""
+  """Writes trees with Orbax."""
 
   def __init__(self) -> None:
     """Lets Orbax wait for no other process."""
+    import orbax.checkpoint as ocp  # Slow, and only for who leads.
+
     options = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}
     )

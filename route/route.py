@@ -5,9 +5,10 @@ is asked once, before anything starts, and answers with a plan that the runtimes
 carry out.
 """
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from topology import Cluster
+if TYPE_CHECKING:  # Workers start without it.
+  from topology import Cluster
 
 
 class Served(NamedTuple):
@@ -29,7 +30,7 @@ class Served(NamedTuple):
 class Route(Protocol):
   """Where does it travel?"""
 
-  def plan(self, cluster: Cluster | None) -> Served:
+  def plan(self, cluster: 'Cluster | None') -> Served:
     """Returns what is to be carried out.
 
     Args:

@@ -9,10 +9,13 @@ C + NS/B on links that carry both directions at once.  The updates are the same.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from configs.checks import require
 from route.route import Served
-from topology import Cluster
+
+if TYPE_CHECKING:
+  from topology import Cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class ServerRoute:
   dedicated: bool
   pipelined: bool
 
-  def plan(self, cluster: Cluster | None) -> Served:
+  def plan(self, cluster: 'Cluster | None') -> Served:
     """Returns the same servers, whatever the links."""
     del cluster
     return Served(self.servers, self.dedicated, self.pipelined)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from configs.checks import require
 
 _FIELD = 'config.cluster.devices_per_worker'
-# The rank of a process among those of its host, by whoever has started it.
+# The rank of a process among those of its host, or among those that see the
+# same GPUs, by whoever has started it.
 _LOCAL_RANKS = (
   'SYNCOPATE_LOCAL_RANK',
   'OMPI_COMM_WORLD_LOCAL_RANK',

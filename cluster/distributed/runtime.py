@@ -43,7 +43,7 @@ class DistributedRuntime:
     timeout_s: float,
     start_s: float,
     deadlines: Deadlines,
-    local: Callable[[str], None] | None,
+    local: Callable[[str], Callable[[], None]] | None,
   ):
     """Listens to nobody yet.
 
@@ -56,8 +56,8 @@ class DistributedRuntime:
       timeout_s: Silence after which a process counts as lost.
       start_s: Until all have to be there, or one again if all were lost.
       deadlines: After which one that does not go on counts as lost.
-      local: The worker of this process, called in a thread with the address to
-        connect to; None if it has none.
+      local: Makes the worker of this process, to be called in a thread, given
+        the address to connect to; None if it has none.
     """
     self.time = 0.0
     self.lead = lead
@@ -183,7 +183,7 @@ class DistributedRuntime:
 
   def _run_local(self, address: str) -> None:
     try:
-      self._local(address)
+      self._local(address)()
     except BaseException as error:  # The thread has nobody else to tell.
       self._reception.give_up(f'The worker of the lead failed: {error!r}')
       raise

@@ -197,7 +197,7 @@ class DistributedSite:
       timeout_s=self._timeout_s,
       start_s=self._start_s,
       deadlines=deadlines,
-      local=None if self._plan.dedicated else self._work,
+      local=None if self._plan.dedicated else self._worker,
     )
 
   def __call__(self) -> None:
@@ -221,13 +221,12 @@ class DistributedSite:
     if not plan.dedicated and role.index < plan.servers:
       beside = threading.Thread(target=self._host_beside, daemon=True)
       beside.start()
-    self._work(role.lead)
+    self._worker(role.lead)()
     if beside:
       beside.join(self._start_s)
 
-  def _work(self, lead: str) -> None:
-    """Is a worker until the end of the run."""
-    Worker(
+  def _worker(self, lead: str) -> Worker:
+    return Worker(
       self._meeting.role.index,
       gradient=self._parts.learned.gradient,
       flat=self._flat,
@@ -240,7 +239,7 @@ class DistributedSite:
       timeout_s=self._timeout_s,
       start_s=self._start_s,
       hung=self._hung,
-    )()
+    )
 
   def _hung(self, end: str) -> None:
     """Ends a process whose worker hangs, unless others need it.

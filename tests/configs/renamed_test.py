@@ -43,6 +43,14 @@ class RenamedTest(parameterized.TestCase):
     self.assertIn('Refused: ', done.stderr)
     self.assertIn(_NOW, done.stderr)
 
+  @parameterized.parameters('--coordinator=a:1', '-coordinator')
+  def test_flags_are_told_theirs(self, flag):
+    with (
+      self.assertRaisesRegex(SystemExit, '--coordinator: it is called --lead'),
+      sections.known_fields(['main.py', '--workdir', 'coordinator', flag]),
+    ):
+      self.fail('It was not refused.')
+
   def test_other_unknown_fields_are_refused_without_advice(self):
     with (
       self.assertRaisesRegex(SystemExit, "'x'$"),

@@ -61,8 +61,9 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       devices_per_worker=2,
     )
     given = plan.devices({'CUDA_VISIBLE_DEVICES': '4,5,6,7,0'})
-    self.assertEqual(given['worker 0'], {'CUDA_VISIBLE_DEVICES': '4,5'})
-    self.assertEqual(given['worker 1'], {'CUDA_VISIBLE_DEVICES': '6,7'})
+    for worker, mine in enumerate(('4,5', '6,7')):
+      own = {'CUDA_VISIBLE_DEVICES': mine, 'SYNCOPATE_LOCAL_RANK': '0'}
+      self.assertEqual(given[f'worker {worker}'], own)
     server = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
     self.assertEqual(given['server 0'], server)
     for none in ({'CUDA_VISIBLE_DEVICES': ''}, {'JAX_PLATFORMS': 'cpu'}):

@@ -122,6 +122,7 @@ class Plan:
       if gpus:
         mine = gpus[worker * count : (worker + 1) * count]
         own = {'CUDA_VISIBLE_DEVICES': ','.join(mine)}
+        own['SYNCOPATE_LOCAL_RANK'] = '0'  # Nobody else sees these.
         if 'CUDA_VISIBLE_DEVICES' not in environ:
           own['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'  # That of nvidia-smi.
       variables[f'worker {worker}'] = own

@@ -1,40 +1,17 @@
 """Tests for the reception: who comes, goes and hangs, over raw streams."""
 
-import functools
 import os
-import pathlib
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import numpy as np
 from absl.testing import absltest
 
-import data.stream
-from batching import fixed
-from cluster.distributed import roles
-from cluster.distributed.pace import Deadlines
-from cluster.distributed.reception import Reception
-from cluster.distributed.runtime import DistributedRuntime
-from cluster.distributed.served.hosting import host
-from cluster.distributed.served.keeping import Keeping
-from cluster.distributed.served.orders import Orders
-from cluster.distributed.served.server import Server
-from cluster.lead import Lead
 from cluster.transport.heart import LOST, Unmendable
-from cluster.transport.streams import Security, connect
-from learning.nothing import NoLearner
-from outputs.console import Console
-from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
-from sync import asp
-from wire import dense
-from wire.flat import Flat
+from tests.support import leads
 
-_TIMEOUT_S = 1.0  # Of what is in this process.
-_START_S = 20.0
+_TIMEOUT_S = leads.TIMEOUT_S
 
 
 class MembersTest(absltest.TestCase):
@@ -81,7 +58,7 @@ class MembersTest(absltest.TestCase):
         lead.step_for(2.0)
 
   def test_who_waits_for_a_server_that_is_silent_is_told(self):
-    lead = self._lead(num_servers=2, silent=True)
+    lead = self._lead(num_servers=2, silent=[1])
     lead.member(0)
     lead.begin()
     with ThreadPoolExecutor(1) as pool:
@@ -180,180 +157,12 @@ class MembersTest(absltest.TestCase):
     start = time.monotonic()
     lead.cluster.close()
     # The worker, the listener, and what this gives its handlers.
-    self.assertLess(time.monotonic() - start, 2 * _TIMEOUT_S + 3.0)
+    self.assertLess(time.monotonic() - start, 2 * leads.TIMEOUT_S + 3.0)
 
   def _lead(self, **fields):
-    lead = _Lead(**fields)
+    lead = leads.Lead(**fields)
     self.addCleanup(lead.close)
     return lead
-
-
-class _Lead:
-  """A lead and its servers in this process; members are streams of ours."""
-
-  def __init__(self, *, num_servers=1, silent=False, start_s=_START_S):
-    self.servers = []
-    self._members = []
-    self._begun = threading.Event()
-    self._parts = pathlib.Path(tempfile.mkdtemp())
-    (port,) = roles.free_ports(1)
-    self.address = f'127.0.0.1:{port}'
-    self._flat = Flat(
-      np.zeros(16, np.float32),
-      (),
-      servers=num_servers,
-      wire=dense.make(dtype='float32'),
-    )
-    self.orders = Orders(flat=self._flat, schedule=None, num_workers=1)
-    journal = Journal(
-      milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
-      holder=self.orders,
-      evaluate=None,
-      files=mock.create_autospec(RunFiles, instance=True),
-      console=Console(target=10**6, clock='real'),
-    )
-    self.ledger = journal.ledger
-    lead = Lead(
-      scheme=asp.make(num_workers=1),
-      batching=fixed.make(num_workers=1, worker_batch=8),
-      holder=self.orders,
-      stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
-      journal=journal,
-      num_workers=1,
-    )
-    deadlines = Deadlines(timeout_s=_TIMEOUT_S, start_s=start_s, windows=False)
-    reception = Reception(
-      orders=self.orders,
-      num_workers=1,
-      num_servers=num_servers,
-      host='127.0.0.1',
-      port=port,
-      greeting=dict,
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=_TIMEOUT_S,
-      start_s=start_s,
-      deadlines=deadlines,
-    )
-    self.cluster = DistributedRuntime(
-      lead=lead,
-      orders=self.orders,
-      reception=reception,
-      server=functools.partial(self._server, 0),
-      num_servers=num_servers,
-      timeout_s=_TIMEOUT_S,
-      start_s=start_s,
-      deadlines=deadlines,
-      local=None,
-    )
-    self._pool = ThreadPoolExecutor(3)
-    self._warm = self._pool.submit(self.cluster.warm_up)
-    if num_servers == 2:
-      self._other = self._pool.submit(self._silent if silent else self._host)
-
-  def _server(self, index, report, greeting):
-    del greeting
-    server = Server(
-      index,
-      learner=NoLearner(*self._flat.initial(index)),
-      flat=self._flat,
-      keeping=Keeping(self._parts / str(index), held={}, report=report),
-      report=report,
-    )
-    self.servers.append(server)
-    return server
-
-  def _host(self):
-    host(
-      1,
-      functools.partial(self._server, 1),
-      lead=self.address,
-      address='127.0.0.1',
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=_TIMEOUT_S,
-      start_s=_START_S,
-    )
-
-  def _silent(self):
-    hello = {'server': 1, 'fingerprint': 'ours'}
-    stream = connect(self.address, hello, Security(), 10.0)
-    self._members.append(stream)
-    stream.receive()
-    # Somewhere that answers.
-    while not (self.servers and self.servers[0].address):
-      time.sleep(0.01)
-    stream.send({'address': self.servers[0].address})
-    while not self._begun.wait(_TIMEOUT_S / 5):
-      stream.send({'beat': 0.0})
-
-  def member(self, index):
-    member = _Worker(self.address, index)
-    self._members.append(member)
-    return member
-
-  def begin(self):
-    self._warm.result(timeout=_START_S)
-    self._begun.set()
-    self.cluster.start()
-
-  def step_for(self, seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-      self.cluster.step()
-
-  def until(self, happened):
-    end = time.monotonic() + 10.0
-    while not happened():
-      if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
-      self.cluster.step()
-
-  def close(self):
-    self._begun.set()
-    for member in self._members:
-      member.close()
-    self.cluster.close()
-    self._pool.shutdown()
-
-
-class _Worker:
-  """The streams of a worker, without a worker behind them."""
-
-  def __init__(self, address, index):
-    hello = {'worker': index, 'fingerprint': 'ours'}
-    self.control = connect(address, hello, Security(), 10.0)
-    welcome = self.control.receive().header
-    key = {'worker': index, 'life': welcome['life']}
-    servers = self.control.receive().header['servers']
-    self._streams = [connect(each, key, Security(), 10.0) for each in servers]
-    for stream in self._streams:
-      stream.receive()
-    self.control.send({'ready': True})
-
-  def pull(self):
-    self._sizes = []
-    for stream in self._streams:
-      message = stream.receive()
-      message.read(np.empty(message.size_bytes, np.uint8))
-      self._sizes.append(message.size_bytes)
-      self._iteration = message.header['iteration']
-
-  def beat(self, pace):
-    self.control.send({'beat': 0.0, 'pace': pace})
-
-  def push(self, servers=(0, 1), compute_s=0.0):
-    report = {'iteration': self._iteration, 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
-    report |= {'computed': 8, 'compilations': 0, 'factors': ()}
-    for index in servers[: len(self._streams)]:
-      body = np.zeros(self._sizes[index], np.uint8)
-      self._streams[index].send(report, [body], body.size)
-
-  def close(self):
-    for stream in (self.control, *self._streams):
-      stream.cancel()
-      stream.close()
 
 
 if __name__ == '__main__':

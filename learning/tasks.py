@@ -1,0 +1,164 @@
+"""What is learned of a model and its data: gradient, optimiser, schedule."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from configs.checks import require
+from configs.sections import Choose, made, named
+from data import augment as augmentation
+from data.dataset import Dataset
+from data.stream import Stream
+from learning import optimizer as optimizers
+from learning import schedule as schedules
+from learning.evaluation import TaskEvaluation
+from learning.gradient import TaskGradient
+from learning.learner import TaskLearner
+from models.task import Task, classification
+from wire import trees
+from wire.codec import Wire
+from wire.flat import Flat
+
+
+@dataclasses.dataclass
+class TaskLearning:
+  """A Learning of a task: see `learning.learning`."""
+
+  num_train: int
+  stream: Stream
+  gradient: TaskGradient
+  evaluate: TaskEvaluation
+  schedule: schedules.Schedule
+  params: Any
+  stats: Any
+  learner: Callable[[Any, Any], TaskLearner]
+
+  @property
+  def elements(self) -> tuple[int, int]:
+    """How many float32 numbers parameters and statistics have."""
+    return trees.elements(self.params), trees.elements(self.stats)
+
+  @property
+  def other_bytes(self) -> int:
+    """Bytes of their other numbers."""
+    return trees.other_bytes((self.params, self.stats))
+
+  def flat(self, *, servers: int, wire: Wire) -> Flat:
+    """Returns how parameters and statistics are divided among servers."""
+    return Flat(self.params, self.stats, servers=servers, wire=wire)
+
+
+def make(
+  config: ConfigDict,
+  choose: Choose,
+  task: Task | None,
+  dataset: Dataset,
+  stream: Stream,
+  devices: int,
+) -> TaskLearning:
+  """Returns what a config says of a dataset, or a task in the model's place.
+
+  Args:
+    config: Checked.
+    choose: Chooses a section of it.
+    task: Replaces the one of the model that config.model names.
+    dataset: Checked.
+    stream: Of its examples.
+    devices: How many of this process's compute gradients; 0 if none will be
+      computed here.
+
+  Raises:
+    ValueError: If anything is wrong; names the field.
+  """
+  num_train = len(dataset.train.targets)
+  task = task or _task(config, choose, dataset)
+  schedule = _schedule(config, choose, num_train)
+  return TaskLearning(
+    num_train=num_train,
+    stream=stream,
+    gradient=_gradient(config, devices, task, dataset, stream),
+    evaluate=TaskEvaluation(task, dataset.test),
+    schedule=schedule,
+    params=task.params,
+    stats=task.stats,
+    learner=functools.partial(_learner, config, choose, schedule),
+  )
+
+
+def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
+  with named('config.data'):
+    augment = augmentation.make(
+      crop_padding=config.data.crop_padding,
+      flip=config.data.flip,
+      input_shape=dataset.input_shape,
+    )
+  model = made(
+    'model',
+    choose,
+    input_shape=dataset.input_shape,
+    num_classes=dataset.num_classes,
+    seed=config.seed,
+  )
+  with named(f'config.model.{config.model.name}'):
+    return classification(model, dataset.prepare, augment)
+
+
+def _gradient(
+  config: ConfigDict, count: int, task: Task, dataset: Dataset, stream: Stream
+) -> TaskGradient:
+  devices = jax.local_devices()
+  most = f'at most {len(devices)}, the devices of this process'
+  field = 'config.cluster.devices_per_worker'
+  require(count <= len(devices), field, most, count)
+  with named('config.batching'):
+    return TaskGradient(
+      task,
+      dataset.train,
+      stream.indices,
+      micro_batch=config.batching.micro_batch,
+      seed=config.seed,
+      devices=devices[:count],
+    )
+
+
+def _learner(
+  config: ConfigDict,
+  choose: Choose,
+  schedule: schedules.Schedule,
+  params: Any,
+  stats: Any,
+) -> TaskLearner:
+  name, own = choose('optimizer')
+  with named(f'config.optimizer.{name}'):
+    tx = getattr(optimizers, name)(**own)
+  with named('config.optimizer'):
+    return TaskLearner(
+      params=params,
+      stats=stats,
+      tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
+      schedule=schedule,
+      reduction=config.optimizer.reduction,
+      num_workers=config.cluster.workers,
+      worker_batch=config.batching.worker_batch,
+    )
+
+
+def _schedule(
+  config: ConfigDict, choose: Choose, epoch: int
+) -> schedules.Schedule:
+  name, own = choose('schedule')
+  with named(f'config.schedule.{name}'):
+    shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
+  with named('config.schedule'):
+    return schedules.schedule(
+      rate=config.optimizer.learning_rate,
+      warmup_epochs=config.schedule.warmup_epochs,
+      counts=config.schedule.counts,
+      shape=shape,
+      epoch=epoch,
+      update=config.cluster.workers * config.batching.worker_batch,
+    )

@@ -1,0 +1,273 @@
+"""A lead with its servers in this process, for tests."""
+
+import functools
+import pathlib
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import numpy as np
+
+import data.stream
+from batching import fixed
+from cluster import lead
+from cluster.distributed import roles
+from cluster.distributed import worker as worker_
+from cluster.distributed.faults import Faults
+from cluster.distributed.pace import Deadlines
+from cluster.distributed.reception import Reception
+from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served.hosting import host
+from cluster.distributed.served.keeping import Keeping
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.server import Server
+from cluster.transport.streams import Security, connect
+from learning.nothing import NoGradient, NoLearner
+from outputs.console import Console
+from outputs.files import RunFiles
+from outputs.journal import Journal, Milestones
+from sync import asp
+from wire import dense
+from wire.flat import Flat
+
+TIMEOUT_S = 1.0  # Of what is in this process.
+START_S = 20.0
+
+
+class Lead:
+  """A lead and its servers in this process; members are streams of ours.
+
+  Attributes:
+    address: Of the lead.
+    orders: Of the servers.
+    reception: Of the lead.
+    cluster: The runtime.
+    ledger: Its accounts.
+    servers: Those that are made.
+  """
+
+  def __init__(
+    self,
+    *,
+    num_workers=1,
+    num_servers=1,
+    hosted=(1,),
+    silent=(),
+    way=None,
+    start_s=START_S,
+  ):
+    """Starts to wait for all.
+
+    Args:
+      num_workers: Number of workers.
+      num_servers: Number of servers.
+      hosted: Those that are hosted here, beside the lead's.
+      silent: Those that give no sign of life once the run goes.
+      way: Returns the address by which hosted ones reach the lead, given its
+        own.
+      start_s: Until all have to be there.
+    """
+    self.servers = []
+    self._members = []
+    self._begun = threading.Event()
+    self._parts = pathlib.Path(tempfile.mkdtemp())
+    (port,) = roles.free_ports(1)
+    self.address = f'127.0.0.1:{port}'
+    self._flat = Flat(
+      np.zeros(16, np.float32),
+      (),
+      servers=num_servers,
+      wire=dense.make(dtype='float32'),
+    )
+    self.orders = Orders(
+      flat=self._flat, schedule=None, num_workers=num_workers
+    )
+    journal = Journal(
+      milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
+      holder=self.orders,
+      evaluate=None,
+      files=mock.create_autospec(RunFiles, instance=True),
+      console=Console(target=10**6, clock='real'),
+    )
+    self.ledger = journal.ledger
+    asked = lead.Lead(
+      scheme=asp.make(num_workers=num_workers),
+      batching=fixed.make(num_workers=num_workers, worker_batch=8),
+      holder=self.orders,
+      stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
+      journal=journal,
+      num_workers=num_workers,
+    )
+    deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
+    self.reception = Reception(
+      orders=self.orders,
+      num_workers=num_workers,
+      num_servers=num_servers,
+      host='127.0.0.1',
+      port=port,
+      greeting=dict,
+      fingerprint='ours',
+      security=Security(),
+      timeout_s=TIMEOUT_S,
+      start_s=start_s,
+      deadlines=deadlines,
+    )
+    self.cluster = DistributedRuntime(
+      lead=asked,
+      orders=self.orders,
+      reception=self.reception,
+      server=functools.partial(self._server, 0),
+      num_servers=num_servers,
+      timeout_s=TIMEOUT_S,
+      start_s=start_s,
+      deadlines=deadlines,
+      local=None,
+    )
+    self._way = way or (lambda address: address)
+    self._pool = ThreadPoolExecutor(8)
+    self._warm = self._pool.submit(self.cluster.warm_up)
+    for index in range(1, num_servers):
+      if index in silent:
+        self._pool.submit(self._silent, index)
+      elif index in hosted:
+        self.host(index)
+
+  def _server(self, index, report, greeting):
+    del greeting
+    server = Server(
+      index,
+      learner=NoLearner(*self._flat.initial(index)),
+      flat=self._flat,
+      keeping=Keeping(self._parts / str(index), held={}, report=report),
+      report=report,
+    )
+    self.servers.append(server)
+    return server
+
+  def host(self, index):
+    """Hosts a server; returns the Future of its end."""
+    return self._pool.submit(self._host, index, self._way(self.address))
+
+  def _host(self, index, address):
+    host(
+      index,
+      functools.partial(self._server, index),
+      lead=address,
+      address='127.0.0.1',
+      fingerprint='ours',
+      security=Security(),
+      timeout_s=TIMEOUT_S,
+      start_s=START_S,
+    )
+
+  def _silent(self, index):
+    hello = {'server': index, 'fingerprint': 'ours'}
+    stream = connect(self.address, hello, Security(), 10.0)
+    self._members.append(stream)
+    stream.receive()
+    # Somewhere that answers.
+    while not (self.servers and self.servers[0].address):
+      time.sleep(0.01)
+    stream.send({'address': self.servers[0].address})
+    while not self._begun.wait(TIMEOUT_S / 5):
+      stream.send({'beat': 0.0})
+
+  def work(self, index, gradient=None):
+    """Runs a whole worker; returns the Future of its end."""
+    faults = Faults(
+      (),
+      num_workers=index + 1,
+      directory=pathlib.Path(),
+      interface='lo',
+      timeout_s=TIMEOUT_S,
+    )
+    worker = worker_.Worker(
+      index,
+      gradient=gradient or NoGradient(),
+      flat=self._flat,
+      batching=fixed.make(num_workers=index + 1, worker_batch=8),
+      speed=None,
+      faults=faults,
+      lead=self._way(self.address),
+      fingerprint='ours',
+      security=Security(),
+      timeout_s=TIMEOUT_S,
+      start_s=START_S,
+      hung=print,
+    )
+    return self._pool.submit(worker)
+
+  def member(self, index):
+    """Returns the streams of a worker, without one behind them."""
+    member = Worker(self.address, index)
+    self._members.append(member)
+    return member
+
+  def begin(self):
+    """Starts the run, once all are there."""
+    self._warm.result(timeout=START_S)
+    self._begun.set()
+    self.cluster.start()
+
+  def step_for(self, seconds):
+    """Lets the lead work for a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+      self.cluster.step()
+
+  def until(self, happened):
+    """Lets the lead work until something has happened."""
+    end = time.monotonic() + 10.0
+    while not happened():
+      if time.monotonic() > end:
+        raise AssertionError('It has not happened.')
+      self.cluster.step()
+
+  def close(self):
+    """Ends everything."""
+    self._begun.set()
+    for member in self._members:
+      member.close()
+    self.cluster.close()
+    self._pool.shutdown()
+
+
+class Worker:
+  """The streams of a worker, without a worker behind them."""
+
+  def __init__(self, address, index):
+    hello = {'worker': index, 'fingerprint': 'ours'}
+    self.control = connect(address, hello, Security(), 10.0)
+    welcome = self.control.receive().header
+    key = {'worker': index, 'life': welcome['life']}
+    servers = self.control.receive().header['servers']
+    self._streams = [connect(each, key, Security(), 10.0) for each in servers]
+    for stream in self._streams:
+      stream.receive()
+    self.control.send({'ready': True})
+
+  def pull(self):
+    self._sizes = []
+    for stream in self._streams:
+      message = stream.receive()
+      message.read(np.empty(message.size_bytes, np.uint8))
+      self._sizes.append(message.size_bytes)
+      self._iteration = message.header['iteration']
+
+  def beat(self, pace):
+    self.control.send({'beat': 0.0, 'pace': pace})
+
+  def push(self, servers=(0, 1), compute_s=0.0):
+    report = {'iteration': self._iteration, 'loss': None, 'finite': True}
+    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
+    report |= {'computed': 8, 'compilations': 0, 'factors': ()}
+    for index in servers[: len(self._streams)]:
+      body = np.zeros(self._sizes[index], np.uint8)
+      self._streams[index].send(report, [body], body.size)
+
+  def close(self):
+    for stream in (self.control, *self._streams):
+      stream.cancel()
+      stream.close()
