@@ -60,7 +60,9 @@ def _watched(runtime):
     original = getattr(owner, last)
 
     def watching(*args, **kwargs):
-      if started:
+      # What servers are asked for is told on the same way.
+      told = {arg.get('told') for arg in args if isinstance(arg, dict)}
+      if started and not told & {'snapshot', 'saved'}:
         seen.add(name)
         stack = [frame.filename for frame in traceback.extract_stack()]
         for file in map(pathlib.Path, [*stack, original.__code__.co_filename]):

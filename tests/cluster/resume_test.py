@@ -3,17 +3,18 @@
 import json
 import os
 import pathlib
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import types
+from unittest import mock
 
-import hypothesis
 import numpy as np
 from absl.testing import absltest, parameterized
-from hypothesis import strategies as st
 
 import train
 from configs import default
@@ -46,24 +47,39 @@ class ResumeTest(parameterized.TestCase):
     self, scheme
   ):
     expected, steps = stopping.straight(scheme)
-
-    @hypothesis.settings(max_examples=3, deadline=None, database=None)
-    @hypothesis.given(
-      st.lists(st.integers(1, steps - 1), min_size=1, max_size=3, unique=True)
-    )
-    def check(cuts):
-      *saved_at, killed_at = sorted(cuts)
-      workdir = f'{tempfile.mkdtemp()}/run'
-      run = train.build(stopping.eventful(scheme), workdir=workdir)
-      with self.assertRaises(stopping.Killed):
-        stopping.stop(run, saved_at=saved_at, killed_at=killed_at)
-      run = train.build(stopping.eventful(scheme), workdir=workdir)
-      self.assertEqual(run.sizes is not None, bool(saved_at))
+    cuts = sorted(random.sample(range(1, steps - 1), 2))
+    workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    run = train.build(stopping.eventful(scheme), workdir=str(workdir))
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=cuts, killed_at=steps - 1)
+    for number in (1, 0):  # Of the newest checkpoint that there is.
+      again = shutil.copytree(workdir, f'{tempfile.mkdtemp()}/run')
+      if number == 0:
+        shutil.rmtree(f'{again}/checkpoints/1')
+      run = train.build(stopping.eventful(scheme), workdir=again)
       summary = run()
-      self.assertEqual(summary['compilations'], 0)
-      self._check(stopping.results(run), expected)
+      with self.subTest(cuts=cuts, number=number):
+        self.assertEqual(summary['compilations'], 0)
+        self._check(stopping.results(run), expected)
 
-    check()
+  @parameterized.parameters(
+    (signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)
+  )
+  def test_a_signal_stops_a_run_behind_a_checkpoint(self, number, raised):
+    run = small.build(stopping.eventful('asp'))
+    step = run.runtime.step
+    with (
+      mock.patch.object(
+        run.runtime, 'step', lambda: (step(), signal.raise_signal(number))
+      ),
+      self.assertRaises(raised) as stopped,
+    ):
+      run()
+    if raised is SystemExit:
+      self.assertEqual(stopped.exception.code, 128 + number)
+    run = train.build(stopping.eventful('asp'), workdir=str(run.files.workdir))
+    run()
+    self._check(stopping.results(run), stopping.straight('asp')[0])
 
   @parameterized.parameters(('elastic', 'ema'), ('bsp', 'narx'))
   def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
@@ -260,13 +276,12 @@ class ProcessTest(parameterized.TestCase):
   def test_the_same_command_goes_on_after_any_signal(self):
     code, log = self._stop(signal.SIGKILL)
     self.assertEqual(code, -9, log)
-    for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-      code, log = self._stop(number)
-      self.assertEqual(code, expected, log)
-      self.assertIn('Going on from checkpoint', log)
-      self.assertIn('the same command with --workdir=', log)
-      summary = json.loads((self.folder / 'run/summary.json').read_text())
-      self.assertEqual(summary['ended'], 'interrupted')
+    code, log = self._stop(signal.SIGINT)
+    self.assertEqual(code, 130, log)
+    self.assertIn('Going on from checkpoint', log)
+    self.assertIn('the same command with --workdir=', log)
+    summary = json.loads((self.folder / 'run/summary.json').read_text())
+    self.assertEqual(summary['ended'], 'interrupted')
 
     self.assertIn('Going on from checkpoint', self._finish('run'))
     run = train.build(_long(), workdir=str(self.folder / 'straight'))

@@ -1,5 +1,6 @@
 """Tests for checkpoints of many processes: who dies when, and what is left."""
 
+import functools
 import itertools
 import pathlib
 import shutil
@@ -45,12 +46,17 @@ class _Learner:
     self.params, self.version = state['params'], state['version']
 
 
+@functools.cache
+def _flat(servers):
+  wire = dense.make(dtype='float32')
+  return Flat(np.zeros(_SIZE, np.float32), (), servers=servers, wire=wire)
+
+
 class _Life:
   """A lead and its servers, from a start to a death."""
 
   def __init__(self, directory, num_servers):
-    wire = dense.make(dtype='float32')
-    flat = Flat(np.zeros(_SIZE, np.float32), (), servers=num_servers, wire=wire)
+    flat = _flat(num_servers)
     self.orders = Orders(flat=flat, schedule=None, num_workers=1)
     self.checkpoints = sharded.ShardedCheckpoints(
       directory,
