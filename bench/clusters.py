@@ -5,7 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.reading import records
@@ -21,7 +21,7 @@ def command(
   *,
   workers: int,
   link: str = '',
-  congestion: str = 'cubic',
+  options: Sequence[str] = (),
 ) -> list[str]:
   """Returns the command of a run with one dedicated server.
 
@@ -31,7 +31,7 @@ def command(
     fields: What differs from it, by dotted name.
     workers: How many; each has a host of its own, as the server has.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
-    congestion: TCP's congestion control in the lab.
+    options: Flags of tools.lab.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}', '--servers=1']
@@ -39,7 +39,7 @@ def command(
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   if link:
     lab = [*python, 'tools.lab', f'--hosts={workers + 1}', f'--link={link}']
-    words = [*lab, f'--congestion={congestion}', '--', *words]
+    words = [*lab, *options, '--', *words]
   return words
 
 

@@ -2,6 +2,7 @@
 
   python -m bench.lab [--parts=rounds,sweep,schemes] [--out=DIR]
     [--rounds=16] [--epochs=16] [--link=1gbit] [--congestion=cubic]
+    [--slow_start_after_idle]
 
 Needs root, for network namespaces: four workers and one dedicated server, each
 on a host of its own (tools.lab).  Every run is a real one of tools.launch whose
@@ -13,19 +14,24 @@ are shared equally.  Whether TCP does so is up to its congestion control: with
 BBR who has pulled first pushes while others still pull, BSP's round is shorter
 than with CUBIC and R2SP's longer.  B is the nominal rate of a link, of which
 frames and their headers take about 4.7 %.
-sweep: the same at 400 to 50 Mbit/s, with the paper's share of communication.
+sweep: the same at 400 to 50 Mbit/s, with the paper's share of communication and
+what the virtual cluster says of R2SP on nominal links.
 schemes: VGG16 (1/8) on digits with workers of speeds 1, 1, 1/2 and 1/3: all six
 schemes, beside what tools.calibrate predicts of them from one of the runs.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import io
+import itertools
+import math
+import operator
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -82,21 +88,26 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--epochs', type=float, default=16.0)
   parser.add_argument('--link', default='1gbit', help='of schemes')
   parser.add_argument('--congestion', default='cubic', help="TCP's")
+  parser.add_argument('--slow_start_after_idle', action='store_true')
   given = parser.parse_args(argv)
+  options = [f'--congestion={given.congestion}']
+  options += ['--slow_start_after_idle'] * given.slow_start_after_idle
   out = pathlib.Path(given.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
   for part in given.parts.split(','):
     if part == 'rounds':
-      print_rounds(out / part, given.rounds, given.congestion)
+      print_rounds(out / part, given.rounds, options)
     elif part == 'sweep':
-      print_sweep(out / part, given.rounds, given.congestion)
+      print_sweep(out / part, given.rounds, options)
     elif part == 'schemes':
-      print_schemes(out / part, given.epochs, given.link, given.congestion)
+      print_schemes(out / part, given.epochs, given.link, options)
     else:
       parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
 
 
-def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
+def print_rounds(
+  out: pathlib.Path, rounds: int, options: Sequence[str]
+) -> None:
   """Prints rounds in units of their bounds, and R2SP's pace beside BSP's."""
   rate_Bps = _RATE_MBIT * 1e6 / 8
   one_s = _SIZE_BYTES / rate_Bps
@@ -107,7 +118,7 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
   ):
     if _known(fields):
       took_s = _bytes(
-        out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds, congestion
+        out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds, options
       )
       bound_s = _COMPUTE_S + times * _WORKERS * one_s
       bound = f'C + {"2" if times == 2 else ""}NS/B'
@@ -127,9 +138,7 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
     ('R2SP', _R2SP, 'at least 1.50'),
   ):
     if _known(fields):
-      took_s = _bytes(
-        out, name, fields, _SMALL_S, _RATE_MBIT, rounds, congestion
-      )
+      took_s = _bytes(out, name, fields, _SMALL_S, _RATE_MBIT, rounds, options)
       rate = _WORKERS / took_s
       base = base or rate
       rows.append((name, f'{rate:.3f}', f'{rate / base:.2f}', aim))
@@ -139,13 +148,14 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
   )
 
 
-def print_sweep(out: pathlib.Path, rounds: int, congestion: str) -> None:
+def print_sweep(out: pathlib.Path, rounds: int, options: Sequence[str]) -> None:
   """Prints by how much iterations are shorter than BSP's, by rate."""
   rows = [('Mbit/s', 'BSP s', 'BSP pipelined s', 'R2SP s')]
-  rows[0] += ('pipelined, shorter by', 'R2SP, shorter by', 'R2SP, bound')
+  rows[0] += ('R2SP virtual s', 'pipelined, shorter by', 'R2SP, shorter by')
+  rows[0] += ('R2SP, bound',)
   for rate_mbit in _RATES_MBIT:
     bsp_s, pipelined_s, r2sp_s = (
-      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds, congestion)
+      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds, options)
       if _known(fields)
       else None
       for name, fields in (
@@ -157,7 +167,9 @@ def print_sweep(out: pathlib.Path, rounds: int, congestion: str) -> None:
     one_s = _SIZE_BYTES / (rate_mbit * 1e6 / 8)
     bounds_s = _COMPUTE_S + 2 * one_s, _WORKERS * one_s
     bound = max(bounds_s) / (_COMPUTE_S + 2 * _WORKERS * one_s)
-    cells = [_or_dash('{:.3f}', took) for took in (bsp_s, pipelined_s, r2sp_s)]
+    virtual_s = _virtual_bytes(_R2SP, rate_mbit, rounds)
+    times_s = (bsp_s, pipelined_s, r2sp_s, virtual_s)
+    cells = [_or_dash('{:.3f}', took) for took in times_s]
     cells += [
       _or_dash('{:.1%}', took and 1 - took / bsp_s)
       for took in (pipelined_s, r2sp_s)
@@ -181,7 +193,7 @@ def print_sweep(out: pathlib.Path, rounds: int, congestion: str) -> None:
 
 
 def print_schemes(
-  out: pathlib.Path, epochs: float, link: str, congestion: str
+  out: pathlib.Path, epochs: float, link: str, options: Sequence[str]
 ) -> None:
   """Prints all schemes, real beside virtual."""
   fields = _UNEQUAL | {'epochs': epochs}
@@ -193,7 +205,7 @@ def print_schemes(
       fields,
       workers=_WORKERS,
       link=link,
-      congestion=congestion,
+      options=options,
     )
     print(f'  {name}: real run done', flush=True)
   compare(paths, link)
@@ -242,24 +254,11 @@ def _bytes(
   compute_s: float,
   rate_mbit: int,
   rounds: int,
-  congestion: str,
+  options: Sequence[str],
 ) -> float:
   """Returns the seconds of a round of a run that only moves bytes."""
-  config = default.get_config()
-  examples = rounds * _WORKERS * config.batching.worker_batch
-  fields = fields | {
-    'epochs': 1.0,
-    'model.name': 'none',
-    'model.none.size_bytes': _SIZE_BYTES,
-    'model.none.num_train': examples,
-    'cluster.speed.injected': True,
-    'cluster.speed.name': 'constant',
-    'cluster.speed.fixed_s': compute_s,
-    'cluster.speed.per_example_s': 0.0,
-    'cluster.speed.slowdown': (1.0,),
-    'cluster.timeout_s': 20.0,
-    'checkpoint.every_s': 'inf',
-  }
+  fields = fields | _timed(compute_s, rounds)
+  fields |= {'cluster.speed.injected': True, 'cluster.timeout_s': 20.0}
   words = name.lower().replace(', ', '_')
   path = clusters.run(
     out / f'{words}_{rate_mbit}mbit_{compute_s:g}s',
@@ -267,7 +266,7 @@ def _bytes(
     fields,
     workers=_WORKERS,
     link=f'{rate_mbit}mbit',
-    congestion=congestion,
+    options=options,
   )
   took_s = clusters.round_s(path, workers=_WORKERS)
   print(
@@ -275,6 +274,43 @@ def _bytes(
     flush=True,
   )
   return took_s
+
+
+def _virtual_bytes(
+  fields: Mapping[str, Any], rate_mbit: int, rounds: int
+) -> float:
+  """Returns the seconds of a round on virtual links of these rates."""
+  config = default.get_config()
+  fields = (
+    fields | _timed(_COMPUTE_S, rounds) | {'checkpoint.every_s': math.inf}
+  )
+  config.cluster.workers = _WORKERS
+  for name, value in fields.items():
+    *sections, field = name.split('.')
+    functools.reduce(operator.getitem, sections, config)[field] = value
+  for host, way in itertools.product(('worker', 'server'), ('up', 'down')):
+    config.cluster.network[f'{host}_{way}_Bps'] = (rate_mbit * 1e6 / 8,)
+  with tempfile.TemporaryDirectory() as folder:
+    run = train.build(config, workdir=f'{folder}/run')
+    with contextlib.redirect_stdout(io.StringIO()):  # Its table.
+      run()
+    return clusters.round_s(run.files.workdir, workers=_WORKERS)
+
+
+def _timed(compute_s: float, rounds: int) -> dict[str, Any]:
+  """Returns the fields of a run that only moves bytes."""
+  batch = default.get_config().batching.worker_batch
+  return {
+    'epochs': 1.0,
+    'model.name': 'none',
+    'model.none.size_bytes': _SIZE_BYTES,
+    'model.none.num_train': rounds * _WORKERS * batch,
+    'cluster.speed.name': 'constant',
+    'cluster.speed.fixed_s': compute_s,
+    'cluster.speed.per_example_s': 0.0,
+    'cluster.speed.slowdown': (1.0,),
+    'checkpoint.every_s': 'inf',
+  }
 
 
 def _known(fields: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Several hosts on one machine, with links that the kernel shapes.
 
   python -m tools.lab --hosts=5 --link=200mbit [--links=FILE]
-    [--congestion=cubic] -- COMMAND ...
+    [--congestion=cubic] [--slow_start_after_idle] -- COMMAND ...
   python -m tools.lab --exec=HOST -- COMMAND ...
   python -m tools.lab --clean
 
@@ -76,8 +76,9 @@ def main(argv: list[str]) -> None:
       words = command(given.exec, argv[1:])
       os.execvp(words[0], words)
     text = _text(given.links) if given.links else '{}'
-    links = given.hosts, given.link, text, given.congestion
-    sys.exit(run(hosts.parse_links(*links), argv[1:]))
+    tcp = given.congestion, given.slow_start_after_idle
+    links = hosts.parse_links(given.hosts, given.link, text, *tcp)
+    sys.exit(run(links, argv[1:]))
   except ValueError as error:
     sys.exit(f'Refused: {error}')
 
@@ -238,9 +239,10 @@ def _call(line: str) -> str:
 def _check_machine() -> None:
   if os.geteuid() != 0:
     raise ValueError('tools.lab makes network namespaces, which needs root.')
-  for tool in ('ip', 'tc', 'unshare', 'mount'):
+  for tool in ('ip', 'tc', 'unshare', 'mount', 'sysctl'):
     found = shutil.which(tool) is not None
-    require(found, 'PATH', f'{tool} (of iproute2 or util-linux)', 'none')
+    packages = 'iproute2, util-linux or procps'
+    require(found, 'PATH', f'{tool} (of {packages})', 'none')
 
 
 def _state(lab: str) -> pathlib.Path:
@@ -268,6 +270,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
   flags.DEFINE_string('links', None, 'JSON file of the links that differ.')
   flags.DEFINE_string('congestion', 'cubic', "TCP's congestion control.")
+  flags.DEFINE_bool('slow_start_after_idle', False, 'Of TCP; as Linux has it.')
   flags.DEFINE_string('exec', None, 'Host of a lab to run the command on.')
   flags.DEFINE_bool('clean', False, 'Remove what killed labs have left.')
   return app.parse_flags_with_usage(argv)

@@ -36,7 +36,7 @@ from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.speed import Speed
-from cluster.transport import memory, streams
+from cluster.transport import memory, pauses, streams
 from cluster.transport.heart import LOST, Unmendable
 from cluster.transport.streams import Refused, Security
 from configs.checks import require
@@ -327,6 +327,8 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
     ValueError: If a setting is wrong; names the field.
   """
   _check_divisible(config, parts)
+  if config.cluster.interface != 'lo':
+    pauses.tell()
   site = DistributedSite(config, meeting, parts)
   if site.leads:
     if not config.cluster.speed.injected:

@@ -43,7 +43,7 @@ _MADE = {
 _PROFILE = """{"version": 1, "curve":
 {"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""
 # Commands of this project that others start, and programs of others.
-_OTHERS = ('sbatch', 'kubectl', 'git', 'cd')
+_OTHERS = ('sbatch', 'sysctl', 'kubectl', 'git', 'cd')
 
 
 def _here() -> str:

@@ -264,6 +264,19 @@ class LabTest(parameterized.TestCase):
     self.assertEqual(code, 0, errors)
     self.assertEqual(out.split(), 2 * [expected])
 
+  @parameterized.parameters(([], '0'), (['--slow_start_after_idle'], '1'))
+  def test_connections_start_slowly_after_pauses_if_asked_to(
+    self, words, expected
+  ):
+    setting = 'cat /proc/sys/net/ipv4/tcp_slow_start_after_idle'
+    other = f'{sys.executable} -m tools.lab --exec=host1 --'
+    script = f'{setting}; {other} {setting}'
+
+    code, out, errors = _run(*words, '--', 'sh', '-c', script)
+
+    self.assertEqual(code, 0, errors)
+    self.assertEqual(out.split(), 2 * [expected])
+
   def test_each_host_has_its_name_and_the_names_of_all(self):
     other = f'{sys.executable} -m tools.lab --exec=host1 --'
     script = f"""

@@ -11,7 +11,10 @@ own, and a shaped link from there to the bridge around it.  Rates count Ethernet
 frames; there is no delay but that of queues (1000 packets), and a host's way to
 itself is free.
 TCP's congestion control is that of the lab, whatever the machine's is: what a
-scheme gains depends on how evenly transfers share a link.
+scheme gains depends on how evenly transfers share a link.  Unless asked for,
+connections do not start slowly again after a pause, as Linux has it by default:
+between its transfers a worker pauses for longer than TCP allows, and while
+acknowledgements wait in queues behind data a slow start takes seconds.
 """
 
 import dataclasses
@@ -60,6 +63,8 @@ class Links:
     groups: Hosts behind shared links; of any two, one is within the other, or
       they have no host in common.
     congestion: TCP's congestion control, by the kernel's name.
+    slow_start_after_idle: Whether connections forget, in pauses, how much a
+      link carries; the kernel's name.
   """
 
   up: dict[str, int]
@@ -67,6 +72,7 @@ class Links:
   pairs: dict[tuple[str, str], int]
   groups: list[Group]
   congestion: str
+  slow_start_after_idle: bool
 
 
 def parse_rate(text: object, field: str) -> int:
@@ -87,7 +93,11 @@ def parse_rate(text: object, field: str) -> int:
 
 
 def parse_links(
-  hosts: int, link: str, text: str = '{}', congestion: str = 'cubic'
+  hosts: int,
+  link: str,
+  text: str = '{}',
+  congestion: str = 'cubic',
+  slow_start_after_idle: bool = False,
 ) -> Links:
   """Returns the links of hosts named host0, host1 and so on.
 
@@ -99,6 +109,7 @@ def parse_links(
       [NAME, ...], "up": RATE, "down": RATE}]}; all but the fields of a pair and
       the hosts of a group may be left out.
     congestion: TCP's congestion control, by the kernel's name.
+    slow_start_after_idle: Whether connections start slowly after pauses.
 
   Raises:
     ValueError: If an argument is out of its range, or the text is not of this
@@ -110,7 +121,7 @@ def parse_links(
   known = bool(_CONGESTION.fullmatch(congestion))
   require(known, 'congestion', "a name such as 'cubic'", congestion)
   up, down = dict.fromkeys(names, rate), dict.fromkeys(names, rate)
-  links = Links(up, down, {}, [], congestion)
+  links = Links(up, down, {}, [], congestion, slow_start_after_idle)
   try:
     data = json.loads(text)
   except json.JSONDecodeError as error:
@@ -180,6 +191,8 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {switch} link set {host} master {bridge} up'
     yield f'ip -n {own} link set lo up'
     yield f'ip -n {own} link set eth0 up'
+    setting = f'tcp_slow_start_after_idle={int(links.slow_start_after_idle)}'
+    yield f'ip netns exec {own} sysctl -qw net.ipv4.{setting}'
     route = f'{_NETWORK}.0/24 dev eth0 congctl {links.congestion}'
     yield f'ip -n {own} route add {route}'
 
