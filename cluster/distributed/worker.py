@@ -162,8 +162,8 @@ class Worker:
         raise
       except TransportError as error:
         # The lead knows why, and tells.
-        heart.ended.wait(self._timeout_s / BEATS)
-        logging.info('Worker %d: %s', self.index, error)
+        if not heart.ended.wait(self._timeout_s / BEATS):
+          logging.info('Worker %d: %s', self.index, error)
       logging.info('Worker %d: %s', self.index, heart.verdict)
       return heart.verdict
 
