@@ -183,8 +183,8 @@ class Worker:
         raise
       except TransportError as error:
         # The lead knows why, and tells.
-        heart.ended.wait(self._timeout_s / BEATS)
-        logging.info('Worker %d: %s', self.index, error)
+        if not heart.ended.wait(self._timeout_s / BEATS):
+          logging.info('Worker %d: %s', self.index, error)
       logging.info('Worker %d: %s', self.index, heart.verdict)
       if heart.verdict['end'] == 'over':
         self._faults.happen(self._faults.due(self.index, -1, Phase.END))

@@ -22,6 +22,10 @@ import tempfile
 import types
 from unittest import mock
 
+# What runs import late has to be there before pages are given modules of their
+# own: NumPy cannot be loaded twice.
+import orbax.checkpoint  # noqa: F401
+import tensorboardX  # noqa: F401
 from absl.testing import absltest, parameterized
 
 import cluster.distributed.site
@@ -29,6 +33,7 @@ import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
 import train
 from configs import default, sections
 from examples import own_forest, own_model, own_scheme, timing_only
+from learning import tasks  # noqa: F401
 from tests.docs import pages
 
 _MODULE = re.compile(r'# ([a-z]\w*)/(\w+)\.py\n')
