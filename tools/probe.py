@@ -28,9 +28,10 @@ Of each test --seconds are counted, after half as many; from `both` on 3 times
 that.  H hosts make H (H - 1) + 3 H tests at most, or, if there are more than 8,
 5 H.  Only if these show that links may be shared, there is `all`, which shows
 which hosts may be behind one link, `group`, twice for each such set, of H - 2
-at most, and `near`, once: a set is a group if its link carries less, by twice
-the tolerance, than all else explains, and `near` is not as slow.  Groups show
-if what about half of their hosts send together does not fit into their link.
+at most, and `near`, up to 3 times: a set is a group if its link carries less,
+by twice the tolerance, than all else explains, and `near` is not as slow.
+Groups show if what about half of their hosts send together does not fit into
+their link.
 
 A rate is the best that any test has shown.  What `both` shows to be slower than
 that, by twice the tolerance, between hosts that share no link of a group, is

@@ -12,6 +12,7 @@ from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
 
 _LEAST = 4  # Hosts that can be two groups.
+_TRIES = 3  # Of the control, since a busy machine is slow for a while.
 _ALONE = 8  # Hosts up to which each pair is measured alone.
 # Times the seconds of others: where links have deep queues, TCP takes long to
 # find its rate beside what goes the other way.
@@ -76,10 +77,10 @@ def explore(
   """Returns tests with what they have shown, and groups of hosts.
 
   The groups are those behind links that they share.  They are looked for, with
-  2 + 2 S more tests for S suspects, H - 2 of them at most, if there are 4 hosts
-  or more, and `both` has fallen short of what pairs can do by twice the
-  tolerance, or pairs that were not measured alone are slower than both of their
-  ends.
+  2 + 2 S more tests, 4 + 2 S at most, for S suspects, H - 2 of them at most, if
+  there are 4 hosts or more, and `both` has fallen short of what pairs can do by
+  twice the tolerance, or pairs that were not measured alone are slower than
+  both of their ends.
 
   Args:
     run: Carries a test out.
@@ -107,15 +108,18 @@ def explore(
     return found[-1][1]
 
   every = more('all', itertools.permutations(range(hosts), 2))
-  tested = {
-    group: [more('group', pairs) for pairs in shared.loads(group, rates)]
-    for group in shared.suspects(every, rates, tolerance=tolerance)
-  }
-  if not tested:
-    return found, []
-  control = more('near', shared.nearest(every, rates))
+  suspects = shared.suspects(every, rates, tolerance=tolerance)
+  for group in suspects:
+    for pairs in shared.loads(group, rates):
+      more('group', pairs)
   sizes = {'hosts': hosts, 'tolerance': tolerance}
-  return found, shared.confirmed(tested, control, seen, **sizes)
+  groups = shared.confirmed(suspects, [each for _, each in found], **sizes)
+  for _ in range(_TRIES if groups else 0):
+    control = more('near', shared.nearest(every, rates))
+    seen = [each for _, each in found]
+    if shared.explained(control, groups, seen, **sizes):
+      return found, groups
+  return found, []
 
 
 def measure(

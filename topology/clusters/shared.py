@@ -127,52 +127,89 @@ def nearest(test: Test, rates: Rates) -> tuple[Ends, ...]:
 
 
 def confirmed(
-  tested: Mapping[Hosts, Sequence[Test]],
-  control: Test,
+  suspected: Sequence[Hosts],
   tests: Sequence[Test],
   *,
   hosts: int,
   tolerance: float,
 ) -> list[Hosts]:
-  """Returns the suspects without which their tests were not to be explained.
+  """Returns the suspects behind a link that matters.
 
-  A suspect is a group if a test of it has carried less than 1 - twice the
-  tolerance of what the rates of hosts, pairs that were measured alone, and
-  other groups let expect.  Larger ones are looked at first, and again in the
-  end, since smaller ones may explain them.  There is no group if the control
-  has carried less than that, too: hosts that share a machine, for example, are
-  all slow when many of them send.
+  It does if its rate, the best that any test has shown, leaves transfers of
+  `loads` less than 1 - twice the tolerance of what the rates of hosts, pairs
+  that were measured alone, and other groups let expect.  Larger suspects are
+  looked at first, and again in the end, since smaller ones may explain them.
 
   Args:
-    tested: Suspects, the larger ones first, with the tests of `loads`.
-    control: The test of `nearest`.
-    tests: All others.
+    suspected: The suspects, the larger ones first.
+    tests: All, those of the `loads` of each suspect among them.
     hosts: How many there are.
     tolerance: Relative error of the measurements.
   """
-  loaded = [test for own in tested.values() for test in own]
-  every = [*tests, control, *loaded]
-  alone = {pair for test in tests if len(test) == 1 for pair in test}
 
-  def short(own: Sequence[Test], groups: Sequence[Hosts]) -> bool:
-    rates = measured.fit(every, hosts=hosts, tolerance=tolerance, groups=groups)
-    pairs = {pair: r for pair, r in rates.pairs_GBps.items() if pair in alone}
-    rates = rates._replace(pairs_GBps=pairs)
+  def matters(group: Hosts, others: Sequence[Hosts]) -> bool:
+    without, within = (
+      _rates(tests, groups, hosts=hosts, tolerance=tolerance)
+      for groups in (others, [*others, group])
+    )
     return any(
-      sum(test.values())
-      < (1 - 2 * tolerance) * sum(fair_Bps(rates, test).values())
-      for test in own
+      _total(within, pairs) < (1 - 2 * tolerance) * _total(without, pairs)
+      for pairs in loads(group, without)
     )
 
   chosen: list[Hosts] = []
-  for group, own in tested.items():
-    if short(own, chosen):
+  for group in suspected:
+    if matters(group, chosen):
       chosen.append(group)
   for group in [*chosen]:
     rest = [other for other in chosen if other != group]
-    if not short(tested[group], rest):
+    if not matters(group, rest):
       chosen = rest
-  return [] if short([control], chosen) else chosen
+  return chosen
+
+
+def explained(
+  control: Test,
+  groups: Sequence[Hosts],
+  tests: Sequence[Test],
+  *,
+  hosts: int,
+  tolerance: float,
+) -> bool:
+  """Returns whether a test of `nearest` has carried what it should.
+
+  If not, there is no telling what groups are: hosts that share a machine, for
+  example, are all slow when many of them send.
+
+  Args:
+    control: The test.
+    groups: Hosts behind shared links.
+    tests: All tests.
+    hosts: How many there are.
+    tolerance: Relative error of the measurements.
+  """
+  rates = _rates(tests, groups, hosts=hosts, tolerance=tolerance)
+  want = (1 - 2 * tolerance) * _total(rates, control)
+  return sum(control.values()) >= want
+
+
+def _rates(
+  tests: Sequence[Test],
+  groups: Sequence[Hosts],
+  *,
+  hosts: int,
+  tolerance: float,
+) -> Rates:
+  """Returns rates, of pairs only those that were measured alone."""
+  rates = measured.fit(tests, hosts=hosts, tolerance=tolerance, groups=groups)
+  alone = {pair for test in tests if len(test) == 1 for pair in test}
+  return rates._replace(
+    pairs_GBps={p: GBps for p, GBps in rates.pairs_GBps.items() if p in alone}
+  )
+
+
+def _total(rates: Rates, pairs: Iterable[Ends]) -> float:
+  return sum(fair_Bps(rates, pairs).values())
 
 
 def _kinship(test: Test, rates: Rates) -> dict[Ends, float]:
