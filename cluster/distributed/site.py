@@ -59,9 +59,6 @@ def meet(
   workers, wait_s = config.cluster.workers, config.cluster.timeout_s
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
-  most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
-  fits = plan.dedicated or plan.servers <= workers
-  require(fits, 'config.route.server.servers', most, plan.servers)
   role = roles.find(
     os.environ,
     workers=workers,
@@ -263,6 +260,10 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
   if site.leads:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
+    where = 'processes of their own' if parts.plan.dedicated else 'workers'
+    whole = ', as config.optimizer.clip_norm needs whole updates'
+    why = whole if config.optimizer.clip_norm < math.inf else ''
+    logging.info('Servers: %d, in %s%s.', parts.plan.servers, where, why)
     logging.info('Not used by real hosts: config.cluster.network.')
   return site
 

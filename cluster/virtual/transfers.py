@@ -41,20 +41,29 @@ class Whole:
   """Pushes and pulls of whole shares, which a worker makes in turns.
 
   Attributes:
-    network: Its hosts are the workers and then the servers.
+    network: Its first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
+  def __init__(
+    self,
+    network: Network,
+    *,
+    num_workers: int,
+    servers: Sequence[int],
+    sizes: Sizes,
+  ):
     """Starts nothing yet.
 
     Args:
-      network: Its hosts are the workers and then the servers.
+      network: Its first hosts are the workers.
       num_workers: Number of workers.
+      servers: Hosts of the servers, which may be those of workers.
       sizes: Of pushes and pulls.
     """
     self.network = network
+    self._hosts = servers
     self._sizes = sizes
     self._pending: list[set[int]] = [set() for _ in range(num_workers)]
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
@@ -96,8 +105,8 @@ class Whole:
 
   def _start(self, time: float, index: int, *, pulls: bool) -> None:
     sizes = self._sizes.pull if pulls else self._sizes.push
-    for server, size in enumerate(sizes, start=len(self._pending)):
-      ends = (server, index) if pulls else (index, server)
+    for host, size in zip(self._hosts, sizes, strict=True):
+      ends = (host, index) if pulls else (index, host)
       flow = self.network.start(time, *ends, size)
       self._pending[index].add(flow)
       self._flows[flow] = index, size
@@ -147,15 +156,23 @@ class Pipelined:
   pull of it.
 
   Attributes:
-    network: Its hosts are the workers and then the servers.
+    network: Its first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
+  def __init__(
+    self,
+    network: Network,
+    *,
+    num_workers: int,
+    servers: Sequence[int],
+    sizes: Sizes,
+  ):
     """Starts nothing yet; arguments are those of Whole."""
+    del num_workers
     self.network = network
-    self._num_workers = num_workers
+    self._hosts = servers
     self._pushes, self._pulls = (
       [even(size, PIECES) for size in shares] for shares in sizes
     )
@@ -257,7 +274,7 @@ class Pipelined:
     first = (member.pulled if pulls else member.pushed)[server]
     sizes = (self._pulls if pulls else self._pushes)[server]
     size = sum(sizes[first : first + pieces])
-    host = self._num_workers + server
+    host = self._hosts[server]
     ends = (host, index) if pulls else (index, host)
     number = self.network.start(time, *ends, size)
     member.flows[pulls, server] = number
