@@ -40,7 +40,7 @@ from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles, fingerprint
 from route.route import Served
-from wire.flat import share
+from wire.flat import pieces, share
 
 
 def meet(
@@ -234,7 +234,8 @@ class DistributedSite:
     params, stats = self._flat.initial(index)
     make = self._parts.learned.learner
     if self._plan.pipelined:
-      learner = Pieces(make, params, wire=self._parts.wire)
+      count = pieces(self._plan.servers)
+      learner = Pieces(make, params, wire=self._parts.wire, count=count)
     else:
       learner = make(params, stats)
     if greeting['restore'] is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cluster.virtual.network import Network
-from wire.flat import PIECES, even
+from wire.flat import even, pieces
 
 
 class Sizes(NamedTuple):
@@ -148,7 +148,7 @@ class Pipelined:
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
   way, a share of S bytes and l seconds of latency, a superstep costs
-  C + N (S + c) / B + (PIECES + 1) l, where c is the largest piece.
+  C + N (S + c) / B + (P + 1) l, where c is the largest of its P pieces.
 
   A worker that dies in the middle of its push does not count, although its part
   may be in sums that were served: these are void, and served anew without it.
@@ -173,11 +173,12 @@ class Pipelined:
     del num_workers
     self.network = network
     self._hosts = servers
+    self._count = pieces(len(servers))  # Of each share.
     self._pushes, self._pulls = (
-      [even(size, PIECES) for size in shares] for shares in sizes
+      [even(size, self._count) for size in shares] for shares in sizes
     )
     # By server and piece: of how many pushes it has not arrived.
-    self._missing = [[0] * PIECES for _ in self._pushes]
+    self._missing = [[0] * self._count for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
 
@@ -188,11 +189,11 @@ class Pipelined:
     if index not in self._members:
       self._members[index] = _Member(self._none(), self._none())
       for server in range(len(self._missing)):
-        self._start(time, index, server, pulls=True, pieces=PIECES)
+        self._start(time, index, server, pulls=True, pieces=self._count)
       return Delivered(0, [])
     member = self._members[index]
     member.pushed = self._none()
-    member.pulling = min(member.pulled) < PIECES
+    member.pulling = min(member.pulled) < self._count
     size_bytes = sum(
       sum(sizes[:count])
       for sizes, count in zip(self._pulls, member.pulled, strict=True)
@@ -239,17 +240,17 @@ class Pipelined:
     server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
     self._missing[server][piece] -= 1
-    if member.pushed[server] < PIECES:
+    if member.pushed[server] < self._count:
       self._start(time, flow.worker, server, pulls=False)
     if not self._missing[server][piece]:
       self._serve_all(time, server)
-    return min(member.pushed) == PIECES
+    return min(member.pushed) == self._count
 
   def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Goes on after a piece of a pull; returns whether a worker has it now."""
     member.pulled[flow.server] += flow.pieces
     self._serve(time, flow.worker, flow.server)
-    ended = member.pulling and min(member.pulled) == PIECES
+    ended = member.pulling and min(member.pulled) == self._count
     member.pulling = member.pulling and not ended
     return ended
 
@@ -261,7 +262,7 @@ class Pipelined:
     """Starts the next piece of a pull, if it is time."""
     member = self._members[index]
     piece = member.pulled[server]
-    if piece == PIECES or (True, server) in member.flows:
+    if piece == self._count or (True, server) in member.flows:
       return
     # After the release, pushes of the next superstep are missing.
     if member.pulling or not self._missing[server][piece]:
