@@ -8,6 +8,7 @@ returns trains.
 import copy
 import functools
 import importlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def build(
     plan=plan,
     speed=speed,
     files=files,
-    described=manifest(config.to_dict(), own),
+    described=manifest(_resolved(config, plan).to_dict(), own),
   )
   milestones = _milestones(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
@@ -163,7 +164,12 @@ def _plan(
 ) -> Served:
   """Returns where everything travels, if scheme and wire can do so."""
   with named(f'config.route.{config.route.name}'):
-    plan = made('route', choose).plan(None)  # No links are known so far.
+    plan = made('route', choose).plan(
+      None,  # No links are known so far.
+      num_workers=config.cluster.workers,
+      distributed=config.cluster.runtime == 'distributed',
+      divisible=config.optimizer.clip_norm == math.inf,
+    )
     require(isinstance(plan, Served), 'plan', 'a Served', plan)
   field = f'config.route.{config.route.name}.pipelined'
   name = type(scheme).__name__
@@ -174,6 +180,15 @@ def _plan(
   expected = f'False, as {config.wire.name} does not treat numbers one by one'
   require(elementwise, field, expected, plan.pipelined)
   return plan
+
+
+def _resolved(config: ConfigDict, plan: Served) -> ConfigDict:
+  """Returns a config that says how many servers the plan has."""
+  resolved = copy.deepcopy(config)
+  own = resolved.route[resolved.route.name]
+  if 'servers' in own:
+    own.servers = plan.servers
+  return resolved
 
 
 def _batching(

@@ -102,7 +102,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.route = ConfigDict()
   config.route.name = 'server'  # Module of route/: to servers and back.
   config.route.server = ConfigDict()
-  config.route.server.servers = 1  # The parameters are split over them.
+  # The parameters are split over them; 0: one in each worker of real hosts, or
+  # one where updates cannot be divided; one under the virtual clock.
+  config.route.server.servers = 0
   # Processes of their own, or threads of the first workers' ones.
   config.route.server.dedicated = False
   # Parts are summed and served one by one: pulls overlap pushes.  For bsp.
@@ -155,6 +157,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.server_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
+  # Server k has no links of its own: it uses those of worker k's host.
+  config.cluster.network.servers_in_workers = False
 
   config.model = ConfigDict()
   config.model.name = 'vgg'  # Module of models/, or 'none'.

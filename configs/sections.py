@@ -105,7 +105,7 @@ def check_values(config: ConfigDict) -> None:
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
     *('batching.worker_batch', 'batching.micro_batch'),
     *('cluster.timeout_s', 'cluster.start_s'),
-    *('route.server.servers', 'model.none.size_bytes', 'model.none.num_train'),
+    *('model.none.size_bytes', 'model.none.num_train'),
   )
   for field in positive:
     value = _leaf(config, field)

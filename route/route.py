@@ -30,12 +30,22 @@ class Served(NamedTuple):
 class Route(Protocol):
   """Where does it travel?"""
 
-  def plan(self, cluster: 'Cluster | None') -> Served:
+  def plan(
+    self,
+    cluster: 'Cluster | None',
+    *,
+    num_workers: int,
+    distributed: bool,
+    divisible: bool,
+  ) -> Served:
     """Returns what is to be carried out.
 
     Args:
       cluster: The workers and the links between them; None if these are not
         known, as between real hosts before anybody has measured them.
+      num_workers: How many workers there are.
+      distributed: Whether they are real hosts.
+      divisible: Whether parts of an update can be applied by themselves.
 
     Raises:
       ValueError: If the route does not fit the cluster.

@@ -6,6 +6,12 @@ released the worker: with N workers under BSP, S bytes, C seconds of computing
 and one server of B bytes/s, a superstep costs C + 2NS/B.  Pipelined, servers
 sum and serve each part as soon as all workers have pushed it, which costs about
 C + NS/B on links that carry both directions at once.  The updates are the same.
+
+With k servers in the first workers, a superstep costs, beside C and in units of
+S/B, 2 max(1, (N - 1) / k), or 2 (N - 1) / N if k is N; and (N + k - 2) / k
+pipelined.  So one in each worker is the fastest, and leaves nothing to gain by
+pipelining: every link is busy in both directions while all push, and while all
+pull.
 """
 
 import dataclasses
@@ -26,22 +32,51 @@ class ServerRoute:
   dedicated: bool
   pipelined: bool
 
-  def plan(self, cluster: 'Cluster | None') -> Served:
-    """Returns the same servers, whatever the links."""
+  def plan(
+    self,
+    cluster: 'Cluster | None',
+    *,
+    num_workers: int,
+    distributed: bool,
+    divisible: bool,
+  ) -> Served:
+    """Returns the same servers, whatever the links: see `Route`.
+
+    Raises:
+      ValueError: If the servers of real hosts do not fit these workers.
+    """
     del cluster
-    return Served(self.servers, self.dedicated, self.pipelined)
+    servers = self.servers or (num_workers if distributed and divisible else 1)
+    if distributed:
+      self._check(servers, num_workers)
+    return Served(servers, self.dedicated, self.pipelined)
+
+  def _check(self, servers: int, num_workers: int) -> None:
+    named = bool(self.servers) or not self.dedicated
+    require(named, 'servers', 'at least 1 if they are dedicated', self.servers)
+    most = f'at most config.cluster.workers, {num_workers}, unless dedicated'
+    fits = self.dedicated or servers <= num_workers
+    require(fits, 'servers', most, servers)
+    gains = self.dedicated or servers < num_workers or not self.pipelined
+    expected = (
+      f'False with a server in each of {num_workers} workers, whose links are '
+      'busy in both directions without it (fewer servers, or dedicated ones, '
+      'gain by it)'
+    )
+    require(gains, 'pipelined', expected, self.pipelined)
 
 
 def make(*, servers: int, dedicated: bool, pipelined: bool) -> ServerRoute:
   """Returns the route.
 
   Args:
-    servers: How many share the parameters.
+    servers: How many share the parameters; 0 for one in each worker on real
+      hosts if updates can be divided, and one otherwise.
     dedicated: Whether they are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one.
 
   Raises:
-    ValueError: If there is no server.
+    ValueError: If there are less than 0 servers.
   """
-  require(servers >= 1, 'servers', 'at least 1', servers)
+  require(servers >= 0, 'servers', 'at least 0', servers)
   return ServerRoute(servers, dedicated, pipelined)

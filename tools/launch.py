@@ -1,6 +1,6 @@
 """Starts all processes of one distributed run on this machine.
 
-  python -m tools.launch --workers=4 --servers=1 [--dedicated] [--workdir=DIR]
+  python -m tools.launch --workers=4 [--servers=1] [--dedicated] [--workdir=DIR]
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
   python -m tools.launch --workers=4 --module=tools.probe -- [its flags]
 
@@ -314,7 +314,9 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('workers', 4, 'Processes that train.')
-  flags.DEFINE_integer('servers', 1, 'Shards that the parameters are split in.')
+  flags.DEFINE_integer(
+    'servers', 0, 'Shards of the parameters; 0: one in each worker.'
+  )
   flags.DEFINE_bool('dedicated', False, 'Servers are processes of their own.')
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; by default a new one.'

@@ -14,10 +14,17 @@ import numpy as np
 
 from wire.codec import Codec, Message, Payload, State, Wire
 
-PIECES = 64  # Of a server's share, if they travel one by one (pipelined).
+# Of all shares together, if they travel one by one (pipelined): each costs time
+# of the host, whosever it is.
+PIECES = 64
 # A worker sends a piece once the one so many before it is back: so all keep
 # pace, and what waits in the queues of the links stays short.
 AHEAD = 4
+
+
+def pieces(servers: int) -> int:
+  """Returns in how many pieces the share of one of so many servers travels."""
+  return max(1, PIECES // servers)
 
 
 def even(size: int, parts: int) -> list[int]:

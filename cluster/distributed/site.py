@@ -43,7 +43,7 @@ from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles, fingerprint
 from route.route import Served
-from wire.flat import share
+from wire.flat import pieces, share
 
 
 class Meeting(NamedTuple):
@@ -81,9 +81,6 @@ def meet(
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
-  most = f'at most config.cluster.workers, {workers}, unless they are dedicated'
-  fits = plan.dedicated or plan.servers <= workers
-  require(fits, 'config.route.server.servers', most, plan.servers)
   with named('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
   role = roles.find(
@@ -300,7 +297,8 @@ class DistributedSite:
     params, stats = self._flat.initial(index)
     make = self._parts.learned.learner
     if self._plan.pipelined:
-      learner = Pieces(make, params, wire=self._parts.wire)
+      count = pieces(self._plan.servers)
+      learner = Pieces(make, params, wire=self._parts.wire, count=count)
     else:
       learner = make(params, stats)
     held: dict[int, Any] = {}
@@ -333,6 +331,10 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
   if site.leads:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
+    where = 'processes of their own' if parts.plan.dedicated else 'workers'
+    whole = ', as config.optimizer.clip_norm needs whole updates'
+    why = whole if config.optimizer.clip_norm < math.inf else ''
+    logging.info('Servers: %d, in %s%s.', parts.plan.servers, where, why)
     logging.info('Not used by real hosts: config.cluster.network.')
   return site
 

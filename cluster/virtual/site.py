@@ -13,7 +13,7 @@ from cluster.virtual import script, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
-from configs import sections
+from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.checkpoints import Checkpoints
@@ -77,6 +77,7 @@ class VirtualSite:
     config, parts = self._config, self._parts
     workers = config.cluster.workers
     moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
+    network, servers = _network(config, parts.plan.servers)
     with named('config.cluster'):
       return VirtualRuntime(
         lead=lead,
@@ -84,8 +85,9 @@ class VirtualSite:
         gradient=parts.learned.gradient,
         speed=parts.speed,
         transfers=moving(
-          _network(config, parts.plan.servers),
+          network,
           num_workers=workers,
+          servers=servers,
           sizes=_sizes(parts),
         ),
         script=script.parse(config.cluster.script, workers),
@@ -105,11 +107,25 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   return VirtualSite(config, parts)
 
 
-def _network(config: ConfigDict, servers: int) -> Network:
-  workers = config.cluster.workers
-  links = sections.links(config.cluster.network, worker=workers, server=servers)
+def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
+  """Returns the network and, of so many servers, the hosts."""
+  network, workers = config.cluster.network, config.cluster.workers
+  kinds = {'worker': workers, 'server': count}
+  servers = list(range(workers, workers + count))
+  if network.servers_in_workers:
+    field = 'config.cluster.network.servers_in_workers'
+    few = f'at most {workers} servers, the number of workers'
+    require(count <= workers, field, few, count)
+    unused = default.get_config().cluster.network
+    for name, value in unused.items():
+      same = not name.startswith('server_') or network[name] == value
+      expected = f'the default {value!r}, because {field} is True'
+      require(same, f'config.cluster.network.{name}', expected, network[name])
+    del kinds['server']
+    servers = list(range(count))
+  links = sections.links(network, **kinds)
   with named('config.cluster.network'):
-    return Network(**links)
+    return Network(**links), servers
 
 
 def _sizes(parts: Parts) -> transfers.Sizes:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cluster.virtual.network import Network
-from wire.flat import PIECES, even
+from wire.flat import even, pieces
 
 
 class Sizes(NamedTuple):
@@ -41,20 +41,29 @@ class Whole:
   """Pushes and pulls of whole shares, which a worker makes in turns.
 
   Attributes:
-    network: Its hosts are the workers and then the servers.
+    network: Its first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
+  def __init__(
+    self,
+    network: Network,
+    *,
+    num_workers: int,
+    servers: Sequence[int],
+    sizes: Sizes,
+  ):
     """Starts nothing yet.
 
     Args:
-      network: Its hosts are the workers and then the servers.
+      network: Its first hosts are the workers.
       num_workers: Number of workers.
+      servers: Hosts of the servers, which may be those of workers.
       sizes: Of pushes and pulls.
     """
     self.network = network
+    self._hosts = servers
     self._sizes = sizes
     self._pending: list[set[int]] = [set() for _ in range(num_workers)]
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
@@ -96,8 +105,8 @@ class Whole:
 
   def _start(self, time: float, index: int, *, pulls: bool) -> None:
     sizes = self._sizes.pull if pulls else self._sizes.push
-    for server, size in enumerate(sizes, start=len(self._pending)):
-      ends = (server, index) if pulls else (index, server)
+    for host, size in zip(self._hosts, sizes, strict=True):
+      ends = (host, index) if pulls else (index, host)
       flow = self.network.start(time, *ends, size)
       self._pending[index].add(flow)
       self._flows[flow] = index, size
@@ -139,7 +148,7 @@ class Pipelined:
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
   way, a share of S bytes and l seconds of latency, a superstep costs
-  C + N (S + c) / B + (PIECES + 1) l, where c is the largest piece.
+  C + N (S + c) / B + (P + 1) l, where c is the largest of its P pieces.
 
   A worker that dies in the middle of its push does not count, although its part
   may be in sums that were served: these are void, and served anew without it.
@@ -147,20 +156,29 @@ class Pipelined:
   pull of it.
 
   Attributes:
-    network: Its hosts are the workers and then the servers.
+    network: Its first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  def __init__(self, network: Network, *, num_workers: int, sizes: Sizes):
+  def __init__(
+    self,
+    network: Network,
+    *,
+    num_workers: int,
+    servers: Sequence[int],
+    sizes: Sizes,
+  ):
     """Starts nothing yet; arguments are those of Whole."""
+    del num_workers
     self.network = network
-    self._num_workers = num_workers
+    self._hosts = servers
+    self._count = pieces(len(servers))  # Of each share.
     self._pushes, self._pulls = (
-      [even(size, PIECES) for size in shares] for shares in sizes
+      [even(size, self._count) for size in shares] for shares in sizes
     )
     # By server and piece: of how many pushes it has not arrived.
-    self._missing = [[0] * PIECES for _ in self._pushes]
+    self._missing = [[0] * self._count for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
 
@@ -171,11 +189,11 @@ class Pipelined:
     if index not in self._members:
       self._members[index] = _Member(self._none(), self._none())
       for server in range(len(self._missing)):
-        self._start(time, index, server, pulls=True, pieces=PIECES)
+        self._start(time, index, server, pulls=True, pieces=self._count)
       return Delivered(0, [])
     member = self._members[index]
     member.pushed = self._none()
-    member.pulling = min(member.pulled) < PIECES
+    member.pulling = min(member.pulled) < self._count
     size_bytes = sum(
       sum(sizes[:count])
       for sizes, count in zip(self._pulls, member.pulled, strict=True)
@@ -222,17 +240,17 @@ class Pipelined:
     server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
     self._missing[server][piece] -= 1
-    if member.pushed[server] < PIECES:
+    if member.pushed[server] < self._count:
       self._start(time, flow.worker, server, pulls=False)
     if not self._missing[server][piece]:
       self._serve_all(time, server)
-    return min(member.pushed) == PIECES
+    return min(member.pushed) == self._count
 
   def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Goes on after a piece of a pull; returns whether a worker has it now."""
     member.pulled[flow.server] += flow.pieces
     self._serve(time, flow.worker, flow.server)
-    ended = member.pulling and min(member.pulled) == PIECES
+    ended = member.pulling and min(member.pulled) == self._count
     member.pulling = member.pulling and not ended
     return ended
 
@@ -244,7 +262,7 @@ class Pipelined:
     """Starts the next piece of a pull, if it is time."""
     member = self._members[index]
     piece = member.pulled[server]
-    if piece == PIECES or (True, server) in member.flows:
+    if piece == self._count or (True, server) in member.flows:
       return
     # After the release, pushes of the next superstep are missing.
     if member.pulling or not self._missing[server][piece]:
@@ -257,7 +275,7 @@ class Pipelined:
     first = (member.pulled if pulls else member.pushed)[server]
     sizes = (self._pulls if pulls else self._pushes)[server]
     size = sum(sizes[first : first + pieces])
-    host = self._num_workers + server
+    host = self._hosts[server]
     ends = (host, index) if pulls else (index, host)
     number = self.network.start(time, *ends, size)
     member.flows[pulls, server] = number

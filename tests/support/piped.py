@@ -139,7 +139,7 @@ class Cluster:
 
   def pieces(self, index):
     params, _ = self._flat.initial(index)
-    return Pieces(_LEARNER.twin, params, wire=_WIRE)
+    return Pieces(_LEARNER.twin, params, wire=_WIRE, count=PIECES)
 
   def die(self, index, *, after, unseen=(), back=False, meanwhile=None):
     self._deaths[index] = _Death(after, unseen, back, meanwhile)

@@ -22,7 +22,8 @@ class Plan:
 
   Attributes:
     workers: Processes that train.
-    servers: Shards; in the first workers, or in processes of their own.
+    servers: Shards; in the first workers, or in processes of their own.  0 for
+      as many as the run takes by itself, at most one in each worker.
     dedicated: Whether they have those.
     workdir: Folder of the run.
     arguments: Further flags of the program.
@@ -41,9 +42,12 @@ class Plan:
   devices_per_worker: int = 1
 
   def __post_init__(self) -> None:
-    for field in ('workers', 'servers', 'devices_per_worker'):
+    for field in ('workers', 'devices_per_worker'):
       value = getattr(self, field)
       require(value > 0, field, 'at least 1', value)
+    least = int(self.dedicated)
+    some = f'at least {least}{" if they are dedicated" * least}'
+    require(self.servers >= least, 'servers', some, self.servers)
     holders = f'at most the {self.workers} workers, unless dedicated'
     fits = self.dedicated or self.servers <= self.workers
     require(fits, 'servers', holders, self.servers)
@@ -71,7 +75,7 @@ class Plan:
   @property
   def holders(self) -> list[str]:
     """The processes that hold the shards."""
-    return self.names[: self.servers]
+    return self.names[: self.servers or self.workers]
 
   def flags(self) -> list[str]:
     """Returns the flags that tell a process what the run is made of."""

@@ -23,7 +23,7 @@ from cluster.distributed.served.orders import Key
 from cluster.transport import memory
 from learning.learning import Learner
 from wire.codec import Payload, Wire
-from wire.flat import PIECES, even, share, views
+from wire.flat import even, share, views
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -65,6 +65,7 @@ class Pieces:
     params: jax.Array,
     *,
     wire: Wire,
+    count: int,
   ):
     """Cuts the share into pieces.
 
@@ -72,9 +73,10 @@ class Pieces:
       make_learner: Makes the learner of parameters and statistics.
       params: Float32 vector.
       wire: Whose codecs treat each number by itself.
+      count: How many pieces, as far as there are so many elements.
     """
     self._wire = wire
-    self.sizes = even(len(params), min(PIECES, len(params)))
+    self.sizes = even(len(params), min(count, len(params)))
     first = make_learner(params[: self.sizes[0]], ())
     self._pieces = [_Piece(first, self.sizes[0])]
     ends = np.cumsum(self.sizes)

@@ -34,7 +34,9 @@ def _params():
 
 
 def _made():
-  return Pieces(_server, _params(), wire=dense.make(dtype='float32'))
+  return Pieces(
+    _server, _params(), wire=dense.make(dtype='float32'), count=flat.PIECES
+  )
 
 
 def _pushes(count):

@@ -74,14 +74,15 @@ class EqualWorkersTest(parameterized.TestCase):
     run()
 
     shard = math.ceil(_BYTES / servers)
-    chunk = math.ceil(shard / _CHUNKS)
+    chunks = _CHUNKS // servers
+    chunk = math.ceil(shard / chunks)
     whole_s = workers * shard / servers_Bps
     chunk_s = workers * chunk / servers_Bps
     barriers = _barriers(run)
-    # The first pull is whole; there is one latency in it, and 64 in a push.
-    first = whole_s + 0.1 + whole_s + (1 + _CHUNKS) * latency_s
+    # The first pull is whole, with one latency; a push has one in each piece.
+    first = whole_s + 0.1 + whole_s + (1 + chunks) * latency_s
     self.assertAlmostEqual(barriers[0], first, places=9)
-    expected = 0.1 + whole_s + chunk_s + (_CHUNKS + 1) * latency_s
+    expected = 0.1 + whole_s + chunk_s + (chunks + 1) * latency_s
     np.testing.assert_allclose(np.diff(barriers), expected, rtol=1e-9)
 
 

@@ -1,0 +1,61 @@
+"""Tests for route.server: how many servers, and what is refused."""
+
+from absl.testing import absltest, parameterized
+
+from route import server
+from route.route import Served
+
+
+def _plan(
+  *,
+  servers=0,
+  dedicated=False,
+  pipelined=False,
+  workers=4,
+  distributed=True,
+  divisible=True,
+):
+  route = server.make(servers=servers, dedicated=dedicated, pipelined=pipelined)
+  return route.plan(
+    None, num_workers=workers, distributed=distributed, divisible=divisible
+  )
+
+
+class ServerTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({}, 4),
+    ({'workers': 1}, 1),
+    ({'distributed': False}, 1),
+    ({'divisible': False}, 1),
+    ({'servers': 3}, 3),
+    ({'servers': 9, 'distributed': False}, 9),
+    ({'servers': 9, 'dedicated': True}, 9),
+  )
+  def test_there_are_as_many_as_fit_unless_a_number_is_given(self, given, many):
+    expected = Served(many, given.get('dedicated', False), False)
+    self.assertEqual(_plan(**given), expected)
+
+  @parameterized.parameters(
+    {'servers': 3},
+    {'servers': 4, 'dedicated': True},
+    {'servers': 4, 'distributed': False},
+    {'divisible': False},
+  )
+  def test_pipelined_where_links_are_idle_in_one_direction(self, **given):
+    self.assertTrue(_plan(pipelined=True, **given).pipelined)
+
+  @parameterized.parameters(
+    ({'servers': -1}, 'servers: expected at least 0, got -1'),
+    ({'dedicated': True}, 'servers: expected at least 1 if .* dedicated, got'),
+    ({'servers': 5}, 'servers: expected at most config.cluster.workers, 4'),
+    ({'pipelined': True}, 'pipelined: expected False .* each of 4 workers'),
+    ({'pipelined': True, 'servers': 4}, 'pipelined: .* both directions'),
+    ({'pipelined': True, 'workers': 1}, 'pipelined: .* each of 1 workers'),
+  )
+  def test_what_does_not_fit_is_refused(self, given, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _plan(**given)
+
+
+if __name__ == '__main__':
+  absltest.main()
