@@ -35,7 +35,7 @@ _WAYS = {
   ),
   'distributed': (
     'learning.gradient:TaskGradient.__call__',
-    'cluster.distributed.worker:push',
+    'cluster.distributed.worker:_push',
     'cluster.transport.messages:Stream._send_body',
     'cluster.distributed.served.server:Server._taken',
     'wire.flat:Flat.push_of',

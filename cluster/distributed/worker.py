@@ -19,26 +19,28 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.distributed.exchange import Through, Window, pull, push
 from cluster.distributed.faults import Fault, Faults, Kind, Phase, spoilt
-from cluster.distributed.joining import dropped, join
+from cluster.distributed.life import Life
 from cluster.distributed.pace import Pace
-from cluster.distributed.threads import Threads
+from cluster.distributed.window import Window
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
-from cluster.transport.heart import BEATS, LOST, Heart, within
+from cluster.transport.heart import BEATS, LOST, Heart
 from cluster.transport.streams import (
-  Closed,
+  Corrupt,
   Refused,
   Security,
   Stream,
   TransportError,
-  connect,
+  chunked,
 )
 from learning import compilations
 from learning.learning import Gradient
 from wire.flat import Flat, views
+
+# What chunks go through on their way.
+Through = Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]]
 
 
 class Worker:
@@ -97,7 +99,7 @@ class Worker:
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
     # A pull and a push at a time of each server, and the next input.
-    self._pool = Threads(2 * len(servers) + 1)
+    self._pool = _Threads(2 * len(servers) + 1)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
@@ -135,104 +137,52 @@ class Worker:
 
   def _session(self) -> dict[str, Any]:
     """Works until the lead ends it, or is lost; returns what it has said."""
-    with contextlib.ExitStack() as stack:
-      control, welcome = join(
-        self._lead,
-        self._hello,
-        security=self._security,
-        timeout_s=self._timeout_s,
-        start_s=self._start_s,
-      )
-      stack.callback(dropped, control)
-      told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-      streams: list[Stream] = []
-
-      heeded = threading.Event()
-      stack.callback(heeded.set)
-
-      def cut():
-        told.put({})
-        for stream in list(streams):
-          stream.cancel()
-        if not heeded.wait(self._timeout_s):
-          self._hung(heart.verdict['end'])
-
-      self._pace = Pace()
-      heart = Heart(
-        control,
-        timeout_s=self._timeout_s,
-        ending=cut,
-        told=told.put,
-        with_beats=self._pace.told,
-      )
-      key = {'worker': self.index, 'life': welcome['life']}
+    pace = self._pace = Pace()
+    with Life(
+      self._lead,
+      self._hello,
+      security=self._security,
+      timeout_s=self._timeout_s,
+      start_s=self._start_s,
+      with_beats=pace.told,
+      hung=self._hung,
+    ) as life:
+      ended = life.heart.ended
       try:
-        self._prepare(control)
-        servers = told.get().get('servers', ())
-        for address in servers:
-          self._meet(address, key, heart, stack, streams)
-          met = f'connected to {len(streams)} of {len(servers)} servers'
-          control.send({'doing': met})
-        life = welcome['life']
-        self._faults.happen(self._faults.due(self.index, life, Phase.START))
-        if not heart.ended.is_set():
-          control.send({'ready': True})
-        while not heart.ended.is_set():
-          self._iterate(streams, heart)
+        self._prepare(life)
+        life.meet()
+        self._windows = list(map(Window, life.pieces))
+        start = self._faults.due(self.index, life.number, Phase.START)
+        self._faults.happen(start)
+        life.say({'ready': True})
+        while not ended.is_set():
+          self._iterate(life.streams, life.heart)
       except Refused:
         raise
       except TransportError as error:
         # The lead knows why, and tells.
-        if not heart.ended.wait(self._timeout_s / BEATS):
-          logging.info('Worker %d: %s', self.index, error)
-      logging.info('Worker %d: %s', self.index, heart.verdict)
-      if heart.verdict['end'] == 'over':
+        ended.wait(self._timeout_s / BEATS)
+        logging.info('Worker %d: %s', self.index, error)
+      verdict = life.heart.verdict
+      logging.info('Worker %d: %s', self.index, verdict)
+      if verdict['end'] == 'over':
         self._faults.happen(self._faults.due(self.index, -1, Phase.END))
-      return heart.verdict
+      return verdict
 
-  def _prepare(self, control: Stream) -> None:
+  def _prepare(self, life: Life) -> None:
     """Gets ready for a new life."""
     if not self._warm:
-      control.send({'doing': 'compiling'})
+      life.say({'doing': 'compiling'})
       self.warm_up()
       self._warm = True
-    control.send({'doing': 'waiting for servers'})
-    self._windows = []
+    life.say({'doing': 'waiting for servers'})
     self._doing = []
     self._codec = self._flat.init()
-
-  def _meet(
-    self,
-    address: str,
-    key: dict[str, Any],
-    heart: Heart,
-    stack: contextlib.ExitStack,
-    streams: list[Stream],
-  ) -> None:
-    """Connects to a server, as soon as it can be reached.
-
-    Raises:
-      Closed: If the lead has ended this life meanwhile.
-    """
-    while not heart.ended.is_set():
-      try:
-        stream = connect(address, key, self._security, self._timeout_s)
-      except Refused:
-        raise
-      except TransportError as error:
-        logging.info('Still waiting for a server: %s', error)
-        continue
-      stack.callback(dropped, stream)
-      with within(stream, self._timeout_s):
-        self._windows.append(Window(stream.receive().header['pieces']))
-      streams.append(stream)
-      return
-    raise Closed('The lead has ended this life.')
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
     pulls = [
-      self._pool.submit(pull, *each)
+      self._pool.submit(_pull, *each)
       for each in zip(
         streams,
         self._buffers,
@@ -287,7 +237,7 @@ class Worker:
     ]
     kind = fault.kind if fault else None
     send = functools.partial(
-      push, corrupt=kind == Kind.CORRUPT, short=kind == Kind.WRONG_SIZE
+      _push, corrupt=kind == Kind.CORRUPT, short=kind == Kind.WRONG_SIZE
     )
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
@@ -338,3 +288,104 @@ class Worker:
       rest_s = start + wanted_s - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)
+
+
+def _pull(
+  stream: Stream, buffer: np.ndarray, window: Window, through: Through = iter
+) -> dict[str, Any]:
+  """Returns the header of a version, which is in the buffer then.
+
+  Args:
+    stream: From the server.
+    buffer: uint8 [pull_bytes].
+    window: Of the push whose answer it is.
+    through: What chunks go through.
+
+  Raises:
+    TransportError: If the stream has ended, or what came is something else.
+  """
+  try:
+    message = stream.receive()
+    header, start = message.header, 0
+    for chunk in through(message.chunks):
+      buffer[start : start + chunk.size] = chunk
+      start += chunk.size
+      del chunk  # Before the next one arrives, which so takes its memory.
+      if not header:  # It comes in pieces, before the barrier.
+        window.came()
+    if start != buffer.size:
+      raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
+    if header:
+      return header
+    message = stream.receive()
+    if message.size_bytes:  # They were void: somebody was lost meanwhile.
+      message.read(buffer)
+    return message.header
+  except TransportError:
+    window.lose()
+    raise
+
+
+def _push(
+  stream: Stream,
+  report: dict[str, Any],
+  message: list[np.ndarray],
+  window: Window,
+  through: Through = iter,
+  *,
+  corrupt: bool = False,
+  short: bool = False,
+) -> None:
+  """Sends a push.
+
+  Args:
+    stream: To the server.
+    report: What goes with it.
+    message: uint8 [n] each.
+    window: For its pieces.
+    through: What chunks go through.
+    corrupt: Whether to flip a bit on its way.
+    short: Whether to send but half of it.
+
+  Raises:
+    Closed: If the stream has ended.
+  """
+  if short:
+    message = [part[: part.size // 2] for part in message]
+  size = sum(part.size for part in message)
+  chunks = chunked(message)
+  if window.pieces and not short:
+    chunks = window.cut(*message)
+  stream.send(report, through(chunks), size, spoil=corrupt)
+
+
+class _Threads:
+  """Calls functions in daemon threads, a few at a time.
+
+  An executor of concurrent.futures would be waited for at the end.
+  """
+
+  def __init__(self, count: int):
+    """Starts them.
+
+    Args:
+      count: How many functions can be called at a time.
+    """
+    self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(count):
+      threading.Thread(target=self._call, daemon=True).start()
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> Future:
+    """Returns what will hold what the call returns or raises."""
+    future: Future = Future()
+    self._calls.put((future, function, args))
+    return future
+
+  def _call(self) -> None:
+    while True:
+      future, function, args = self._calls.get()
+      try:
+        future.set_result(function(*args))
+      except BaseException as error:  # For who asks the future.
+        future.set_exception(error)
+      del future, function, args

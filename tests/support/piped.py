@@ -18,13 +18,14 @@ import optax
 
 import data.stream
 from batching import fixed
-from cluster.distributed import exchange
+from cluster.distributed import worker
 from cluster.distributed.members import Member
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
 from cluster.distributed.served.server import Server
+from cluster.distributed.window import Window
 from cluster.lead import Lead
 from cluster.transport.messages import Closed
 from learning.learner import TaskLearner
@@ -248,9 +249,7 @@ class Cluster:
       self._threads.submit(_quietly, server.serve, there, index, life)
       streams.append(here)
     self._streams += streams
-    windows = [
-      exchange.Window(stream.receive().header['pieces']) for stream in streams
-    ]
+    windows = [Window(stream.receive().header['pieces']) for stream in streams]
     self._windows += windows
     self._threads.submit(self._work, index, life, streams, windows)
     ready = {'told': 'ready', 'stream': object(), 'closed': threading.Event()}
@@ -270,7 +269,7 @@ class Cluster:
       np.zeros(self._flat.pull_bytes(k), np.uint8) for k in range(len(streams))
     ]
     pulls = [
-      self._threads.submit(exchange.pull, *each)
+      self._threads.submit(worker._pull, *each)
       for each in zip(streams, buffers, windows, strict=True)
     ]
     header = [pull.result() for pull in pulls].pop()
@@ -295,7 +294,7 @@ class Cluster:
       )
     if death:
       for each in zip(streams, buffers, windows, strict=True):
-        self._threads.submit(_quietly, exchange.pull, *each)
+        self._threads.submit(_quietly, worker._pull, *each)
       self._die(index, death, streams)
       raise Closed('here: it has died')
 

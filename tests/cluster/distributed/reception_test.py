@@ -133,16 +133,13 @@ class MembersTest(absltest.TestCase):
           lead.until(goes_on)
 
   def test_a_lead_that_does_not_go_on_ends_its_process(self):
+    ended = self.enterContext(mock.patch.object(os, '_exit'))
     lead = self._lead(start_s=1.0)
     lead.member(0)
     lead.begin()
     lead.step_for(0.1)
-    with (
-      mock.patch.object(os, '_exit') as ended,
-      self.assertLogs('absl', 'ERROR') as logged,
-    ):
+    with self.assertLogs('absl', 'ERROR') as logged:
       time.sleep(1.0 + 2 * _TIMEOUT_S / 5)
-      lead.step_for(0.1)
     ended.assert_called_with(LOST)
     self.assertIn('The lead has not gone on', logged.output[0])
 
