@@ -3,13 +3,14 @@
   python -m bench.lab [--parts=rounds,sweep,schemes] [--out=DIR]
     [--rounds=16] [--epochs=16] [--link=1gbit] [--congestion=cubic]
 
-Needs root, for network namespaces: four workers and one dedicated server, each
-on a host of its own (tools.lab).  Every run is a real one of tools.launch whose
-workers take at least an injected time to compute.  The tables are Markdown.
-Parts take about 3, 9 and 12 minutes on two cores.
+Needs root, for network namespaces: four workers and, unless said otherwise, a
+dedicated server, each on a host of its own (tools.lab).  Every run is a real
+one of tools.launch whose workers take at least an injected time to compute.
+The tables are Markdown.  Parts take about 7, 9 and 12 minutes on two cores.
 
-rounds: 5 MB each way at 200 Mbit/s, beside C + 2NS/B, which assumes that links
-are shared equally.  Whether TCP does so is up to its congestion control: with
+rounds: 5 MB each way at 200 Mbit/s, beside C + 2NS/B, and in other placements
+of servers, beside the virtual cluster's.  The bound assumes that links are
+shared equally.  Whether TCP does so is up to its congestion control: with
 BBR who has pulled first pushes while others still pull, BSP's round is shorter
 than with CUBIC and R2SP's longer.  B is the nominal rate of a link, of which
 frames and their headers take about 4.7 %.
@@ -31,15 +32,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import train
-from bench import clusters
+from bench import clusters, moving
 from cluster.speed import speed as speeds
 from configs import default
 from tools import calibrate
 from tools.reading import records
 
 _PARTS = ('rounds', 'sweep', 'schemes')
-_WORKERS = 4
-_SIZE_BYTES = 5_000_000
+_WORKERS, _SIZE_BYTES = moving.WORKERS, moving.SIZE_BYTES
 _COMPUTE_S = 0.1
 _SMALL_S = 0.01  # So that communication counts alone.
 _RATE_MBIT = 200
@@ -50,6 +50,8 @@ _PAPER = {
   'VGG16': (32.0, 35.9, 39.8, 44.7, 48.1),
   'AlexNet': (27.3, 31.9, 35.7, 41.7, 46.0),
 }
+# How many servers there are, and whether they are dedicated.
+_PLACED = ((1, True), (1, False), (2, False), (3, False), (4, False))
 _BSP = {'sync.name': 'bsp'}
 _PIPELINED = {'sync.name': 'bsp', 'route.server.pipelined': True}
 _R2SP = {'sync.name': 'r2sp'}
@@ -88,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
   for part in given.parts.split(','):
     if part == 'rounds':
       print_rounds(out / part, given.rounds, given.congestion)
+      print_placements(out / 'placements', given.rounds, given.congestion)
     elif part == 'sweep':
       print_sweep(out / part, given.rounds, given.congestion)
     elif part == 'schemes':
@@ -106,7 +109,7 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
     ('BSP, pipelined', _PIPELINED, 1, 1.15),
   ):
     if _known(fields):
-      took_s = _bytes(
+      took_s = moving.real(
         out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds, congestion
       )
       bound_s = _COMPUTE_S + times * _WORKERS * one_s
@@ -127,7 +130,7 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
     ('R2SP', _R2SP, 'at least 1.50'),
   ):
     if _known(fields):
-      took_s = _bytes(
+      took_s = moving.real(
         out, name, fields, _SMALL_S, _RATE_MBIT, rounds, congestion
       )
       rate = _WORKERS / took_s
@@ -139,13 +142,41 @@ def print_rounds(out: pathlib.Path, rounds: int, congestion: str) -> None:
   )
 
 
+def print_placements(out: pathlib.Path, rounds: int, congestion: str) -> None:
+  """Prints rounds by where servers are, real beside virtual."""
+  rows = [('servers', 'BSP s', 'virtual s', 'real/virtual')]
+  rows[0] += ('pipelined s', 'virtual s', 'real/virtual', 'pipelined/BSP')
+  for servers, dedicated in _PLACED:
+    placed = {'servers': servers, 'dedicated': dedicated}
+    cells, rounds_s = [], []
+    for name, fields in (('BSP', _BSP), ('BSP, pipelined', _PIPELINED)):
+      if fields is _PIPELINED and not dedicated and servers == _WORKERS:
+        cells += ['refused', '-', '-', '-']
+        continue
+      given = fields, _SMALL_S, _RATE_MBIT, rounds
+      took_s = moving.real(out, name, *given, congestion, **placed)
+      virtual_s = moving.virtual(*given, **placed)
+      cells += [f'{took_s:.3f}', f'{virtual_s:.3f}']
+      cells.append(f'{took_s / virtual_s:.3f}')
+      rounds_s.append(took_s)
+    if len(rounds_s) == 2:
+      cells.append(f'{rounds_s[1] / rounds_s[0]:.2f}')
+    where = 'dedicated' if dedicated else 'in workers'
+    rows.append((f'{servers} {where}', *cells))
+  print(
+    f'\nRounds by where servers are, C = {_SMALL_S:g} s.  Virtual links have '
+    f'what frames leave\nof {_RATE_MBIT} Mbit/s:\n\n{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
 def print_sweep(out: pathlib.Path, rounds: int, congestion: str) -> None:
   """Prints by how much iterations are shorter than BSP's, by rate."""
   rows = [('Mbit/s', 'BSP s', 'BSP pipelined s', 'R2SP s')]
   rows[0] += ('pipelined, shorter by', 'R2SP, shorter by', 'R2SP, bound')
   for rate_mbit in _RATES_MBIT:
     bsp_s, pipelined_s, r2sp_s = (
-      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds, congestion)
+      moving.real(out, name, fields, _COMPUTE_S, rate_mbit, rounds, congestion)
       if _known(fields)
       else None
       for name, fields in (
@@ -233,48 +264,6 @@ def compare(paths: Mapping[str, pathlib.Path], link: str) -> None:
     '(aim: at most 5 %)',
     flush=True,
   )
-
-
-def _bytes(
-  out: pathlib.Path,
-  name: str,
-  fields: Mapping[str, Any],
-  compute_s: float,
-  rate_mbit: int,
-  rounds: int,
-  congestion: str,
-) -> float:
-  """Returns the seconds of a round of a run that only moves bytes."""
-  config = default.get_config()
-  examples = rounds * _WORKERS * config.batching.worker_batch
-  fields = fields | {
-    'epochs': 1.0,
-    'model.name': 'none',
-    'model.none.size_bytes': _SIZE_BYTES,
-    'model.none.num_train': examples,
-    'cluster.speed.injected': True,
-    'cluster.speed.name': 'constant',
-    'cluster.speed.fixed_s': compute_s,
-    'cluster.speed.per_example_s': 0.0,
-    'cluster.speed.slowdown': (1.0,),
-    'cluster.timeout_s': 20.0,
-    'checkpoint.every_s': 'inf',
-  }
-  words = name.lower().replace(', ', '_')
-  path = clusters.run(
-    out / f'{words}_{rate_mbit}mbit_{compute_s:g}s',
-    'configs/default.py',
-    fields,
-    workers=_WORKERS,
-    link=f'{rate_mbit}mbit',
-    congestion=congestion,
-  )
-  took_s = clusters.round_s(path, workers=_WORKERS)
-  print(
-    f'  {name}, {rate_mbit} Mbit/s, C = {compute_s:g} s: {took_s:.3f} s',
-    flush=True,
-  )
-  return took_s
 
 
 def _known(fields: Mapping[str, Any]) -> bool:
