@@ -51,7 +51,10 @@ _PAPER = {
   'AlexNet': (27.3, 31.9, 35.7, 41.7, 46.0),
 }
 # How many servers there are, and whether they are dedicated.
-_PLACED = ((1, True), (1, False), (2, False), (3, False), (4, False))
+_PLACED = (
+  *((1, True), (2, True), (4, True)),
+  *((1, False), (2, False), (3, False), (4, False)),
+)
 _BSP = {'sync.name': 'bsp'}
 _PIPELINED = {'sync.name': 'bsp', 'route.server.pipelined': True}
 _R2SP = {'sync.name': 'r2sp'}
