@@ -20,25 +20,31 @@ def command(
   fields: Mapping[str, Any],
   *,
   workers: int,
+  servers: int = 1,
+  dedicated: bool = True,
   link: str = '',
   options: Sequence[str] = (),
 ) -> list[str]:
-  """Returns the command of a run with one dedicated server.
+  """Returns the command of a run.
 
   Args:
     workdir: Folder of the run.
     config: Path of its config.
     fields: What differs from it, by dotted name.
-    workers: How many; each has a host of its own, as the server has.
+    workers: How many; each has a host of its own.
+    servers: How many.
+    dedicated: Whether they have hosts of their own, too.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
     options: Flags of tools.lab.
   """
   python = [sys.executable, '-m']
-  words = [*python, 'tools.launch', f'--workers={workers}', '--servers=1']
-  words += ['--dedicated', f'--workdir={workdir}', '--', f'--config={config}']
+  words = [*python, 'tools.launch', f'--workers={workers}']
+  words += [f'--servers={servers}', f'--{"" if dedicated else "no"}dedicated']
+  words += [f'--workdir={workdir}', '--', f'--config={config}']
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   if link:
-    lab = [*python, 'tools.lab', f'--hosts={workers + 1}', f'--link={link}']
+    hosts = workers + servers * dedicated
+    lab = [*python, 'tools.lab', f'--hosts={hosts}', f'--link={link}']
     words = [*lab, *options, '--', *words]
   return words
 

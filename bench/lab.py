@@ -4,13 +4,14 @@
     [--rounds=16] [--epochs=16] [--link=1gbit] [--congestion=cubic]
     [--slow_start_after_idle]
 
-Needs root, for network namespaces: four workers and one dedicated server, each
-on a host of its own (tools.lab).  Every run is a real one of tools.launch whose
-workers take at least an injected time to compute.  The tables are Markdown.
-Parts take about 3, 9 and 12 minutes on two cores.
+Needs root, for network namespaces: four workers and, unless said otherwise, a
+dedicated server, each on a host of its own (tools.lab).  Every run is a real
+one of tools.launch whose workers take at least an injected time to compute.
+The tables are Markdown.  Parts take about 7, 9 and 12 minutes on two cores.
 
-rounds: 5 MB each way at 200 Mbit/s, beside C + 2NS/B, which assumes that links
-are shared equally.  Whether TCP does so is up to its congestion control: with
+rounds: 5 MB each way at 200 Mbit/s, beside C + 2NS/B, and in other placements
+of servers, beside the virtual cluster's.  The bound assumes that links are
+shared equally.  Whether TCP does so is up to its congestion control: with
 BBR who has pulled first pushes while others still pull, BSP's round is shorter
 than with CUBIC and R2SP's longer.  B is the nominal rate of a link, of which
 frames and their headers take about 4.7 %.
@@ -22,12 +23,8 @@ schemes, beside what tools.calibrate predicts of them from one of the runs.
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import io
-import itertools
-import math
-import operator
 import pathlib
 import statistics
 import tempfile
@@ -37,15 +34,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import train
-from bench import clusters
+from bench import clusters, moving
 from cluster.speed import speed as speeds
 from configs import default
 from tools import calibrate
 from tools.reading import records
 
 _PARTS = ('rounds', 'sweep', 'schemes')
-_WORKERS = 4
-_SIZE_BYTES = 5_000_000
+_WORKERS, _SIZE_BYTES = moving.WORKERS, moving.SIZE_BYTES
 _COMPUTE_S = 0.1
 _SMALL_S = 0.01  # So that communication counts alone.
 _RATE_MBIT = 200
@@ -56,6 +52,11 @@ _PAPER = {
   'VGG16': (32.0, 35.9, 39.8, 44.7, 48.1),
   'AlexNet': (27.3, 31.9, 35.7, 41.7, 46.0),
 }
+# How many servers there are, and whether they are dedicated.
+_PLACED = (
+  *((1, True), (2, True), (4, True)),
+  *((1, False), (2, False), (3, False), (4, False)),
+)
 _BSP = {'sync.name': 'bsp'}
 _PIPELINED = {'sync.name': 'bsp', 'route.server.pipelined': True}
 _R2SP = {'sync.name': 'r2sp'}
@@ -97,6 +98,7 @@ def main(argv: list[str] | None = None) -> None:
   for part in given.parts.split(','):
     if part == 'rounds':
       print_rounds(out / part, given.rounds, options)
+      print_placements(out / 'placements', given.rounds, options)
     elif part == 'sweep':
       print_sweep(out / part, given.rounds, options)
     elif part == 'schemes':
@@ -117,7 +119,7 @@ def print_rounds(
     ('BSP, pipelined', _PIPELINED, 1, 1.15),
   ):
     if _known(fields):
-      took_s = _bytes(
+      took_s = moving.real(
         out, name, fields, _COMPUTE_S, _RATE_MBIT, rounds, options
       )
       bound_s = _COMPUTE_S + times * _WORKERS * one_s
@@ -138,12 +140,44 @@ def print_rounds(
     ('R2SP', _R2SP, 'at least 1.50'),
   ):
     if _known(fields):
-      took_s = _bytes(out, name, fields, _SMALL_S, _RATE_MBIT, rounds, options)
+      took_s = moving.real(
+        out, name, fields, _SMALL_S, _RATE_MBIT, rounds, options
+      )
       rate = _WORKERS / took_s
       base = base or rate
       rows.append((name, f'{rate:.3f}', f'{rate / base:.2f}', aim))
   print(
     f'\nThe same links with C = {_SMALL_S:g} s:\n\n{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def print_placements(
+  out: pathlib.Path, rounds: int, options: Sequence[str]
+) -> None:
+  """Prints rounds by where servers are, real beside virtual."""
+  rows = [('servers', 'BSP s', 'virtual s', 'real/virtual')]
+  rows[0] += ('pipelined s', 'virtual s', 'real/virtual', 'pipelined/BSP')
+  for servers, dedicated in _PLACED:
+    placed = {'servers': servers, 'dedicated': dedicated}
+    cells, rounds_s = [], []
+    for name, fields in (('BSP', _BSP), ('BSP, pipelined', _PIPELINED)):
+      if fields is _PIPELINED and not dedicated and servers == _WORKERS:
+        cells += ['refused', '-', '-', '-']
+        continue
+      given = fields, _SMALL_S, _RATE_MBIT, rounds
+      took_s = moving.real(out, name, *given, options, **placed)
+      virtual_s = moving.virtual(*given, **placed)
+      cells += [f'{took_s:.3f}', f'{virtual_s:.3f}']
+      cells.append(f'{took_s / virtual_s:.3f}')
+      rounds_s.append(took_s)
+    if len(rounds_s) == 2:
+      cells.append(f'{rounds_s[1] / rounds_s[0]:.2f}')
+    where = 'dedicated' if dedicated else 'in workers'
+    rows.append((f'{servers} {where}', *cells))
+  print(
+    f'\nRounds by where servers are, C = {_SMALL_S:g} s.  Virtual links have '
+    f'what frames leave\nof {_RATE_MBIT} Mbit/s:\n\n{clusters.table(*rows)}',
     flush=True,
   )
 
@@ -155,7 +189,7 @@ def print_sweep(out: pathlib.Path, rounds: int, options: Sequence[str]) -> None:
   rows[0] += ('R2SP, bound',)
   for rate_mbit in _RATES_MBIT:
     bsp_s, pipelined_s, r2sp_s = (
-      _bytes(out, name, fields, _COMPUTE_S, rate_mbit, rounds, options)
+      moving.real(out, name, fields, _COMPUTE_S, rate_mbit, rounds, options)
       if _known(fields)
       else None
       for name, fields in (
@@ -167,7 +201,7 @@ def print_sweep(out: pathlib.Path, rounds: int, options: Sequence[str]) -> None:
     one_s = _SIZE_BYTES / (rate_mbit * 1e6 / 8)
     bounds_s = _COMPUTE_S + 2 * one_s, _WORKERS * one_s
     bound = max(bounds_s) / (_COMPUTE_S + 2 * _WORKERS * one_s)
-    virtual_s = _virtual_bytes(_R2SP, rate_mbit, rounds)
+    virtual_s = moving.virtual(_R2SP, _COMPUTE_S, rate_mbit, rounds)
     times_s = (bsp_s, pipelined_s, r2sp_s, virtual_s)
     cells = [_or_dash('{:.3f}', took) for took in times_s]
     cells += [
@@ -245,72 +279,6 @@ def compare(paths: Mapping[str, pathlib.Path], link: str) -> None:
     '(aim: at most 5 %)',
     flush=True,
   )
-
-
-def _bytes(
-  out: pathlib.Path,
-  name: str,
-  fields: Mapping[str, Any],
-  compute_s: float,
-  rate_mbit: int,
-  rounds: int,
-  options: Sequence[str],
-) -> float:
-  """Returns the seconds of a round of a run that only moves bytes."""
-  fields = fields | _timed(compute_s, rounds)
-  fields |= {'cluster.speed.injected': True, 'cluster.timeout_s': 20.0}
-  words = name.lower().replace(', ', '_')
-  path = clusters.run(
-    out / f'{words}_{rate_mbit}mbit_{compute_s:g}s',
-    'configs/default.py',
-    fields,
-    workers=_WORKERS,
-    link=f'{rate_mbit}mbit',
-    options=options,
-  )
-  took_s = clusters.round_s(path, workers=_WORKERS)
-  print(
-    f'  {name}, {rate_mbit} Mbit/s, C = {compute_s:g} s: {took_s:.3f} s',
-    flush=True,
-  )
-  return took_s
-
-
-def _virtual_bytes(
-  fields: Mapping[str, Any], rate_mbit: int, rounds: int
-) -> float:
-  """Returns the seconds of a round on virtual links of these rates."""
-  config = default.get_config()
-  fields = (
-    fields | _timed(_COMPUTE_S, rounds) | {'checkpoint.every_s': math.inf}
-  )
-  config.cluster.workers = _WORKERS
-  for name, value in fields.items():
-    *sections, field = name.split('.')
-    functools.reduce(operator.getitem, sections, config)[field] = value
-  for host, way in itertools.product(('worker', 'server'), ('up', 'down')):
-    config.cluster.network[f'{host}_{way}_Bps'] = (rate_mbit * 1e6 / 8,)
-  with tempfile.TemporaryDirectory() as folder:
-    run = train.build(config, workdir=f'{folder}/run')
-    with contextlib.redirect_stdout(io.StringIO()):  # Its table.
-      run()
-    return clusters.round_s(run.files.workdir, workers=_WORKERS)
-
-
-def _timed(compute_s: float, rounds: int) -> dict[str, Any]:
-  """Returns the fields of a run that only moves bytes."""
-  batch = default.get_config().batching.worker_batch
-  return {
-    'epochs': 1.0,
-    'model.name': 'none',
-    'model.none.size_bytes': _SIZE_BYTES,
-    'model.none.num_train': rounds * _WORKERS * batch,
-    'cluster.speed.name': 'constant',
-    'cluster.speed.fixed_s': compute_s,
-    'cluster.speed.per_example_s': 0.0,
-    'cluster.speed.slowdown': (1.0,),
-    'checkpoint.every_s': 'inf',
-  }
 
 
 def _known(fields: Mapping[str, Any]) -> bool:

@@ -24,13 +24,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
-from tools.calibrating import links, timeline
+from tools.calibrating import links, placement, timeline
 from tools.calibrating.links import Links
 from tools.reading import manifests, records
 
@@ -157,6 +156,8 @@ def measure(path: str | pathlib.Path) -> Calibration:
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
   _put(config, times, down, up)
+  if placement.in_workers(records.config(path)):
+    placement.put(config, down, up)
   return Calibration(
     path=path,
     config=config,
@@ -346,18 +347,14 @@ def _put(
       'speed.trace.worker_column': _COLUMNS[0],
       'speed.trace.order_column': _COLUMNS[1],
       'speed.trace.value_column': _COLUMNS[2],
-      'network.worker_up_Bps': _rounded(up.worker_Bps),
-      'network.worker_down_Bps': _rounded(down.worker_Bps),
-      'network.worker_latency_s': _rounded([latency_s]),
-      'network.server_up_Bps': _rounded([down.servers_Bps / servers]),
-      'network.server_down_Bps': _rounded([up.servers_Bps / servers]),
+      'network.worker_up_Bps': placement.rounded(up.worker_Bps),
+      'network.worker_down_Bps': placement.rounded(down.worker_Bps),
+      'network.worker_latency_s': placement.rounded([latency_s]),
+      'network.server_up_Bps': placement.rounded([down.servers_Bps / servers]),
+      'network.server_down_Bps': placement.rounded([up.servers_Bps / servers]),
       'network.server_latency_s': (0.0,),
     }
   )
-
-
-def _rounded(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-  return tuple(float(f'{value:.6g}') for value in values)
 
 
 def _write_times(calibration: Calibration, path: pathlib.Path) -> None:

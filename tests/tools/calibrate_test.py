@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.speed import speed
+from configs import default
 from tests.support import clusters, small
 from tools import calibrate
 from tools.calibrating import timeline
@@ -89,6 +90,29 @@ class PredictTest(parameterized.TestCase):
     )
     self.assertLess(abs(found['waiting_share'] - true.waiting_share), 0.02)
     self.assertBetween(found['examples'], clusters.ITERATIONS * 16, 243 * 16)
+
+  def test_servers_in_workers_are_found_there(self):
+    unused = default.get_config().cluster.network
+    equal = {
+      f'cluster__network__server_{name}': unused[f'server_{name}']
+      for name in ('up_Bps', 'down_Bps', 'latency_s')
+    } | {
+      'cluster__network__servers_in_workers': True,
+      'cluster__network__worker_up_Bps': (25e6,),
+      'cluster__network__worker_down_Bps': (25e6,),
+      'cluster__speed__slowdown': (1.0,),
+    }
+    calibration = calibrate.measure(clusters.run('bsp', 4, **equal))
+    network = calibration.config.cluster.network
+    self.assertTrue(network.servers_in_workers)
+    for rate_Bps in network.worker_up_Bps + network.worker_down_Bps:
+      self.assertLessEqual(rate_Bps, 1.05 * 25e6)
+    for scheme in ('bsp', 'asp'):
+      (found,) = calibrate.check(
+        calibration, [clusters.run(scheme, 4, **equal)]
+      )
+      ratio = found.predicted.iteration_s / found.measured.iteration_s
+      self.assertBetween(ratio, 0.95, 1.05)
 
   def test_a_noisy_run_predicts_as_well(self):
     calibration = calibrate.measure(clusters.noisy(clusters.run('r2sp'), 0.02))

@@ -171,6 +171,7 @@ def _secured(folder):
     'model': False,
     'cluster__workers': 1,
     'route__server__dedicated': True,
+    'route__server__servers': 1,
     'cluster__token_file': str(token),
     'cluster__certificate_file': str(certificate),
     'cluster__key_file': str(key),
