@@ -312,6 +312,8 @@ class _Run:
 
   def _choose_address(self) -> None:
     """Gives the lead a new port, so that no process of before finds it."""
+    if self._plan.only:
+      return  # Others have to find it where it was.
     host = self._places[self._plan.lead] or '127.0.0.1'
     self._lead = f'{host}:{roles.free_ports(1)[0]}'
 
