@@ -1,8 +1,10 @@
-"""Starts all processes of one distributed run on this machine.
+"""Starts all processes of one distributed run on this machine, or one of them.
 
   python -m tools.launch --workers=4 [--servers=1] [--dedicated] [--workdir=DIR]
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
   python -m tools.launch --workers=4 --module=tools.probe -- [its flags]
+  python -m tools.launch --rank --workers=4 --servers=1 --workdir=DIR
+    [--role=worker:2] [--lead=HOST:PORT] -- [flags of main.py]
 
 Lines of all processes come out behind their names; only the one that leads the
 run, server 0 if it is dedicated, else worker 0, draws progress.  --module names
@@ -14,6 +16,7 @@ When a process ends, this happens:
 
   the lead, code 0           the run has finished; the others have 10 s to end
   another one, code 0        nothing
+  another one, code 143      nothing: the lead has stopped it
   75, or killed by a signal  it is started again, with what died with it:
     a worker                   itself, as often as it takes; 5 deaths in a row
                                within 5 s of its start are for good
@@ -27,6 +30,23 @@ all at once.  If nobody reads what comes out, that is a signal, too: SIGPIPE.
 launch.jsonl in the folder of the run has a row for each start and each end:
 time (Unix), role, pid, event ('start' or 'exit'), code (negative: a signal;
 null at a start).
+
+With --rank it is the supervisor of the one process that --role or, as main.py
+finds it, the environment names; others have theirs, on other hosts.  Nobody
+knows how the others end, but each loses the lead when that ends, and comes to
+it again by itself or by a new start.  So when the process ends:
+
+  code 0                     the run has finished, for this process
+  killed by a signal, and    it is started again, as often as it takes; 5 deaths
+  it holds no shard          in a row within 5 s of its start are for good
+  killed and it holds one;   it is started again, --restarts times at most: all
+  75; or 143, not the lead   that the run is started again, at most once each
+  any other code             so ends this one; whoever has started it ends all
+
+After a signal nothing is started again.  Only the lead is told; the others wait
+for it to stop them, --grace_s at most.  All of them return 128 and the number.
+Schedulers may send a signal twice, to a task and to what it runs: a second one
+counts if it comes a second later.  Rows are in launch-worker-2.jsonl.
 """
 
 import datetime
@@ -34,6 +54,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -44,6 +65,8 @@ from absl import app, flags
 
 from cluster.distributed import roles
 from cluster.transport import memory
+from cluster.transport.heart import LOST, STOPPED
+from configs.checks import require
 from tools import lab
 from tools.launching.children import Exit, Processes, Screen
 from tools.launching.plan import Plan
@@ -56,7 +79,7 @@ _QUICK_S = 5.0  # A life shorter than this counts towards the end for good.
 _QUICK = 5
 _BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
 _IDLE_S = 60.0
-_TEMPORARY = 75  # EX_TEMPFAIL: the cluster is lost, not the run.
+_SAME_S = 1.0  # Of a process alone: signals so close are one.
 _INTERFACE = '--config.cluster.interface='
 
 
@@ -82,7 +105,7 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   plan.workdir.mkdir(parents=True, exist_ok=True)
   screen = Screen(plan.names, plan.lead)
   with (
-    (plan.workdir / 'launch.jsonl').open('a', buffering=1) as log,
+    plan.log.open('a', buffering=1) as log,
     Processes(screen) as processes,
   ):
     run = _Run(
@@ -129,12 +152,14 @@ class _Run:
     self._over = False  # Somebody has been told that the run is.
     # Once the end has begun: its code, and when who is left gets a signal.
     self._code: int | None = None
+    self._signalled_at = float('-inf')
     self._term_at = self._kill_at = float('inf')
     self._asked: set[str] = set()  # Who has got SIGTERM.
 
   def __call__(self) -> int:
     """Returns the exit code of the run, which has ended."""
-    self._screen.say(f'workdir {self._plan.workdir}')
+    if self._plan.lead in self._plan.names:
+      self._screen.say(f'workdir {self._plan.workdir}')
     self._choose_address()
     while True:
       next_s = self._act(time.monotonic())
@@ -164,42 +189,45 @@ class _Run:
   def _ended(self, ended: Exit) -> None:
     """Decides what follows from the end of a process."""
     name, code = ended.name, ended.code
-    lead = name == self._plan.lead
+    lead, only = name == self._plan.lead, self._plan.only
+    stopped = code == STOPPED and not lead
     if self._code is not None:
       if lead:
         self._hurry()
     elif name in self._due:
       pass  # It starts again with another that has ended at the same time.
-    elif code == 0:
+    elif code == 0 or (stopped and not only):
       self._over = True
-      if lead:
+      if lead or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
-    elif 0 < code != _TEMPORARY:
+    elif 0 < code != LOST and not stopped:
       self._fail(f'{name} has exited with code {code}', code)
     else:
       self._mend(ended)
 
   def _mend(self, ended: Exit) -> None:
     """Starts again what has died with a process, or gives up."""
-    name = ended.name
+    name, only = ended.name, self._plan.only
     self._short[name] += ended.lived_s < _QUICK_S
     short = self._short[name]
     if ended.code < 0:
       how = f'{name} has died ({signal.strsignal(-ended.code)})'
       code = 128 - ended.code
     else:
-      how, code = f'{name} has lost the cluster', ended.code
+      why = 'been stopped' if ended.code == STOPPED else 'lost the cluster'
+      how, code = f'{name} has {why}', ended.code
     held = name in self._plan.holders
-    self._restarts += held
+    self._restarts += held or bool(only and ended.code > 0)
     if short == _QUICK:
       self._fail(f'{how}, soon after its start {short} times in a row', code)
     elif self._restarts > self._plan.restarts:
-      self._fail(f'{how}, after {self._plan.restarts} restarts of all', code)
+      restarts = f'{self._plan.restarts} restarts{"" if only else " of all"}'
+      self._fail(f'{how}, after {restarts}', code)
     elif self._over and not held:
       self._screen.say(f'{how}; the run is ending without it')
     else:
       delay_s = _BACKOFF_S * 2**short
-      who = 'all' if held else 'it'
+      who = 'all' if held and not only else 'it'
       self._screen.say(f'{how}: starting {who} again in {delay_s:g} s')
       group = self._plan.names if held else [name]
       self._kill(group)
@@ -209,6 +237,10 @@ class _Run:
       self._due |= dict.fromkeys(group, time.monotonic() + delay_s)
 
   def _signalled(self, number: int) -> None:
+    now = time.monotonic()
+    if self._plan.only and now - self._signalled_at < _SAME_S:
+      return
+    self._signalled_at = now
     if self._code is not None:
       # A terminal that goes away is lost first, and then sends SIGHUP.
       if not (self._screen.lost and number == signal.SIGHUP):
@@ -229,7 +261,8 @@ class _Run:
     self._due.clear()
     self._term_at = time.monotonic() + term_s
     self._kill_at = self._term_at + kill_s
-    if code and self._plan.lead not in self._processes.names():
+    saves = self._plan.only or self._plan.lead
+    if code and saves not in self._processes.names():
       self._hurry()
 
   def _hurry(self) -> None:
@@ -257,13 +290,15 @@ class _Run:
   def _start(self, name: str) -> None:
     argv = [*self._program, *self._plan.arguments]
     argv += self._plan.flags()
-    argv += [f'--role={name.replace(" ", ":")}']
-    argv += [f'--lead={self._lead}']
+    if self._plan.only:
+      argv += self._plan.told
+    else:
+      argv += [f'--role={name.replace(" ", ":")}', f'--lead={self._lead}']
     if host := self._places[name]:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
-    compiled = _compiled(self._plan.workdir)
+    compiled = _compiled(self._plan)
     environ = {**compiled, **memory.ENVIRONMENT, **os.environ}
     environ |= self._devices[name] | self._screen.environ(name)
     environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
@@ -277,14 +312,19 @@ class _Run:
 
   def _choose_address(self) -> None:
     """Gives the lead a new port, so that no process of before finds it."""
+    if self._plan.only:
+      return  # Others have to find it where it was.
     host = self._places[self._plan.lead] or '127.0.0.1'
     self._lead = f'{host}:{roles.free_ports(1)[0]}'
 
 
-def _compiled(workdir: pathlib.Path) -> dict[str, str]:
+def _compiled(plan: Plan) -> dict[str, str]:
   """Returns what makes JAX keep all that it compiles, for who starts again."""
+  folder = plan.workdir.resolve() / 'compiled'
+  if plan.only:  # Hosts differ, and so may what is compiled for them.
+    folder /= socket.gethostname()
   return {
-    'JAX_COMPILATION_CACHE_DIR': str(workdir.resolve() / 'compiled'),
+    'JAX_COMPILATION_CACHE_DIR': str(folder),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
   }
@@ -295,6 +335,9 @@ def main(argv: list[str]) -> None:
   given = flags.FLAGS
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
   try:
+    told = {flag: given[flag].value for flag in ('role', 'lead')}
+    told = {flag: value for flag, value in told.items() if value}
+    only = _only(given, told)
     plan = Plan(
       workers=given.workers,
       servers=given.servers,
@@ -304,12 +347,28 @@ def main(argv: list[str]) -> None:
       restarts=given.restarts,
       grace_s=given.grace_s,
       devices_per_worker=given.devices_per_worker,
+      only=only,
+      told=tuple(f'--{flag}={value}' for flag, value in told.items()),
     )
     program = ['-m', given.module] if given.module else [str(_MAIN)]
     code = launch(plan, [sys.executable, *program])
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   sys.exit(code)
+
+
+def _only(given: flags.FlagValues, told: Mapping[str, str]) -> str:
+  """Returns the name of the process that --rank is for; '' without it."""
+  if not given.rank:
+    require(not told, '--role and --lead', 'nothing without --rank', told)
+    return ''
+  shared = 'with --rank the folder that all processes share'
+  require(given.workdir is not None, '--workdir', shared, None)
+  servers = given.servers if given.dedicated else 0
+  role = roles.find(
+    os.environ, workers=given.workers, dedicated=servers, **told
+  )
+  return f'{role.kind} {role.index}'
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -326,6 +385,9 @@ def _parse(argv: list[str]) -> list[str]:
     'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
   )
   flags.DEFINE_integer('devices_per_worker', 1, 'GPUs of each worker.')
+  flags.DEFINE_bool('rank', False, 'Launch one process, whose host this is.')
+  flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
+  flags.DEFINE_string('lead', '', 'With --rank: HOST:PORT where all meet.')
   flags.DEFINE_string('module', None, 'Run in the place of main.py.')
   return app.parse_flags_with_usage(argv)
 

@@ -109,6 +109,7 @@ class Reception:
     # What has arrived of them, and how many bytes: by server and question.
     self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
     self._over = threading.Event()
+    self._end: dict[str, Any] = {}  # What is said when it is.
     self._lock = threading.Lock()
     self._listener: Listener | None = None
 
@@ -178,20 +179,25 @@ class Reception:
     self.events.put({'told': 'unmendable', 'reason': reason})
     self._orders.fail(Unmendable(reason))
 
-  def close(self, reason: str) -> None:
-    """Tells all that the run is over, and waits until they have gone."""
+  def close(self, *, finished: bool) -> None:
+    """Tells all that the run is over, and waits until they have gone.
+
+    Args:
+      finished: Whether it will not go on from a checkpoint.
+    """
+    reason = 'finished' if finished else 'stopped'
+    self._end = {'end': 'over', 'reason': reason, 'finished': finished}
     self._over.set()
-    over = {'end': 'over', 'reason': reason}
     with self._lock:
       visits, servers = list(self._visits), list(self._remote.values())
     for visit in visits:
-      self.send(visit.stream, over)
+      self.send(visit.stream, self._end)
     deadline = time.monotonic() + self._timeout_s
     for visit in visits:
       if not visit.closed.wait(max(deadline - time.monotonic(), 0.0)):
         logging.warning('The worker at %s has not ended.', visit.stream.peer)
     for server in servers:
-      self.send(server.stream, over)
+      self.send(server.stream, self._end)
     self._orders.fail(Unmendable('The run is over.'))
     deadline = time.monotonic() + self._timeout_s
     if self._own:
@@ -227,7 +233,7 @@ class Reception:
         self._visits.add(visit)
       self._introduce()
       if self._over.is_set():
-        self.send(stream, {'end': 'over', 'reason': 'It came too late.'})
+        self.send(stream, self._end)
       while True:
         said = stream.receive().header
         visit.seen = time.monotonic()

@@ -43,7 +43,7 @@ class DistributedRuntime:
     timeout_s: float,
     start_s: float,
     deadlines: Deadlines,
-    local: Callable[[str], Callable[[], None]] | None,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
     """Listens to nobody yet.
 
@@ -167,9 +167,7 @@ class DistributedRuntime:
     self._reception.looked = math.inf
     self.lead.close(self.time)
     self._running = False
-    self._reception.close(
-      'finished' if self.lead.journal.finished else 'stopped'
-    )
+    self._reception.close(finished=self.lead.journal.finished)
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""

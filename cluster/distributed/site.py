@@ -37,7 +37,7 @@ from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.speed import Speed
 from cluster.transport import memory, pauses, streams
-from cluster.transport.heart import LOST, Unmendable
+from cluster.transport.heart import LOST, STOPPED, Unmendable
 from cluster.transport.streams import Refused, Security
 from configs.checks import require
 from configs.sections import Choose, named
@@ -205,6 +205,7 @@ class DistributedSite:
 
     Raises:
       SystemExit: With LOST if the cluster is lost: starting again may help.
+        With STOPPED if the lead has ended the run before it has finished.
     """
     if self._meeting.finished:
       logging.info('The run has finished before.')
@@ -212,15 +213,18 @@ class DistributedSite:
     signal.signal(signal.SIGTERM, _wait_for_the_lead)
     role, plan = self._meeting.role, self._plan
     if role.kind == 'server':
-      self._host()
+      if not self._host():
+        sys.exit(STOPPED)
       return
     beside = None
     if not plan.dedicated and role.index < plan.servers:
       beside = threading.Thread(target=self._host_beside, daemon=True)
       beside.start()
-    self._worker(role.lead)()
+    finished = self._worker(role.lead)()
     if beside:
       beside.join(self._start_s)
+    if not finished:
+      sys.exit(STOPPED)
 
   def _worker(self, lead: str) -> Worker:
     return Worker(
@@ -253,11 +257,11 @@ class DistributedSite:
     if not needed:
       _end(LOST)
 
-  def _host(self) -> None:
-    """Is a server until the end of the run."""
+  def _host(self) -> bool:
+    """Is a server until the end of the run; returns whether it has finished."""
     role = self._meeting.role
     try:
-      host(
+      return host(
         role.index,
         functools.partial(self._server, role.index),
         lead=role.lead,

@@ -118,8 +118,11 @@ class Worker:
       buffer[:] = 0
     jax.block_until_ready(self._pulled())
 
-  def __call__(self) -> None:
+  def __call__(self) -> bool:
     """Takes part in the run until it is over.
+
+    Returns:
+      Whether it has finished; else it goes on from a checkpoint one day.
 
     Raises:
       SystemExit: With LOST if the lead is lost for too long, with 1 if it
@@ -127,8 +130,9 @@ class Worker:
     """
     try:
       with self._host or contextlib.nullcontext():
-        while self._session()['end'] != 'over':
+        while (verdict := self._session())['end'] != 'over':
           logging.info('Worker %d joins again.', self.index)
+        return verdict['finished']
     except Refused as error:
       sys.exit(f'Refused: {error}')
     except TransportError as error:

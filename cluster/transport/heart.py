@@ -10,6 +10,7 @@ from cluster.transport.streams import Stream, TransportError
 
 BEATS = 5  # Of a process, in the time after which it counts as lost.
 LOST = 75  # Exit code EX_TEMPFAIL: starting the process again may help.
+STOPPED = 143  # Exit code if SIGTERM, or the lead, has ended it unfinished.
 
 
 class Unmendable(Exception):

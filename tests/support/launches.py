@@ -37,7 +37,7 @@ sys.exit(launch.launch(Plan(**fields), [sys.executable, '-S', program]))
 _PROGRAM = """
 import os, pathlib, signal, subprocess, sys, time
 flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])
-role, folder = flags['role'], pathlib.Path(flags['workdir'])
+role, folder = flags.get('role'), pathlib.Path(flags['workdir'])
 restarts = int(os.environ['SYNCOPATE_RESTARTS'])
 def touch(name):
   (folder / name).touch()
@@ -82,7 +82,8 @@ def launched(
   Args:
     body: What each process does.
     constants: Of the module.
-    words: Command line, to go through the launcher's flags.
+    words: Command line, to go through the launcher's flags; FOLDER stands for
+      the folder of the run.
     cwd: Working directory.
     before: Command that runs the launcher.
     **fields: Of the plan; 'environ' and 'stdout' are of the process.
@@ -90,6 +91,7 @@ def launched(
   folder = new_folder()
   (folder / 'program.py').write_text(_PROGRAM + body)
   own = ('SYNCOPATE_', 'CUDA_')
+  words = [word.replace('FOLDER', str(folder / 'run')) for word in words]
   environ = {k: v for k, v in os.environ.items() if not k.startswith(own)}
   environ.pop('GLIBC_TUNABLES', None)
   environ |= {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
@@ -123,9 +125,19 @@ def run(body: str, **fields: Any) -> tuple[int, list[str], list[Any]]:
     return process.returncode, out.splitlines(), rows(folder)
 
 
-def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the rows of launch.jsonl so far."""
-  text = (folder / 'launch.jsonl').read_text()
+def read_to(process: subprocess.Popen, text: str) -> None:
+  """Reads lines of a launcher until one has a text."""
+  for line in process.stdout:
+    if text in line:
+      return
+  raise AssertionError(f'It has not said {text!r}.')
+
+
+def rows(
+  folder: pathlib.Path, name: str = 'launch.jsonl'
+) -> list[dict[str, Any]]:
+  """Returns the rows of a launcher's file so far."""
+  text = (folder / name).read_text()
   return [json.loads(line) for line in text.splitlines()]
 
 

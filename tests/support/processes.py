@@ -43,6 +43,23 @@ from tests.support import small
 def get_config():
   return small.{kind}(**{fields!r})
 """
+# In a lab: runs a command on each host, as SLURM would, which ends all if one
+# fails; hosts are told by --role.
+_RANKS = """
+import os, subprocess, sys, time
+from tools import lab
+split = sys.argv.index('--')
+runs = []
+for rank, host in enumerate(os.environ['SYNCOPATE_HOSTS'].split(',')):
+  role = f'--role=worker:{rank}'
+  argv = [*sys.argv[1:split], role, *sys.argv[split:]]
+  runs.append(subprocess.Popen(lab.command(host, argv)))
+while any(run.poll() is None for run in runs):
+  if any(run.poll() for run in runs):
+    break
+  time.sleep(0.05)
+sys.exit(max(run.poll() or 0 for run in runs))
+"""
 _FIELDS = {
   'cluster__runtime': 'distributed',
   'cluster__speed__slowdown': (1.0,),
@@ -128,9 +145,9 @@ class Launch:
     """What summary.json holds."""
     return json.loads((self.folder / 'summary.json').read_text())
 
-  def pid(self, role: str) -> int:
-    """Returns the number of a role's newest process."""
-    rows = self.rows('launch.jsonl')
+  def pid(self, role: str, log: str = 'launch.jsonl') -> int:
+    """Returns the number of a role's newest process, of a launcher's file."""
+    rows = self.rows(log)
     return [
       row['pid']
       for row in rows
@@ -168,6 +185,31 @@ def launched(
   argv += [f'--workdir={folder}', *(['--dedicated'] if dedicated else [])]
   argv += ['--', f'--config={config_file(**fields)}', *flags]
   with _running(argv, folder, environ or {}) as launch:
+    yield launch
+
+
+@contextlib.contextmanager
+def ranks(
+  *, workers: int, servers: int, restarts: int = 3, **fields: Any
+) -> Iterator[Launch]:
+  """Starts a run in a lab, each worker on a host and by a launcher of its own.
+
+  Args:
+    workers: Number of workers.
+    servers: Number of servers, in workers' processes.
+    restarts: Of each.
+    **fields: Of the config.
+  """
+  folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+  argv = [sys.executable, '-m', 'tools.lab', f'--hosts={workers}', '--']
+  argv += [sys.executable, '-c', _RANKS]
+  argv += [sys.executable, '-m', 'tools.launch', '--rank', '--lead=host0:61500']
+  argv += [f'--workers={workers}', f'--servers={servers}']
+  argv += [f'--restarts={restarts}', f'--workdir={folder}', '--']
+  argv += [f'--config={config_file(**fields)}']
+  with _running(
+    [*argv, '--config.cluster.interface=eth0'], folder, {}
+  ) as launch:
     yield launch
 
 

@@ -30,6 +30,9 @@ class Plan:
     restarts: How often all may be started again.
     grace_s: Seconds that the lead has to end after a signal.
     devices_per_worker: GPUs of each; where there are none, CPU devices.
+    only: The one process of the run that is launched here, as others launch
+      the others; '' for all.
+    told: Flags that tell it so, as far as the environment does not.
   """
 
   workers: int
@@ -40,6 +43,8 @@ class Plan:
   restarts: int = 3
   grace_s: float = 30.0
   devices_per_worker: int = 1
+  only: str = ''
+  told: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     for field in ('workers', 'devices_per_worker'):
@@ -61,7 +66,11 @@ class Plan:
 
   @property
   def names(self) -> list[str]:
-    """All processes, dedicated servers first."""
+    """The processes that are launched here, dedicated servers first."""
+    return [self.only] if self.only else self._all
+
+  @property
+  def _all(self) -> list[str]:
     servers = self.servers if self.dedicated else 0
     return [f'server {k}' for k in range(servers)] + [
       f'worker {r}' for r in range(self.workers)
@@ -70,12 +79,18 @@ class Plan:
   @property
   def lead(self) -> str:
     """The process that leads the run."""
-    return self.names[0]
+    return self._all[0]
 
   @property
   def holders(self) -> list[str]:
     """The processes that hold the shards."""
-    return self.names[: self.servers or self.workers]
+    return self._all[: self.servers or self.workers]
+
+  @property
+  def log(self) -> pathlib.Path:
+    """Where starts and ends are noted; hosts share no file to append to."""
+    name = f'launch-{self.only.replace(" ", "-")}' if self.only else 'launch'
+    return self.workdir / f'{name}.jsonl'
 
   def flags(self) -> list[str]:
     """Returns the flags that tell a process what the run is made of."""
@@ -98,7 +113,7 @@ class Plan:
     Raises:
       ValueError: If it names a lab, but no hosts.
     """
-    if not environ.get('SYNCOPATE_LAB'):
+    if self.only or not environ.get('SYNCOPATE_LAB'):
       return dict.fromkeys(self.names, '')
     hosts = environ.get('SYNCOPATE_HOSTS', '')
     expected = 'the names of the hosts of SYNCOPATE_LAB'
@@ -116,13 +131,18 @@ class Plan:
       ValueError: If there are GPUs, but too few.
     """
     count, gpus = self.devices_per_worker, visible(environ)
+    cpu = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
+    if self.only.startswith('server'):
+      return {self.only: cpu}
+    several = {'JAX_NUM_CPU_DEVICES': str(count)} if count > 1 else {}
+    if self.only:  # It knows which of a host's are its own.
+      return {self.only: {} if gpus else several}
     enough = not gpus or self.workers * count <= len(gpus)
     most = f'at most {len(gpus) // self.workers}, {len(gpus)} GPUs being there'
     require(enough, 'devices_per_worker', most, count)
-    cpu = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
     variables = dict.fromkeys(self.names, cpu)
     for worker in range(self.workers):
-      own = {'JAX_NUM_CPU_DEVICES': str(count)} if count > 1 else {}
+      own = several
       if gpus:
         mine = gpus[worker * count : (worker + 1) * count]
         own = {'CUDA_VISIBLE_DEVICES': ','.join(mine)}

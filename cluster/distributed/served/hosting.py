@@ -29,7 +29,7 @@ def host(
   security: Security,
   timeout_s: float,
   start_s: float,
-) -> None:
+) -> bool:
   """Runs a server other than the lead's, until the lead ends it.
 
   Until it gets its first order it comes again whenever the lead is lost.
@@ -43,6 +43,9 @@ def host(
     security: Of all streams.
     timeout_s: Silence after which the lead counts as lost.
     start_s: How long to try to come to it.
+
+  Returns:
+    Whether the run has finished; else it goes on from a checkpoint one day.
 
   Raises:
     Unmendable: If the lead is lost.
@@ -99,3 +102,4 @@ def host(
     logging.info('Server %d comes again: %s', index, heart.verdict['reason'])
   server.close(timeout_s)
   stream.close()
+  return heart.verdict['finished']

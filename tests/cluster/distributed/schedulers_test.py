@@ -52,7 +52,9 @@ _FAKE_SCANCEL = """
 import os, pathlib, signal, sys
 assert sys.argv[1:] == ['--signal=TERM', '77.0'], sys.argv
 for pid in pathlib.Path('pids').read_text().split():
-  os.killpg(int(pid), signal.SIGTERM)
+  # As proctrack/cgroup does, or as proctrack/pgid.
+  (os.kill if os.environ['PROCTRACK'] == 'cgroup' else os.killpg)(
+      int(pid), signal.SIGTERM)
 """
 _FAKE_SCONTROL = """
 import os, sys
@@ -62,13 +64,25 @@ else:
   with open('scontrol', 'a') as file:
     print(*sys.argv[1:], file=file)
 """
-# Stands in for main.py; ends as the variable ENDS says of its rank.
+# The launcher, with the stand-in for main.py, and without its patience.
+_FAKE_LAUNCH = f"""
+import importlib.util, pathlib
+from absl import app
+path = '{_ROOT}/tools/launch.py'
+spec = importlib.util.spec_from_file_location('launch', path)
+launch = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launch)
+launch._BACKOFF_S, launch._MAIN = 0.01, pathlib.Path('main.py').resolve()
+app.run(launch.main, flags_parser=launch._parse)
+"""
+# Stands in for main.py; ends as the variable ENDS says of its rank, or of its
+# rank and life.
 _FAKE_MAIN = """
 import json, os, pathlib, signal, sys, time
 from cluster.distributed import roles
 flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])
 servers = int(flags['config.route.server.servers'])
-dedicated = servers * (flags['config.route.server.dedicated'] == 'True')
+dedicated = servers * ('config.route.server.dedicated' in flags)
 role = roles.find(os.environ, dedicated=dedicated,
                   workers=int(flags['config.cluster.workers']))
 rank = os.environ['SLURM_PROCID']
@@ -81,6 +95,8 @@ LEAD = 'server' if dedicated else 'worker'
 signal.signal(signal.SIGTERM, saved)
 pathlib.Path(f'task-{rank}').write_text(json.dumps([role, flags, own]))
 end = json.loads(os.environ.get('ENDS', '{}')).get(rank, 0)
+if isinstance(end, list):
+  end = end[int(os.environ['SYNCOPATE_RESTARTS'])]
 for _ in range(400 if end == 'wait' else 0):
   time.sleep(0.05)  # A signal that comes just before is heeded after it.
 if end < 0:
@@ -104,8 +120,12 @@ class SlurmTest(parameterized.TestCase):
       path.write_text(f'#!{sys.executable} -S\n{code}')
       path.chmod(0o755)
     (self.folder / '.venv/bin').mkdir(parents=True)
-    (self.folder / '.venv/bin/python').symlink_to(sys.executable)
+    python = self.folder / '.venv/bin/python'
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     (self.folder / 'main.py').write_text(_FAKE_MAIN)
+    (self.folder / 'tools').mkdir()
+    (self.folder / 'tools/launch.py').write_text(_FAKE_LAUNCH)
 
   def _start(self, **environ):
     own = {
@@ -180,10 +200,15 @@ class SlurmTest(parameterized.TestCase):
     expected += [(['server', n], lead, 'cpu') for n in range(2)]
     self.assertEqual(found, expected)
 
-  @parameterized.parameters(('False', 0), ('True', 2))
-  def test_sigterm_lets_the_lead_save_and_requeues(self, dedicated, lead):
+  @parameterized.parameters(
+    ('False', 0, 'pgid'), ('True', 2, 'cgroup'), ('False', 0, 'cgroup')
+  )
+  def test_sigterm_lets_the_lead_save_and_requeues(
+    self, dedicated, lead, proctrack
+  ):
     ends = json.dumps({str(rank): 'wait' for rank in range(3)})
-    with self._start(ENDS=ends, DEDICATED=dedicated) as process:
+    environ = {'DEDICATED': dedicated, 'PROCTRACK': proctrack}
+    with self._start(ENDS=ends, **environ) as process:
       deadline = time.monotonic() + 20
       while len(self._tasks_there()) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -198,6 +223,7 @@ class SlurmTest(parameterized.TestCase):
     return [p for p in self.folder.glob('task-*') if p.stat().st_size]
 
   @parameterized.parameters(
+    ({'1': [-9, 75, 0], '0': [-9, 0]}, {}, 0, False),
     ({'1': 75}, {}, 0, True),
     ({'1': -9}, {'SLURM_RESTART_COUNT': '9'}, 0, True),
     ({'1': -9}, {'SLURM_RESTART_COUNT': '10'}, 137, False),
@@ -225,13 +251,17 @@ class JobSetTest(parameterized.TestCase):
     self.assertEqual(job['completionMode'], 'Indexed')
     self.assertEqual(job['completions'], job['parallelism'])
     self.assertGreater(spec['failurePolicy']['maxRestarts'], 0)
-    self.assertGreaterEqual(pod['terminationGracePeriodSeconds'], 60)
-    words = [w for w in container['command'] if w.startswith('--')]
+    self.assertGreater(job['backoffLimit'], 0)
+    words = [w for w in container['command'] if '=' in w]
     flags = dict(word[2:].split('=', 1) for word in words)
-    workers = int(flags['config.cluster.workers'])
+    grace_s = pod['terminationGracePeriodSeconds']
+    self.assertGreater(grace_s, float(flags['grace_s']))
+    workers = int(flags['workers'])
     self.assertEqual(workers, job['completions'])
     environ = {e['name']: e.get('value', 'secret') for e in container['env']}
-    self.assertContainsSubset(memory.ENVIRONMENT, environ)
+    self.assertEqual(
+      container['command'][1:4], ['-m', 'tools.launch', '--rank']
+    )
     mounts = [mount['mountPath'] for mount in container['volumeMounts']]
     self.assertIn(str(pathlib.Path(flags['workdir']).parent), mounts)
     names = [volume['name'] for volume in pod['volumes']]
