@@ -217,7 +217,28 @@ def judged(
     abs(accuracies[0] - accuracies[1]) <= _APART,
     '{:.2%} with kills, {:.2%} without'.format(*accuracies),
   )
-  events = list(records.events(killed))
+  yield from accounts(killed)
+  told = Counter(event['told'] for event in records.events(killed))
+  yield Check(
+    'workers have come back',
+    told['join'] > 0,
+    f'{told["leave"]} times left, {told["join"]} times back',
+  )
+  ports = sorted(launched.ports & _listening())
+  yield Check(
+    'no port is left',
+    not ports,
+    f'{ports} of {len(launched.ports)} are listened on',
+  )
+
+
+def accounts(path: pathlib.Path) -> Iterator[Check]:
+  """Yields what must hold of any run on this machine, however it went.
+
+  Args:
+    path: Its folder.
+  """
+  summary, events = records.read_summary(path), list(records.events(path))
   pushed = sum(e['examples'] for e in events if e['told'] == 'push')
   counted = summary['examples'] + summary['examples_pending']
   yield Check(
@@ -238,23 +259,11 @@ def judged(
     lost == _lost(events),
     f'{len(lost)}, in summary.json',
   )
-  told = Counter(event['told'] for event in events)
-  yield Check(
-    'workers have come back',
-    told['join'] > 0,
-    f'{told["leave"]} times left, {told["join"]} times back',
-  )
-  same = [recorded == replayed for recorded, replayed in replay.pairs(killed)]
+  same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
   detail = f'{sum(same)} of {len(same)} verdicts are the same'
   yield Check('events replay', all(same), detail)
-  left = _left(killed)
+  left = _left(path)
   yield Check('no process is left', not left, f'{left}')
-  ports = sorted(launched.ports & _listening())
-  yield Check(
-    'no port is left',
-    not ports,
-    f'{ports} of {len(launched.ports)} are listened on',
-  )
 
 
 def command_line(pid: int) -> str:

@@ -126,20 +126,23 @@ class TaskLearner:
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
     jax.block_until_ready(self._applied(state, payload, 1, 1))
 
-  def add(self, update: int, payload: Payload, examples: int) -> None:
-    """Sums a push into an update.
+  def add(
+    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+  ) -> None:
+    """Sums a push, or a sum of some, into an update.
 
     Args:
       update: Id of the update.
       payload: Is the learner's from now on: its memory is used again.
       examples: How many it was summed over.
+      pushes: How many it is the sum of.
     """
     if update in self._sums:
-      total, before, pushes = self._sums[update]
+      total, before, count = self._sums[update]
       total = self._add(total, payload)
-      self._sums[update] = total, before + examples, pushes + 1
+      self._sums[update] = total, before + examples, count + pushes
     else:
-      self._sums[update] = payload, examples, 1
+      self._sums[update] = payload, examples, pushes
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""

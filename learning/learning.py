@@ -69,8 +69,10 @@ class Learner(Protocol):
   def warm_up(self) -> None:
     """Compiles all that it needs."""
 
-  def add(self, update: int, payload: Payload, examples: int) -> None:
-    """Sums a push into an update."""
+  def add(
+    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+  ) -> None:
+    """Sums a push, or a sum of some, into an update."""
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""

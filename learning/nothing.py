@@ -75,7 +75,9 @@ class NoLearner:
   def warm_up(self) -> None:
     """Nothing to compile."""
 
-  def add(self, update: int, payload: Payload, examples: int) -> None:
+  def add(
+    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+  ) -> None:
     """Counts a push into an update."""
     self._sums[update] = self._sums.get(update, 0) + examples
 

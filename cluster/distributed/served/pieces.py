@@ -257,7 +257,8 @@ class Pieces:
     for key in keys[1:]:
       total += piece.pushes[key]
     payload = Payload(jax.device_put(total, may_alias=True), ())
-    learner.add(update, payload, sum(self._examples[key] for key in keys))
+    examples = sum(self._examples[key] for key in keys)
+    learner.add(update, payload, examples, pushes=len(keys))
 
   def _renew(self, piece: _Piece) -> None:
     params = (piece.ahead or piece.learner).params
