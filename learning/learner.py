@@ -114,8 +114,8 @@ class TaskLearner:
     # Sums and updates use this memory again.
     fork._state = self._copied(self._state)
     fork._sums = {
-      update: (self._copied(total), examples)
-      for update, (total, examples) in self._sums.items()
+      update: (self._copied(total), *counts)
+      for update, (total, *counts) in self._sums.items()
     }
     return fork
 
