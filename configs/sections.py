@@ -50,8 +50,8 @@ _NO_MODEL = (
 )
 _REAL = (
   *('cluster.timeout_s', 'cluster.interface', 'cluster.token_file'),
-  *('cluster.certificate_file', 'cluster.key_file', 'cluster.faults'),
-  *('cluster.speed.injected', 'route.server.dedicated'),
+  *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
+  *('cluster.speed.injected', 'cluster.faults', 'route.server.dedicated'),
 )
 # Recipes describe a virtual cluster (network, speed) beside all else; a real
 # one says that it makes no use of that.

@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import orbax.checkpoint as ocp
 
+from outputs import arrays
+
 UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
 
@@ -51,8 +53,7 @@ class Npz:
 
   def restore(self, path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the tree of a folder."""
-    with np.load(path / 'arrays.npz') as arrays:
-      return dict(arrays)
+    return arrays.read(path / 'arrays.npz')
 
   def close(self) -> None:
     """Ends the thread that writes."""

@@ -28,6 +28,8 @@ class Auto:
     errors: Float64 [3, n], averages of squared errors, in the order above.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   discount: float
   last: last.Last
   ema: ema.Ema
