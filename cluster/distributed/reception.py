@@ -24,12 +24,14 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.distributed import checked
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
 from cluster.transport import memory
-from cluster.transport.heart import BEATS, START, Unmendable
+from cluster.transport.heart import BEATS, START, Unmendable, within
 from cluster.transport.streams import (
   Listener,
+  Refused,
   Security,
   Stream,
   TransportError,
@@ -166,7 +168,8 @@ class Reception:
 
   def send(self, stream: Stream, header: dict[str, Any]) -> None:
     """Sends a message, to somebody who may be gone: that will be told."""
-    with contextlib.suppress(TransportError):
+    # Nobody may be held up by who does not read.
+    with contextlib.suppress(TransportError), within(stream, self._timeout_s):
       stream.send(header)
 
   def give_up(self, reason: str) -> None:
@@ -200,13 +203,16 @@ class Reception:
 
   def _handle(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     """Talks to a process until its stream ends; in a thread of its own."""
+    hello = checked.hello(
+      hello, workers=len(self.members), servers=self._num_servers
+    )
     if hello['fingerprint'] != self._fingerprint:
       reason = (
         f'config: expected the same as that of the lead, got another from '
         f'{stream.peer}.'
       )
       stream.send({'refused': reason})
-      raise ValueError(reason)
+      raise Refused(reason)
     if 'server' in hello:
       self._serve_server(stream, hello['server'])
     else:
@@ -228,7 +234,7 @@ class Reception:
       ready = {'told': 'ready', 'stream': stream, 'closed': closed}
       self.events.put(event | ready)
       while True:
-        beat = stream.receive().header
+        beat = checked.words(stream.receive(0).header, stream.peer)
         if life == member.life:
           member.seen = time.monotonic()
         stream.send(beat | {'clock': time.monotonic()})
@@ -247,6 +253,7 @@ class Reception:
     try:
       while True:
         message = stream.receive()
+        checked.words(message.header, stream.peer)
         server.seen = time.monotonic()
         if 'beat' in message.header:
           stream.send(message.header | {'clock': time.monotonic()})

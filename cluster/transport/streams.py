@@ -240,35 +240,15 @@ def _opened(
   address: str, hello: Any, security: Security, deadline: float
 ) -> Stream:
   left_s = max(0.0, deadline - time.monotonic())
+  host = address.rpartition(':')[0]
+  if not (sockets.is_specific(host) or security.tls_name):
+    security = security._replace(tls_name=host)
   try:
     # By its number, as that is what the listener knows of itself.
     there = sockets.resolved(address)
   except OSError as error:
     raise ended(address, error) from error
-  host = address.rpartition(':')[0]
-  named = security.tls_name or host
-  client = flight.FlightClient(
-    f'grpc+tls://{there}' if security.certificate else f'grpc://{there}',
-    tls_root_certs=security.certificate or None,
-    override_hostname=None if sockets.is_specific(named) else named,
-    generic_options=[
-      # A connection for each stream, of which the listener may cut one.
-      ('grpc.use_local_subchannel_pool', 1),
-      ('grpc.enable_http_proxy', 0),
-      # For connecting, too, which is otherwise given 20 s.
-      ('grpc.min_reconnect_backoff_ms', int(1e3 * left_s)),
-    ],
-  )
-  try:
-    writer, reader = client.do_exchange(
-      flight.FlightDescriptor.for_command(b'')
-    )
-    writer.begin(SCHEMA)
-  except ERRORS as error:
-    client.close()
-    raise ended(address, error) from error
-  finish = functools.partial(_finish, reader, writer, client)
-  stream = Stream(reader, writer, address, reader.cancel, finish)
+  stream = call(there, security, left_s)
   timer = threading.Timer(left_s, stream.cancel, ['no answer'])
   timer.start()
   try:
@@ -280,6 +260,41 @@ def _opened(
   finally:
     timer.cancel()
   return stream
+
+
+def call(address: str, security: Security, wait_s: float) -> Stream:
+  """Returns a stream on which neither end has shown who it is.
+
+  Args:
+    address: IPv4 'address:port' of the listener.
+    security: Of the encryption; the token is not used.
+    wait_s: Seconds that a connection may take.
+
+  Raises:
+    Closed: If there is no connection.
+  """
+  client = flight.FlightClient(
+    f'grpc+tls://{address}' if security.certificate else f'grpc://{address}',
+    tls_root_certs=security.certificate or None,
+    override_hostname=security.tls_name or None,
+    generic_options=[
+      # A connection for each stream, of which the listener may cut one.
+      ('grpc.use_local_subchannel_pool', 1),
+      ('grpc.enable_http_proxy', 0),
+      # For connecting, too, which is otherwise given 20 s.
+      ('grpc.min_reconnect_backoff_ms', int(1e3 * wait_s)),
+    ],
+  )
+  try:
+    writer, reader = client.do_exchange(
+      flight.FlightDescriptor.for_command(b'')
+    )
+    writer.begin(SCHEMA)
+  except ERRORS as error:
+    client.close()
+    raise ended(address, error) from error
+  finish = functools.partial(_finish, reader, writer, client)
+  return Stream(reader, writer, address, reader.cancel, finish)
 
 
 def _told(sayings: Sayings, stream: Stream, error: TransportError) -> str:

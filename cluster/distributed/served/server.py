@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from cluster.distributed import checked
 from cluster.distributed.served.orders import Key
 from cluster.distributed.served.pieces import Pieces
 from cluster.transport import memory
@@ -45,7 +46,8 @@ class WrongPush(Exception):
 class _Port:
   """A worker's stream, seen from the server."""
 
-  def __init__(self) -> None:
+  def __init__(self, stream: Stream) -> None:
+    self.stream = stream
     self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     self.ended = False
 
@@ -144,8 +146,10 @@ class Server:
       worker: Who it is.
       life: How often it was there before.
     """
-    port = _Port()
+    port = _Port(stream)
     with self._lock:
+      if any(w == worker and other >= life for w, other in self._ports):
+        raise Refused(f'worker {worker} is here already')
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
     try:
@@ -192,10 +196,12 @@ class Server:
       self._listener.close(grace_s)
 
   def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
-    self.serve(stream, hello['worker'], hello['life'])
+    self.serve(stream, *checked.key(hello))
 
   def _check(self, message: Incoming, iteration: int) -> None:
-    got = message.header.get('iteration')
+    if wrong := checked.wrong_in_report(message.header):
+      raise WrongPush(wrong)
+    got = message.header['iteration']
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
     if message.size_bytes != self._push_bytes:
@@ -282,6 +288,8 @@ class Server:
       if port is not None:
         port.ended = True
         port.releases.put(None)
+        # It may be in the middle of a message, of which no more will come.
+        port.stream.cancel('the lead has given it up')
     if self._pieces:
       self._pieces.leave((worker, life))
 

@@ -1,5 +1,6 @@
 """Tests for the reception: who comes, goes and hangs, over raw streams."""
 
+import contextlib
 import functools
 import queue
 import time
@@ -17,7 +18,7 @@ from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server, host
 from cluster.lead import Lead
 from cluster.transport.heart import Unmendable
-from cluster.transport.streams import Security, connect
+from cluster.transport.streams import Listener, Security, connect
 from learning.nothing import NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -152,6 +153,7 @@ class _Lead:
       local=None,
     )
     self._pool = ThreadPoolExecutor(3)
+    self._closing = contextlib.ExitStack()
     self._warm = self._pool.submit(self.cluster.warm_up)
     self.address = self._address.get(timeout=10.0)
     if num_servers == 2:
@@ -185,8 +187,15 @@ class _Lead:
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
     stream.receive()
+
     # Somewhere that answers.
-    stream.send({'address': self.servers[0].address})
+    def answer(stream, hello):
+      stream.send({'pieces': []})
+      stream.receive()
+
+    listener = Listener('127.0.0.1', 0, answer, Security())
+    self._closing.callback(listener.close, 0.0)
+    stream.send({'address': listener.address})
 
   def member(self, index):
     member = _Worker(self.address, index)
@@ -212,6 +221,7 @@ class _Lead:
   def close(self):
     for member in self._members:
       member.close()
+    self._closing.close()
     self.cluster.close()
     self._pool.shutdown()
 
