@@ -29,6 +29,7 @@ time (Unix), role, pid, event ('start' or 'exit'), code (negative: a signal;
 null at a start).
 """
 
+import dataclasses
 import datetime
 import json
 import os
@@ -43,7 +44,7 @@ from typing import TextIO
 from absl import app, flags
 
 from cluster.distributed import roles
-from cluster.transport import memory
+from cluster.transport import memory, trust
 from tools import lab
 from tools.launching.children import Exit, Processes, Screen
 from tools.launching.plan import Plan
@@ -58,6 +59,7 @@ _BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
 _IDLE_S = 60.0
 _TEMPORARY = 75  # EX_TEMPFAIL: the cluster is lost, not the run.
 _INTERFACE = '--config.cluster.interface='
+_TOKEN = '--config.cluster.token_file='
 
 
 def launch(plan: Plan, program: Sequence[str]) -> int:
@@ -80,6 +82,11 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   places = plan.places(os.environ)
   devices = plan.devices(os.environ)
   plan.workdir.mkdir(parents=True, exist_ok=True)
+  if not any(word.startswith(_TOKEN) for word in plan.arguments):
+    # Others on this machine, too, could talk to the run.
+    path = trust.make_token(plan.workdir.resolve() / 'token')
+    words = *plan.arguments, f'{_TOKEN}{path}'
+    plan = dataclasses.replace(plan, arguments=words)
   screen = Screen(plan.names, plan.lead)
   with (
     (plan.workdir / 'launch.jsonl').open('a', buffering=1) as log,
