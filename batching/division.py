@@ -26,6 +26,8 @@ class Division:
     ValueError: If all workers together may not compute X.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   total: int
   least: int
   most: list[int]

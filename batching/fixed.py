@@ -16,6 +16,8 @@ class Fixed:
     worker_batch: Examples of an iteration.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barrier: ClassVar[bool] = False
   changes: ClassVar[bool] = False
 

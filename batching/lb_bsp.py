@@ -51,6 +51,8 @@ class LbBsp:
     told: Living workers that the predictor knows.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barrier: ClassVar[bool] = True
   changes: ClassVar[bool] = True
 

@@ -34,6 +34,8 @@ class LbBspGpu:
       worker's first iteration.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barrier: ClassVar[bool] = True
   changes: ClassVar[bool] = True
 

@@ -39,6 +39,8 @@ class R2spTuning:
     seen: By worker, the iterations of its window.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barrier: ClassVar[bool] = False
   changes: ClassVar[bool] = True
 

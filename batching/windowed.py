@@ -41,6 +41,8 @@ class Windowed:
     reach_s: Largest distance that steps explain, seconds.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barrier: ClassVar[bool] = True
   changes: ClassVar[bool] = True
 

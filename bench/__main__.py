@@ -1,8 +1,8 @@
 """Every benchmark: python -m bench, or `make bench`.
 
 Not among them, as they take longer: python -m bench.lab (real runs on shaped
-links, needs root) and python -m bench.soak, or `make soak` (workers that are
-killed).
+links, needs root), python -m bench.soak, or `make soak` (workers that are
+killed), and python -m bench.fuzz (nonsense sent to a run).
 """
 
 from bench import (

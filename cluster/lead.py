@@ -41,6 +41,8 @@ class Progress:
       is pushed; until the worker goes on.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   iteration: int = -1
   phase: str | None = None
   since: float = 0.0

@@ -120,10 +120,14 @@ def get_config() -> ml_collections.ConfigDict:
   # Of real hosts only: silence after which a process counts as lost, seconds.
   config.cluster.timeout_s = 10.0
   config.cluster.start_s = 300.0  # Until all have to be there, seconds.
-  config.cluster.interface = 'lo'  # Network interface to listen on.
-  config.cluster.token_file = ''  # Of a secret all processes share; '': none.
+  # To listen on: a network interface, or a network such as '10.0.0.0/8'.
+  config.cluster.interface = 'lo'
+  # Of a secret that all processes share; '': none, which is for 'lo' alone.
+  config.cluster.token_file = ''
   config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
   config.cluster.key_file = ''  # PEM, of the certificate.
+  # What the certificate names; '': the address that is connected to.
+  config.cluster.tls_name = ''
   # Failures on purpose: ((worker, iteration, kind), ...), or with a phase as
   # a fourth, by cluster/distributed/faults.py.
   config.cluster.faults = ()

@@ -53,7 +53,7 @@ _NO_MODEL = (
 _REAL = (
   *('cluster.timeout_s', 'cluster.start_s', 'cluster.faults'),
   *('cluster.interface', 'cluster.token_file'),
-  *('cluster.certificate_file', 'cluster.key_file'),
+  *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
 )
 # Recipes describe a virtual cluster (network, speed) beside all else; a real

@@ -42,6 +42,8 @@ class Stream:
     ValueError: If `num_examples`, `seed` or `ahead` is out of its range.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   num_examples: int
   seed: int
   ahead: int

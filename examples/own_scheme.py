@@ -36,6 +36,8 @@ class KAsync:
     updates: Updates so far; the next one's id.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   k: int
   members: scheme.Members
   pushed: int = 0

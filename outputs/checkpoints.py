@@ -2,19 +2,15 @@
 
 A run's state is plain data and arrays.  The plain data is pickled; each array
 that it refers to, however often, is one leaf of a tree that is written.
-Reading constructs numbers, dataclasses, named tuples and classes that say with
-`is_state` that they are plain data, and checks every byte.
+Reading checks every byte, and runs no code but ours: see `outputs.plain`.
 """
 
 import contextlib
-import dataclasses
 import functools
-import io
 import logging as log
 import math
 import pathlib
 import pickle
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,24 +22,11 @@ import numpy as np
 from absl import logging
 
 from configs.checks import require
-from outputs import stores
+from outputs import plain, stores
 
 Tree = dict[str, np.ndarray]
 
 _FORMAT = 5
-# What a pickle may construct, beside dataclasses and named tuples.
-_CONSTRUCTED = {
-  ('builtins', 'set'),
-  ('collections', 'Counter'),
-  ('collections', 'OrderedDict'),
-  ('collections', 'defaultdict'),
-  ('collections', 'deque'),
-  ('numpy', 'dtype'),
-  ('numpy', 'ndarray'),
-  ('numpy._core.multiarray', '_reconstruct'),
-  ('numpy._core.multiarray', 'scalar'),
-  ('numpy._core.numeric', '_frombuffer'),
-}
 
 
 class Rhythm:
@@ -87,18 +70,15 @@ class Rhythm:
     """
     if not self.wanted:
       return
-    file = io.BytesIO()
-    pickler = _Pickler(file)
     try:
-      pickler.dump(value)
-      file.seek(0)
-      _Unpickler(file, pickler.arrays).load()
+      data, arrays = plain.write(value)
+      plain.read(data, arrays)
     # Pickle has many ways to say that it cannot.
     except (AttributeError, TypeError, pickle.PickleError) as error:
       raise ValueError(
         f'{name}: expected plain data that a checkpoint can hold: {error}'
       ) from error
-    if not all(array.size for array in pickler.arrays):
+    if not all(array.size for array in arrays):
       raise ValueError(f'{name}: expected arrays that are not empty.')
 
 
@@ -263,11 +243,8 @@ def frozen(state: Any) -> Callable[[], Tree]:
   Args:
     state: Anything that pickles, and arrays of JAX.
   """
-  file = io.BytesIO()
-  pickler = _Pickler(file)
-  pickler.dump(state)
-  arrays = jax.device_get(pickler.arrays)
-  return functools.partial(_tree, file.getvalue(), arrays)
+  data, arrays = plain.write(state)
+  return functools.partial(_tree, data, jax.device_get(arrays))
 
 
 def thawed(tree: Tree) -> Any:
@@ -277,7 +254,10 @@ def thawed(tree: Tree) -> Any:
     ValueError: If it is of another format or has another checksum.
     Exception: Of pickle, if it holds anything but data.
   """
-  written, checksum = tree.pop('format')
+  form = tree.pop('format', np.zeros(0))
+  if form.shape != (2,) or 'plain' not in tree:
+    raise ValueError(f'Expected the arrays of a state, got {sorted(tree)}.')
+  written, checksum = form
   if written != _FORMAT:
     raise ValueError(
       f'format: expected {_FORMAT}, got {written}; it was written by another '
@@ -285,9 +265,9 @@ def thawed(tree: Tree) -> Any:
     )
   if checksum != _checksum(tree):
     raise ValueError('Expected the bytes that were written, got others.')
-  plain = tree.pop('plain')
+  data = tree.pop('plain')
   arrays = [jnp.array(tree[f'array{number}']) for number in range(len(tree))]
-  return _Unpickler(io.BytesIO(plain.tobytes()), arrays).load()
+  return plain.read(data.tobytes(), arrays)
 
 
 def _is_of_interest(record: log.LogRecord) -> bool:
@@ -296,9 +276,9 @@ def _is_of_interest(record: log.LogRecord) -> bool:
   return record.levelno >= log.WARNING or 'orbax' not in parts
 
 
-def _tree(plain: bytes, arrays: Sequence[np.ndarray]) -> Tree:
+def _tree(data: bytes, arrays: Sequence[np.ndarray]) -> Tree:
   tree = {f'array{number}': array for number, array in enumerate(arrays)}
-  tree['plain'] = np.frombuffer(plain, np.uint8)
+  tree['plain'] = np.frombuffer(data, np.uint8)
   tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
   return tree
 
@@ -311,48 +291,3 @@ def _checksum(tree: Mapping[str, np.ndarray]) -> int:
     checksum = zlib.crc32(header, checksum)
     checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8), checksum)
   return checksum
-
-
-class _Pickler(pickle.Pickler):
-  """Sets arrays of JAX aside, each once."""
-
-  def __init__(self, file: io.BytesIO):
-    super().__init__(file, protocol=5)
-    self.arrays: list[jax.Array] = []
-    self._numbers: dict[int, int] = {}
-
-  def persistent_id(self, value: Any) -> int | None:
-    if not isinstance(value, jax.Array):
-      return None
-    if id(value) not in self._numbers:
-      self._numbers[id(value)] = len(self.arrays)
-      self.arrays.append(value)
-    return self._numbers[id(value)]
-
-
-class _Unpickler(pickle.Unpickler):
-  def __init__(self, file: io.BytesIO, arrays: list[jax.Array]):
-    super().__init__(file)
-    self._arrays = arrays
-
-  def persistent_load(self, number: int) -> jax.Array:
-    return self._arrays[number]
-
-  def find_class(self, module: str, name: str) -> Any:
-    if module not in sys.modules:
-      raise pickle.UnpicklingError(f'Expected a known module, got {module}.')
-    found = super().find_class(module, name)
-    if (module, name) in _CONSTRUCTED or _is_plain(found):
-      return found
-    raise pickle.UnpicklingError(
-      f'Expected plain data, got {module}.{name}, which is neither a '
-      'dataclass nor a named tuple.'
-    )
-
-
-def _is_plain(found: Any) -> bool:
-  return isinstance(found, type) and (
-    dataclasses.is_dataclass(found)
-    or hasattr(found, '_fields')
-    or getattr(found, 'is_state', False)
-  )

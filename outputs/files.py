@@ -35,7 +35,7 @@ _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
 _LOCAL = (
   *('config.cluster.interface', 'config.cluster.devices_per_worker'),
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
-  'config.cluster.key_file',
+  *('config.cluster.key_file', 'config.cluster.tls_name'),
 )
 # And what may be another when a run on real hosts goes on.
 _HOSTS = (

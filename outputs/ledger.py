@@ -64,6 +64,8 @@ class Ledger:
     lost: Iterations that were given up.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   seconds: dict[str, float] = dataclasses.field(
     default_factory=lambda: dict.fromkeys(PHASES, 0.0)
   )

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import logging
 
+from outputs import arrays
+
 UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
 
@@ -64,9 +66,14 @@ def write(path: pathlib.Path, tree: Mapping[str, np.ndarray]) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the tree that `write` has written."""
-  with np.load(path / 'arrays.npz') as arrays:
-    return dict(arrays)
+  """Returns the tree that `write` has written.
+
+  Raises:
+    ValueError: If the file has been damaged; says where.
+    Exception: Of zipfile, the same.
+    OSError: If it cannot be read.
+  """
+  return arrays.read(path / 'arrays.npz')
 
 
 def steps(directory: pathlib.Path) -> list[int]:

@@ -41,6 +41,8 @@ class Arima:
     last: Float64 [n], the last speed; NaN if there is none.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   order: tuple[int, int, int]
   refit: int
   needed: int

@@ -18,6 +18,8 @@ class Ema:
     speeds: Float64 [n]; NaN where there is none yet.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   fallback: ClassVar[int] = 0
 
   num_factors: int

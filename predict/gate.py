@@ -49,6 +49,8 @@ class Gate:
       the best expert's of the time.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   smoothings: np.ndarray
   discount: float
   averages: np.ndarray

@@ -33,6 +33,8 @@ class History:
     highest: Float64 [n], the largest speed; 0 at first.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   smoothing: float
   rows: np.ndarray
   count: np.ndarray

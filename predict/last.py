@@ -17,6 +17,8 @@ class Last:
     speeds: Float64 [n]; NaN where there is none yet.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   fallback: ClassVar[int] = 0
 
   num_factors: int

@@ -32,6 +32,8 @@ class Shape:
     hidden: Width of the tanh layer.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   lags: int
   factors: int
   hidden: int

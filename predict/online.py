@@ -62,6 +62,8 @@ class Fitting:
     averaging: Weight of the newest parameters in those that predict.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   steps: int
   minibatch: int
   learning_rate: float
@@ -85,6 +87,8 @@ class Online:
     fits: How many observations have been learnt from.
     predicted: Float64 [n], what `predict` returns.
   """
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   shape: Shape
   fitting: Fitting

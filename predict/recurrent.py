@@ -24,6 +24,8 @@ class Shape:
     hidden: Width of its state.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   cell: str
   window: int
   factors: int

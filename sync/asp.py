@@ -15,6 +15,8 @@ class Asp:
     updates: Updates so far; the next one's id.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   members: scheme.Members
   updates: int = 0
 

@@ -23,6 +23,8 @@ class Bsp:
     together: Every release is of all, after one update.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barriers: ClassVar[bool] = True
   together: ClassVar[bool] = True
   members: scheme.Members

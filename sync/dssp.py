@@ -40,6 +40,8 @@ class Dssp:
     updates: Updates so far; the next one's id.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   low: int
   high: int
   members: scheme.Members

@@ -51,6 +51,8 @@ class Elastic:
     barriers: Whether supersteps end at barriers.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   barriers: ClassVar[bool] = True
 
   lookahead: int

@@ -30,6 +30,8 @@ class R2sp:
     updates: Updates so far; the next one's id.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   relaxation: float
   smoothing: float
   members: scheme.Members

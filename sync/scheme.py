@@ -94,6 +94,8 @@ class Members:
     running: How many workers run.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   state: list[int]
   running: int = 0
 
@@ -162,6 +164,8 @@ class Clocks:
     finished: Int [num_workers], iterations.
     heap: (iterations, worker) of each living worker, a lower bound.
   """
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   finished: list[int]
   heap: list[tuple[int, int]]

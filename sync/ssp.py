@@ -26,6 +26,8 @@ class Ssp:
     updates: Updates so far; the next one's id.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   bound: float
   members: scheme.Members
   clocks: scheme.Clocks

@@ -49,6 +49,7 @@ Schedulers may send a signal twice, to a task and to what it runs: a second one
 counts if it comes a second later.  Rows are in launch-worker-2.jsonl.
 """
 
+import dataclasses
 import datetime
 import json
 import os
@@ -64,7 +65,7 @@ from typing import TextIO
 from absl import app, flags
 
 from cluster.distributed import roles
-from cluster.transport import memory
+from cluster.transport import memory, trust
 from cluster.transport.heart import LOST, STOPPED
 from configs.checks import require
 from tools import lab
@@ -81,6 +82,7 @@ _BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
 _IDLE_S = 60.0
 _SAME_S = 1.0  # Of a process alone: signals so close are one.
 _INTERFACE = '--config.cluster.interface='
+_TOKEN = '--config.cluster.token_file='
 
 
 def launch(plan: Plan, program: Sequence[str]) -> int:
@@ -103,6 +105,12 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   places = plan.places(os.environ)
   devices = plan.devices(os.environ)
   plan.workdir.mkdir(parents=True, exist_ok=True)
+  named = any(word.startswith(_TOKEN) for word in plan.arguments)
+  if not (named or plan.only):  # All launchers of a run need the same one.
+    # Others on this machine, too, could talk to the run.
+    path = trust.make_token(plan.workdir.resolve() / 'token')
+    words = *plan.arguments, f'{_TOKEN}{path}'
+    plan = dataclasses.replace(plan, arguments=words)
   screen = Screen(plan.names, plan.lead)
   with (
     plan.log.open('a', buffering=1) as log,

@@ -59,10 +59,11 @@ from fractions import Fraction
 from typing import Any
 
 from absl import app, flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from cluster.distributed import roles
 from cluster.transport import streams as transport
+from cluster.transport import trust
 from configs import sections
 from configs.checks import require
 from tools.probing import flows, lockstep
@@ -328,7 +329,7 @@ def _setup(given: Any) -> Setup:
     rank=role.index,
     leader=role.lead,
     address=address,
-    security=_security(config),
+    security=trust.security(config, address),
     timeout_s=config.timeout_s,
     start_s=config.start_s,
     seconds=given.seconds,
@@ -336,14 +337,6 @@ def _setup(given: Any) -> Setup:
     tolerance=given.tolerance,
     out=out,
   )
-
-
-def _security(config: ConfigDict) -> transport.Security:
-  paths = [config[f'{part}_file'] for part in transport.Security._fields]
-  token, certificate, key = (
-    pathlib.Path(path).read_bytes() if path else b'' for path in paths
-  )
-  return transport.Security(token.decode().strip(), certificate, key)
 
 
 def main(argv: list[str]) -> None:

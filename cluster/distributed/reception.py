@@ -31,16 +31,18 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.distributed import checked
 from cluster.distributed.members import Member, RemoteServer, Visit
 from cluster.distributed.pace import Deadlines, exit_hung
 from cluster.distributed.roll import Roll
+from cluster.distributed.served.answers import Answers
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Report, Server
-from cluster.transport import memory
-from cluster.transport.heart import BEATS, Unmendable
+from cluster.transport.heart import BEATS, Unmendable, within
 from cluster.transport.streams import (
   Closed,
   Listener,
+  Refused,
   Security,
   Stream,
   TransportError,
@@ -92,6 +94,7 @@ class Reception:
     self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
     self._orders = orders
+    self._answers = Answers(orders)
     self._num_servers = num_servers
     self._host, self._port = host, port
     self._greeting = greeting
@@ -106,8 +109,6 @@ class Reception:
     self._visits: set[Visit] = set()
     self._comings = itertools.count()  # Of servers.
     self._begun = False
-    # What has arrived of them, and how many bytes: by server and question.
-    self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
     self._over = threading.Event()
     self._end: dict[str, Any] = {}  # What is said when it is.
     self._lock = threading.Lock()
@@ -171,7 +172,8 @@ class Reception:
 
   def send(self, stream: Stream, header: dict[str, Any]) -> None:
     """Sends a message, to somebody who may be gone: that will be told."""
-    with contextlib.suppress(TransportError):
+    # Nobody may be held up by who does not read.
+    with contextlib.suppress(TransportError), within(stream, self._timeout_s):
       stream.send(header)
 
   def give_up(self, reason: str) -> None:
@@ -207,13 +209,18 @@ class Reception:
 
   def _handle(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     """Talks to a process until its stream ends; in a thread of its own."""
-    if hello['fingerprint'] != self._fingerprint:
-      reason = (
-        f'config: expected the same as that of the lead, got another from '
-        f'{stream.peer}.'
+    try:
+      hello = checked.hello(
+        hello, workers=len(self.members), servers=self._num_servers
       )
-      stream.send({'refused': reason})
-      raise ValueError(reason)
+      if hello['fingerprint'] != self._fingerprint:
+        raise Refused(
+          f'config: expected the same as that of the lead, got another from '
+          f'{stream.peer}.'
+        )
+    except Refused as error:
+      stream.send({'refused': str(error)})
+      raise
     if 'server' in hello:
       self._serve_server(stream, hello['server'])
     else:
@@ -235,7 +242,7 @@ class Reception:
       if self._over.is_set():
         self.send(stream, self._end)
       while True:
-        said = stream.receive().header
+        said = checked.of_worker(stream.receive(0).header, stream.peer)
         visit.seen = time.monotonic()
         self._roll.seen(name, life, said.get('doing', ''))
         if 'ready' in said:
@@ -265,11 +272,11 @@ class Reception:
       stream.send(self._greeted)
       while True:
         message = stream.receive()
+        said = checked.of_server(message.header, stream.peer)
         server.seen = time.monotonic()
-        said = message.header
         self._roll.seen(name, life, said.get('doing', ''))
         if 'beat' in said:
-          server.doing = said.get('orders', server.doing)
+          server.doing = said.get('orders') or server.doing
           stream.send({'beat': said['beat'], 'clock': time.monotonic()})
         elif 'address' in said:
           server.address = said['address']
@@ -327,34 +334,20 @@ class Reception:
       server: Which one.
       event: What happened, as `Report` has it.
       body: Bytes that belong to it.
+
+    Raises:
+      Corrupt: If it answers something else than it was asked.
     """
     if event['told'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
-    elif event['told'] == 'saved':
-      failed = 'error' in event
-      answer = OSError(f'Server {server}: {event["error"]}') if failed else None
-      self._orders.answer(server, event['id'], answer)
-    elif event['told'] == 'snapshot':
-      self._take(server, event, body)
-    else:
+    elif event['told'] in ('saved', 'snapshot'):
+      self._answers.take(server, event, body)
+    elif self._has_lived(event['worker'], event['life']):
       self.events.put(event | {'server': server, 'at': time.monotonic()})
 
-  def _take(
-    self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
-  ) -> None:
-    """Takes in a piece of a snapshot; others' messages come between them."""
-    key = server, event['id']
-    if key not in self._snapshots:
-      self._snapshots[key] = memory.aligned(event['size_bytes']), 0
-    vector, start = self._snapshots[key]
-    for chunk in body:
-      vector[start : start + chunk.size] = chunk
-      start += chunk.size
-      del chunk  # Before the next one arrives, which so takes its warm memory.
-    self._snapshots[key] = vector, start
-    if start == vector.size:
-      del self._snapshots[key]
-      self._orders.answer(server, event['id'], vector.view(np.float32))
+  def _has_lived(self, worker: int, life: int) -> bool:
+    """Returns whether a life was given out: servers are told by workers."""
+    return worker < len(self.members) and life < self.members[worker].lives
 
   def _watch(self) -> None:
     """Looks for who does not go on, in a thread: others may wait for them."""

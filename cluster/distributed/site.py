@@ -8,7 +8,6 @@ import faulthandler
 import functools
 import math
 import os
-import pathlib
 import signal
 import sys
 import threading
@@ -36,9 +35,9 @@ from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.speed import Speed
-from cluster.transport import memory, pauses, streams
+from cluster.transport import memory, pauses, streams, trust
 from cluster.transport.heart import LOST, STOPPED, Unmendable
-from cluster.transport.streams import Refused, Security
+from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles, fingerprint
@@ -130,7 +129,7 @@ class DistributedSite:
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()
     self._fingerprint = fingerprint(parts.described)
-    self._security = _security(config)
+    self._security = trust.security(config.cluster, meeting.address)
     self._timeout_s = config.cluster.timeout_s
     self._start_s = config.cluster.start_s
     self._faults = _faults(config, parts.files)
@@ -366,20 +365,6 @@ def _faults(config: ConfigDict, files: RunFiles) -> Faults:
       interface=config.cluster.interface,
       timeout_s=config.cluster.timeout_s,
     )
-
-
-def _security(config: ConfigDict) -> Security:
-  found = {}
-  for part in Security._fields:
-    path = config.cluster[f'{part}_file']
-    try:
-      found[part] = pathlib.Path(path).read_bytes() if path else b''
-    except OSError as error:
-      raise ValueError(
-        f'config.cluster.{part}_file: expected a file, got {error}.'
-      ) from error
-  token = found['token'].decode().strip()
-  return Security(**found | {'token': token})
 
 
 def _end(code: int) -> NoReturn:

@@ -29,6 +29,8 @@ GRACE_S = 2.0  # For the other end to answer that a stream ends.
 _FRAME = struct.Struct('<cQQ')  # Kind, number within the stream, checksum.
 _HEADER, _CHUNK, _END = b'H', b'C', b'E'
 _BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
+_HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
+_REASON = 300  # Characters that a peer can have logged.
 
 
 class TransportError(Exception):
@@ -44,7 +46,7 @@ class Corrupt(TransportError):
 
 
 class Refused(TransportError):
-  """The token is not that of the listener."""
+  """One end does not know the token, or what it has said is not accepted."""
 
 
 class Incoming(NamedTuple):
@@ -156,20 +158,28 @@ class Stream:
         self._end(f'{type(error).__name__}: {error}')
         raise
 
-  def receive(self) -> Incoming:
+  def receive(self, most_bytes: int | None = None) -> Incoming:
     """Waits for the next message.
 
     After Corrupt the stream can be used on, as the damaged message is skipped.
 
+    Args:
+      most_bytes: Of its body; None for any.
+
     Raises:
       Closed: If the stream has ended, with the reason that the peer gave.
-      Corrupt: If a checksum, a size or the order is wrong.
+      Corrupt: If a checksum, a size, the order or the form is wrong.
     """
     frame = self._held or self._read()
     self._held = None
     while frame.kind == _CHUNK:
       frame = self._read()
-    header, size_bytes = json.loads(bytes(frame.data))
+    header, size_bytes = self._unpacked(frame.data)
+    if most_bytes is not None and size_bytes > most_bytes:
+      raise Corrupt(
+        f'{self.peer}: expected a body of at most {most_bytes} bytes, got one '
+        f'of {size_bytes}'
+      )
     return Incoming(header, size_bytes, self._body(size_bytes))
 
   def close(self, reason: str = '') -> None:
@@ -266,6 +276,18 @@ class Stream:
       raise Corrupt(f'{self.peer}: the body is not of the size announced')
     return frame.data
 
+  def _unpacked(self, data: Any) -> tuple[Any, int]:
+    """Returns a header and the size of the body that belongs to it."""
+    try:
+      parts = json.loads(bytes(data), parse_constant=_refuse_constant)
+    # Also of what is not UTF-8, and of what is too deep.
+    except (ValueError, RecursionError) as error:
+      raise Corrupt(f'{self.peer}: expected JSON, got {error}') from error
+    match parts:
+      case [header, int(size)] if size >= 0 and not isinstance(size, bool):
+        return header, size
+    raise Corrupt(f'{self.peer}: expected a header and the size of a body')
+
   def _read(self) -> '_Frame':
     with self._receiving:
       if self._reason:
@@ -278,7 +300,9 @@ class Stream:
         raise self._lost(error) from error
     frame = self._parsed(read)
     if frame.kind == _END:
-      raise self._lost(str(frame.data, 'utf-8'))
+      raise self._lost(
+        _printable(str(frame.data[:_REASON], 'utf-8', 'replace'))
+      )
     return frame
 
   def _parsed(self, read: flight.FlightStreamChunk) -> '_Frame':
@@ -292,11 +316,23 @@ class Stream:
       raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
     data = metadata[_FRAME.size :]
     if kind == _CHUNK:
-      data = np.frombuffer(read.data.column(0).buffers()[1], np.uint8)
-      data = data[: read.data.num_rows]  # Without padding.
+      data = self._bytes(read.data, number)
+    elif len(data) > _HEADER_BYTES or kind not in (_HEADER, _END):
+      raise Corrupt(
+        f'{self.peer}: expected a header, a chunk or an end of up to '
+        f'{_HEADER_BYTES} bytes, got {len(data)} in frame {number}'
+      )
     if xxhash.xxh3_64_intdigest(data) != checksum:
       raise Corrupt(f'{self.peer}: frame {number} has another checksum')
     return _Frame(kind, data)
+
+  def _bytes(self, batch: pa.RecordBatch | None, number: int) -> np.ndarray:
+    """Returns the bytes of a chunk, without padding."""
+    valid = batch is not None and batch.schema == SCHEMA and batch.num_rows
+    buffer = batch.column(0).buffers()[1] if valid else None
+    if buffer is None or buffer.size < batch.num_rows:
+      raise Corrupt(f'{self.peer}: expected bytes in frame {number}')
+    return np.frombuffer(buffer, np.uint8)[: batch.num_rows]
 
   def _lost(self, why: Exception | str) -> TransportError:
     error = ended(self.peer, self._reason or why)
@@ -306,8 +342,6 @@ class Stream:
 
 def ended(peer: str, why: Exception | str) -> TransportError:
   """Returns what to raise when a stream has ended, or could not begin."""
-  if isinstance(why, flight.FlightUnauthenticatedError):
-    return Refused(f'{peer}: the token is not that of the listener')
   text = str(why)
   if isinstance(why, Exception):
     # Flight wraps what gRPC says in what nobody needs.
@@ -328,6 +362,15 @@ def chunked(
   for array in arrays:
     for start in range(0, array.size, chunk_bytes):
       yield array[start : start + chunk_bytes]
+
+
+def _refuse_constant(text: str) -> None:
+  raise ValueError(f'{text}, which is not JSON')
+
+
+def _printable(text: str) -> str:
+  """Returns text that takes one line."""
+  return ''.join(c if c.isprintable() else '?' for c in text)
 
 
 class _Frame(NamedTuple):

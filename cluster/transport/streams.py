@@ -7,22 +7,21 @@ travel as soon as they are sent and are handed over as soon as they arrive.
 
 import atexit
 import contextlib
-import fcntl
 import functools
-import hmac
-import ipaddress
-import os
-import socket
-import struct
+import logging as log
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow.flight as flight
 from absl import logging
 
+from cluster.transport import sockets
+from cluster.transport.door import WAIT_S, Door
+from cluster.transport.greeting import Security, receive_hello, send_hello
+from cluster.transport.interfaces import interface_address
 from cluster.transport.messages import (
   ERRORS,
   GRACE_S,
@@ -36,6 +35,7 @@ from cluster.transport.messages import (
   chunked,
   ended,
 )
+from cluster.transport.sayings import Sayings
 from configs.checks import require
 
 __all__ = [
@@ -53,22 +53,6 @@ __all__ = [
 ]
 
 _RETRY_S = 0.05
-_SIOCGIFADDR = 0x8915
-
-
-class Security(NamedTuple):
-  """What both ends need to trust each other.
-
-  Attributes:
-    token: Bearer token, the same at both ends; '' for none.
-    certificate: PEM, the listener's, which must name the address that clients
-      connect to; b'' for no encryption.
-    key: PEM, of the certificate; listeners only.
-  """
-
-  token: str = ''
-  certificate: bytes = b''
-  key: bytes = b''
 
 
 class Listener:
@@ -84,6 +68,8 @@ class Listener:
     port: int,
     handle: Callable[[Stream, Any], None],
     security: Security,
+    *,
+    wait_s: float = WAIT_S,
   ):
     """Listens from here on.
 
@@ -94,6 +80,7 @@ class Listener:
         its own.  The stream ends when it returns; what it raises is logged,
         and raised at the peer as Closed.
       security: Both `certificate` and `key`, or neither.
+      wait_s: How long a peer may take to be let in.
 
     Raises:
       TransportError: If the address cannot be listened on.
@@ -101,11 +88,11 @@ class Listener:
         `certificate` and `key` is missing.
     """
     expected = 'the IPv4 address of an interface'
-    require(_is_specific(host), 'host', expected, host)
+    require(sockets.is_specific(host), 'host', expected, host)
     valid = bool(security.certificate) == bool(security.key)
     require(valid, 'security', 'both certificate and key', 'one of them')
     try:
-      self._server = _Server(host, port, handle, security)
+      self._server = _Server(host, port, handle, security, wait_s)
     except ERRORS as error:
       raise TransportError(f'{host}:{port}: {error}') from error
     self.address = f'{host}:{self._server.port}'
@@ -150,15 +137,23 @@ class Listener:
 
 class _Server(flight.FlightServerBase):
   def __init__(
-    self, host: str, port: int, handle: Callable, security: Security
+    self,
+    host: str,
+    port: int,
+    handle: Callable,
+    security: Security,
+    wait_s: float,
   ):
     pair = (security.certificate, security.key)
     super().__init__(
       f'grpc+tls://{host}:{port}' if pair[0] else f'grpc://{host}:{port}',
       tls_certificates=[pair] if pair[0] else None,
-      middleware={'token': _Tokens(security.token)},
     )
+    self._address = f'{host}:{self.port}'
     self._handle = handle
+    self._security = security
+    self._sayings, self._failures = Sayings(), Sayings()
+    self._door = Door(self.port, self._sayings, wait_s)
     self._streams: set[Stream] = set()
     self._changing = threading.Lock()
 
@@ -166,20 +161,26 @@ class _Server(flight.FlightServerBase):
     with self._changing:
       return list(self._streams)
 
+  def shutdown(self) -> None:
+    super().shutdown()
+    self._door.close()
+    self._sayings.close()
+    self._failures.close()
+
   def do_exchange(
     self, context: Any, descriptor: Any, reader: Any, writer: Any
   ) -> None:
     peer = urllib.parse.unquote(context.peer()).partition(':')[2]
-    if not context.get_middleware('token').valid:
-      logging.warning('%s: refused, as its token is not ours', peer)
-      raise flight.FlightUnauthenticatedError('The token is another one.')
-    cut = functools.partial(_shut_down, self.port, peer)
+    cut = functools.partial(sockets.shut_down, self.port, peer)
     stream = Stream(reader, writer, peer, cut, lambda: None)
     with self._changing:
       self._streams.add(stream)
     try:
       writer.begin(SCHEMA)
       stream.close(self._handled(stream))
+    except ERRORS as error:
+      self._sayings.say(f'{peer}: {error}')
+      raise
     finally:
       with self._changing:
         self._streams.remove(stream)
@@ -187,33 +188,27 @@ class _Server(flight.FlightServerBase):
   def _handled(self, stream: Stream) -> str:
     """Returns why the handler of a stream has ended."""
     try:
-      hello = stream.receive().header
-      stream.send(None)
-      self._handle(stream, hello)
+      with self._door.outside() as may:
+        if not may:
+          raise Closed('too many are waiting to be let in')
+        hello = receive_hello(stream, self._security, self._address)
+    except TransportError as error:
+      return _told(self._sayings, stream, error)
+    try:
+      with self._door.inside(stream.peer):
+        stream.send(None)
+        self._handle(stream, hello)
     except Closed as error:
       logging.info('%s', error)
       return str(error)
+    except TransportError as error:
+      return _told(self._failures, stream, error)
     # Nobody above would see it: it is told to both sides here.
     except Exception as error:
-      logging.exception('%s: the handler of the stream failed', stream.peer)
+      text = f'{stream.peer}: the handler of the stream failed'
+      self._failures.say(text, level=log.ERROR, error=error)
       return f'{type(error).__name__}: {error}'
     return ''
-
-
-class _Tokens(flight.ServerMiddlewareFactory):
-  def __init__(self, token: str):
-    self._expected = f'Bearer {token}'.encode() if token else b''
-
-  def start_call(
-    self, info: Any, headers: Mapping[str, list[str]]
-  ) -> '_Checked':
-    got = ''.join(headers.get('authorization', [])).encode()
-    return _Checked(hmac.compare_digest(got, self._expected))
-
-
-class _Checked(flight.ServerMiddleware):
-  def __init__(self, valid: bool):
-    self.valid = valid
 
 
 def connect(
@@ -245,36 +240,20 @@ def _opened(
   address: str, hello: Any, security: Security, deadline: float
 ) -> Stream:
   left_s = max(0.0, deadline - time.monotonic())
-  client = flight.FlightClient(
-    f'grpc+tls://{address}' if security.certificate else f'grpc://{address}',
-    tls_root_certs=security.certificate or None,
-    generic_options=[
-      # A connection for each stream, of which the listener may cut one.
-      ('grpc.use_local_subchannel_pool', 1),
-      ('grpc.enable_http_proxy', 0),
-      # For connecting, too, which is otherwise given 20 s.
-      ('grpc.min_reconnect_backoff_ms', int(1e3 * left_s)),
-    ],
-  )
-  token = f'Bearer {security.token}'.encode()
-  headers = [(b'authorization', token)] if security.token else []
+  host = address.rpartition(':')[0]
+  if not (sockets.is_specific(host) or security.tls_name):
+    security = security._replace(tls_name=host)
   try:
-    writer, reader = client.do_exchange(
-      flight.FlightDescriptor.for_command(b''),
-      flight.FlightCallOptions(headers=headers),
-    )
-    writer.begin(SCHEMA)
-  except ERRORS as error:
-    client.close()
+    # By its number, as that is what the listener knows of itself.
+    there = sockets.resolved(address)
+  except OSError as error:
     raise ended(address, error) from error
-  finish = functools.partial(_finish, reader, writer, client)
-  stream = Stream(reader, writer, address, reader.cancel, finish)
+  stream = call(there, security, left_s)
   timer = threading.Timer(left_s, stream.cancel, ['no answer'])
   timer.start()
   try:
-    with contextlib.suppress(Closed):  # `receive` knows why.
-      stream.send(hello)
-    stream.receive()
+    send_hello(stream, security, there, hello)
+    sockets.keep_alive(there)
   except TransportError:
     stream.close()
     raise
@@ -283,11 +262,46 @@ def _opened(
   return stream
 
 
-def _is_specific(host: str) -> bool:
+def call(address: str, security: Security, wait_s: float) -> Stream:
+  """Returns a stream on which neither end has shown who it is.
+
+  Args:
+    address: IPv4 'address:port' of the listener.
+    security: Of the encryption; the token is not used.
+    wait_s: Seconds that a connection may take.
+
+  Raises:
+    Closed: If there is no connection.
+  """
+  client = flight.FlightClient(
+    f'grpc+tls://{address}' if security.certificate else f'grpc://{address}',
+    tls_root_certs=security.certificate or None,
+    override_hostname=security.tls_name or None,
+    generic_options=[
+      # A connection for each stream, of which the listener may cut one.
+      ('grpc.use_local_subchannel_pool', 1),
+      ('grpc.enable_http_proxy', 0),
+      # For connecting, too, which is otherwise given 20 s.
+      ('grpc.min_reconnect_backoff_ms', int(1e3 * wait_s)),
+    ],
+  )
   try:
-    return not ipaddress.IPv4Address(host).is_unspecified
-  except ValueError:
-    return False
+    writer, reader = client.do_exchange(
+      flight.FlightDescriptor.for_command(b'')
+    )
+    writer.begin(SCHEMA)
+  except ERRORS as error:
+    client.close()
+    raise ended(address, error) from error
+  finish = functools.partial(_finish, reader, writer, client)
+  return Stream(reader, writer, address, reader.cancel, finish)
+
+
+def _told(sayings: Sayings, stream: Stream, error: TransportError) -> str:
+  """Logs why a stream ends, and returns it."""
+  why = str(error).removeprefix(f'{stream.peer}: ')
+  sayings.say(f'{stream.peer}: refused: {why}')
+  return why
 
 
 def _finish(reader: Any, writer: Any, client: Any) -> None:
@@ -299,51 +313,3 @@ def _finish(reader: Any, writer: Any, client: Any) -> None:
   with contextlib.suppress(*ERRORS):
     writer.close()
   client.close()
-
-
-def _shut_down(port: int, peer: str) -> None:
-  """Shuts down the connection of a port of this process to a peer.
-
-  Flight has no way to end a call at the side of the server.
-  """
-  for name in os.listdir('/proc/self/fd'):
-    with contextlib.suppress(OSError), _duplicate(int(name)) as end:
-      if end.family not in (socket.AF_INET, socket.AF_INET6):
-        continue
-      here, there = end.getsockname(), end.getpeername()
-      # gRPC has sockets of IPv6, in which these are mapped.
-      address = f'{there[0].removeprefix("::ffff:")}:{there[1]}'
-      if here[1] == port and address == peer:
-        end.shutdown(socket.SHUT_RDWR)
-
-
-def _duplicate(number: int) -> socket.socket:
-  """Returns another handle of a socket, so that no other file can take over.
-
-  Raises:
-    OSError: If there is no such file, or it is not a socket.
-  """
-  duplicate = os.dup(number)
-  try:
-    return socket.socket(fileno=duplicate)
-  except OSError:
-    os.close(duplicate)
-    raise
-
-
-def interface_address(name: str) -> str:
-  """Returns the IPv4 address of a network interface of this host (Linux).
-
-  Raises:
-    ValueError: If there is no such interface or it has no such address; names
-      those that there are.
-  """
-  found = {}
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-    for _, interface in socket.if_nameindex():
-      request = struct.pack('256s', interface.encode())
-      with contextlib.suppress(OSError):  # It has no IPv4 address.
-        reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-        found[interface] = socket.inet_ntoa(reply[20:24])
-  require(name in found, 'interface', f'one of {sorted(found)}', name)
-  return found[name]

@@ -8,6 +8,8 @@ import math
 class Flow:
   """A flow that has not drained."""
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   ends: list[tuple[int, int]]  # Each finite link and the other one, or itself.
   latency: float
   left: float  # Bytes left when it last was in no group.
@@ -20,6 +22,8 @@ class Flow:
 @dataclasses.dataclass(slots=True)
 class Link:
   """A link, the group of flows that it holds back, and its pool."""
+
+  is_state = True  # Plain data: checkpoints hold it.
 
   capacity: float
   count: int = 0  # Flows that cross it, and below the same by other link.

@@ -31,6 +31,8 @@ _STATE = ('time', '_workers', '_transfers', '_wake', '_events')
 class _InFlight:
   """A worker's iteration in flight, beside what the lead knows of it."""
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   codec: State  # What its codec remembers.
   life: int = 0  # Events of an earlier life are dropped.
   params: Any = None  # As pulled, until its gradient is computed.

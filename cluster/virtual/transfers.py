@@ -123,6 +123,8 @@ class _Member:
     flows: Those under way, by whether they are pulls, and server.
   """
 
+  is_state = True  # Plain data: checkpoints hold it.
+
   pushed: list[int]
   pulled: list[int]
   pulling: bool = True

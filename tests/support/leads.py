@@ -1,5 +1,6 @@
 """A lead with its servers in this process, for tests."""
 
+import contextlib
 import functools
 import pathlib
 import tempfile
@@ -23,7 +24,7 @@ from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.server import Server
-from cluster.transport.streams import Security, connect
+from cluster.transport.streams import Listener, Security, connect
 from learning.nothing import NoGradient, NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -71,6 +72,7 @@ class Lead:
     """
     self.servers = []
     self._members = []
+    self._closing = contextlib.ExitStack()
     self._begun = threading.Event()
     self._parts = pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
@@ -167,10 +169,16 @@ class Lead:
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
     stream.receive()
+
     # Somewhere that answers.
-    while not (self.servers and self.servers[0].address):
-      time.sleep(0.01)
-    stream.send({'address': self.servers[0].address})
+    def answer(stream, hello):
+      del hello
+      stream.send({'pieces': []})
+      stream.receive()
+
+    listener = Listener('127.0.0.1', 0, answer, Security())
+    self._closing.callback(listener.close, 0.0)
+    stream.send({'address': listener.address})
     while not self._begun.wait(TIMEOUT_S / 5):
       stream.send({'beat': 0.0})
 
@@ -230,6 +238,7 @@ class Lead:
     self._begun.set()
     for member in self._members:
       member.close()
+    self._closing.close()
     self.cluster.close()
     self._pool.shutdown()
 

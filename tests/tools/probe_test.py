@@ -218,7 +218,7 @@ class ContentTest(absltest.TestCase):
 class RunTest(parameterized.TestCase):
   def test_three_processes_measure_each_other(self):
     token = pathlib.Path(tempfile.mkdtemp(), 'token')
-    token.write_text('secret\n')
+    token.write_text('a secret of a probe\n')
     words = '--seconds=0.05', f'--config.cluster.token_file={token}'
     code, out, content = _run(*words, workers=3)
 
@@ -267,7 +267,7 @@ class RunTest(parameterized.TestCase):
     ('--tolerance=1', '--tolerance: expected at least 0 and less than 1'),
     ('--out=/no/folder/file', '--out: expected a file in a folder'),
     ('--config.cluster.workers=1', 'config.cluster.workers: expected at least'),
-    ('--config.cluster.token_file=/no/file', 'No such file'),
+    ('--config.cluster.token_file=/no/file', 'token_file: .*No such file'),
   )
   def test_refuses(self, word, message):
     code, errors = self._alone(word)

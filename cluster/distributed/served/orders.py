@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import numpy as np
+
 from learning.schedule import Schedule
 from wire.flat import Flat
 
+_ITEM = np.dtype(np.float32).itemsize
 Key = tuple[int, int]  # A worker and which life of it.
 
 
@@ -107,6 +110,10 @@ class Orders:
     """Forgets a version that was held."""
     self._orders.append(['drop', held])
 
+  def held_bytes(self, server: int) -> int:
+    """Returns how long a version of a server's share is, when it is sent."""
+    return _ITEM * sum(self._flat.sizes[server])
+
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
     """Returns what gives a version that is held; it waits for the servers."""
     parts = self._ask('send', held)
@@ -116,6 +123,13 @@ class Orders:
         for server, part in enumerate(parts)
       ]
     )
+
+  def asks(self, server: int, number: int) -> bool:
+    """Returns whether a server has still to answer; true once nobody waits."""
+    with self._answering:
+      futures = self._questions.get(number)
+      waits = futures is not None and not futures[server].done()
+      return waits or self._error is not None
 
   def answer(self, server: int, number: int, answer: Any) -> None:
     """Takes in what a server has sent or saved; from any thread."""

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from cluster.distributed import checked
 from cluster.distributed.served.keeping import Keeping, Report
 from cluster.distributed.served.orders import Key
 from cluster.distributed.served.pieces import Pieces
@@ -24,6 +25,7 @@ from cluster.transport import memory
 from cluster.transport.streams import (
   Incoming,
   Listener,
+  Refused,
   Security,
   Stream,
   TransportError,
@@ -167,6 +169,8 @@ class Server:
     """
     port = _Port(stream)
     with self._lock:
+      if any(w == worker and other >= life for w, other in self._ports):
+        raise Refused(f'worker {worker} is here already')
       self._ports[worker, life] = port
     key = {'worker': worker, 'life': life}
     try:
@@ -192,7 +196,7 @@ class Server:
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
-        self._report({'told': 'arrived'} | key | message.header, ())
+        self._report(message.header | {'told': 'arrived'} | key, ())
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
       self._report({'told': 'failed'} | key | {'reason': reason}, ())
@@ -219,10 +223,12 @@ class Server:
       self._listener.close(grace_s)
 
   def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
-    self.serve(stream, hello['worker'], hello['life'])
+    self.serve(stream, *checked.key(hello))
 
   def _check(self, message: Incoming, iteration: int) -> None:
-    got = message.header.get('iteration')
+    if wrong := checked.wrong_in_report(message.header):
+      raise WrongPush(wrong)
+    got = message.header['iteration']
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
     if message.size_bytes != self._push_bytes:
@@ -324,7 +330,7 @@ class Server:
     if self._pieces:
       self._pieces.leave((worker, life))
     if port is not None:
-      # Its host may be out of reach, and would be waited for.
+      # Its host may be out of reach, and it in the middle of a message.
       port.stream.cancel('The lead has given it up.')
 
   def _hold(self, held: int) -> None:

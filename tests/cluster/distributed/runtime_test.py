@@ -85,7 +85,7 @@ class SecurityTest(processes.TestCase):
     def worker(**changed):
       return processes.alone(run, '--role=worker:0', flag, **fields | changed)
 
-    (folder / 'other').write_text('another secret')
+    (folder / 'other').write_text('the secret of another')
     with processes.alone(run, '--role=server:0', flag, **fields) as lead:
       with (
         worker(cluster__token_file=str(folder / 'other')) as stranger,
@@ -95,7 +95,7 @@ class SecurityTest(processes.TestCase):
         self.assertEqual(other.wait(), 1, other.text)
       self.assertRegex(stranger.text, 'Refused: .* token is not that of')
       self.assertRegex(other.text, 'Refused: config: expected the same')
-      self.assertLen(lead.times(r'127\.0\.0\.1:\d+: refused, as its token'), 1)
+      self.assertLen(lead.times(r'127\.0\.0\.1:\d+: refused: its token'), 1)
       self.assertNotEmpty(lead.times('got another from 127.0.0.1:'))
       with worker() as accepted:
         self.assertEqual(lead.wait(), 0, lead.text)
@@ -166,7 +166,8 @@ def _secured(folder):
     check=True,
     capture_output=True,
   )
-  token.write_text('secret\n')
+  token.write_text('a secret of this run\n')
+  token.chmod(0o600)
   return {
     'model': False,
     'cluster__workers': 1,

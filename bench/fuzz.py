@@ -1,0 +1,358 @@
+"""Strangers and nonsense against a run: python -m bench.fuzz.
+
+  python -m bench.fuzz [--messages=10000] [--seed=0] [--out=DIR]
+
+BSP with two workers and a dedicated server on this machine, and the same run
+beside it without anybody.  All that listens gets random bytes, first messages
+of a real client with bytes flipped or cut off, hellos, headers, checksums and
+sizes that nobody would send, from somebody who knows the token and from
+somebody who does not, connections that say nothing and such that are slow.
+
+Printed are what was sent, by kind, the memory of the process that listens and
+the lines of its log.  The exit code is 1 unless both runs end with the same
+parameters, bit for bit (a sum of two gradients has one order).
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import random
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench import clusters
+from cluster.transport import greeting, messages, streams
+from cluster.transport.streams import Security, Stream, TransportError
+from outputs import arrays
+
+_WORKERS = 2
+_FIELDS = {
+  'model.name': 'mlp',
+  'eval_every': 1e9,
+  'log_every': 10**6,
+  'cluster.speed.injected': True,
+  'cluster.speed.fixed_s': 0.1,
+  'cluster.speed.per_example_s': 0.0,
+  'cluster.speed.name': 'constant',
+  'cluster.speed.slowdown': '(1.0,)',
+  'checkpoint.every_s': float('inf'),
+  'checkpoint.every_examples': 10**9,
+}
+_EPOCHS_PER_S = 64 / 1437 / 0.12  # Of digits, in batches of 32.
+_MESSAGE_S = 0.006  # That one is expected to take.
+_LIMIT_S = 900.0
+_SILENT = 64  # Connections that say nothing, at any time.
+_WORDS: tuple[Any, ...] = (
+  *(None, True, -1, 0, 1, 2, 3, 2**31, 2**63, 2**70, 0.5, 1e308, '', '0'),
+  *([], [0], [[]], {}, {'worker': 0}, 'x' * 10**5, '\n\x1b[2J', 'ü'),
+)
+_FIELDS_SAID = (
+  *('worker', 'server', 'life', 'fingerprint', 'beat', 'told', 'address'),
+  *('nonce', 'proof', 'hello', 'iteration', 'size_bytes', 'id', 'ready'),
+)
+
+
+def parameters(run: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns the arrays of a server's newest checkpoint."""
+  steps = [p for p in (run / 'checkpoints' / 'server0').iterdir() if p.is_dir()]
+  newest = max(steps, key=lambda path: int(path.name))
+  tree = arrays.read(newest / 'arrays.npz')
+  return {k: v for k, v in tree.items() if k.startswith('array')}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+  """Returns whether two runs have the same parameters, bit for bit."""
+  return one.keys() == other.keys() and all(
+    one[name].tobytes() == other[name].tobytes() for name in one
+  )
+
+
+class Fuzz:
+  """Somebody who sends nonsense.
+
+  Attributes:
+    sent: How often each kind was sent.
+  """
+
+  def __init__(self, ports: list[int], token: str, seed: int):
+    """Sends nothing yet.
+
+    Args:
+      ports: On the loopback interface, to send to.
+      token: Of the run.
+      seed: Of what is sent.
+    """
+    self.sent: Counter[str] = Counter()
+    self._ports = ports
+    self._rng = random.Random(seed)
+    self._token = token
+    self._recorded = [_recorded(port, token) for port in ports]
+    self._silent: list[socket.socket] = []
+    self._kinds: dict[str, tuple[int, Callable[[int], None]]] = {
+      'random bytes': (3, self._bytes),
+      'first messages, bytes flipped': (6, self._flipped),
+      'first messages, cut': (3, self._cut),
+      'greetings of nobody': (3, self._greet),
+      'hellos of nobody, with the token': (3, self._hello),
+      'frames of nobody, with the token': (3, self._frames),
+      'nothing': (1, self._nothing),
+    }
+
+  def send(self) -> None:
+    """Sends one message, to any of the ports."""
+    kinds = list(self._kinds)
+    weights = [weight for weight, _ in self._kinds.values()]
+    (kind,) = self._rng.choices(kinds, weights)
+    with contextlib.suppress(*messages.ERRORS, TransportError):
+      self._kinds[kind][1](self._rng.randrange(len(self._ports)))
+    self.sent[kind] += 1
+
+  def close(self) -> None:
+    """Closes what says nothing."""
+    for end in self._silent:
+      end.close()
+
+  def _raw(self, where: int, data: bytes) -> None:
+    with _connection(self._ports[where]) as end:
+      end.sendall(data)
+      end.settimeout(0.01)
+      with contextlib.suppress(TimeoutError):
+        end.recv(4096)
+
+  def _bytes(self, where: int) -> None:
+    self._raw(where, self._rng.randbytes(self._rng.choice((1, 100, 10**5))))
+
+  def _flipped(self, where: int) -> None:
+    data = bytearray(self._recorded[where])
+    for _ in range(self._rng.choice((1, 1, 3, 30))):
+      data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+    self._raw(where, bytes(data))
+
+  def _cut(self, where: int) -> None:
+    data = self._recorded[where]
+    data = data[: self._rng.randrange(len(data))]
+    if self._rng.random() < 0.1:  # Slowly.
+      with _connection(self._ports[where]) as end:
+        for start in range(0, min(len(data), 200), 20):
+          end.sendall(data[start : start + 20])
+          time.sleep(0.01)
+    else:
+      self._raw(where, data + self._rng.randbytes(20))
+
+  def _nothing(self, where: int) -> None:
+    self._silent.append(_connection(self._ports[where]))
+    if len(self._silent) > _SILENT:
+      self._silent.pop(0).close()
+
+  def _greet(self, where: int) -> None:
+    def greet(stream: Stream) -> None:
+      for _ in range(self._rng.choice((1, 2))):
+        stream.send(self._said())
+        stream.receive()
+
+    self._stream(where, greet)
+
+  def _hello(self, where: int) -> None:
+    self._stream(where, lambda stream: self._let_in(stream, where))
+
+  def _frames(self, where: int) -> None:
+    def send(stream: Stream) -> None:
+      self._let_in(stream, where)
+      for _ in range(3):
+        kind = self._rng.choice((b'H', b'C', b'E', b'X', b'\0'))
+        data = self._rng.choice((b'', b'[0, 1]', b'[0, 0]', b'\xff' * 1000))
+        frame = messages._FRAME.pack(kind, self._rng.choice((0, 1, 2, 3, 9)), 0)
+        stream._writer.write_metadata(pa.py_buffer(frame + data))
+      header = self._said()
+      stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil=True)
+
+    self._stream(where, send)
+
+  def _let_in(self, stream: Stream, where: int) -> None:
+    security = Security(token=self._token)
+    address = f'127.0.0.1:{self._ports[where]}'
+    greeting.send_hello(stream, security, address, self._said())
+    stream.send(self._said())
+
+  def _said(self) -> Any:
+    if self._rng.random() < 0.2:
+      return self._rng.choice(_WORDS)
+    fields = self._rng.sample(_FIELDS_SAID, self._rng.randrange(1, 5))
+    return {field: self._rng.choice(_WORDS) for field in fields}
+
+  def _stream(self, where: int, talk: Callable[[Stream], None]) -> None:
+    address = f'127.0.0.1:{self._ports[where]}'
+    stream = streams.call(address, Security(), 2.0)
+    timer = threading.Timer(0.2, stream.cancel)
+    timer.start()
+    try:
+      talk(stream)
+    finally:
+      timer.cancel()
+      stream.cancel()
+      stream.close()
+
+
+def _connection(port: int) -> socket.socket:
+  return socket.create_connection(('127.0.0.1', port), 2.0)
+
+
+def _recorded(port: int, token: str) -> bytes:
+  """Returns what a client with the token sends, up to its hello."""
+  data = bytearray()
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    passing = threading.Thread(target=_pass_on, args=(server, port, data))
+    passing.start()
+    here = server.getsockname()[1]
+    with contextlib.suppress(TransportError):
+      stream = streams.call(f'127.0.0.1:{here}', Security(), 2.0)
+      address = f'127.0.0.1:{port}'
+      with contextlib.suppress(TransportError):
+        greeting.send_hello(stream, Security(token=token), address, {})
+      stream.close()
+    passing.join()
+  return bytes(data)
+
+
+def _pass_on(server: socket.socket, port: int, data: bytearray) -> None:
+  near, _ = server.accept()
+  with near, _connection(port) as far:
+
+    def back() -> None:
+      with contextlib.suppress(OSError):
+        while answer := far.recv(65536):
+          near.sendall(answer)
+        near.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=back)
+    thread.start()
+    near.settimeout(0.5)  # gRPC keeps a connection that it does not need.
+    with contextlib.suppress(OSError):
+      while sent := near.recv(65536):
+        data += sent
+        far.sendall(sent)
+    with contextlib.suppress(OSError):
+      far.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def listening(pid: int) -> list[int]:
+  """Returns the TCP ports that a process listens on."""
+  own = set()
+  for path in pathlib.Path(f'/proc/{pid}/fd').iterdir():
+    with contextlib.suppress(OSError):
+      own.add(str(path.readlink()))
+  ports = set()
+  for name in ('tcp', 'tcp6'):
+    lines = pathlib.Path('/proc/net', name).read_text().splitlines()[1:]
+    for row in map(str.split, lines):
+      if row[3] == '0A' and f'socket:[{row[9]}]' in own:
+        ports.add(int(row[1].rpartition(':')[2], 16))
+  return sorted(ports)
+
+
+def _rss_MB(pid: int) -> float:
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path(f'/proc/{pid}/status').read_text().splitlines():
+      if line.startswith('VmRSS'):
+        return int(line.split()[1]) / 1024
+  return 0.0
+
+
+def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  if path.exists():
+    for line in path.read_text().rpartition('\n')[0].splitlines():
+      yield json.loads(line)
+
+
+def attack(
+  run: pathlib.Path, count: int, seed: int, going: Callable[[], bool]
+) -> tuple[Fuzz, list[float]]:
+  """Sends nonsense to the process that leads a run.
+
+  Args:
+    run: Its folder.
+    count: Messages.
+    seed: Of what is sent.
+    going: Whether the run goes on.
+
+  Returns:
+    What was sent, and the memory of the process, MiB, as it went.
+  """
+  while not list(_rows(run / 'events.jsonl')) and going():
+    time.sleep(0.1)
+  starts = [r for r in _rows(run / 'launch.jsonl') if r['role'] == 'server:0']
+  pid = starts[-1]['pid']
+  token = (run / 'token').read_text().strip()
+  fuzz = Fuzz(listening(pid), token, seed)
+  memory = [_rss_MB(pid)]
+  while fuzz.sent.total() < count and going():
+    fuzz.send()
+    if fuzz.sent.total() % 100 == 0:
+      memory.append(_rss_MB(pid))
+  fuzz.close()
+  return fuzz, [each for each in memory if each]
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Makes both runs and prints the table."""
+  parser = argparse.ArgumentParser(
+    prog='bench.fuzz', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--messages', type=int, default=10_000)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--seconds', type=float, help='of the runs')
+  parser.add_argument('--out', help='folder of the runs; a new one by default')
+  given = parser.parse_args(argv)
+  out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
+  seconds = given.seconds or given.messages * _MESSAGE_S + 10.0
+  fields = _FIELDS | {'epochs': seconds * _EPOCHS_PER_S}
+  runs = {
+    name: clusters.start(
+      clusters.command(
+        out / name, 'configs/vgg16_bsp.py', fields, workers=_WORKERS
+      ),
+      out / f'{name}.log',
+    )
+    for name in ('fuzzed', 'calm')
+  }
+  try:
+    fuzz, memory = attack(
+      out / 'fuzzed',
+      given.messages,
+      given.seed,
+      lambda: runs['fuzzed'].poll() is None,
+    )
+    print(f'runs are in {out}')
+    for name, process in runs.items():
+      clusters.finish(process, out / f'{name}.log', _LIMIT_S)
+  finally:
+    for process in runs.values():
+      clusters.end(process)
+  for kind, count in fuzz.sent.most_common():
+    print(f'{count:7}  {kind}')
+  print(f'{fuzz.sent.total():7}  in all')
+  lines = (out / 'fuzzed.log').read_text().splitlines()
+  refused = [line for line in lines if ': refused: ' in line]
+  print(
+    f'memory of the process that listens: {memory[0]:.0f} MiB before, at most '
+    f'{max(memory):.0f} MiB'
+  )
+  print(f'lines of its log that say so: {len(refused)} of {len(lines)}')
+  equal = same(parameters(out / 'fuzzed'), parameters(out / 'calm'))
+  print(f'parameters: {"the same, bit for bit" if equal else "ANOTHER"}')
+  sys.exit(0 if equal else 1)
+
+
+if __name__ == '__main__':
+  main()

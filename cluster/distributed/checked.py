@@ -1,0 +1,176 @@
+"""What other processes say, checked where it comes in.
+
+Whoever knows the token may be of another version, or hit by an error: what it
+says must not be taken for what it is not, nor stop a thread that others need.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cluster.transport import sockets
+from cluster.transport.streams import Closed, Refused
+
+_DOING = 200  # Characters that are shown again and again.
+
+Fields = Mapping[str, Callable[[Any], bool]]
+
+
+def _is_number(value: Any) -> bool:
+  # JSON has numbers that no float holds.
+  return type(value) in (int, float) and abs(value) < 2**1000
+
+
+def _is_count(value: Any) -> bool:
+  return type(value) is int and 0 <= value < 2**53
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _is_doing(value: Any) -> bool:
+  return _is_text(value) and len(value) <= _DOING and value.isprintable()
+
+
+def _is_address(value: Any) -> bool:
+  if not _is_text(value):
+    return False
+  host, _, port = value.rpartition(':')
+  return sockets.is_specific(host) and port.isascii() and port.isdecimal()
+
+
+def _is_pace(value: Any) -> bool:
+  match value:
+    case ['transfer' | 'compute', iteration, steps]:
+      return _is_count(steps) and (iteration == -1 or _is_count(iteration))
+  return False
+
+
+def _is_orders(value: Any) -> bool:
+  """Returns whether it is what a server does, or None before it does any."""
+  if not isinstance(value, dict):
+    return value is None
+  usual_s = value.get('usual_s')
+  return (
+    _is_count(value.get('obeyed'))
+    and _is_doing(value.get('order'))
+    and _is_number(value.get('since_s'))
+    and (usual_s is None or _is_number(usual_s))
+  )
+
+
+# Of a push; None stands for a loss that there is not.
+_REPORT: Fields = {
+  'iteration': _is_count,
+  'pulled_at': _is_number,
+  'computed_at': _is_number,
+  'compute_s': _is_number,
+  'factors': lambda value: (
+    isinstance(value, list) and all(map(_is_number, value))
+  ),
+  'loss': lambda value: value is None or _is_number(value),
+  'finite': lambda value: type(value) is bool,
+  'computed': _is_count,
+  'compilations': _is_count,
+}
+_LIFE: Fields = {'worker': _is_count, 'life': _is_count}
+# By the field that tells what is said; None stands for one that is not there.
+_WORKER: Mapping[str, Fields] = {
+  'doing': {'doing': _is_doing},
+  'ready': {'ready': lambda value: value is True},
+  'beat': {'beat': _is_number, 'pace': _is_pace},
+}
+_SERVER: Mapping[str, Fields] = {
+  'doing': {'doing': _is_doing},
+  'address': {'address': _is_address},
+  'beat': {'beat': _is_number, 'orders': _is_orders},
+  'told': {'told': lambda value: False},  # See `_TOLD`.
+}
+_TOLD: Mapping[str, Fields] = {
+  'arrived': {**_LIFE, **_REPORT},
+  'failed': {**_LIFE, 'reason': _is_text},
+  'unmendable': {'reason': _is_text},
+  'snapshot': {'id': _is_count, 'size_bytes': _is_count},
+  'saved': {
+    'id': _is_count,
+    'error': lambda value: value is None or _is_text(value),
+  },
+}
+
+
+def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
+  """Returns what a process says first to the lead.
+
+  Args:
+    said: `fingerprint`, and either `worker` or `server`.
+    workers: How many there are.
+    servers: How many there are; the first is the lead's own.
+
+  Raises:
+    Refused: If it is something else.
+  """
+  if isinstance(said, dict) and isinstance(said.get('fingerprint'), str):
+    match said.keys() & {'worker', 'server'}, said.get('server'):
+      case roles, _ if roles == {'worker'}:
+        if _is_count(said['worker']) and said['worker'] < workers:
+          return said
+      case roles, int(index) if roles == {'server'}:
+        if 0 < index < servers and type(index) is int:
+          return said
+  raise Refused(
+    f'expected one of {workers} workers or {servers - 1} servers, got another '
+    'hello'
+  )
+
+
+def key(said: Any) -> tuple[int, int]:
+  """Returns which worker and which life of it says hello to a server.
+
+  Raises:
+    Refused: If it is something else.
+  """
+  if isinstance(said, dict):
+    worker, life = said.get('worker'), said.get('life')
+    if _is_count(worker) and _is_count(life):
+      return worker, life
+  raise Refused('expected a worker and its life, got another hello')
+
+
+def of_worker(said: Any, peer: str) -> dict[str, Any]:
+  """Returns what a worker says to the lead after its hello.
+
+  Raises:
+    Closed: If it is something else.
+  """
+  return _words(said, peer, _WORKER)
+
+
+def of_server(said: Any, peer: str) -> dict[str, Any]:
+  """Returns what a server says to the lead after its hello.
+
+  Raises:
+    Closed: If it is something else.
+  """
+  return _words(said, peer, _SERVER)
+
+
+def wrong_in_report(header: Any) -> str:
+  """Returns what is wrong in the header of a push; '' if nothing is."""
+  if not isinstance(header, dict):
+    return f'Expected a report, got {type(header).__name__}.'
+  for name, is_valid in _REPORT.items():
+    if name not in header or not is_valid(header[name]):
+      return f'Expected a valid {name}, got {header.get(name)!r}.'[:200]
+  return ''
+
+
+def _words(said: Any, peer: str, forms: Mapping[str, Fields]) -> dict[str, Any]:
+  kinds = said.keys() & forms.keys() if isinstance(said, dict) else ()
+  if len(kinds) == 1:
+    fields = forms[min(kinds)]
+    told = said.get('told')
+    if isinstance(told, str):
+      fields = _TOLD.get(told, fields)
+    if all(is_valid(said.get(name)) for name, is_valid in fields.items()):
+      return said
+  raise Closed(f'{peer}: it has said what no process says')

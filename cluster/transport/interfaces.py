@@ -1,0 +1,61 @@
+"""Which address of this host to listen on (Linux)."""
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+
+from configs.checks import require
+
+_SIOCGIFADDR = 0x8915
+
+
+def interface_address(name: str) -> str:
+  """Returns the IPv4 address of this host that an interface or network means.
+
+  Args:
+    name: Of an interface, such as 'eth0', or a network such as '10.0.0.0/8':
+      the one address of this host in it.  What is the same on all hosts, the
+      network, is so even where interfaces have other names.
+
+  Raises:
+    ValueError: If there is no such interface or it has no such address, or if
+      not just one address is in the network; lists those that there are.
+  """
+  found = _addresses()
+  if '/' not in name:
+    require(name in found, 'interface', f'one of {sorted(found)}', name)
+    return found[name]
+  try:
+    network = ipaddress.IPv4Network(name)
+  except ValueError as error:
+    raise ValueError(
+      f'interface: expected a network such as 10.0.0.0/8, got {name!r}: '
+      f'{error}.'
+    ) from error
+  mine = sorted(
+    {a for a in found.values() if ipaddress.IPv4Address(a) in network}
+  )
+  expected = f'a network with one address of {found}'
+  if len(mine) > 1:
+    expected = f'a smaller network than one with {mine}'
+  require(len(mine) == 1, 'interface', expected, name)
+  return mine[0]
+
+
+def is_loopback(address: str) -> bool:
+  """Returns whether only this host can reach an IPv4 address."""
+  return ipaddress.IPv4Address(address).is_loopback
+
+
+def _addresses() -> dict[str, str]:
+  """Returns the IPv4 addresses of this host, by interface."""
+  found = {}
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for _, interface in socket.if_nameindex():
+      request = struct.pack('256s', interface.encode())
+      with contextlib.suppress(OSError):  # It has no IPv4 address.
+        reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+        found[interface] = socket.inet_ntoa(reply[20:24])
+  return found

@@ -1,0 +1,133 @@
+"""The sockets of this process, which Flight does not show (Linux)."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+from configs.checks import require
+
+# A connection whose other end says nothing at all is over after a minute: gRPC
+# would ask after two hours, and at one end alone.
+_IDLE_S, _APART_S, _PROBES = 20, 10, 4
+_RECEIVED = 128  # Offset of tcpi_bytes_received in struct tcp_info, u64.
+_INFO_BYTES = 256
+
+
+def numbers() -> dict[str, str]:
+  """Returns the sockets of this process: numbers in the system, and files."""
+  found = {}
+  for name in os.listdir('/proc/self/fd'):
+    with contextlib.suppress(OSError):  # That of the folder is closed again.
+      number = os.readlink(f'/proc/self/fd/{name}')
+      if number.startswith('socket:'):
+        found[number] = name
+  return found
+
+
+@contextlib.contextmanager
+def looked_at(name: str) -> Iterator['End']:
+  """Gives a socket of this process.
+
+  Args:
+    name: Of its file.
+
+  Raises:
+    OSError: If it is gone, or is not one of IPv4.
+  """
+  # Another handle, so that no other file can take its place.
+  duplicate = os.dup(int(name))
+  try:
+    handle = socket.socket(fileno=duplicate)
+  except OSError:
+    os.close(duplicate)
+    raise
+  with handle:
+    if handle.family not in (socket.AF_INET, socket.AF_INET6):
+      raise OSError('Another family.')
+    yield End(handle)
+
+
+class End:
+  """This end of a connection, while it is looked at.
+
+  Attributes:
+    port: Of this process.
+    peer: 'address:port' of the other end; '' if there is none.
+  """
+
+  def __init__(self, handle: socket.socket):
+    """Takes another handle of the socket."""
+    self._handle = handle
+    self.port = handle.getsockname()[1]
+    self.peer = ''
+    with contextlib.suppress(OSError):  # It is not connected.
+      address, port, *_ = handle.getpeername()
+      # gRPC has sockets of IPv6, in which these are mapped.
+      self.peer = f'{address.removeprefix("::ffff:")}:{port}'
+
+  @property
+  def received_bytes(self) -> int:
+    """Bytes that have come so far."""
+    info = self._handle.getsockopt(
+      socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
+    )
+    return struct.unpack_from('=Q', info, _RECEIVED)[0]
+
+  def shut_down(self) -> None:
+    """Ends the connection in both directions, at once."""
+    self._handle.shutdown(socket.SHUT_RDWR)
+
+  def keep_alive(self) -> None:
+    """Has the system notice it if the other end is no longer there."""
+    whole_ms = 1000 * (_IDLE_S + _PROBES * _APART_S)
+    self._handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+      (socket.TCP_KEEPIDLE, _IDLE_S),
+      (socket.TCP_KEEPINTVL, _APART_S),
+      (socket.TCP_KEEPCNT, _PROBES),
+      (socket.TCP_USER_TIMEOUT, whole_ms),
+    ):
+      self._handle.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def shut_down(port: int, peer: str) -> None:
+  """Shuts down the connection of a port of this process to a peer.
+
+  Flight has no way to end a call at the side of the server.
+  """
+  for name in numbers().values():
+    with contextlib.suppress(OSError), looked_at(name) as end:
+      if (end.port, end.peer) == (port, peer):
+        end.shut_down()
+
+
+def keep_alive(peer: str) -> None:
+  """Has the system look after all connections to a peer."""
+  for name in numbers().values():
+    with contextlib.suppress(OSError), looked_at(name) as end:
+      if end.peer == peer:
+        end.keep_alive()
+
+
+def is_specific(host: str) -> bool:
+  """Returns whether a host is the IPv4 address of one interface."""
+  try:
+    return not ipaddress.IPv4Address(host).is_unspecified
+  except ValueError:
+    return False
+
+
+def resolved(address: str) -> str:
+  """Returns 'IPv4 address:port' of 'host:port'.
+
+  Raises:
+    OSError: If the host is not known.
+    ValueError: If it is not such an address.
+  """
+  host, _, port = address.rpartition(':')
+  valid = bool(host) and port.isascii() and port.isdecimal()
+  require(valid, 'address', 'HOST:PORT', address)
+  return f'{socket.gethostbyname(host)}:{int(port)}'

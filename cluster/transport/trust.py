@@ -1,0 +1,110 @@
+"""What the processes of a run trust each other by, from the files of a config.
+
+A field that names a file asks for what is in it: a file that is empty, or that
+cannot be read, is refused, and never means a run without.
+"""
+
+import os
+import pathlib
+import secrets
+import stat
+from typing import Any
+
+from absl import logging
+
+from cluster.transport.greeting import Security
+from cluster.transport.interfaces import is_loopback
+from configs.checks import require
+
+_LEAST = 16  # Characters of a token: who listens in may guess in peace.
+_TOKEN_BYTES = 32
+_HOW = '(umask 077; openssl rand -hex 32 > FILE) makes one'
+_PEM = {'certificate': b'-----BEGIN CERTIFICATE', 'key': b'PRIVATE KEY-----'}
+
+
+def security(cluster: Any, address: str) -> Security:
+  """Returns what a config says.
+
+  A secret that others than the user may read is said in the log, but used:
+  there are file systems, those of Kubernetes' secrets among them, whose modes
+  say nothing, and a run that was refused there would be started without.
+
+  Args:
+    cluster: `config.cluster`.
+    address: IPv4, that this process listens on.
+
+  Raises:
+    ValueError: If a file is missing, cannot be read or holds something else, or
+      if others than this host can reach the address and there is no token.
+  """
+  token = _content(cluster, 'token').decode(errors='replace').strip()
+  if cluster.token_file:
+    expected = f'a secret of {_LEAST} characters or more ({_HOW})'
+    long = len(token) >= _LEAST
+    _require(long, 'token', expected, f'{len(token)} in {cluster.token_file}')
+  else:
+    expected = f'a file with a secret, as others can reach {address} ({_HOW})'
+    _require(is_loopback(address), 'token', expected, '')
+  pem = {name: _content(cluster, name) for name in _PEM}
+  for name, mark in _PEM.items():
+    given = cluster[f'{name}_file']
+    _require(not given or mark in pem[name], name, f'PEM, a {name}', given)
+  whole = bool(pem['certificate']) or not pem['key']
+  _require(whole, 'certificate', 'the certificate of key_file', '')
+  needed = bool(pem['certificate']) or not cluster.tls_name
+  expected = "'' without certificate_file"
+  require(needed, 'config.cluster.tls_name', expected, cluster.tls_name)
+  return Security(token=token, tls_name=cluster.tls_name, **pem)
+
+
+def make_token(path: pathlib.Path) -> pathlib.Path:
+  """Makes a file with a secret, which the user alone may read.
+
+  One that is there stays: other processes of the run may have made it.
+
+  Args:
+    path: Of the file, in a folder that there is.
+
+  Raises:
+    OSError: If it cannot be made.
+  """
+  if not path.exists():
+    new = path.with_name(f'{path.name}.{os.getpid()}')
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, 'w', encoding='ascii') as file:
+      file.write(secrets.token_hex(_TOKEN_BYTES) + '\n')
+    try:
+      path.hardlink_to(new)  # Whole, or not at all, and the first of several.
+    except FileExistsError:
+      logging.info('%s has been made by another process.', path)
+    finally:
+      new.unlink()
+  return path
+
+
+def _content(cluster: Any, name: str) -> bytes:
+  """Returns what is in a file; b'' if none is named."""
+  given = cluster[f'{name}_file']
+  if not given:
+    return b''
+  try:
+    content = pathlib.Path(given).read_bytes()
+    mode = os.stat(given).st_mode
+  except OSError as error:
+    raise ValueError(
+      f'config.cluster.{name}_file: expected a file, got {error}.'
+    ) from error
+  filled = bool(content.strip())
+  _require(filled, name, 'a file that is not empty', given)
+  if name != 'certificate' and mode & (stat.S_IRWXG | stat.S_IRWXO):
+    logging.warning(
+      'config.cluster.%s_file: others than you may read or change %s; chmod '
+      '600 ends that.',
+      name,
+      given,
+    )
+  return content
+
+
+def _require(valid: bool, name: str, expected: str, got: str) -> None:
+  require(valid, f'config.cluster.{name}_file', expected, got)

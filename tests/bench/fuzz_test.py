@@ -1,0 +1,67 @@
+"""Tests for bench.fuzz, and of a listener that it is let loose on."""
+
+import queue
+import threading
+
+import numpy as np
+from absl.testing import absltest
+
+from bench import fuzz
+from cluster.transport import streams as transport
+from cluster.transport.streams import Closed, Refused, Security
+from tests.support.streams import HOST, TestCase, echo, random_bytes, read
+
+_TOKEN = 'a secret that both ends know'
+_OURS = Security(token=_TOKEN)
+
+
+class FuzzTest(TestCase):
+  def test_a_stream_goes_on_among_nonsense(self):
+    hellos = queue.SimpleQueue()
+
+    def handle(stream, hello):
+      if hello != 'ours':
+        hellos.put(hello)
+        raise Refused('not ours')
+      echo(stream, hello)
+
+    listener = self.listener(handle, _OURS)
+    port = int(listener.address.rpartition(':')[2])
+    stream = self.connect(listener, 'ours', _OURS)
+    over, wrong = threading.Event(), []
+
+    def talk():
+      while not over.is_set():
+        body = random_bytes(10**5)
+        stream.send('word', [body], body.size)
+        if not np.array_equal(read(stream.receive()), body):
+          wrong.append(body)
+
+    talker = threading.Thread(target=talk)
+    talker.start()
+    with self.assertLogs(level='WARNING') as logs:
+      nonsense = fuzz.Fuzz([port], _TOKEN, seed=1)
+      for _ in range(200):
+        nonsense.send()
+      nonsense.close()
+    over.set()
+    talker.join()
+    self.assertEmpty(wrong)
+    self.assertEqual(nonsense.sent.total(), 200)
+    self.assertGreater(hellos.qsize(), 10)  # With the token some come in.
+    self.assertLess(len(logs.output), 50)
+    self.assertNotIn(_TOKEN, '\n'.join(logs.output))
+    with self.assertRaises(Closed):
+      transport.connect(f'{HOST}:1', None, _OURS, 0.1)
+    self.connect(listener, 'ours', _OURS)
+
+  def test_parameters_are_compared_bit_for_bit(self):
+    one = {'array0': np.zeros(3, np.float32)}
+    self.assertTrue(fuzz.same(one, {'array0': np.zeros(3, np.float32)}))
+    other = np.array([0, 0, -0.0], np.float32)
+    self.assertFalse(fuzz.same(one, {'array0': other}))
+    self.assertFalse(fuzz.same(one, {}))
+
+
+if __name__ == '__main__':
+  absltest.main()

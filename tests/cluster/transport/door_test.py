@@ -1,0 +1,180 @@
+"""Tests for cluster.transport.door: who connects and is never let in."""
+
+import contextlib
+import socket
+import threading
+import time
+from unittest import mock
+
+from absl.testing import absltest
+
+from cluster.transport import door as doors
+from cluster.transport import sockets
+from cluster.transport import streams as transport
+from cluster.transport.sayings import Sayings
+from cluster.transport.streams import Closed, Security
+from tests.support.relays import Relay
+from tests.support.streams import HOST, OPEN, TestCase, echo, random_bytes
+
+_OURS = Security(token='a secret that both ends know')
+
+
+class DoorTest(TestCase):
+  def listener(self, handle=echo, security=_OURS, wait_s=0.5):
+    listener = transport.Listener(HOST, 0, handle, security, wait_s=wait_s)
+    self.addCleanup(listener.close, 0.0)
+    return listener
+
+  def test_who_says_nothing_is_cut_off_and_others_stay(self):
+    listener = self.listener()
+    stream = self.connect(listener, None, _OURS)
+    with self.assertLogs(level='WARNING') as logs:
+      with self._stranger(listener) as silent:
+        start = time.monotonic()
+        _read_to_the_end(silent)
+        self.assertBetween(time.monotonic() - start, 0.4, 3.0)
+      with self._stranger(listener) as rude:
+        rude.sendall(b'\x16' * 100)
+        _read_to_the_end(rude)
+    self.assertIn('refused: it has not greeted within 0.5 s', logs.output[0])
+    stream.send(1)
+    self.assertEqual(stream.receive().header, 1)
+
+  def test_who_stops_while_it_greets_keeps_no_thread(self):
+    listener = self.listener()
+    self.connect(listener, None, _OURS)
+    stopped = threading.Event()
+
+    def stop(stream, *_):
+      stream.send({'nonce': '0' * 64})
+      stream.receive()
+      stopped.wait(10.0)
+      stream.receive()
+
+    def connect():
+      with contextlib.suppress(transport.TransportError):
+        transport.connect(listener.address, None, OPEN, 2.0)
+
+    clients = [threading.Thread(target=connect) for _ in range(8)]
+    with mock.patch.object(transport, 'send_hello', stop):
+      for client in clients:
+        client.start()
+      server = listener._server
+      _until(lambda: server._door._calls == 8)
+      _until(lambda: not server._door._calls)
+    self.assertEqual(server._door._calls, 0)
+    _until(lambda: len(server.open_streams()) == 1)
+    self.assertLen(server.open_streams(), 1)
+    stopped.set()
+    for client in clients:
+      client.join()
+
+  def test_a_first_message_is_not_taken_in_whole(self):
+    listener = self.listener(wait_s=60.0)
+    whole = 2**28
+
+    def flood(stream, *_):
+      body = random_bytes(2**20)
+      stream.send(0, (body for _ in range(whole >> 20)), whole)
+      stream.receive()
+
+    with Relay(listener.address) as relay:
+      with (
+        mock.patch.object(transport, 'send_hello', flood),
+        self.assertLogs(level='WARNING') as logs,
+        self.assertRaises(Closed),
+      ):
+        transport.connect(relay.address, None, OPEN, 1.0)
+      self.assertLess(relay.passed, whole // 2)
+    self.assertIn('refused: ', logs.output[0])
+
+  def test_the_oldest_of_too_many_are_cut_off(self):
+    with mock.patch.object(doors, '_MOST', 4), contextlib.ExitStack() as stack:
+      listener = self.listener(wait_s=60.0)
+      ends = []
+      for _ in range(7):
+        ends.append(stack.enter_context(self._stranger(listener)))
+        time.sleep(0.25)
+      for end in ends[:3]:
+        _read_to_the_end(end)
+      for end in ends[3:]:
+        end.settimeout(0.05)
+        with self.assertRaises(TimeoutError):
+          _read_to_the_end(end)
+      # Who knows the token gets in.
+      self.connect(listener, None, _OURS)
+
+  def test_calls_are_bounded_too(self):
+    listener = self.listener()
+    listener._server._door._calls = doors._MOST
+    with (
+      self.assertLogs(level='WARNING') as logs,
+      self.assertRaises(Closed),
+    ):
+      transport.connect(listener.address, None, _OURS, 0.2)
+    self.assertIn('too many are waiting to be let in', logs.output[0])
+
+  def test_the_system_looks_after_who_is_in(self):
+    listener = self.listener()
+    stream = self.connect(listener, None, _OURS)
+    port = int(listener.address.rpartition(':')[2])
+
+    def kept():
+      found = []
+      for name in sockets.numbers().values():
+        with contextlib.suppress(OSError), sockets.looked_at(name) as end:
+          if end.peer and port in (end.port, int(end.peer.split(':')[1])):
+            found.append(
+              [
+                end._handle.getsockopt(level, option)
+                for level, option in (
+                  (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                  (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                  (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                )
+              ]
+            )
+      return found
+
+    _until(lambda: kept() == [[1, 20, 60000]] * 2)
+    self.assertEqual(kept(), [[1, 20, 60000]] * 2)
+    stream.close()
+
+  def _stranger(self, listener):
+    host, _, port = listener.address.rpartition(':')
+    return socket.create_connection((host, int(port)), 5.0)
+
+
+class SayingsTest(absltest.TestCase):
+  def test_a_line_a_second_says_how_many_there_were(self):
+    times = iter([0.0, 0.0, 0.5, 0.9, 1.1, 1.1, 1.2])
+    sayings = Sayings(clock=lambda: next(times))
+    with self.assertLogs(level='WARNING') as logs:
+      for n in range(5):
+        sayings.say(f'line {n}')
+      sayings.close()
+      sayings.close()
+    self.assertEqual(
+      [line.rpartition(':')[2] for line in logs.output],
+      [
+        'line 0',
+        'line 3 (2 more of these since the last line)',
+        '1 more of these since the last line',
+      ],
+    )
+
+
+def _read_to_the_end(end):
+  with contextlib.suppress(ConnectionResetError):
+    while end.recv(4096):
+      pass
+
+
+def _until(happened):
+  deadline = time.monotonic() + 5.0
+  while not happened() and time.monotonic() < deadline:
+    time.sleep(0.02)
+
+
+if __name__ == '__main__':
+  absltest.main()
