@@ -71,6 +71,7 @@ class _Page:
     self._stack = stack
     stack.enter_context(contextlib.chdir(_here()))
     stack.enter_context(mock.patch.dict(sys.modules))
+    self.submitit = sys.modules['submitit'] = mock.MagicMock()
     self.defines = False  # Whether it has defined a module.
     self._module = types.ModuleType(f'page_{path.stem}')
     sys.modules[self._module.__name__] = self._module
@@ -121,12 +122,14 @@ def _check(words: list[str], *, runs: bool = False) -> str:
       return 'known'
     case ['python', 'main.py', *arguments]:
       return _check_run(arguments, runs)
-    case ['python', '-m', module, *arguments]:
+    case ['python' | '.venv/bin/python', '-m', module, *arguments]:
       return _check_tool(module, arguments)
     case ['python', script, *_]:
       if not (pages.ROOT / script).exists():
         raise ValueError(f'python: expected a file, got {script!r}.')
       return 'known'
+    case ['srun', *words]:
+      return _check(words[words.index('.venv/bin/python') :])
     case ['.venv/bin/python' | '.venv/bin/pip' | '.venv/bin/ruff', *_]:
       return 'known'
     case [program, *arguments] if program in _OTHERS:
@@ -233,6 +236,8 @@ class PageTest(parameterized.TestCase):
           for words in pages.commands(block.text):
             with self.subTest(line=block.line, command=' '.join(words)):
               _check(words, runs=page.defines)
+      for call in page.submitit.helpers.CommandFunction.call_args_list:
+        self.assertEqual(_check(*call.args), 'parsed')
 
   def test_links_between_pages_lead_somewhere(self):
     # Sphinx checks anchors; README.md is not a page of it.

@@ -153,7 +153,7 @@ class Lead:
     return self._pool.submit(self._host, index, self._way(self.address))
 
   def _host(self, index, address):
-    host(
+    return host(
       index,
       functools.partial(self._server, index),
       lead=address,

@@ -80,7 +80,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     self.assertEqual(variables, 'cpu ' if server else ' None')
     self.assertEqual(launches.starts(rows), {name.replace(' ', ':'): 1})
     leads = name == 'worker 0'
-    self.assertEqual(any('workdir' in line for line in lines[:1]), leads)
+    self.assertEqual(bool(launches.said(lines, 'launch')), leads)
 
   @parameterized.parameters(
     (('--role=worker:0',), '--role and --lead: expected nothing without'),

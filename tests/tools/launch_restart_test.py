@@ -133,14 +133,16 @@ until('back')
       process.communicate(timeout=10)
       self.assertEqual(process.returncode, 0)
 
-  def test_workers_are_not_needed_after_another_has_finished(self):
-    body = """
+  @parameterized.parameters(0, 143)
+  def test_workers_are_not_needed_after_another_has_ended(self, end):
+    body = f"""
 if role == 'worker:1':
   until('over')
   time.sleep(0.2)
   die(signal.SIGABRT)
 if role == 'worker:0':
   touch('over')
+  sys.exit({end})
 if role == 'server:0':
   until('over')
   time.sleep(0.6)

@@ -65,7 +65,7 @@ class StartTest(parameterized.TestCase):
     self.assertEmpty(lead.ledger.lost)
     lead.cluster.close()
     for worker in workers:
-      worker.result(timeout=leads.START_S)
+      self.assertIs(worker.result(timeout=leads.START_S), False)
 
   @parameterized.parameters('drop', 'cut')
   def test_a_worker_that_is_lost_while_it_compiles_comes_again(self, how):
@@ -96,7 +96,7 @@ class StartTest(parameterized.TestCase):
     self._wait(lambda: not lead.reception._remote)
     hosted = lead.host(1)
     self._check_runs(lead, [worker], [1])
-    hosted.result(timeout=leads.START_S)
+    self.assertIs(hosted.result(timeout=leads.START_S), False)
     # Nothing was made or compiled again.
     self.assertLen(lead.servers, 3)
 
