@@ -3,11 +3,12 @@
   python -m bench.lead [--pushes=10000]
   python -m bench.lead --processes=64 [--supersteps=100] [--schemes=bsp,elastic]
 
-First, scripted workers, a few hundred in two processes, on loopback streams
-against a lead with one dedicated server or four; parameters are 4 KiB that
-stand for nothing.  A row is a run: pushes per second, CPU time and its ratio to
-the first row, peak memory.  The lead's is that of its process with server 0 in
-it.  CPU time says what a lead can do on cores of its own: here all share them.
+First, scripted workers under ASP, up to 256 in two processes, on loopback
+streams against a lead with one dedicated server or four; parameters are 4 KiB
+that stand for nothing.  A row is a run: pushes per second, CPU time of the
+lead's process, which has server 0 in it, and that of the thread that decides,
+with their ratios to the first row, and the peak memory of the process.  CPU
+times say more than rates, as the workers take as many of the same cores.
 
 Else, real processes of a timing-only model under tools.launch: seconds until
 all are ready, seconds of a superstep, memory of a process.
@@ -72,16 +73,23 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _scripted(pushes: int) -> None:
-  print('| workers | servers | pushes/s | lead us/push | over first | peak MiB |')
-  print('| ---: | ---: | ---: | ---: | ---: | ---: |')
-  first = None
+  print(
+    '| workers | servers | pushes/s | process us/push | over first '
+    '| deciding us/push | over first | peak MiB |'
+  )
+  print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
+  first: list[float] = []
   for workers, servers in _ROWS:
     row = _row(workers, servers, pushes)
-    cost_us = 1e6 * row['cpu_s'] / row['pushes']
-    first = first or cost_us
+    costs_us = [1e6 * row[of] / row['pushes'] for of in ('cpu_s', 'decided_s')]
+    first = first or costs_us
+    costs = ' | '.join(
+      f'{cost_us:.0f} | {cost_us / before_us:.2f}'
+      for cost_us, before_us in zip(costs_us, first, strict=True)
+    )
     print(
       f'| {workers} | {servers} | {row["pushes"] / row["wall_s"]:.0f} '
-      f'| {cost_us:.0f} | {cost_us / first:.2f} | {row["peak_MiB"]:.0f} |',
+      f'| {costs} | {row["peak_MiB"]:.0f} |',
       flush=True,
     )
 
@@ -139,36 +147,39 @@ def _take_part(
     return
   run.runtime = measured = _Measured(run.runtime)
   summary = run()
-  print(
-    json.dumps(
-      {
-        'pushes': summary['iterations'],
-        'wall_s': measured.wall_s,
-        'cpu_s': measured.cpu_s,
-        'peak_MiB': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-      }
-    )
-  )
+  peak_MiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  told = {'pushes': summary['iterations'], 'peak_MiB': peak_MiB}
+  print(json.dumps(told | measured.used()))
 
 
 class _Measured:
-  """A runtime that notes what its process uses between start and close."""
+  """A runtime that notes what is used between its start and its close."""
 
   def __init__(self, runtime: Any):
     self._runtime = runtime
-    self.wall_s = self.cpu_s = 0.0
+    self._began = self._ended = 0.0, 0.0, 0.0
 
   def start(self) -> None:
-    self._began = time.perf_counter(), time.process_time()
+    self._began = _clocks()
     self._runtime.start()
 
   def close(self) -> None:
-    self.wall_s = time.perf_counter() - self._began[0]
-    self.cpu_s = time.process_time() - self._began[1]
+    self._ended = _clocks()
     self._runtime.close()
+
+  def used(self) -> dict[str, float]:
+    """Returns seconds: of time, of the process, of the thread that decides."""
+    spans = [
+      end - start for start, end in zip(self._began, self._ended, strict=True)
+    ]
+    return dict(zip(('wall_s', 'cpu_s', 'decided_s'), spans, strict=True))
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._runtime, name)
+
+
+def _clocks() -> tuple[float, float, float]:
+  return time.perf_counter(), time.process_time(), time.thread_time()
 
 
 def _config(workers: int, servers: int, pushes: int) -> ConfigDict:
@@ -209,19 +220,13 @@ def _drive(indices: range, lead: str, workdir: str) -> None:
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
   print_of = fingerprint(json.loads(path.read_text()))
-  threads, controls = [], []
+  controls = []
   for index in indices:
     hello = {'worker': index, 'fingerprint': print_of}
-    control = connect(lead, hello, Security(), _START_S)
-    controls.append(control)
-    work = threading.Thread(target=_work, args=(index, control))
+    controls.append(connect(lead, hello, Security(), _START_S))
+    work = threading.Thread(target=_work, args=(index, controls[-1]))
     work.start()
-    threads.append(work)
-  beats = threading.Thread(target=_beat, args=(controls,), daemon=True)
-  beats.start()
-  for thread in threads:
-    thread.join()
-  os._exit(0)  # Streams of a run that is over have nothing to say.
+  _beat(controls)
 
 
 def _work(index: int, control: Stream) -> None:
@@ -232,8 +237,7 @@ def _work(index: int, control: Stream) -> None:
     streams = [connect(each, key, Security(), _START_S) for each in servers]
     for stream in streams:
       stream.receive()
-    ending = threading.Thread(target=_heed, args=(control, *streams))
-    ending.start()
+    threading.Thread(target=_heed, args=(control,), daemon=True).start()
     control.send({'ready': True})
     buffers: list[np.ndarray | None] = [None] * len(streams)
     while True:
@@ -259,13 +263,12 @@ def _work(index: int, control: Stream) -> None:
         stream.send(report, [buffer], buffer.size)
 
 
-def _heed(control: Stream, *streams: Stream) -> None:
-  """Ends all streams of a worker once the lead says so."""
+def _heed(control: Stream) -> None:
+  """Ends this process once the lead says so to one of its workers."""
   with contextlib.suppress(TransportError):
     while 'end' not in control.receive().header:
       pass
-  for stream in (*streams, control):
-    stream.cancel()
+  os._exit(0)
 
 
 def _beat(controls: list[Stream]) -> None:
@@ -308,7 +311,6 @@ def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
       'eval_every': config.eval_every,
       'log_every': processes,
       'checkpoint.every_s': 'inf',
-      'cluster.runtime': 'distributed',
       'cluster.speed.slowdown': '(1.0,)',
       'cluster.timeout_s': _TIMEOUT_S,
       'cluster.start_s': _START_S,
@@ -318,13 +320,12 @@ def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
     command += [f'--config={_MAIN.parent / "configs" / "default.py"}']
     command += [f'--config.{name}={value}' for name, value in fields.items()]
     began = time.time()
-    log = pathlib.Path(f'/tmp/leadbench-{scheme}.log')
-    with log.open('w') as out, subprocess.Popen(
-      command, stdout=out, stderr=subprocess.STDOUT
-    ) as launcher:
-      found = _memory_once(launcher, workdir)
-      if launcher.wait():
-        raise RuntimeError(f'The launcher has failed: see {log}.')
+    with subprocess.Popen(command, stdout=sys.stderr) as launcher:
+      try:
+        found = _memory_once(launcher, workdir)
+        subprocess.CompletedProcess(command, launcher.wait()).check_returncode()
+      finally:
+        launcher.terminate()  # It ends the others.
     path = workdir / 'summary.json'
     summary = json.loads(path.read_text())
     ready_s = path.stat().st_mtime - summary['wall_s'] - began
@@ -345,7 +346,7 @@ def _memory_once(
     row = json.loads(line)
     if row['event'] == 'start':
       pids[row['role']] = row['pid']
-  of = {role: _memory(pid) for role, pid in pids.items()}
+  of = {role: _memory_MiB(pid) for role, pid in pids.items()}
   lead = of.pop('worker:0')
   mean = np.mean(list(of.values()), axis=0)
   return {
@@ -354,8 +355,8 @@ def _memory_once(
   }
 
 
-def _memory(pid: int) -> tuple[float, float]:
-  """Returns MiB: resident, and with a share of what others have, too."""
+def _memory_MiB(pid: int) -> tuple[float, float]:
+  """Returns what is resident, and that with only a share of what is shared."""
   text = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_bytes()
   found = {name: int(size) / 1024 for name, size in _MEMORY.findall(text)}
   return found[b'Rss'], found[b'Pss']
