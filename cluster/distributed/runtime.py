@@ -22,6 +22,7 @@ from cluster.lead import Lead
 from cluster.transport.heart import BEATS, Unmendable
 
 _TELL_S = 10.0  # Between two lines on who is not there.
+_MOST = 64  # Events whose orders wait for one another.
 
 
 class DistributedRuntime:
@@ -75,6 +76,7 @@ class DistributedRuntime:
     self._began: float | None = None
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._alone_since = math.inf
+    self._look_at = 0.0  # Monotonic seconds.
     self._reactions = {
       'here': lambda event: None,
       'ready': self._ready,
@@ -128,25 +130,31 @@ class DistributedRuntime:
     self.start()
 
   def step(self) -> None:
-    """Waits for the next event, at most for a beat, and does what follows.
+    """Waits for events, at most for a beat, and does what follows.
 
     Raises:
       Unmendable: If a server is lost, or if no worker has been there for long.
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    now = self._now()
-    wait_s = self._timeout_s / BEATS
+    wait_s = self._look_at - time.monotonic()
     if self._wake is not None:
-      wait_s = min(wait_s, self._wake - now)
+      wait_s = min(wait_s, self._wake - self._now())
     self._take(max(wait_s, 0.0))
-    if self._wake is not None and self._now() >= self._wake:
+    # What has happened meanwhile, too: its orders go out in one message.
+    for _ in range(_MOST - 1):
+      if self._reception.events.empty() or self._due or self._over:
+        break
+      self._take(0.0)
+    if self._due:
       self._wake = None
       self.time = max(self.time, self._now())
       self.lead.wake(self.time)
-    self._look_around()
+    # Not at each event: who has hundreds of workers has thousands of these.
+    if time.monotonic() >= self._look_at:
+      self._look_around()
+      self._look_at = time.monotonic() + self._timeout_s / BEATS
     self._orders.flush()
-    over = self.lead.journal.finished
-    self._reception.looked = math.inf if over else time.monotonic()
+    self._reception.looked = math.inf if self._over else time.monotonic()
 
   def state(self) -> dict[str, Any]:
     """Returns what the lead has to keep; the servers save the rest."""
@@ -167,7 +175,7 @@ class DistributedRuntime:
     self._reception.looked = math.inf
     self.lead.close(self.time)
     self._running = False
-    self._reception.close(finished=self.lead.journal.finished)
+    self._reception.close(finished=self._over)
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""
@@ -178,6 +186,15 @@ class DistributedRuntime:
         sum(member.compilations.values()) for member in self._members
       ),
     }
+
+  @property
+  def _due(self) -> bool:
+    """Whether the scheme wants to look at the clock."""
+    return self._wake is not None and self._now() >= self._wake
+
+  @property
+  def _over(self) -> bool:
+    return self.lead.journal.finished
 
   def _run_local(self, address: str) -> None:
     try:

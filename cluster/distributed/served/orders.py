@@ -4,6 +4,7 @@ It counts versions and learning rates as each of them does, and turns what the
 lead wants into numbered orders that all of them carry out in the same sequence.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -189,7 +190,7 @@ class Orders:
       return None
     return self._schedule(examples=self.examples, updates=self.version)
 
-  @property
+  @functools.cached_property
   def size_bytes(self) -> int:
     """Bytes of a push and a pull together, to and from all servers."""
     flat = self._flat

@@ -32,6 +32,49 @@ class MembersTest(absltest.TestCase):
     self.assertEqual(lead.cluster.summary()['lives'], [2])
     self.assertLen(lead.ledger.lost, 1)
 
+  def test_what_has_happened_is_ordered_at_once(self):
+    lead = self._lead(num_workers=3)
+    workers = [lead.member(index) for index in range(3)]
+    lead.begin()
+    for worker in workers:
+      worker.pull()
+      worker.push()
+    deadline = time.monotonic() + 10.0
+    while lead.reception.events.qsize() < 3 and time.monotonic() < deadline:
+      time.sleep(0.01)
+    before = lead.orders.sequence
+    lead.cluster.step()
+    self.assertEqual(lead.ledger.iterations, 3)
+    self.assertEqual(lead.orders.sequence, before + 1)
+    for worker in workers:
+      worker.pull()  # And each is released.
+
+  def test_what_comes_after_the_end_is_not_heeded(self):
+    lead = self._lead()
+    lead.member(0)
+    lead.begin()
+    lead.step_for(0.1)
+    for _ in range(3):
+      lead.reception.events.put({'told': 'here'})
+    lead.cluster.lead.journal.finished = True
+    lead.cluster.step()
+    self.assertEqual(lead.reception.events.qsize(), 2)
+
+  def test_deadlines_cost_nothing_at_events(self):
+    lead = self._lead()
+    lead.member(0)
+    lead.begin()
+    overdue = lead.cluster._deadlines.overdue
+    with mock.patch.object(
+      lead.cluster._deadlines, 'overdue', side_effect=overdue
+    ) as asked:
+      end = time.monotonic() + _TIMEOUT_S / 2
+      while time.monotonic() < end:
+        lead.reception.events.put({'told': 'here'})
+        lead.cluster.step()
+    # 2.5 beats are 1 to 4 looks.
+    self.assertBetween(asked.call_count, 1, 4)
+
   def test_a_push_that_some_servers_have_is_given_up_at_all(self):
     lead = self._lead(num_servers=2)
     worker = lead.member(0)
