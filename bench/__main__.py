@@ -1,8 +1,8 @@
 """Every benchmark: python -m bench, or `make bench`.
 
 Not among them, as they take longer: python -m bench.lab (real runs on shaped
-links, needs root) and python -m bench.soak, or `make soak` (workers that are
-killed).
+links, needs root), python -m bench.lead (many workers) and, or `make soak`,
+python -m bench.soak (workers that are killed).
 """
 
 from bench import (
