@@ -1,8 +1,9 @@
 """Every benchmark: python -m bench, or `make bench`.
 
 Not among them, as they take longer: python -m bench.lab (real runs on shaped
-links, needs root), python -m bench.soak, or `make soak` (workers that are
-killed), and python -m bench.fuzz (nonsense sent to a run).
+links, needs root), python -m bench.lead (many workers), python -m bench.fuzz
+(nonsense sent to a run), python -m bench.faults (every fault in every phase,
+needs root) and, or `make soak`, python -m bench.soak (workers that are killed).
 """
 
 from bench import (
