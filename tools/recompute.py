@@ -95,8 +95,7 @@ def _again(path: pathlib.Path) -> '_Again':
 def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   """Returns the parameters of the newest checkpoint, by server."""
   directory = path / 'checkpoints'
-  own = {'every_s': math.inf, 'every_examples': 0, 'keep': 2}
-  steps = checkpoints.of_lead(directory, **own).steps()
+  steps = checkpoints.whole(directory)
   require(bool(steps), f'{directory}', 'the checkpoint of a run', 'none')
   states = checkpoints.read_servers(directory, steps[-1], servers)
   return [state['params'] for state in states]
