@@ -30,7 +30,6 @@ from configs import default
 from configs.checks import require
 from learning import build as learning
 from learning.learning import Learning
-from outputs import stores
 from tools import replay
 from tools.reading import manifests, records
 from wire.codec import Payload, Wire
@@ -96,7 +95,7 @@ def _again(path: pathlib.Path) -> '_Again':
 def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   """Returns the parameters of the newest checkpoint, by server."""
   directory = path / 'checkpoints'
-  steps = stores.steps(directory / 'lead')
+  steps = checkpoints.whole(directory)
   require(bool(steps), f'{directory}', 'the checkpoint of a run', 'none')
   states = checkpoints.read_servers(directory, steps[-1], servers)
   return [state['params'] for state in states]

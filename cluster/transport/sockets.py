@@ -104,6 +104,26 @@ def shut_down(port: int, peer: str) -> None:
         end.shut_down()
 
 
+def to(peer: str) -> set[str]:
+  """Returns the numbers of the sockets that are connected to a peer."""
+  found = set()
+  for number, name in numbers().items():
+    with contextlib.suppress(OSError), looked_at(name) as end:
+      if end.peer == peer:
+        found.add(number)
+  return found
+
+
+def shut_down_to(peer: str, some: set[str]) -> None:
+  """Shuts down those of some sockets that are connected to a peer."""
+  for number, name in numbers().items():
+    if number in some:
+      # Its number may have gone to another one.
+      with contextlib.suppress(OSError), looked_at(name) as end:
+        if end.peer == peer:
+          end.shut_down()
+
+
 def keep_alive(peer: str) -> None:
   """Has the system look after all connections to a peer."""
   for name in numbers().values():

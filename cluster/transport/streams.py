@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 _RETRY_S = 0.05
+_calling = threading.Lock()  # So that new sockets are those of one call.
 
 
 class Listener:
@@ -285,16 +286,28 @@ def call(address: str, security: Security, wait_s: float) -> Stream:
       ('grpc.min_reconnect_backoff_ms', int(1e3 * wait_s)),
     ],
   )
+  if not _calling.acquire(timeout=wait_s):
+    raise Closed(f'{address}: others connect')
   try:
+    before = sockets.to(address)
     writer, reader = client.do_exchange(
       flight.FlightDescriptor.for_command(b'')
     )
     writer.begin(SCHEMA)
+    mine = sockets.to(address) - before
   except ERRORS as error:
     client.close()
     raise ended(address, error) from error
+  finally:
+    _calling.release()
+
+  def cut() -> None:
+    reader.cancel()
+    # gRPC waits for what it has begun to write, if need be for ever.
+    sockets.shut_down_to(address, mine)
+
   finish = functools.partial(_finish, reader, writer, client)
-  return Stream(reader, writer, address, reader.cancel, finish)
+  return Stream(reader, writer, address, cut, finish)
 
 
 def _told(sayings: Sayings, stream: Stream, error: TransportError) -> str:

@@ -30,12 +30,18 @@ class Relay:
     self.address = f'127.0.0.1:{self._socket.getsockname()[1]}'
     self.passed, self.seen = 0, bytearray()
     self._open = [self._socket]
+    self._stalled, self._closed = threading.Event(), threading.Event()
     threading.Thread(target=self._accept, daemon=True).start()
 
   def __enter__(self):
     return self
 
+  def stall(self):
+    """Reads no more, of nobody."""
+    self._stalled.set()
+
   def __exit__(self, *exception):
+    self._closed.set()
     for end in self._open:
       with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
@@ -57,6 +63,8 @@ class Relay:
       stack.callback(source.shutdown, socket.SHUT_RDWR)
       while towards or self._reads:
         data = source.recv(65536)
+        if self._stalled.is_set():
+          self._closed.wait()
         if not data:
           target.shutdown(socket.SHUT_WR)
           stack.pop_all()

@@ -75,7 +75,7 @@ class ShardedCheckpoints:
     """
     left = [p for part in self._parts() for p in stores.folders(part)]
     self._step = max(map(stores.number, left), default=-1)
-    steps = stores.steps(self._directory / 'lead')
+    steps = whole(self._directory)
     state = checkpoints.newest(self._directory / 'lead', steps, self._read)
     self._remove_all_but(steps)
     return state
@@ -137,7 +137,7 @@ class ShardedCheckpoints:
       stores.write(self._directory / 'lead' / str(step), tree())
     except OSError as error:
       raise checkpoints.not_written(self._directory, step, error) from error
-    self._remove_all_but(stores.steps(self._directory / 'lead')[-self._keep :])
+    self._remove_all_but(whole(self._directory)[-self._keep :])
 
   def _remove_all_but(self, kept: Sequence[int]) -> None:
     for part in self._parts():  # The lead's first: what it has is whole.
@@ -154,6 +154,11 @@ class ShardedCheckpoints:
   def _parts(self) -> list[pathlib.Path]:
     """Returns the folders of the lead and of all servers that there were."""
     return [self._directory / 'lead', *self._directory.glob('server*')]
+
+
+def whole(directory: pathlib.Path) -> list[int]:
+  """Returns the numbers of a run's checkpoints, which are whole, ascending."""
+  return stores.steps(directory / 'lead')
 
 
 def read_servers(directory: pathlib.Path, step: int, count: int) -> list[Any]:

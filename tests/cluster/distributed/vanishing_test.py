@@ -6,6 +6,7 @@ import pathlib
 import queue
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -99,6 +100,22 @@ class VanishingTest(parameterized.TestCase):
       self.server.order(1, [['end', 0, 0]])
       self._is_free()
     self._goes_on(2)
+
+  def test_who_is_cancelled_stops_writing_to_nobody(self):
+    chunk = np.zeros(2**22, np.uint8)
+    with Relay(self.server.address) as relay:
+      stream, other = (
+        self._worker(relay.address),
+        self._worker(relay.address, 1),
+      )
+      relay.stall()
+      with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(stream.send, _REPORT, [chunk] * 32, 32 * chunk.size)
+        time.sleep(1.0)
+        self.assertFalse(sent.done())
+        stream.cancel()
+        self.assertIsInstance(sent.exception(5.0), Closed)
+      other.send(_REPORT)  # Its connection is another one.
 
   def test_nobody_takes_the_place_of_another(self):
     stream = self._worker(self.server.address, life=1)
