@@ -45,8 +45,9 @@ it again by itself or by a new start.  So when the process ends:
 
 After a signal nothing is started again.  Only the lead is told; the others wait
 for it to stop them, --grace_s at most.  All of them return 128 and the number.
-Schedulers may send a signal twice, to a task and to what it runs: a second one
-counts if it comes a second later.  Rows are in launch-worker-2.jsonl.
+A launcher may get one signal from a scheduler and from a script between them: a
+second one counts if it comes a second later.  Rows are in
+launch-worker-2.jsonl.
 """
 
 import dataclasses
