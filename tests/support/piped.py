@@ -278,7 +278,7 @@ class Cluster:
     gradient = self._gradient(tuple(map(tuple, header['ranges'])))
     report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
     report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
-    report |= {'computed': BATCH, 'compilations': 0, 'factors': ()}
+    report |= {'computed': BATCH, 'compilations': 0, 'factors': []}
     death = self._deaths.get(index)
     if life or iteration != 1:
       death = None

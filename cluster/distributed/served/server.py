@@ -169,9 +169,13 @@ class Server:
     """
     port = _Port(stream)
     with self._lock:
-      if any(w == worker and other >= life for w, other in self._ports):
+      if any(w == worker and other > life for w, other in self._ports):
         raise Refused(f'worker {worker} is here already')
+      before = self._ports.get((worker, life))
       self._ports[worker, life] = port
+    if before is not None:  # Its worker had lost the connection.
+      before.releases.put(None)
+      before.stream.cancel('its worker has connected again')
     key = {'worker': worker, 'life': life}
     try:
       pieces = self._pieces.piece_bytes() if self._pieces else []
@@ -199,11 +203,13 @@ class Server:
         self._report(message.header | {'told': 'arrived'} | key, ())
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
-      self._report({'told': 'failed'} | key | {'reason': reason}, ())
+      if self._ports.get((worker, life)) is port:
+        self._report({'told': 'failed'} | key | {'reason': reason}, ())
       raise
     finally:
       with self._lock:
-        self._ports.pop((worker, life), None)
+        if self._ports.get((worker, life)) is port:
+          del self._ports[worker, life]
 
   def close(self, grace_s: float) -> None:
     """Ends all streams once what was ordered is done.
