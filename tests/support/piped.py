@@ -40,7 +40,7 @@ from wire.flat import AHEAD, PIECES, Flat
 
 BATCH = 2
 _EXAMPLES = 64  # Different ones.
-_WAIT_S = 4.0
+_WAIT_S = 20.0
 _BEAT_S = 1.0
 _WIRE = dense.make(dtype='float32')
 _NEVER = 10**9
