@@ -185,10 +185,11 @@ class Cluster:
 
   def check(self, test, *, lost):
     """Checks accounts, parameters and all that was pulled."""
-    version = self.orders.version
+    orders = self.orders
     self.until(
-      lambda: all(server.learner.version == version for server in self.servers)
+      lambda: all(s.learner.version == orders.version for s in self.servers)
     )
+    version = orders.version
     whole = self.whole(version)
     for index, server in enumerate(self.servers):
       assert_close(server.learner.params, self.share(whole.params, index))
