@@ -64,7 +64,7 @@ _MAY = {
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.transport '
-    'cluster.virtual.network configs learning outputs.ledger outputs.stores '
+    'cluster.virtual.network configs learning outputs.ledger '
     'sync.record sync.scheme topology train wire.codec wire.flat'
   ),
   'bench': None,  # All below.

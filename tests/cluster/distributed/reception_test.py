@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from cluster.transport.heart import LOST, Unmendable
 from tests.support import leads
@@ -14,7 +14,7 @@ from tests.support import leads
 _TIMEOUT_S = leads.TIMEOUT_S
 
 
-class MembersTest(absltest.TestCase):
+class MembersTest(parameterized.TestCase):
   """What the lead does when streams end at any moment; processes of ours."""
 
   def test_who_comes_back_before_its_end_was_noticed_goes_on(self):
@@ -152,28 +152,27 @@ class MembersTest(absltest.TestCase):
     lead.until(lambda: lead.ledger.iterations == 1)
     self.assertEmpty(lead.ledger.lost)
 
-  def test_a_server_that_lives_and_obeys_no_more_ends_the_run(self):
-    for index in range(2):
-      with self.subTest(index=index):
-        lead = self._lead(num_servers=2)
-        worker = lead.member(0)
-        lead.begin()
-        worker.pull()
-        worker.push()
-        lead.until(lambda lead=lead: lead.ledger.iterations == 1)
-        hangs = threading.Event()
-        self.addCleanup(hangs.set)
-        server = next(s for s in lead.servers if s.index == index)
-        server.learner.commit = lambda update, hangs=hangs: hangs.wait()
-        worker.pull()
-        worker.push()
-        reason = f"Server {index} .* order 'commit' for 2"
+  @parameterized.parameters(0, 1)
+  def test_a_server_that_lives_and_obeys_no_more_ends_the_run(self, index):
+    lead = self._lead(num_servers=2)
+    worker = lead.member(0)
+    lead.begin()
+    worker.pull()
+    worker.push()
+    lead.until(lambda: lead.ledger.iterations == 1)
+    worker.pull()
+    hangs = threading.Event()
+    self.addCleanup(hangs.set)
+    server = next(s for s in lead.servers if s.index == index)
+    server.learner.commit = lambda update: hangs.wait()
+    worker.push()
+    reason = f"Server {index} .* order 'commit' for 2"
 
-        def goes_on(lead=lead, worker=worker):
-          worker.beat(['transfer', 1, 0])
+    def goes_on():
+      worker.beat(['transfer', 1, 0])
 
-        with self.assertRaisesRegex(Unmendable, reason):
-          lead.until(goes_on)
+    with self.assertRaisesRegex(Unmendable, reason):
+      lead.until(goes_on)
 
   def test_a_lead_that_does_not_go_on_ends_its_process(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))

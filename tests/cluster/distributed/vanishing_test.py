@@ -119,9 +119,16 @@ class VanishingTest(parameterized.TestCase):
 
   def test_nobody_takes_the_place_of_another(self):
     stream = self._worker(self.server.address, life=1)
-    for life in (0, 1):
-      with self.assertRaisesRegex(Closed, 'worker 0 is here already'):
-        self._worker(self.server.address, life)
+    with self.assertRaisesRegex(Closed, 'worker 0 is here already'):
+      self._worker(self.server.address, life=0)
+    self._release(0, life=1)
+    self.assertEqual(stream.receive().header['iteration'], 0)
+
+  def test_who_connects_again_takes_the_place_of_its_lost_connection(self):
+    lost = self._worker(self.server.address, life=1)
+    stream = self._worker(self.server.address, life=1)
+    with self.assertRaises(Closed):
+      lost.receive()
     self._release(0, life=1)
     self.assertEqual(stream.receive().header['iteration'], 0)
 
