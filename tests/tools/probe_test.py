@@ -48,7 +48,8 @@ def _launched(*words, workers, before=()):
   """Starts the probe on all workers; yields launcher and folder of the run."""
   folder = pathlib.Path(tempfile.mkdtemp())
   argv = [*before, sys.executable, '-W', 'error', '-m', 'tools.launch']
-  argv += [f'--workers={workers}', '--module=tools.probe']
+  # No process holds what others cannot do without.
+  argv += [f'--workers={workers}', '--servers=1', '--module=tools.probe']
   argv += [f'--workdir={folder}', '--', *words]
   own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
   process = subprocess.Popen(
