@@ -350,7 +350,9 @@ def main(argv: list[str]) -> None:
   try:
     sys.exit(probe(setup) or 0)
   except lockstep.Failure:
-    sys.exit(1)
+    # A stream whose other end is lost may hang or abort at a normal end.
+    sys.stdout.flush()
+    os._exit(1)
   except transport.TransportError as error:
     sys.exit(f'Failed: host0 at {error}')
   except (OSError, ValueError) as error:
