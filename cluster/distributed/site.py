@@ -133,6 +133,7 @@ class DistributedSite:
     self._timeout_s = config.cluster.timeout_s
     self._start_s = config.cluster.start_s
     self._faults = _faults(config, parts.files)
+    self._stuck = False  # The worker hangs, in a process that is needed.
     with named(f'config.route.{config.route.name}'):
       self._flat = learned.flat(servers=self._plan.servers, wire=parts.wire)
     self.holder = Orders(
@@ -250,6 +251,7 @@ class DistributedSite:
     index, plan = self._meeting.role.index, self._plan
     holds = not plan.dedicated and index < plan.servers
     needed = self.leads or (holds and end == 'left')
+    self._stuck = needed
     stays = ', and stays away: others need its process' if needed else ''
     logging.error('Worker %d hangs%s.', index, stays)
     faulthandler.dump_traceback()
@@ -279,12 +281,15 @@ class DistributedSite:
   def _host_beside(self) -> None:
     """Is a server in a thread, whose end by an error is that of the process.
 
-    The worker would come to the lead again and again, without its server.
+    The worker would come to the lead again and again, without its server.  One
+    that hangs does not end the process, either.
     """
     code = 1
     try:
-      self._host()
-      return
+      finished = self._host()
+      if not self._stuck:
+        return
+      code = 0 if finished else STOPPED
     except SystemExit as end:
       if end.code == LOST:
         code = LOST

@@ -197,6 +197,30 @@ class LeadTest(processes.TestCase, parameterized.TestCase):
     self.assertLen(starts, 2)
 
 
+class HangTest(processes.TestCase):
+  """A worker hangs in a process that holds a shard, too."""
+
+  @pytest.mark.soak
+  def test_the_others_go_on_and_the_process_ends_with_them(self):
+    with processes.launched(
+      workers=2,
+      servers=2,
+      sync__name='bsp',
+      model=False,
+      epochs=20.0,
+      cluster__faults=((1, 4, 'hang'),),
+      **_FIELDS,
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.assertLen(launch.times('Worker 1 is lost: It has computed'), 1)
+    self.assertLen(launch.times('Worker 1 hangs, and stays away'), 1)
+    rows = launch.rows('launch.jsonl')
+    self.assertLen([row for row in rows if row['event'] == 'start'], 2)
+    self.assertEqual({row['code'] for row in rows}, {None, 0})
+    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.check(launch)
+
+
 class CutTest(processes.TestCase, parameterized.TestCase):
   """A host that nobody reaches any more, in a lab."""
 

@@ -14,7 +14,7 @@ class PausesTest(parameterized.TestCase):
     file = pathlib.Path(tempfile.mkdtemp(), 'setting')
     if text is not None:
       file.write_text(text)
-    with self.assertLogs(level='INFO') as logs:
+    with self.assertLogs('absl', 'INFO') as logs:
       pauses.logging.info('So that there is a line.')
       pauses.tell(file)
     self.assertLen(logs.output, 1 + lines)
