@@ -107,8 +107,8 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   devices = plan.devices(os.environ)
   plan.workdir.mkdir(parents=True, exist_ok=True)
   named = any(word.startswith(_TOKEN) for word in plan.arguments)
-  if not (named or plan.only):  # All launchers of a run need the same one.
-    # Others on this machine, too, could talk to the run.
+  # Others on this machine could talk to the run; all launchers need the same.
+  if not (named or plan.only):
     path = trust.make_token(plan.workdir.resolve() / 'token')
     words = *plan.arguments, f'{_TOKEN}{path}'
     plan = dataclasses.replace(plan, arguments=words)

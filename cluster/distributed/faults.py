@@ -157,11 +157,17 @@ class Faults:
     self.happen(after)
 
   def _cut(self, seconds: int) -> None:
-    subprocess.run(['ip', 'link', 'set', self._interface, 'down'], check=True)
+    name = self._interface
+    shown = ['ip', 'route', 'show', 'dev', name]
+    routes = subprocess.run(shown, capture_output=True, text=True, check=True)
+    subprocess.run(['ip', 'link', 'set', name, 'down'], check=True)
     if seconds:
-      up = f'sleep {seconds}; ip link set {self._interface} up'
+      # Routes go with the link.
+      up = [f'sleep {seconds}', f'ip link set {name} up']
+      for route in routes.stdout.splitlines():
+        up.append(f'ip route replace {route} dev {name}')
       # It goes on if this process is ended meanwhile.
-      subprocess.Popen(['sh', '-c', up], start_new_session=True)
+      subprocess.Popen(['sh', '-c', '; '.join(up)], start_new_session=True)
 
 
 def spoilt(fault: Fault | None, payload: Any) -> Any:
