@@ -132,7 +132,8 @@ def _run(
   )
   site.checkpoints.check('scheme, task', run.runtime.state())
   files.claim(parts.described)
-  run.restore()
+  with files.given_back():
+    run.restore()
   return run
 
 

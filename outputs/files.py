@@ -19,7 +19,7 @@ import subprocess
 import sys
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -91,6 +91,20 @@ class RunFiles:
     """
     self.workdir.mkdir(parents=True, exist_ok=True)
     self._lock()
+    with self.given_back():
+      self._check(manifest)
+
+  @contextlib.contextmanager
+  def given_back(self) -> Iterator[None]:
+    """Lets others have the folder if what is done within fails."""
+    try:
+      yield
+    except BaseException:
+      self.release()
+      raise
+
+  def _check(self, manifest: Mapping[str, Any]) -> None:
+    """Writes the manifest, or compares it with the one that there is."""
     path = self.workdir / 'manifest.json'
     if not path.exists():
       self._check_free()

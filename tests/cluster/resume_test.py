@@ -211,6 +211,19 @@ class ResumeTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'workdir: .* another run writes'):
       train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
 
+  def test_a_run_that_is_refused_gives_the_folder_back(self):
+    workdir = self._stopped()
+    other = stopping.eventful('asp')
+    other.seed = 7
+    refusals = []  # They keep alive what raised them.
+    for _ in range(2):
+      try:
+        train.build(other, workdir=str(workdir))
+      except ValueError as error:
+        refusals.append(error)
+    for refusal in refusals:
+      self.assertRegex(str(refusal), 'another config.*seed')
+
   def test_a_file_that_lost_its_end_is_named(self):
     workdir = self._stopped()
     (workdir / 'events.jsonl').write_text('')
