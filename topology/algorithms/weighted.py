@@ -9,8 +9,13 @@ from typing import Any
 def scale(*values: Fraction) -> Fraction:
   """Returns the least factor that makes integers of all values, if not 0."""
   factor = math.lcm(*(value.denominator for value in values))
-  common = math.gcd(*(int(value * factor) for value in values))
+  common = math.gcd(*(multiple(value, factor) for value in values))
   return Fraction(factor, common)
+
+
+def multiple(value: Fraction, factor: int) -> int:
+  """Returns the product of both, which is an integer; faster than theirs."""
+  return value.numerator * (factor // value.denominator)
 
 
 def aligned(*columns: Sequence[tuple[Any, Any]]) -> list[tuple[tuple, Any]]:

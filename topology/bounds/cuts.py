@@ -6,11 +6,12 @@ least k x.  Where switches have more capacity out than in, several cuts prove
 together what none proves alone, with prices of the switches.
 """
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from topology.algorithms import stopping
+from topology.algorithms import stopping, weighted
 from topology.clusters.cluster import Cluster, Ends
 
 
@@ -58,32 +59,49 @@ def proven(
   if not known or min(price_of.values(), default=0) < 0:
     raise ValueError(f'Expected prices of switches, got {price_of}.')
   sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
-  needed = worth = Fraction(0)
+  needed = Fraction(0)
   for weight, side in sides:
     if weight < 0 or workers <= side or not workers & side:
       raise ValueError(f'Expected some workers, got {weight}, {sorted(side)}.')
     needed += weight * len(workers & side)
-  prices = link_prices(cluster, cut, stop)
-  for src, dst, GBps in stopping.asked(cluster.links, stop):
-    worth += prices[src, dst] * GBps
+  prices, unit = _units(cluster, cut, stop)
+  capacities = (capacity for _, _, capacity in cluster.graph.links)
+  worth = sum(p * c for p, c in zip(prices, capacities, strict=True))
   if not worth or not needed:
     raise ValueError('Expected a cut with links out of it, got none.')
-  return needed / worth
+  return needed * unit * cluster.graph.scale / worth
 
 
 def link_prices(
   cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
 ) -> dict[Ends, Fraction]:
   """Returns the price of each link, at least 0, by which `cut` is a proof."""
-  price_of = dict(cut.switch_prices)
-  sides = [(weight, set(nodes)) for weight, nodes in cut.parts]
-  found = {}
+  prices, unit = _units(cluster, cut, stop)
+  links = zip(cluster.links, prices, strict=True)
+  return {(src, dst): Fraction(price, unit) for (src, dst, _), price in links}
+
+
+def _units(
+  cluster: Cluster, cut: Cut, stop: stopping.Stop
+) -> tuple[list[int], int]:
+  """Returns the price of each link, in integers, and what 1 is in these."""
+  numbers = [price for _, price in cut.switch_prices]
+  numbers += [weight for weight, _ in cut.parts]
+  unit = math.lcm(*(number.denominator for number in numbers))
+  price_of = {
+    node: weighted.multiple(price, unit) for node, price in cut.switch_prices
+  }
+  sides = [
+    (weighted.multiple(weight, unit), set(nodes)) for weight, nodes in cut.parts
+  ]
+  found = []
   for src, dst, _ in stopping.asked(cluster.links, stop):
-    price = price_of.get(dst, Fraction(0)) - price_of.get(src, 0)
+    price = price_of.get(dst, 0) - price_of.get(src, 0)
     for weight, side in sides:
-      price += weight if src in side and dst not in side else 0
-    found[src, dst] = max(price, Fraction(0))
-  return found
+      if src in side and dst not in side:
+        price += weight
+    found.append(max(price, 0))
+  return found, unit
 
 
 def leaving(cluster: Cluster, nodes: Sequence[str]) -> tuple[Ends, ...]:

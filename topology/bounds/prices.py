@@ -81,6 +81,8 @@ def _units(cluster: Cluster, prices: Prices) -> Sequence[int]:
   if not any(price_of.values()):
     raise ValueError('Expected a positive price, got none.')
   scale = weighted.scale(*price_of.values())
-  return [
-    int(price_of.get((src, dst), 0) * scale) for src, dst, _ in cluster.links
-  ]
+  whole = {
+    ends: weighted.multiple(price, scale.numerator) // scale.denominator
+    for ends, price in price_of.items()
+  }
+  return [whole.get((src, dst), 0) for src, dst, _ in cluster.links]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from topology.algorithms import weighted
 from topology.clusters.graph import Graph
 
 Ends = tuple[str, str]  # Of a link: src and dst.
@@ -105,14 +106,17 @@ class Cluster:
   @functools.cached_property
   def capacity_Bps(self) -> dict[Ends, Fraction]:
     """Bytes per second of each link, in the order of `links`."""
-    return {(src, dst): GBps * 10**9 for src, dst, GBps in self.links}
+    return {
+      (src, dst): Fraction(GBps.numerator * 10**9, GBps.denominator)
+      for src, dst, GBps in self.links
+    }
 
   @functools.cached_property
   def graph(self) -> Graph:
     """The same in integers without common denominator."""
     scale = math.lcm(*(GBps.denominator for _, _, GBps in self.links))
     links = tuple(
-      (self.position[src], self.position[dst], int(GBps * scale))
+      (self.position[src], self.position[dst], weighted.multiple(GBps, scale))
       for src, dst, GBps in self.links
     )
     workers = tuple(self.position[worker] for worker in self.workers)

@@ -104,8 +104,11 @@ class Bound:
     return float((prices * self._arrays.capacity).sum())
 
   def _exact(self, prices: np.ndarray) -> certificates.Prices:
-    fine = np.rint(prices / prices.max() * _FINE)[self._arrays.use]
-    links = zip(self._cluster.links, fine.tolist(), strict=True)
+    fine = np.rint(prices / prices.max() * _FINE).astype(int)
+    links = zip(
+      self._cluster.links, fine[self._arrays.use].tolist(), strict=True
+    )
+    fractions = {price: Fraction(price) for price in set(fine.tolist())}
     return certificates.Prices(
-      tuple((src, dst, Fraction(p)) for (src, dst, _), p in links if p)
+      tuple((src, dst, fractions[p]) for (src, dst, _), p in links if p)
     )
