@@ -129,9 +129,9 @@ def _judged(path: pathlib.Path, counts: dict) -> Iterator[Check]:
   yield Check('goes on', still <= _STANDSTILL, detail)
   yield from soak.accounts(path)
   apart = recompute.difference(path)
-  pipelined = records.config(path)['route']['server']['pipelined']
-  same = apart <= (1e-5 if pipelined else 0)
-  yield Check('the same parameters when computed again', same, f'{apart:.3g}')
+  yield Check(
+    'the same parameters when computed again', apart == 0, f'{apart:.3g}'
+  )
 
 
 if __name__ == '__main__':
