@@ -24,6 +24,7 @@ def command(
   dedicated: bool = True,
   link: str = '',
   options: Sequence[str] = (),
+  restarts: int = 3,
 ) -> list[str]:
   """Returns the command of a run.
 
@@ -36,11 +37,13 @@ def command(
     dedicated: Whether they have hosts of their own, too.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
     options: Flags of tools.lab.
+    restarts: How often all may be started again.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}']
   words += [f'--servers={servers}', f'--{"" if dedicated else "no"}dedicated']
-  words += [f'--workdir={workdir}', '--', f'--config={config}']
+  words += [f'--restarts={restarts}', f'--workdir={workdir}']
+  words += ['--', f'--config={config}']
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   if link:
     hosts = workers + servers * dedicated

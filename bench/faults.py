@@ -20,9 +20,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from bench import clusters, soak
-from bench.soak import Check
-from tools import recompute
+from bench import clusters
+from bench.accounts import Check, accounts, kept
 from tools.reading import records
 
 _RUNS = {
@@ -127,11 +126,8 @@ def _judged(path: pathlib.Path, counts: dict) -> Iterator[Check]:
   still = max(b - a for a, b in itertools.pairwise(times)) / _TIMEOUT_S
   detail = f'{still:.1f} timeouts between two pushes at most'
   yield Check('goes on', still <= _STANDSTILL, detail)
-  yield from soak.accounts(path)
-  apart = recompute.difference(path)
-  yield Check(
-    'the same parameters when computed again', apart == 0, f'{apart:.3g}'
-  )
+  yield from accounts(path)
+  yield from kept(path)
 
 
 if __name__ == '__main__':

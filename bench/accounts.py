@@ -1,0 +1,100 @@
+"""What must hold of any run on real hosts, whatever happened in it."""
+
+import pathlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bench.launched import command_line
+from tools import recompute, replay
+from tools.reading import records
+
+
+class Check(NamedTuple):
+  """Something that must hold.
+
+  Attributes:
+    name: What it is.
+    holds: Whether it does.
+    detail: What was found.
+  """
+
+  name: str
+  holds: bool
+  detail: str
+
+
+def accounts(path: pathlib.Path) -> Iterator[Check]:
+  """Yields what must hold of any run on this machine, however it went.
+
+  Args:
+    path: Its folder.
+  """
+  summary, events = records.read_summary(path), list(records.events(path))
+  pushed = sum(e['examples'] for e in events if e['told'] == 'push')
+  counted = summary['examples'] + summary['examples_pending']
+  yield Check(
+    'pushed examples are applied or pending',
+    pushed == counted,
+    f'{pushed} pushed, {summary["examples"]} applied, '
+    f'{summary["examples_pending"]} pending',
+  )
+  held = sum(stop - start for start, stop in summary['outstanding'])
+  yield Check(
+    'issued examples are pushed or outstanding',
+    summary['issued'] == pushed + held,
+    f'{summary["issued"]} issued, {held} outstanding',
+  )
+  lost = [(row['worker'], row['iteration']) for row in summary['lost']]
+  yield Check(
+    'lost iterations are listed',
+    lost == _lost(events),
+    f'{len(lost)}, in summary.json',
+  )
+  same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
+  detail = f'{sum(same)} of {len(same)} verdicts are the same'
+  yield Check('events replay', all(same), detail)
+  left = _left(path)
+  yield Check('no process is left', not left, f'{left}')
+
+
+def kept(path: pathlib.Path) -> Iterator[Check]:
+  """Yields what must hold of what a run on real hosts has kept.
+
+  Args:
+    path: Its folder.
+  """
+  apart = recompute.difference(path)
+  name = 'parameters are the same when computed again'
+  yield Check(name, apart == 0, f'they differ by {apart:.3g} at most')
+  parts = {
+    part.name: sorted(step.name for step in part.iterdir())
+    for part in (path / 'checkpoints').iterdir()
+  }
+  alike = len(set(map(tuple, parts.values()))) == 1
+  yield Check('checkpoints are whole, and nothing beside', alike, f'{parts}')
+
+
+def _lost(events: list[Mapping[str, Any]]) -> list[tuple[int, int]]:
+  """Returns the iterations that workers were in when they left, in order."""
+  iteration, running, lost = Counter(), set(), []
+  for event in events:
+    worker = event.get('worker')
+    if event['told'] == 'start':  # Again, from a checkpoint.
+      lost += [(one, iteration[one] - 1) for one in sorted(running)]
+      running.clear()
+    if event['told'] == 'leave' and worker in running:
+      lost.append((worker, iteration[worker] - 1))
+    if event['told'] in ('leave', 'push'):
+      running.discard(worker)
+    for released in event['said'].get('release', ()):
+      iteration[released] += 1
+      running.add(released)
+  return lost
+
+
+def _left(workdir: pathlib.Path) -> list[int]:
+  """Returns the processes that have the folder in their command line."""
+  every = (path.name for path in pathlib.Path('/proc').iterdir())
+  numbers = [int(name) for name in every if name.isdecimal()]
+  return [n for n in numbers if f'{workdir} ' in f'{command_line(n)} ']
