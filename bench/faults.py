@@ -1,27 +1,31 @@
 """What every kind of fault does in every phase: python -m bench.faults.
 
-  python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp] [--out=DIR]
+  python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers]
+    [--out=DIR]
 
-Needs root, for links that are cut: seven hosts of a lab, six workers and a
-dedicated server.  In each run five of the workers die, hang, are slow and lose
-their links for 5 and 30 s (config.cluster.faults), in every phase of an
-iteration, at the start of a life and at the end of the run, and a push is
-corrupt; checkpoints are saved and evaluations made all the time.  Several
-workers are in trouble at once.  A cell is how often the fault happened, of how
-often it was to; below it stands what must hold of the run.  The exit code is 1
-if anything does not.  About 3 minutes a run.
+Needs root, for links that are cut: hosts of a lab, six workers and a dedicated
+server.  In each run five of the workers die, hang, are slow and lose their
+links for 5 and 30 s (config.cluster.faults), in every phase of an iteration, at
+the start of a life and at the end of the run, and pushes are corrupt;
+checkpoints are saved and evaluations made all the time.  Several workers are in
+trouble at once.  In the run `servers`, of ElasticBSP, the lead and another
+server are in trouble in the middle of checkpoints and evaluations.  A cell is
+how often the fault happened, of how often it was to; below it stands what must
+hold of the run.  The exit code is 1 if anything does not.  About 3 minutes a
+run, 8 that of servers.
 """
 
 import argparse
 import collections
-import itertools
 import pathlib
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 
 from bench import clusters
 from bench.accounts import Check, accounts, kept
+from bench.launched import Launched
 from tools.reading import records
 
 _RUNS = {
@@ -30,14 +34,17 @@ _RUNS = {
   'ssp': {'sync.name': 'ssp'},
   'elastic': {'sync.name': 'elastic'},
   'r2sp': {'sync.name': 'r2sp'},
+  'servers': {'sync.name': 'elastic', 'cluster.timeout_s': 10.0},
 }
 _WORKERS = 6  # The first one is spared.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
 # And which iteration; of the start, which life.
 _PHASES = {'compute': 20, 'first': 40, 'start': 1, 'pull': 60, 'last': 80}
-_TIMEOUT_S = 2.0
+# Of servers: which checkpoint, and which evaluation of a life.
+_SERVED = {'checkpoint': range(80, 180, 20), 'evaluation': range(2, 7)}
+_Entry = tuple[int | str, int, str, str]
 _STANDSTILL = 3.0  # Timeouts.
-_LIMIT_S = 500.0
+_LIMIT_S, _POLL_S = 900.0, 0.05
 _FIELDS = {
   'model.name': 'mlp',
   'epochs': 70.0,
@@ -45,7 +52,7 @@ _FIELDS = {
   'log_every': 1000,
   'batching.worker_batch': 32,
   'checkpoint.every_examples': 500,
-  'cluster.timeout_s': _TIMEOUT_S,
+  'cluster.timeout_s': 2.0,
   'cluster.start_s': 60.0,
   'cluster.speed.injected': True,
   'cluster.speed.fixed_s': 0.1,
@@ -68,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
   sys.exit(0 if all(holds) else 1)
 
 
-def _entries() -> list[tuple[int, int, str, str]]:
+def _entries() -> list[_Entry]:
   """Returns faults such that every worker meets each kind and each phase."""
   cells = [
     (worker, number, _KINDS[(worker + shift) % len(_KINDS)], phase)
@@ -79,51 +86,94 @@ def _entries() -> list[tuple[int, int, str, str]]:
     (worker, 0, _KINDS[worker % len(_KINDS)], 'end')
     for worker in range(1, _WORKERS)
   ]
-  return [*cells, *ends, (0, 30, 'corrupt', 'compute')]
+  corrupt = [
+    (0, number, 'corrupt', phase)
+    for phase, number in (('compute', 30), ('first', 50), ('last', 70))
+  ]
+  return [*cells, *ends, *corrupt]
+
+
+def _entries_of_servers() -> list[_Entry]:
+  """Returns faults of each kind while servers save and the lead evaluates."""
+  return [
+    (f'server:{server}', number + server, kind, phase)
+    for phase, numbers in _SERVED.items()
+    for server in range(2 if phase == 'checkpoint' else 1)
+    for kind, number in zip(_KINDS, numbers, strict=False)
+  ]
 
 
 def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   """Makes a run and prints what came of it; returns whether all holds."""
-  entries = _entries()
-  faults = {
-    'cluster.faults': repr(tuple(entries)),
-    'cluster.interface': 'eth0',
-  }
+  served = path.name == 'servers'
+  entries = _entries_of_servers() if served else _entries()
+  fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
   words = clusters.command(
     path,
     'configs/default.py',
-    _FIELDS | fields | faults,
+    fields | {'cluster.faults': repr(tuple(entries))},
     workers=_WORKERS,
+    servers=1 + served,
     link='1gbit',
+    restarts=len(entries),
   )
-  log = path.with_name(f'{path.name}.log')
-  clusters.finish(clusters.start(words, log), log, _LIMIT_S)
+  still_s = _still_s(path, words)
   happened = {file.name for file in (path / 'faults').iterdir()}
   counts = collections.defaultdict(lambda: [0, 0])
-  for worker, number, kind, phase in entries:
-    name = f'{worker}-{-1 if phase == "end" else number}-{kind.split(":")[0]}'
+  for who, number, kind, phase in entries:
+    name = f'{who}-{-1 if phase == "end" else number}-{kind.split(":")[0]}'
     name += f'-{phase}' * (phase != 'compute')
     counts[phase, kind][0] += name in happened
     counts[phase, kind][1] += 1
   rows = [(path.name, *_KINDS, 'corrupt')]
-  for phase in ('start', 'pull', 'compute', 'first', 'last', 'end'):
+  for phase in dict.fromkeys(phase for _, _, _, phase in entries):
     cells = [counts.get((phase, kind)) for kind in rows[0][1:]]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
   print(f'\n{clusters.table(*rows)}\n')
-  checks = list(_judged(path, counts))
+  checks = list(_judged(path, counts, still_s / fields['cluster.timeout_s']))
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
   sys.stdout.flush()
   return all(check.holds for check in checks)
 
 
-def _judged(path: pathlib.Path, counts: dict) -> Iterator[Check]:
+def _still_s(path: pathlib.Path, words: list[str]) -> float:
+  """Makes a run; returns the longest time without a push, from the first on.
+
+  Less what the links of servers are cut for at that time: nobody can push.
+  """
+  log = path.with_name(f'{path.name}.log')
+  run, seen = clusters.start(words, log), Launched(path)
+  start = moved = time.monotonic()
+  pushes, still_s = 0, 0.0
+  try:
+    while run.poll() is None and time.monotonic() - start < _LIMIT_S:
+      time.sleep(_POLL_S)
+      seen.look()
+      now = time.monotonic()
+      if seen.pushes > pushes:
+        cut_s = _cut_s(path, now - moved) if pushes else now - moved
+        still_s = max(still_s, now - moved - cut_s)
+        moved, pushes = now, seen.pushes
+  finally:
+    clusters.finish(run, log, 1.0)
+  return still_s
+
+
+def _cut_s(path: pathlib.Path, last_s: float) -> float:
+  """Returns for how long links of servers were cut in these last seconds."""
+  since = time.time() - last_s - _POLL_S
+  found = (path / 'faults').glob('server*-cut-*')
+  return sum(
+    float(file.read_text()) for file in found if file.stat().st_mtime > since
+  )
+
+
+def _judged(path: pathlib.Path, counts: dict, still: float) -> Iterator[Check]:
   summary = records.read_summary(path)
   missing = [cell for cell, (was, due) in counts.items() if was < due]
   yield Check('all faults happened', not missing, f'all but {missing}')
   yield Check('ended', summary['ended'] == 'finished', summary['ended'])
-  times = [e['time'] for e in records.events(path) if e['told'] == 'push']
-  still = max(b - a for a, b in itertools.pairwise(times)) / _TIMEOUT_S
   detail = f'{still:.1f} timeouts between two pushes at most'
   yield Check('goes on', still <= _STANDSTILL, detail)
   yield from accounts(path)

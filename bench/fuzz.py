@@ -174,7 +174,7 @@ class Fuzz:
         frame = messages._FRAME.pack(kind, self._rng.choice((0, 1, 2, 3, 9)), 0)
         stream._writer.write_metadata(pa.py_buffer(frame + data))
       header = self._said()
-      stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil=True)
+      stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil='first')
 
     self._stream(where, send)
 

@@ -9,7 +9,8 @@ random living process gets SIGKILL, whatever it is doing, also if it is still
 starting again: a worker, or, as often as --servers says, a server or the lead,
 after which all go on from a checkpoint.  A process that has died several times
 in a row soon after its start is spared until it is older, as the launcher would
-give the run up.
+give the run up.  While all start again, which they do together, pauses are
+longer.
 
 Everything that must hold afterwards is printed; the exit code is 1 if anything
 does not.
@@ -44,7 +45,8 @@ _FIELDS = {
   'cluster.speed.per_example_s': 0.0,
 }
 _LIMIT_S = 6.0  # For each kill.
-_STILL_S = 60.0  # Without a push: then it hangs.
+_STILL_S = 90.0  # Without a push: then it hangs.
+_STARTING = 4  # Times longer are pauses while all start again.
 _ACCURACY = 0.96
 _MORE = 64.0, 16  # MiB and open files that a process may come to have.
 _POLL_S, _MEASURE_S = 0.05, 2.0
@@ -161,7 +163,7 @@ class Killing:
     """
     given, seen = self._given, self._seen
     start = moved = measured = time.monotonic()
-    due, pushes = math.inf, 0
+    due, pushes, again = math.inf, 0, -1
     while self._killed.total() < given.kills and self._run.poll() is None:
       time.sleep(_POLL_S)
       seen.look()
@@ -181,7 +183,9 @@ class Killing:
       if role := self._kill():
         print(f'{now - start:6.1f} s: kill {self._killed.total()}, {role}')
         sys.stdout.flush()
-        due = now + self._pause_s()
+        if role.startswith('server'):
+          again = pushes
+        due = now + self._pause_s() * (_STARTING if pushes == again else 1)
     return self._killed
 
   def _kill(self) -> str:

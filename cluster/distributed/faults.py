@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cluster.transport.messages import Spoil
 from configs.checks import require
 
 
@@ -38,10 +39,17 @@ class Phase(enum.StrEnum):
   FIRST = 'first'  # After the first chunk that it sends.
   LAST = 'last'  # Before the last chunk that it sends.
   END = 'end'  # Once the run is over; the number does not matter.
+  # Of servers: of the checkpoint of that number; of that evaluation of a life,
+  # which is the lead's.
+  CHECKPOINT = 'checkpoint'
+  EVALUATION = 'evaluation'
 
 
 # What is done to the push as a whole, not at a moment.
-_OF_PUSH = (Kind.CORRUPT, Kind.WRONG_SIZE, Kind.NAN)
+_OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN)
+_SENT = (Phase.COMPUTE, Phase.FIRST, Phase.LAST)  # What can be corrupt.
+_SERVED = (Phase.CHECKPOINT, Phase.EVALUATION)
+_SERVER = re.compile(r'server:(\d{1,4})')
 _KIND = re.compile(r'([a-z_]+)(?::(\d{1,4}))?')
 
 
@@ -67,6 +75,7 @@ class Faults:
     entries: Sequence[Sequence[Any]],
     *,
     num_workers: int,
+    num_servers: int,
     directory: pathlib.Path,
     interface: str,
     timeout_s: float,
@@ -75,8 +84,9 @@ class Faults:
 
     Args:
       entries: (worker, iteration, kind) or (worker, iteration, kind, phase)
-        each.
+        each; ('server:0', number, kind, phase) of a server.
       num_workers: Number of workers.
+      num_servers: Number of servers.
       directory: Where is noted what has happened; all workers share it.
       interface: That `cut` takes down.
       timeout_s: After which a worker counts as lost.
@@ -85,9 +95,9 @@ class Faults:
       ValueError: If an entry is not of this form, or would cut the loopback.
     """
     require(isinstance(entries, tuple), 'faults', 'a tuple of tuples', entries)
-    self._entries: dict[tuple[int, int, Phase], Fault] = {}
+    self._entries: dict[tuple[int | str, int, Phase], Fault] = {}
     for entry in entries:
-      fault = _parsed(entry, num_workers)
+      fault = _parsed(entry, num_workers, num_servers)
       cuts = fault.kind == Kind.CUT and interface == 'lo'
       require(not cuts, 'faults', "an interface other than 'lo' to cut", entry)
       number = -1 if fault.phase == Phase.END else entry[1]
@@ -97,24 +107,26 @@ class Faults:
     self._timeout_s = timeout_s
 
   def due(
-    self, worker: int, number: int, phase: Phase = Phase.COMPUTE
+    self, who: int | str, number: int, phase: Phase = Phase.COMPUTE
   ) -> Fault | None:
     """Returns what is to happen now, and notes that it has.
 
     Args:
-      worker: To whom.
-      number: Of its iteration; at the start, of its life; at the end, -1.
+      who: To which worker, or 'server:0'.
+      number: Of its iteration; at the start, of its life; at the end, -1; of
+        the checkpoint or evaluation.
       phase: What it is about to do.
     """
-    fault = self._entries.get((worker, number, phase))
+    fault = self._entries.get((who, number, phase))
     if fault is None:
       return None
     self._directory.mkdir(parents=True, exist_ok=True)
-    name = f'{worker}-{number}-{fault.kind}'
+    name = f'{who}-{number}-{fault.kind}'
     if phase != Phase.COMPUTE:
       name += f'-{phase}'
     try:
-      (self._directory / name).touch(exist_ok=False)
+      with (self._directory / name).open('x') as file:
+        file.write(str(fault.seconds))
     except FileExistsError:
       return None
     return fault
@@ -170,6 +182,16 @@ class Faults:
       subprocess.Popen(['sh', '-c', '; '.join(up)], start_new_session=True)
 
 
+def corrupted(
+  whole: Fault | None, first: Fault | None, last: Fault | None
+) -> Spoil | None:
+  """Returns which chunk of a push is corrupt, of the faults of its phases."""
+  if last and last.kind == Kind.CORRUPT:
+    return 'last'
+  early = any(one and one.kind == Kind.CORRUPT for one in (whole, first))
+  return 'first' if early else None
+
+
 def spoilt(fault: Fault | None, payload: Any) -> Any:
   """Returns what is pushed in the place of a payload."""
   if fault and fault.kind == Kind.NAN:
@@ -177,17 +199,16 @@ def spoilt(fault: Fault | None, payload: Any) -> Any:
   return payload
 
 
-def _parsed(entry: Any, num_workers: int) -> Fault:
+def _parsed(entry: Any, num_workers: int, num_servers: int) -> Fault:
   kinds, phases = [str(k) for k in Kind], [str(p) for p in Phase]
   form = (
-    f'(worker < {num_workers}, iteration >= 0, one of {kinds}) or a fourth, '
-    f'one of {phases}'
+    f"(worker < {num_workers} or 'server:N', N < {num_servers}; number >= 0; "
+    f'one of {kinds}) or a fourth, one of {phases}'
   )
   valid = (
     isinstance(entry, tuple)
-    and [type(part) for part in entry]
-    in ([int, int, str], [int, int, str, str])
-    and 0 <= entry[0] < num_workers
+    and [type(part) for part in entry[1:]] in ([int, str], [int, str, str])
+    and (_known(entry[0], num_workers, num_servers))
     and entry[1] >= 0
   )
   require(valid, 'faults', form, entry)
@@ -201,4 +222,21 @@ def _parsed(entry: Any, num_workers: int) -> Fault:
   plain = fault.kind not in _OF_PUSH or fault.phase == Phase.COMPUTE
   whole = f'no phase for {[str(k) for k in _OF_PUSH]}: they are of the push'
   require(plain, 'faults', whole, entry)
+  sent = fault.kind != Kind.CORRUPT or fault.phase in _SENT
+  whole = f"one of {[str(p) for p in _SENT]} for 'corrupt'"
+  require(sent, 'faults', whole, entry)
+  served = fault.phase in _SERVED
+  whole = f'{[str(p) for p in _SERVED]} for servers, other phases for workers'
+  require(served == isinstance(entry[0], str), 'faults', whole, entry)
+  leads = fault.phase != Phase.EVALUATION or entry[0] == 'server:0'
+  whole = "an evaluation of 'server:0', which the lead has"
+  require(leads, 'faults', whole, entry)
   return fault
+
+
+def _known(who: Any, num_workers: int, num_servers: int) -> bool:
+  """Returns whether there is such a worker or server."""
+  if isinstance(who, str):
+    match = _SERVER.fullmatch(who)
+    return match is not None and int(match[1]) < num_servers
+  return type(who) is int and 0 <= who < num_workers

@@ -13,6 +13,10 @@ gives up whose count stands still for too long:
   obeying         2 timeouts and 4 times the longest order of that name so far;
                   at the first one, the time that a start may take
 
+What the lead has others do meanwhile, evaluations and checkpoints, has the
+deadlines of orders.  If it misses one, its process ends itself: starting again
+may help.
+
 With pipelined routes a worker can send no more than the others have sent:
 there the one that has come least far is given up, and only if nobody computes.
 """
@@ -21,6 +25,7 @@ import collections
 import dataclasses
 import faulthandler
 import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -149,9 +154,18 @@ class Deadlines:
       still_s: How long it has been obeying it.
       usual_s: The longest that it took before; None at first.
     """
-    if still_s <= self._limit(usual_s):
+    if not self.late(still_s, usual_s):
       return ''
     return f'It has been at the order {obeying!r} for {still_s:.1f} s.'
+
+  def late(self, still_s: float, usual_s: float | None) -> bool:
+    """Returns whether what has been done for so long hangs.
+
+    Args:
+      still_s: How long.
+      usual_s: The longest that it took before; None at first.
+    """
+    return still_s > self._limit(usual_s)
 
   def _first(
     self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
@@ -181,8 +195,48 @@ class Deadlines:
     return f'It has {doing} for {still_s:.1f} s, too long.'
 
 
-def exit_hung(still_s: float) -> None:
-  """Ends a process whose lead hangs: starting again may help."""
-  logging.error('The lead has not gone on for %.1f s, in:', still_s)
+class Jobs:
+  """What the lead has others do while it goes on; from any thread."""
+
+  def __init__(self, deadlines: Deadlines):
+    """There are none yet.
+
+    Args:
+      deadlines: After which one hangs.
+    """
+    self._deadlines = deadlines
+    self._begun: dict[str, float] = {}
+    self._longest: dict[str, float] = {}
+
+  def begin(self, name: str) -> None:
+    """One begins, of which there is one at a time."""
+    self._begun[name] = time.monotonic()
+
+  def end(self, name: str) -> None:
+    """It has ended."""
+    took_s = time.monotonic() - self._begun.pop(name)
+    self._longest[name] = max(took_s, self._longest.get(name, 0.0))
+
+  def overdue(self) -> tuple[str, float] | None:
+    """Returns one that hangs, and for how many seconds; None if none does."""
+    for name, begun in list(self._begun.items()):
+      still_s = time.monotonic() - begun
+      if self._deadlines.late(still_s, self._longest.get(name)):
+        return name, still_s
+    return None
+
+  def __bool__(self) -> bool:
+    """Whether there are any."""
+    return bool(self._begun)
+
+
+def exit_hung(doing: str, still_s: float) -> None:
+  """Ends a process whose lead hangs: starting again may help.
+
+  Args:
+    doing: At what.
+    still_s: For how many seconds.
+  """
+  logging.error('The lead has been at %s for %.1f s, in:', doing, still_s)
   faulthandler.dump_traceback()
   os._exit(LOST)

@@ -33,7 +33,7 @@ from absl import logging
 
 from cluster.distributed import checked
 from cluster.distributed.members import Member, RemoteServer, Visit
-from cluster.distributed.pace import Deadlines, exit_hung
+from cluster.distributed.pace import Deadlines, Jobs, exit_hung
 from cluster.distributed.roll import Roll
 from cluster.distributed.served.answers import Answers
 from cluster.distributed.served.orders import Orders
@@ -73,6 +73,7 @@ class Reception:
     timeout_s: float,
     start_s: float,
     deadlines: Deadlines,
+    jobs: Jobs,
   ):
     """Listens to nobody yet.
 
@@ -88,8 +89,10 @@ class Reception:
       timeout_s: Silence after which a process counts as lost.
       start_s: Until all have to be there.
       deadlines: After which one that does not go on counts as lost.
+      jobs: That the lead has others do.
     """
     self.looked = math.inf
+    self._jobs = jobs
     self._deadlines = deadlines
     self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
@@ -372,8 +375,11 @@ class Reception:
           server.stream.cancel(reason)
       if self._own and (reason := self._stuck(self._own.doing)):
         self.give_up(f'Server 0 is lost: {reason}')
-      if now - self.looked > self._start_s:
-        exit_hung(now - self.looked)
+      if hanging := self._jobs.overdue():
+        exit_hung(*hanging)
+      # It may wait for one of them.
+      if now - self.looked > self._start_s and not self._jobs:
+        exit_hung('events', now - self.looked)
 
   def _stuck(self, doing: Mapping[str, Any]) -> str:
     """Returns why a server is to be given up, '' if it is not."""

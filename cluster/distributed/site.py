@@ -6,6 +6,7 @@ dedicated processes.  The lead is with server 0.
 
 import faulthandler
 import functools
+import itertools
 import math
 import os
 import signal
@@ -20,8 +21,8 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.distributed import devices, roles
-from cluster.distributed.faults import Faults
-from cluster.distributed.pace import Deadlines
+from cluster.distributed.faults import Faults, Phase
+from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served import checkpoints as sharded
@@ -132,7 +133,14 @@ class DistributedSite:
     self._security = trust.security(config.cluster, meeting.address)
     self._timeout_s = config.cluster.timeout_s
     self._start_s = config.cluster.start_s
-    self._faults = _faults(config, parts.files)
+    self._faults = _faults(config, parts)
+    self._deadlines = Deadlines(
+      timeout_s=self._timeout_s,
+      start_s=self._start_s,
+      windows=self._plan.pipelined,
+    )
+    self._jobs = Jobs(self._deadlines)
+    self._evaluations = itertools.count()
     self._stuck = False  # The worker hangs, in a process that is needed.
     with named(f'config.route.{config.route.name}'):
       self._flat = learned.flat(servers=self._plan.servers, wire=parts.wire)
@@ -145,7 +153,8 @@ class DistributedSite:
   @functools.cached_property
   def later(self) -> Callable[[Callable[[], Any]], Future]:
     """Calls a function in another thread, for the process that leads."""
-    return ThreadPoolExecutor(1).submit
+    pool = ThreadPoolExecutor(1)
+    return lambda call: pool.submit(self._evaluated, call)
 
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
@@ -155,6 +164,7 @@ class DistributedSite:
         self._directory,
         orders=self.holder,
         num_servers=self._plan.servers,
+        jobs=self._jobs,
         **self._checkpoint,
       )
 
@@ -167,11 +177,6 @@ class DistributedSite:
 
   def runtime(self, lead: Lead) -> DistributedRuntime:
     """Returns what runs the events, for the process that leads."""
-    deadlines = Deadlines(
-      timeout_s=self._timeout_s,
-      start_s=self._start_s,
-      windows=self._plan.pipelined,
-    )
     reception = Reception(
       orders=self.holder,
       num_workers=len(lead.workers),
@@ -183,7 +188,8 @@ class DistributedSite:
       security=self._security,
       timeout_s=self._timeout_s,
       start_s=self._start_s,
-      deadlines=deadlines,
+      deadlines=self._deadlines,
+      jobs=self._jobs,
     )
     return DistributedRuntime(
       lead=lead,
@@ -193,7 +199,7 @@ class DistributedSite:
       num_servers=self._plan.servers,
       timeout_s=self._timeout_s,
       start_s=self._start_s,
-      deadlines=deadlines,
+      deadlines=self._deadlines,
       local=None if self._plan.dedicated else self._worker,
     )
 
@@ -225,6 +231,18 @@ class DistributedSite:
       beside.join(self._start_s)
     if not finished:
       sys.exit(STOPPED)
+
+  def _evaluated(self, call: Callable[[], Any]) -> Any:
+    """Returns what an evaluation does, in a thread of its own."""
+    self._jobs.begin('an evaluation')
+    try:
+      number = next(self._evaluations)
+      self._faults.happen(
+        self._faults.due('server:0', number, Phase.EVALUATION)
+      )
+      return call()
+    finally:
+      self._jobs.end('an evaluation')
 
   def _worker(self, lead: str) -> Worker:
     return Worker(
@@ -320,10 +338,17 @@ class DistributedSite:
       learner=learner,
       flat=self._flat,
       keeping=Keeping(
-        sharded.of_server(self._directory, index), held=held, report=report
+        sharded.of_server(self._directory, index),
+        held=held,
+        report=report,
+        before=functools.partial(self._before_save, index),
       ),
       report=report,
     )
+
+  def _before_save(self, index: int, step: int) -> None:
+    who = f'server:{index}'
+    self._faults.happen(self._faults.due(who, step, Phase.CHECKPOINT))
 
 
 def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> DistributedSite:
@@ -361,12 +386,13 @@ def _check_divisible(config: ConfigDict, parts: Parts) -> None:
   require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)
 
 
-def _faults(config: ConfigDict, files: RunFiles) -> Faults:
+def _faults(config: ConfigDict, parts: Parts) -> Faults:
   with named('config.cluster'):
     return Faults(
       config.cluster.faults,
       num_workers=config.cluster.workers,
-      directory=files.workdir / 'faults',
+      num_servers=parts.plan.servers,
+      directory=parts.files.workdir / 'faults',
       interface=config.cluster.interface,
       timeout_s=config.cluster.timeout_s,
     )

@@ -19,7 +19,14 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.distributed.faults import Fault, Faults, Kind, Phase, spoilt
+from cluster.distributed.faults import (
+  Fault,
+  Faults,
+  Kind,
+  Phase,
+  corrupted,
+  spoilt,
+)
 from cluster.distributed.life import Life
 from cluster.distributed.pace import Pace
 from cluster.distributed.window import Window
@@ -27,6 +34,7 @@ from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
 from cluster.transport.heart import BEATS, LOST, Heart
+from cluster.transport.messages import Spoil
 from cluster.transport.streams import (
   Corrupt,
   Refused,
@@ -239,9 +247,10 @@ class Worker:
       self._faults.due(self.index, iteration, phase)
       for phase in (Phase.FIRST, Phase.LAST)
     ]
-    kind = fault.kind if fault else None
     send = functools.partial(
-      _push, corrupt=kind == Kind.CORRUPT, short=kind == Kind.WRONG_SIZE
+      _push,
+      corrupt=corrupted(fault, *moments),
+      short=fault is not None and fault.kind == Kind.WRONG_SIZE,
     )
     # The next pull may begin before all of it is sent.
     self._doing = [preparing] + [
@@ -337,7 +346,7 @@ def _push(
   window: Window,
   through: Through = iter,
   *,
-  corrupt: bool = False,
+  corrupt: Spoil | None = None,
   short: bool = False,
 ) -> None:
   """Sends a push.
@@ -348,7 +357,7 @@ def _push(
     message: uint8 [n] each.
     window: For its pieces.
     through: What chunks go through.
-    corrupt: Whether to flip a bit on its way.
+    corrupt: In which chunk a bit flips on its way, if any.
     short: Whether to send but half of it.
 
   Raises:

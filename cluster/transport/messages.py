@@ -1,8 +1,9 @@
 """Messages on one call of Arrow Flight, between two processes.
 
 A message is a header, plain JSON, and a body in chunks of bytes, each with a
-checksum; chunks travel as soon as they are sent and are handed over as soon as
-they arrive.  Both are without a copy of ours.
+checksum; the header travels with the first of them.  Chunks travel as soon as
+they are sent and are handed over as soon as they arrive.  Both are without a
+copy of ours.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ _FRAME = struct.Struct('<cQQ')  # Kind, number within the stream, checksum.
 _HEADER, _CHUNK, _END = b'H', b'C', b'E'
 _BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
 _HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
+Spoil = Literal['first', 'last']  # Which chunk is corrupt, on purpose.
 _REASON = 300  # Characters that a peer can have logged.
 
 
@@ -130,7 +132,7 @@ class Stream:
     chunks: Iterable[np.ndarray] = (),
     size_bytes: int = 0,
     *,
-    spoil: bool = False,
+    spoil: Spoil | None = None,
   ) -> None:
     """Sends a message; each chunk is on its way before the next is asked for.
 
@@ -141,8 +143,8 @@ class Stream:
       header: Plain JSON.
       chunks: uint8 [n], contiguous, of any sizes above 0.
       size_bytes: Their sum.
-      spoil: Whether to flip a bit of the first chunk, or of the header if
-        there is none, after its checksum has been made.
+      spoil: A bit of this chunk, or of the header if there is none, is flipped
+        after its checksum has been made.
 
     Raises:
       Closed: If the stream has ended.
@@ -151,9 +153,8 @@ class Stream:
     """
     text = json.dumps([header, size_bytes], allow_nan=False).encode()
     with self._sending:
-      self._write(_HEADER, text, spoil=spoil and not size_bytes)
       try:
-        self._send_body(chunks, size_bytes, spoil)
+        self._send(text, chunks, size_bytes, spoil)
       except BaseException as error:
         self._end(f'{type(error).__name__}: {error}')
         raise
@@ -174,7 +175,9 @@ class Stream:
     self._held = None
     while frame.kind == _CHUNK:
       frame = self._read()
-    header, size_bytes = self._unpacked(frame.data)
+    if frame.chunk is not None:
+      self._held = _Frame(_CHUNK, b'', frame.chunk)
+    header, size_bytes = self._unpacked(frame.text)
     if most_bytes is not None and size_bytes > most_bytes:
       raise Corrupt(
         f'{self.peer}: expected a body of at most {most_bytes} bytes, got one '
@@ -217,40 +220,58 @@ class Stream:
     self._returned.put(None)
     self._cut()
 
-  def _send_body(
-    self, chunks: Iterable[np.ndarray], size_bytes: int, spoil: bool
+  def _send(
+    self,
+    text: bytes,
+    chunks: Iterable[np.ndarray],
+    size_bytes: int,
+    spoil: Spoil | None,
   ) -> None:
     lent = []
     sent = 0
     for chunk in chunks:
+      first = not sent
       sent += chunk.size
       valid = 0 < chunk.nbytes == chunk.size <= _BATCH_BYTES
       require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
       require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
       view = chunk.view()
       lent.append(weakref.ref(view, self._returned.put))
-      self._write(_CHUNK, view, spoil=spoil)
-      spoil = False
+      here = {'first': first, 'last': sent == size_bytes}
+      kind, before = (_HEADER, text) if first else (_CHUNK, b'')
+      self._write(kind, before, view, spoil=here.get(spoil, False))
       del view
     require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
+    if not sent:
+      self._write(_HEADER, text, spoil=spoil is not None)
     # gRPC promises to write, not that it no longer reads the caller's memory.
     for _ in lent:
       if self._returned.get() is None:
         raise Closed(f'{self.peer}: {self._reason}')
 
-  def _write(self, kind: bytes, data: Any, *, spoil: bool = False) -> None:
+  def _write(
+    self,
+    kind: bytes,
+    text: bytes,
+    chunk: np.ndarray | None = None,
+    *,
+    spoil: bool = False,
+  ) -> None:
     if self._reason:
       raise Closed(f'{self.peer}: {self._reason}')
-    frame = _FRAME.pack(kind, self._sent, xxhash.xxh3_64_intdigest(data))
+    frame = _FRAME.pack(kind, self._sent, _checksum(text, chunk))
     self._sent += 1
     if spoil:
-      data = np.frombuffer(bytearray(data), np.uint8)
-      data[data.size // 2] ^= 1
+      whole = bytearray(text if chunk is None else chunk)
+      whole[len(whole) // 2] ^= 1
+      text = bytes(whole) if chunk is None else text
+      chunk = chunk if chunk is None else np.frombuffer(whole, np.uint8)
+    metadata = pa.py_buffer(frame + text)
     try:
-      if kind == _CHUNK:
-        self._writer.write_with_metadata(_batch(data), pa.py_buffer(frame))
+      if chunk is None:
+        self._writer.write_metadata(metadata)
       else:
-        self._writer.write_metadata(pa.py_buffer(frame + bytes(data)))
+        self._writer.write_with_metadata(_batch(chunk), metadata)
     except ERRORS as error:
       # Why is known to `receive`, which may have more to read before.
       raise Closed(f'{self.peer}: cannot send: {error}') from error
@@ -270,16 +291,17 @@ class Stream:
       yield lent.pop()
 
   def _chunk(self, left: int) -> np.ndarray:
-    frame = self._read()
-    if frame.kind != _CHUNK or frame.data.size > left:
+    frame = self._held or self._read()
+    self._held = None
+    if frame.kind != _CHUNK or frame.chunk.size > left:
       self._held = frame
       raise Corrupt(f'{self.peer}: the body is not of the size announced')
-    return frame.data
+    return frame.chunk
 
-  def _unpacked(self, data: Any) -> tuple[Any, int]:
+  def _unpacked(self, text: Any) -> tuple[Any, int]:
     """Returns a header and the size of the body that belongs to it."""
     try:
-      parts = json.loads(bytes(data), parse_constant=_refuse_constant)
+      parts = json.loads(bytes(text), parse_constant=_refuse_constant)
     # Also of what is not UTF-8, and of what is too deep.
     except (ValueError, RecursionError) as error:
       raise Corrupt(f'{self.peer}: expected JSON, got {error}') from error
@@ -301,7 +323,7 @@ class Stream:
     frame = self._parsed(read)
     if frame.kind == _END:
       raise self._lost(
-        _printable(str(frame.data[:_REASON], 'utf-8', 'replace'))
+        _printable(str(frame.text[:_REASON], 'utf-8', 'replace'))
       )
     return frame
 
@@ -314,17 +336,17 @@ class Stream:
     if number != expected:
       self._received = number + 1
       raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
-    data = metadata[_FRAME.size :]
-    if kind == _CHUNK:
-      data = self._bytes(read.data, number)
-    elif len(data) > _HEADER_BYTES or kind not in (_HEADER, _END):
+    text = metadata[_FRAME.size :]
+    if len(text) > _HEADER_BYTES or kind not in (_HEADER, _CHUNK, _END):
       raise Corrupt(
         f'{self.peer}: expected a header, a chunk or an end of up to '
-        f'{_HEADER_BYTES} bytes, got {len(data)} in frame {number}'
+        f'{_HEADER_BYTES} bytes, got {len(text)} in frame {number}'
       )
-    if xxhash.xxh3_64_intdigest(data) != checksum:
+    has = kind == _CHUNK or (kind == _HEADER and read.data is not None)
+    chunk = self._bytes(read.data, number) if has else None
+    if _checksum(text, chunk) != checksum:
       raise Corrupt(f'{self.peer}: frame {number} has another checksum')
-    return _Frame(kind, data)
+    return _Frame(kind, text, chunk)
 
   def _bytes(self, batch: pa.RecordBatch | None, number: int) -> np.ndarray:
     """Returns the bytes of a chunk, without padding."""
@@ -375,7 +397,15 @@ def _printable(text: str) -> str:
 
 class _Frame(NamedTuple):
   kind: bytes
-  data: Any  # Bytes of a chunk, uint8 [n], or a view of other bytes.
+  text: Any  # View of bytes.
+  chunk: np.ndarray | None  # Of a header the first one, if it has a body.
+
+
+def _checksum(text: Any, chunk: np.ndarray | None) -> int:
+  of = xxhash.xxh3_64(text)
+  if chunk is not None:
+    of.update(chunk)
+  return of.intdigest()
 
 
 def _batch(data: np.ndarray) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from cluster import lead
 from cluster.distributed import roles
 from cluster.distributed import worker as worker_
 from cluster.distributed.faults import Faults
-from cluster.distributed.pace import Deadlines
+from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
 from cluster.distributed.served.hosting import host
@@ -103,6 +103,7 @@ class Lead:
       num_workers=num_workers,
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
+    self.jobs = Jobs(deadlines)
     self.reception = Reception(
       orders=self.orders,
       num_workers=num_workers,
@@ -115,6 +116,7 @@ class Lead:
       timeout_s=TIMEOUT_S,
       start_s=start_s,
       deadlines=deadlines,
+      jobs=self.jobs,
     )
     self.cluster = DistributedRuntime(
       lead=asked,
@@ -187,6 +189,7 @@ class Lead:
     faults = Faults(
       (),
       num_workers=index + 1,
+      num_servers=1,
       directory=pathlib.Path(),
       interface='lo',
       timeout_s=TIMEOUT_S,

@@ -23,7 +23,7 @@ class _End:
     self._sending = threading.Lock()
     self._closed = False
 
-  def send(self, header, chunks=(), size_bytes=0, *, spoil=False):
+  def send(self, header, chunks=(), size_bytes=0, *, spoil=None):
     del spoil
     with self._sending:
       self._put((header, size_bytes))

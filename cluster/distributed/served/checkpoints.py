@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.pace import Jobs
 from cluster.distributed.served.orders import Orders
 from configs.checks import require
 from outputs import checkpoints, stores
@@ -35,6 +36,7 @@ class ShardedCheckpoints:
     *,
     orders: Orders,
     num_servers: int,
+    jobs: Jobs,
     every_s: float,
     every_examples: int,
     keep: int,
@@ -45,6 +47,7 @@ class ShardedCheckpoints:
       directory: Of the run's checkpoints, which all processes share.
       orders: Has the servers write their parts.
       num_servers: How many they are.
+      jobs: Has them while they are written.
       every_s: As of `Rhythm`.
       every_examples: The same.
       keep: How many of the newest are kept.
@@ -60,6 +63,7 @@ class ShardedCheckpoints:
     self._directory = directory
     self._orders = orders
     self._num_servers = num_servers
+    self._jobs = jobs
     self._keep = keep
     self._step = -1
     self._pool = ThreadPoolExecutor(1)
@@ -114,6 +118,7 @@ class ShardedCheckpoints:
     self._wait()
     self._step += 1
     tree = checkpoints.frozen(state | {'num_servers': self._num_servers})
+    self._jobs.begin('a checkpoint')
     parts = self._orders.save(self._step)
     self._saving = self._pool.submit(self._write, self._step, tree, parts)
     self.begin(examples)
@@ -137,6 +142,8 @@ class ShardedCheckpoints:
       stores.write(self._directory / 'lead' / str(step), tree())
     except OSError as error:
       raise checkpoints.not_written(self._directory, step, error) from error
+    finally:
+      self._jobs.end('a checkpoint')
     self._remove_all_but(whole(self._directory)[-self._keep :])
 
   def _remove_all_but(self, kept: Sequence[int]) -> None:

@@ -35,6 +35,7 @@ class Keeping:
     *,
     held: Mapping[int, tuple[Any, Any]],
     report: Report,
+    before: Callable[[int], None] = lambda step: None,
   ):
     """Writes nothing yet.
 
@@ -42,7 +43,9 @@ class Keeping:
       directory: Of the server's parts of checkpoints.
       held: Versions of its share, parameters and statistics, by number.
       report: Tells the lead what it has asked for; called from many threads.
+      before: Called with the number of a checkpoint, before it is written.
     """
+    self._before = before
     self._directory = directory
     self._held = dict(held)
     self._report = report
@@ -76,8 +79,14 @@ class Keeping:
     """
     tree = checkpoints.frozen(state | {'held': self._held})
     path = self._directory / str(step)
-    saved = self._pool.submit(lambda: stores.write(path, tree()))
+    saved = self._pool.submit(self._write, path, step, tree)
     saved.add_done_callback(lambda saved: self._saved(number, saved))
+
+  def _write(
+    self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
+  ) -> None:
+    self._before(step)
+    stores.write(path, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:
     told = {'told': 'snapshot', 'id': number}

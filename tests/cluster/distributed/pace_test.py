@@ -1,7 +1,10 @@
 """Tests for deadlines: who has stood still for too long, by a clock of ours."""
 
+from unittest import mock
+
 from absl.testing import absltest, parameterized
 
+from cluster.distributed import pace
 from cluster.distributed.pace import Deadlines, Pace, Seen
 
 _TIMEOUT_S, _START_S = 10.0, 300.0
@@ -97,6 +100,28 @@ class DeadlinesTest(parameterized.TestCase):
     self.assertIn('commit', deadlines.server('commit', 300.1, None))
     self.assertEqual(deadlines.server('commit', 24.0, 1.0), '')
     self.assertIn('24.1 s', deadlines.server('commit', 24.1, 1.0))
+
+  def test_jobs_of_the_lead(self):
+    clock = mock.Mock(return_value=0.0)
+    with mock.patch.object(pace.time, 'monotonic', clock):
+      jobs = pace.Jobs(self._deadlines())
+      self.assertFalse(jobs)
+      for took_s in (1.0, 0.5):
+        jobs.begin('a checkpoint')
+        clock.return_value += took_s
+        jobs.end('a checkpoint')
+      jobs.begin('a checkpoint')
+      jobs.begin('an evaluation')  # The first one: as long as a start.
+      clock.return_value += 24.0
+      self.assertIsNone(jobs.overdue())
+      clock.return_value += 0.1
+      self.assertEqual(jobs.overdue()[0], 'a checkpoint')
+      jobs.end('a checkpoint')
+      self.assertTrue(jobs)
+      clock.return_value += 275.9
+      self.assertIsNone(jobs.overdue())
+      clock.return_value += 0.1
+      self.assertEqual(jobs.overdue()[0], 'an evaluation')
 
   def _deadlines(self, windows=False):
     return Deadlines(timeout_s=_TIMEOUT_S, start_s=_START_S, windows=windows)

@@ -12,6 +12,7 @@ from cluster.transport.heart import LOST, Unmendable
 from tests.support import leads
 
 _TIMEOUT_S = leads.TIMEOUT_S
+_STARTING_S = 3.0  # Enough on a busy machine, too.
 
 
 class MembersTest(parameterized.TestCase):
@@ -176,14 +177,25 @@ class MembersTest(parameterized.TestCase):
 
   def test_a_lead_that_does_not_go_on_ends_its_process(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))
-    lead = self._lead(start_s=1.0)
+    lead = self._lead(start_s=_STARTING_S)
     lead.member(0)
     lead.begin()
     lead.step_for(0.1)
     with self.assertLogs('absl', 'ERROR') as logged:
-      time.sleep(1.0 + 2 * _TIMEOUT_S / 5)
+      time.sleep(_STARTING_S + 2 * _TIMEOUT_S / 5)
     ended.assert_called_with(LOST)
-    self.assertIn('The lead has not gone on', logged.output[0])
+    self.assertIn('The lead has been at events for', logged.output[0])
+
+  def test_so_does_one_whose_checkpoint_hangs(self):
+    ended = self.enterContext(mock.patch.object(os, '_exit'))
+    lead = self._lead(start_s=_STARTING_S)
+    lead.member(0)
+    lead.begin()
+    lead.jobs.begin('a checkpoint')
+    with self.assertLogs('absl', 'ERROR') as logged:
+      time.sleep(_STARTING_S + 2 * _TIMEOUT_S / 5)
+    ended.assert_called_with(LOST)
+    self.assertIn('The lead has been at a checkpoint for', logged.output[0])
 
   def assertBetween(self, value, low, high):
     self.assertGreaterEqual(value, low)

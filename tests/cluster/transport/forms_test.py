@@ -90,11 +90,15 @@ class FormTest(TestCase):
     self.assertIn('expected a frame', self._seen(send))
 
   def test_a_chunk_beyond_the_body_is_corrupt(self):
-    def send(stream):
+    def apart(stream):
       stream._write(b'H', json.dumps([0, 5]).encode())
-      stream._write(b'C', np.zeros(6, np.uint8))
+      stream._write(b'C', b'', np.zeros(6, np.uint8))
 
-    self.assertIn('not of the size announced', self._seen(send))
+    def together(stream):
+      stream._write(b'H', json.dumps([0, 5]).encode(), np.zeros(6, np.uint8))
+
+    for send in (apart, together):
+      self.assertIn('not of the size announced', self._seen(send))
 
   @parameterized.parameters(
     (b'a\nb\x1b[2J', 'a?b?[2J'),

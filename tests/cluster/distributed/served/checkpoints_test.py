@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
@@ -52,6 +53,9 @@ def _flat(servers):
   return Flat(np.zeros(_SIZE, np.float32), (), servers=servers, wire=wire)
 
 
+_JOBS = Jobs(Deadlines(timeout_s=1.0, start_s=10.0, windows=False))
+
+
 class _Life:
   """A lead and its servers, from a start to a death."""
 
@@ -62,6 +66,7 @@ class _Life:
       directory,
       orders=self.orders,
       num_servers=num_servers,
+      jobs=_JOBS,
       every_s=float('inf'),
       every_examples=1,
       keep=_KEEP,

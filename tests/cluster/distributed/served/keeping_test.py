@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from absl.testing import absltest
 
-from cluster.distributed.pace import Deadlines
+from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.reception import Reception
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.keeping import Keeping
@@ -39,6 +39,7 @@ class _Lead:
     self.reads = threading.Event()
     self.orders = Orders(flat=self.flat, schedule=None, num_workers=1)
     self.learners, self.servers = [], []
+    deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
     reception = Reception(
       orders=self.orders,
       num_workers=1,
@@ -50,7 +51,8 @@ class _Lead:
       security=Security(),
       timeout_s=1.0,
       start_s=10.0,
-      deadlines=Deadlines(timeout_s=1.0, start_s=10.0, windows=False),
+      deadlines=deadlines,
+      jobs=Jobs(deadlines),
     )
 
     def reporter(index):
