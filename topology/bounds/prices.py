@@ -41,7 +41,14 @@ def proven(
     ValueError: If it is no proof: a negative price, one for what is no link or
       that has one already, or a column that is free.
   """
-  graph, units = cluster.graph, _units(cluster, prices)
+  return proven_units(cluster, _units(cluster, prices), stop)
+
+
+def proven_units(
+  cluster: Cluster, units: Sequence[int], stop: stopping.Stop = stopping.never
+) -> Fraction:
+  """Returns what `proven` does, of the prices of all links in their order."""
+  graph = cluster.graph
   priced = [
     (src, dst, price)
     for (src, dst, _), price in zip(graph.links, units, strict=True)
@@ -68,8 +75,9 @@ def proven(
 def _units(cluster: Cluster, prices: Prices) -> Sequence[int]:
   """The price of each link of the cluster, as integers of the same ratios."""
   price_of: dict[Ends, Fraction] = {}
+  ends = {(src, dst) for src, dst, _ in cluster.links}
   for src, dst, price in prices.links:
-    if (src, dst) not in cluster.capacity_Bps:
+    if (src, dst) not in ends:
       raise ValueError(f'Expected prices of links, got {src} to {dst}.')
     if (src, dst) in price_of:
       raise ValueError(f'Expected one price a link, got {src} to {dst} twice.')

@@ -90,7 +90,9 @@ class Arrays:
     self._once = np.flatnonzero((self.src < self.dst) | (not paired))
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
     links = stopping.asked(direct.tolist(), stop)
-    self._direct = [self._hop((link,)) for link in links]
+    self._direct = [
+      Hop(*self._ends[link], (link,), (self._uses[link],)) for link in links
+    ]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
     """Returns the nodes on the way."""

@@ -88,7 +88,8 @@ class Bound:
       self._keep(prices, self._worth(prices) / cost)
       return
     try:
-      proven = certificates.proven(self._cluster, self._exact(prices), stop)
+      units = self._units(prices)[self._arrays.use].tolist()
+      proven = certificates.proven_units(self._cluster, units, stop)
     except ValueError:  # Some tree is free, so that they prove nothing.
       return
     except stopping.Stopped:
@@ -103,8 +104,11 @@ class Bound:
   def _worth(self, prices: np.ndarray) -> float:
     return float((prices * self._arrays.capacity).sum())
 
+  def _units(self, prices: np.ndarray) -> np.ndarray:
+    return np.rint(prices / prices.max() * _FINE).astype(int)
+
   def _exact(self, prices: np.ndarray) -> certificates.Prices:
-    fine = np.rint(prices / prices.max() * _FINE).astype(int)
+    fine = self._units(prices)
     links = zip(
       self._cluster.links, fine[self._arrays.use].tolist(), strict=True
     )
