@@ -1,7 +1,6 @@
 """Tests for models.vgg and models.mlp."""
 
 import math
-import sys
 from unittest import mock
 
 import jax
@@ -207,12 +206,11 @@ class HeNormalTest(parameterized.TestCase):
     kernel = initializers.he_normal(key, (3, 3, 100, 200), np.float32)
     self.assertAlmostEqual(np.var(kernel) * 900 / 2, 1, delta=0.02)
 
-  @parameterized.parameters(_vgg, _mlp)
-  def test_all_kernels_of_a_model_start_so(self, make):
+  @parameterized.parameters((_vgg, vgg), (_mlp, mlp))
+  def test_all_kernels_of_a_model_start_so(self, make, module):
     def zero(key, shape, dtype):
       return np.zeros(shape, dtype)
 
-    module = sys.modules[make().__module__]
     with (
       mock.patch.object(module, 'he_normal', zero),
       mock.patch.object(initializers, 'he_normal', zero),
@@ -251,13 +249,16 @@ class MlpTest(parameterized.TestCase):
 )
 class EveryModelTest(parameterized.TestCase):
   def test_state_is_parameters_alone(self, make):
-    _, params, rest = nnx.split(make(), nnx.Param, ...)
+    _, params, rest = nnx.split(small_models.drawn(make), nnx.Param, ...)
     self.assertNotEmpty(jax.tree.leaves(params))
     self.assertEmpty(jax.tree.leaves(rest))
 
   def test_parameters_follow_the_seed(self, make):
     first, again, other = (
-      jax.tree.leaves(nnx.split(make(seed=seed))[1]) for seed in (0, 0, 1)
+      jax.tree.leaves(
+        nnx.split(small_models.drawn(make, keyed=True, seed=seed))[1]
+      )
+      for seed in (0, 0, 1)
     )
     for one, two in zip(first, again, strict=True):
       np.testing.assert_array_equal(one, two)
