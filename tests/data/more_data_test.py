@@ -1,5 +1,6 @@
 """Tests for cifar100, fashion_mnist, text and augment of data/."""
 
+import functools
 import gzip
 import hashlib
 import io
@@ -267,16 +268,14 @@ class AugmentTest(parameterized.TestCase):
       jax.numpy_rank_promotion('raise'),
       jax.numpy_dtype_promotion('strict'),
     ):
-      found = augment.flip_and_crop(
-        images, jax.random.key(3), padding=padding, flip=flip
-      )
+      found = _augmented(images, 3, padding=padding, flip=flip)
     self.assertEqual((found.shape, found.dtype), (images.shape, images.dtype))
     for choice in _choices(images, np.asarray(found), padding, flip):
       self.assertIsNotNone(choice)
 
   def test_all_choices_are_equally_likely(self):
     images = self._images(batch=2000)
-    found = augment.flip_and_crop(images, jax.random.key(0), padding=2)
+    found = _augmented(images, 0, padding=2)
     choices = np.array(_choices(images, np.asarray(found), 2, True))
     counts = np.zeros((2, 5, 5))
     np.add.at(counts, tuple(choices.T), 1)
@@ -311,6 +310,11 @@ class AugmentTest(parameterized.TestCase):
   def test_rejects(self, inputs, padding, message):
     with self.assertRaisesRegex(ValueError, message):
       augment.flip_and_crop(inputs, jax.random.key(0), padding=padding)
+
+
+def _augmented(images, seed, **changed) -> jax.Array:
+  change = functools.partial(augment.flip_and_crop, **changed)
+  return small_models.jit(change)(images, jax.random.key(seed))
 
 
 def _choices(images, found, padding, flip) -> list[tuple | None]:

@@ -262,7 +262,7 @@ class EveryPredictorTest(parameterized.TestCase):
     module = importlib.import_module(f'predict.{name}')
     with self.assertRaisesRegex(ValueError, f'{field}: expected'):
       module.make(
-        num_workers=2, num_factors=1, seed=0, **(own | {field: value})
+        num_workers=_WORKERS, num_factors=2, seed=0, **(own | {field: value})
       )
 
 
