@@ -1,5 +1,6 @@
 """Tests for cifar100, fashion_mnist, text and augment of data/."""
 
+import functools
 import gzip
 import hashlib
 import io
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from data import augment, cifar100, fashion_mnist, text
 from data.dataset import Dataset
+from tests.support import small_models
 
 _FASHION = pathlib.Path('/usr/share/datasets/fashion-mnist')  # Debian's.
 
@@ -256,10 +258,9 @@ class AugmentTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     return rng.integers(1, 256, (batch, 8, 10, 3)).astype(dtype)
 
-  @parameterized.product(
-    dtype=[np.uint8, np.float32, np.int32],
-    padding=[0, 1, 4, 12],
-    flip=[True, False],
+  @parameterized.parameters(
+    *((np.uint8, padding, True) for padding in (0, 1, 4, 12)),
+    *((np.float32, 4, False), (np.int32, 4, True)),
   )
   def test_each_image_is_one_of_all_crops(self, dtype, padding, flip):
     images = self._images(dtype, batch=16)
@@ -267,16 +268,14 @@ class AugmentTest(parameterized.TestCase):
       jax.numpy_rank_promotion('raise'),
       jax.numpy_dtype_promotion('strict'),
     ):
-      found = augment.flip_and_crop(
-        images, jax.random.key(3), padding=padding, flip=flip
-      )
+      found = _augmented(images, 3, padding=padding, flip=flip)
     self.assertEqual((found.shape, found.dtype), (images.shape, images.dtype))
     for choice in _choices(images, np.asarray(found), padding, flip):
       self.assertIsNotNone(choice)
 
   def test_all_choices_are_equally_likely(self):
     images = self._images(batch=2000)
-    found = augment.flip_and_crop(images, jax.random.key(0), padding=2)
+    found = _augmented(images, 0, padding=2)
     choices = np.array(_choices(images, np.asarray(found), 2, True))
     counts = np.zeros((2, 5, 5))
     np.add.at(counts, tuple(choices.T), 1)
@@ -285,7 +284,7 @@ class AugmentTest(parameterized.TestCase):
 
   def test_the_key_decides(self):
     images = self._images()
-    change = jax.jit(augment.flip_and_crop)
+    change = small_models.jit(augment.flip_and_crop)
     one, again = (change(images, jax.random.key(5)) for _ in range(2))
     np.testing.assert_array_equal(one, again)
     np.testing.assert_array_equal(
@@ -311,6 +310,11 @@ class AugmentTest(parameterized.TestCase):
   def test_rejects(self, inputs, padding, message):
     with self.assertRaisesRegex(ValueError, message):
       augment.flip_and_crop(inputs, jax.random.key(0), padding=padding)
+
+
+def _augmented(images, seed, **changed) -> jax.Array:
+  change = functools.partial(augment.flip_and_crop, **changed)
+  return small_models.jit(change)(images, jax.random.key(seed))
 
 
 def _choices(images, found, padding, flip) -> list[tuple | None]:

@@ -72,7 +72,7 @@ def _pushes():
   """Returns losses and numbers pushed, by kind of model and of devices."""
   found = {}
   for kind, learned in _tasks():
-    for count in (0, 2, 4) if kind == 'batch' else (0, 1, 2, 4):
+    for count in (0, 4) if kind == 'batch' else (0, 1, 2, 4):
       gradient = TaskGradient(
         learned,
         _split(kind),
@@ -116,7 +116,7 @@ def _runs():
     },
   }.items():
     config = small.config(
-      sync__name='bsp', batching__worker_batch=9, epochs=4.0, **changed
+      sync__name='bsp', batching__worker_batch=9, epochs=2.0, **changed
     )
     run = small.build(config)
     summary = run()
@@ -182,10 +182,9 @@ def _in_a_process():
 
 
 class PushTest(parameterized.TestCase):
-  @parameterized.parameters(2, 4)
-  def test_it_is_that_of_one_device_to_rounding(self, devices):
+  def test_it_is_that_of_one_device_to_rounding(self):
     found = _in_a_process()['pushes']
-    got, expected = found[f'batch {devices}'], found['batch 0']
+    got, expected = found['batch 4'], found['batch 0']
     for one, other in zip(got['numbers'], expected['numbers'], strict=True):
       scale = np.abs(other).max()
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6 * scale)
@@ -210,8 +209,8 @@ class PushTest(parameterized.TestCase):
   def test_devices_exchange_sums_and_no_examples(self):
     programs = _in_a_process()['programs']
     spread = [text for text in programs if 'all-reduce' in text]
-    # Of 8 examples: two tasks on 2 and on 4 devices; one of 4 on 4.
-    self.assertLen(spread, 5)
+    # Of 8 examples: two tasks on 4 devices, one on 2; one of 4 on 4.
+    self.assertLen(spread, 4)
     for text in programs:
       for other in ('all-gather', 'all-to-all', 'collective-permute'):
         self.assertNotIn(other, text)

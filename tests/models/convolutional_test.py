@@ -5,6 +5,7 @@ import math
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from flax import nnx
 
@@ -13,13 +14,19 @@ from tests.support import references, small_models
 
 class ResNetTest(parameterized.TestCase):
   @parameterized.parameters(
-    *((20, 'batch', 269_722), (20, 'group', 269_722)),
-    *((32, 'group', 464_154), (110, 'group', 1_727_962)),
+    (20, 'batch', 269_722), (20, 'group', 269_722), (32, 'group', 464_154)
   )
   def test_cifar_network_has_the_known_number_of_parameters(
     self, depth, kind, size
   ):
     """0.27, 0.46 and 1.7 million in table 6 of the paper."""
+    self._assert_size(depth, kind, size)
+
+  @pytest.mark.soak  # A second of tracing.
+  def test_so_has_the_deepest(self):
+    self._assert_size(110, 'group', 1_727_962)
+
+  def _assert_size(self, depth, kind, size):
     model = nnx.eval_shape(
       lambda: small_models.make_resnet(depth=depth, width=1, norm=kind)
     )
@@ -184,9 +191,15 @@ def _wide_inception(kind):
 
 
 class InceptionV3Test(parameterized.TestCase):
-  @parameterized.parameters(('group', 0), ('batch', 2 * 17_216))
-  def test_full_size_has_the_known_number_of_parameters(self, kind, rest):
+  def test_full_size_has_the_known_number_of_parameters(self):
     """That of torchvision, less its auxiliary classifier."""
+    self._assert_size('batch', 2 * 17_216)
+
+  @pytest.mark.soak  # Seconds of tracing.
+  def test_groups_have_as_many(self):
+    self._assert_size('group', 0)
+
+  def _assert_size(self, kind, rest):
     model = _wide_inception(kind)
     auxiliary = (768 + 2) * 128 + (5 * 5 * 128 + 2) * 768 + (768 + 1) * 1000
     self.assertEqual(small_models.size(model), 27_161_264 - auxiliary)

@@ -4,35 +4,42 @@ import math
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from flax import nnx
 
 from tests.support import small_models
 
 
+def _gradient(name):
+  """Returns a function that gives gradient and statistics, and its arguments.
+
+  The arguments are no constants, which would be folded when it is compiled.
+  """
+  graph, params, rest = small_models.made(name)
+
+  def loss(params, inputs, key):
+    model = nnx.merge(graph, params, rest)
+    logits = model(inputs, rngs=nnx.Rngs(dropout=key))
+    stats = nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+    return (logits**2).mean(), stats
+
+  arguments = params, small_models.MODELS[name][1], jax.random.key(0)
+  return jax.grad(loss, has_aux=True), arguments
+
+
 @parameterized.parameters(*small_models.MODELS)
 class EveryModelTest(parameterized.TestCase):
-  def test_training_gives_finite_float32_gradients(self, name):
-    graph, params, rest = small_models.made(name)
-
-    def loss(params, inputs, key):
-      model = nnx.merge(graph, params, rest)
-      logits = model(inputs, rngs=nnx.Rngs(dropout=key))
-      return (logits**2).mean(), nnx.to_pure_dict(
-        nnx.state(model, nnx.BatchStat)
-      )
-
+  def test_training_gives_float32_gradients_and_promotes_nothing(self, name):
+    rest = small_models.made(name)[2]
+    function, arguments = _gradient(name)
     with (
       jax.numpy_rank_promotion('raise'),
       jax.numpy_dtype_promotion('strict'),
     ):
-      gradient, stats = small_models.jit(jax.grad(loss, has_aux=True))(
-        params, small_models.MODELS[name][1], jax.random.key(0)
-      )
+      gradient, stats = jax.eval_shape(function, *arguments)
     leaves = jax.tree.leaves(gradient)
     self.assertEqual({leaf.dtype for leaf in leaves}, {np.dtype(np.float32)})
-    self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
-    self.assertTrue(np.any(gradient['logits']['kernel']))
     self.assertEqual(jax.tree.structure(stats), jax.tree.structure(rest))
 
   def test_evaluation_is_deterministic(self, name):
@@ -60,6 +67,24 @@ class EveryModelTest(parameterized.TestCase):
     self.assertLess(abs(values).max(), 2.28)
 
 
+class GradientTest(parameterized.TestCase):
+  @parameterized.parameters('resnet', 'alexnet', 'transformer')
+  def test_is_finite(self, name):
+    self._assert_finite(name)
+
+  @parameterized.parameters('resnet50', 'inception_v3')
+  @pytest.mark.soak  # Seconds of compilation each.
+  def test_is_finite_in_deep_models(self, name):
+    self._assert_finite(name)
+
+  def _assert_finite(self, name):
+    function, arguments = _gradient(name)
+    gradient, _ = small_models.jit(function)(*arguments)
+    leaves = jax.tree.leaves(gradient)
+    self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
+    self.assertTrue(np.any(gradient['logits']['kernel']))
+
+
 class DropoutTest(parameterized.TestCase):
   @parameterized.parameters('alexnet', 'transformer')
   def test_follows_the_key_and_is_off_in_evaluation(self, name):
@@ -84,7 +109,9 @@ class DropoutTest(parameterized.TestCase):
     make, _ = small_models.MODELS[name]
     first, again, other = (
       jax.tree.leaves(small_models.parts(model)[1])
-      for model in (make(seed=0), make(seed=0), make(seed=1))
+      for model in (
+        small_models.drawn(make, keyed=True, seed=seed) for seed in (0, 0, 1)
+      )
     )
     for one, two, three in zip(first, again, other, strict=True):
       np.testing.assert_array_equal(one, two)

@@ -121,12 +121,21 @@ def parts(model: nnx.Module) -> tuple[Any, Any, Any]:
   return graph, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
 
-def drawn(make: Callable[..., nnx.Module], **changed: Any) -> nnx.Module:
-  """Returns a model made from draws of NumPy, which compiles nothing."""
-  rng = np.random.default_rng(0)
+def drawn(
+  make: Callable[..., nnx.Module], *, keyed: bool = False, **changed: Any
+) -> nnx.Module:
+  """Returns a model made from draws of NumPy, which compiles nothing.
+
+  Args:
+    make: Makes the model.
+    keyed: Whether the draws follow the keys of JAX.
+    **changed: Arguments of `make`.
+  """
+  one = np.random.default_rng(0)
 
   def draw(key, lower, upper, shape, dtype):
-    del key
+    own = np.asarray(jax.random.key_data(key)) if keyed else None
+    rng = np.random.default_rng(own) if keyed else one
     row = rng.standard_normal((math.prod(shape), 8)).astype(dtype)
     inside = (lower < row) & (row < upper)
     return row[np.arange(len(row)), inside.argmax(axis=1)].reshape(shape)

@@ -156,7 +156,7 @@ class ScheduleTest(parameterized.TestCase):
   """Random finish orders, deaths and returns; the driver checks verdicts."""
 
   @parameterized.parameters(*_ARGUMENTS)
-  @hypothesis.settings(max_examples=150, deadline=None)
+  @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(
     num_workers=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),
