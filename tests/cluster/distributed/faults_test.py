@@ -86,9 +86,17 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self.check(launch)
 
   def test_a_gradient_that_is_not_finite_ends_the_run(self):
+    self._check_nan('bsp')
+
+  @parameterized.parameters(_but('bsp'))
+  @pytest.mark.soak
+  def test_it_does_in_other_schemes(self, scheme):
+    self._check_nan(scheme)
+
+  def _check_nan(self, scheme):
     with processes.launched(
       workers=1,
-      sync__name='bsp',
+      sync__name=scheme,
       cluster__faults=((0, 4, 'nan'),),
       **_FIELDS,
     ) as launch:
