@@ -263,12 +263,6 @@ class ProcessTest(parameterized.TestCase):
       text=True,
     )
 
-  def _finish(self, name):
-    process = self._start(name)
-    _, log = process.communicate(timeout=100)
-    self.assertEqual(process.returncode, 0, log)
-    return log
-
   def _stop(self, number):
     """Stops the run once it has saved; returns its exit code and log."""
     before = self._saved()
@@ -296,9 +290,10 @@ class ProcessTest(parameterized.TestCase):
     summary = json.loads((self.folder / 'run/summary.json').read_text())
     self.assertEqual(summary['ended'], 'interrupted')
 
-    self.assertIn('Going on from checkpoint', self._finish('run'))
-    run = train.build(_long(), workdir=str(self.folder / 'straight'))
-    run()
+    with self.assertLogs('absl', 'INFO') as logs:
+      train.build(_long(), workdir=str(self.folder / 'run'))()
+    self.assertIn('Going on from checkpoint', '\n'.join(logs.output))
+    train.build(_long(), workdir=str(self.folder / 'straight'))()
 
     for name in ('events.jsonl', 'trace.json', 'metrics.jsonl', 'summary.json'):
       one, other = (

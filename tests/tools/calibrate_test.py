@@ -7,6 +7,7 @@ import runpy
 import tempfile
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.speed import speed
@@ -76,10 +77,18 @@ class ComputeTest(absltest.TestCase):
 
 
 class PredictTest(parameterized.TestCase):
-  @parameterized.product(
-    servers=[1, 2], scheme=['bsp', 'ssp', 'elastic', 'r2sp', 'asp']
+  @parameterized.parameters(
+    (1, 'bsp'), (1, 'ssp'), (1, 'elastic'), (1, 'r2sp'), (1, 'asp'), (2, 'bsp')
   )
   def test_one_run_predicts_every_scheme(self, servers, scheme):
+    self._check_predicted(servers, scheme)
+
+  @parameterized.parameters('ssp', 'elastic', 'r2sp', 'asp')
+  @pytest.mark.soak
+  def test_one_run_of_two_servers_predicts_the_others(self, scheme):
+    self._check_predicted(2, scheme)
+
+  def _check_predicted(self, servers, scheme):
     folder = clusters.run(scheme, servers)
     true = timeline.pace(timeline.read(folder))
 

@@ -384,10 +384,8 @@ class CommandTest(absltest.TestCase):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     done = self._run(str(_stored('bsp', 0)), '/no/such', f'--out={out}')
     self.assertEqual(done.returncode, 1)
-    self.assertEqual(
-      done.stderr.strip(),
-      'Refused: /no/such: expected a run with manifest.json, got no folder.',
-    )
+    message = 'Refused: /no/such: expected a run with manifest.json, got no'
+    self.assertEqual(done.stderr.strip(), f'{message} folder.')
     self.assertFalse(out.exists())
 
   def test_a_run_is_drawn(self):

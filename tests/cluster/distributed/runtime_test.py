@@ -11,6 +11,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 import train
@@ -34,6 +35,7 @@ def _flat(tree):
 class SameTest(processes.TestCase):
   """What is learned is what the virtual runtime learns."""
 
+  @pytest.mark.soak
   def test_one_worker_and_one_server(self):
     fields = {'optimizer__sgd__momentum': 0.9}
     with processes.launched(workers=1, **fields) as launch:
@@ -41,10 +43,17 @@ class SameTest(processes.TestCase):
     self.check(launch)
     self._check_same(launch, cluster__workers=1, **fields)
 
+  def test_bsp_with_two_workers_and_two_servers(self):
+    self._check_two(dedicated=False)
+
+  @pytest.mark.soak
   def test_bsp_with_two_workers_and_two_dedicated_servers(self):
+    self._check_two(dedicated=True)
+
+  def _check_two(self, *, dedicated):
     fields = {'optimizer__sgd__momentum': 0.9}
     with processes.launched(
-      workers=2, servers=2, dedicated=True, **fields
+      workers=2, servers=2, dedicated=dedicated, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)

@@ -287,7 +287,7 @@ class RecordTest(parameterized.TestCase):
     expected = stopping.results(straight)
     self.assertGreater(len(both_ways), 100)
 
-    for saved_at in both_ways[5 :: len(both_ways) // 4]:
+    for saved_at in both_ways[5 :: len(both_ways) // 2]:
       workdir = f'{tempfile.mkdtemp()}/run'
       run = train.build(self._eventful(), workdir=workdir)
       with self.assertRaises(stopping.Killed):

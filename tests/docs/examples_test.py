@@ -1,0 +1,84 @@
+"""Programs of examples/ and commands print what is said of them."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+from examples import own_forest, own_model, own_scheme, timing_only
+from tests.docs import pages
+
+
+class ExampleTest(absltest.TestCase):
+  """Each program says in its docstring what it prints."""
+
+  def _printed(self, program, *arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      program.main(arguments)
+    return printed.getvalue()
+
+  def test_own_scheme_compares_three_schemes(self):
+    rows = self._printed(own_scheme, '--epochs=0.4', '--k=3').splitlines()[-4:]
+    self.assertEqual(
+      [row.split()[0] for row in rows], ['scheme', 'bsp', 'asp', '3-async']
+    )
+    updates = [int(row.split()[3]) for row in rows[1:]]
+    self.assertEqual(updates[1] // 3, updates[2])
+
+  def test_own_model_learns(self):
+    printed = self._printed(own_model, '--epochs=3', '--scheme=asp')
+    accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
+    self.assertGreater(accuracy, 50)
+    self.assertIn("['last']['kernel']: (16, 4)", printed)
+
+  def test_timing_only_has_a_row_for_each_scheme(self):
+    arguments = ('--workers=8', '--iterations=10', '--slow=4', '--stay=1')
+    printed = self._printed(timing_only, *arguments)
+    rows = [row.split() for row in printed.splitlines()[-6:]]
+    names = ['bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp']
+    self.assertEqual([row[0] for row in rows], names)
+    rates = {row[0]: float(row[1]) for row in rows}
+    self.assertGreater(rates['asp'], 2 * rates['bsp'])
+
+  def test_own_forest_reaches_its_bound_and_is_read_back(self):
+    out = f'{tempfile.mkdtemp()}/forest.json'
+    printed = self._printed(own_forest, f'--out={out}')
+    self.assertRegex(printed, r'gap +0\.00%')
+    self.assertTrue(os.path.exists(out))
+    again = self._printed(own_forest, f'--cluster={_cluster_of(out)}')
+    self.assertEqual(again, printed)
+
+  def test_the_commands_on_forests_print_what_the_page_shows(self):
+    folder = tempfile.mkdtemp()
+    command = [sys.executable, '-m', 'tools.pack', 'dgx_a100(2)', '--baselines']
+    done = subprocess.run(
+      [*command, f'--out={folder}/forest.json'],
+      cwd=pages.ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    shown = (pages.ROOT / 'docs/questions/where.md').read_text()
+    (table,) = re.findall(r'```text\n(rate.*?)```', shown, re.DOTALL)
+    for row in table.splitlines():
+      if row and not row.startswith('packed in'):
+        self.assertIn(row, done.stdout)
+
+
+def _cluster_of(forest: str) -> str:
+  """Writes the cluster of a forest's file beside it, and returns where."""
+  path = pathlib.Path(forest)
+  cluster = path.with_name('cluster.json')
+  cluster.write_text(json.dumps(json.loads(path.read_text())['cluster']))
+  return str(cluster)
+
+
+if __name__ == '__main__':
+  absltest.main()
