@@ -36,7 +36,7 @@ _WAYS = {
   'distributed': (
     'learning.gradient:TaskGradient.__call__',
     'cluster.distributed.worker:_push',
-    'cluster.transport.messages:Stream._send_body',
+    'cluster.transport.messages:Stream._send',
     'cluster.distributed.served.server:Server._taken',
     'wire.flat:Flat.push_of',
     'cluster.distributed.reception:Reception.told',

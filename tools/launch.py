@@ -6,11 +6,10 @@
   python -m tools.launch --rank --workers=4 --servers=1 --workdir=DIR
     [--role=worker:2] [--lead=HOST:PORT] -- [flags of main.py]
 
-Lines of all processes come out behind their names; only the one that leads the
-run, server 0 if it is dedicated, else worker 0, draws progress.  --module names
-what runs in the place of main.py and takes the same flags.  In a lab (see
-tools/lab.py) dedicated servers are on the first hosts and workers on those that
-follow, and around.  Workers get GPUs of their own where there are some.
+Lines of all processes come out behind their names; only the lead, server 0 if
+it is dedicated, else worker 0, draws progress.  --module names what runs in the
+place of main.py.  In a lab (tools/lab.py) dedicated servers are on the first
+hosts, workers on those that follow, and around.  Workers get GPUs of their own.
 
 When a process ends, this happens:
 
@@ -24,17 +23,15 @@ When a process ends, this happens:
   any other code             all are ended; the code is that of the launcher
 
 SIGINT, SIGTERM and SIGHUP are passed to the lead as SIGTERM: it saves a
-checkpoint, and all end, --grace_s later at the latest.  A second signal ends
-all at once.  If nobody reads what comes out, that is a signal, too: SIGPIPE.
+checkpoint, and all end, after --grace_s at most.  A second signal ends all at
+once.  If nobody reads what comes out, that is one, too: SIGPIPE.
 
-launch.jsonl in the folder of the run has a row for each start and each end:
-time (Unix), role, pid, event ('start' or 'exit'), code (negative: a signal;
-null at a start).
+launch.jsonl in the folder of the run has a row for each start and end: time
+(Unix), role, pid, event ('start', 'exit'), code (negative: a signal; or null).
 
-With --rank it is the supervisor of the one process that --role or, as main.py
-finds it, the environment names; others have theirs, on other hosts.  Nobody
-knows how the others end, but each loses the lead when that ends, and comes to
-it again by itself or by a new start.  So when the process ends:
+With --rank it supervises the one process that --role or, as main.py finds it,
+the environment names; others have theirs, on other hosts.  These lose the lead
+when it ends, and come again by themselves or by a start.  So when it ends:
 
   code 0                     the run has finished, for this process
   killed by a signal, and    it is started again, as often as it takes; 5 deaths
@@ -44,10 +41,9 @@ it again by itself or by a new start.  So when the process ends:
   any other code             so ends this one; whoever has started it ends all
 
 After a signal nothing is started again.  Only the lead is told; the others wait
-for it to stop them, --grace_s at most.  All of them return 128 and the number.
-A launcher may get one signal from a scheduler and from a script between them: a
-second one counts if it comes a second later.  Rows are in
-launch-worker-2.jsonl.
+for it to stop them, --grace_s at most.  All return 128 and the number.  One
+signal may come twice, from a scheduler and a script: a second one counts if it
+comes a second later.  Rows are in launch-worker-2.jsonl.
 """
 
 import dataclasses
@@ -113,10 +109,8 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
     words = *plan.arguments, f'{_TOKEN}{path}'
     plan = dataclasses.replace(plan, arguments=words)
   screen = Screen(plan.names, plan.lead)
-  with (
-    plan.log.open('a', buffering=1) as log,
-    Processes(screen) as processes,
-  ):
+  log = plan.log.open('a', buffering=1)
+  with log, Processes(screen) as processes:
     run = _Run(
       plan=plan,
       program=program,

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 
 from cluster.transport.messages import Spoil
 from configs.checks import require
+from configs.sections import named
 
 
 class Kind(enum.StrEnum):
@@ -180,6 +182,25 @@ class Faults:
         up.append(f'ip route replace {route} dev {name}')
       # It goes on if this process is ended meanwhile.
       subprocess.Popen(['sh', '-c', '; '.join(up)], start_new_session=True)
+
+
+def make(
+  config: ConfigDict, num_servers: int, directory: pathlib.Path
+) -> Faults:
+  """Returns the failures that a config asks for.
+
+  Raises:
+    ValueError: If an entry is wrong.
+  """
+  with named('config.cluster'):
+    return Faults(
+      config.cluster.faults,
+      num_workers=config.cluster.workers,
+      num_servers=num_servers,
+      directory=directory,
+      interface=config.cluster.interface,
+      timeout_s=config.cluster.timeout_s,
+    )
 
 
 def corrupted(

@@ -20,8 +20,8 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.distributed import devices, roles
-from cluster.distributed.faults import Faults, Phase
+from cluster.distributed import devices, faults, roles
+from cluster.distributed.faults import Phase
 from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.reception import Reception
 from cluster.distributed.runtime import DistributedRuntime
@@ -133,7 +133,9 @@ class DistributedSite:
     self._security = trust.security(config.cluster, meeting.address)
     self._timeout_s = config.cluster.timeout_s
     self._start_s = config.cluster.start_s
-    self._faults = _faults(config, parts)
+    self._faults = faults.make(
+      config, self._plan.servers, parts.files.workdir / 'faults'
+    )
     self._deadlines = Deadlines(
       timeout_s=self._timeout_s,
       start_s=self._start_s,
@@ -237,9 +239,8 @@ class DistributedSite:
     self._jobs.begin('an evaluation')
     try:
       number = next(self._evaluations)
-      self._faults.happen(
-        self._faults.due('server:0', number, Phase.EVALUATION)
-      )
+      due = self._faults.due('server:0', number, Phase.EVALUATION)
+      self._faults.happen(due)
       return call()
     finally:
       self._jobs.end('an evaluation')
@@ -384,18 +385,6 @@ def _check_divisible(config: ConfigDict, parts: Parts) -> None:
   parted = plan.servers > 1 or plan.pipelined
   valid = not parted or optimizer.clip_norm == math.inf
   require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)
-
-
-def _faults(config: ConfigDict, parts: Parts) -> Faults:
-  with named('config.cluster'):
-    return Faults(
-      config.cluster.faults,
-      num_workers=config.cluster.workers,
-      num_servers=parts.plan.servers,
-      directory=parts.files.workdir / 'faults',
-      interface=config.cluster.interface,
-      timeout_s=config.cluster.timeout_s,
-    )
 
 
 def _end(code: int) -> NoReturn:

@@ -33,16 +33,10 @@ from cluster.distributed.window import Window
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
+from cluster.transport.errors import Corrupt, Refused, TransportError
 from cluster.transport.heart import BEATS, LOST, Heart
 from cluster.transport.messages import Spoil
-from cluster.transport.streams import (
-  Corrupt,
-  Refused,
-  Security,
-  Stream,
-  TransportError,
-  chunked,
-)
+from cluster.transport.streams import Security, Stream, chunked
 from learning import compilations
 from learning.learning import Gradient
 from wire.flat import Flat, views

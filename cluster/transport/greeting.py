@@ -16,7 +16,8 @@ import hmac
 import secrets
 from typing import Any, NamedTuple
 
-from cluster.transport.messages import Refused, Stream
+from cluster.transport.errors import Refused
+from cluster.transport.messages import Stream
 
 _NONCE_BYTES = 32
 _PURPOSE = b'syncopate stream 1'

@@ -20,6 +20,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import xxhash
 
+from cluster.transport.errors import (
+  Closed,
+  Corrupt,
+  TransportError,
+  ended,
+)
 from configs.checks import require
 
 SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
@@ -33,22 +39,6 @@ _BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
 _HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
 Spoil = Literal['first', 'last']  # Which chunk is corrupt, on purpose.
 _REASON = 300  # Characters that a peer can have logged.
-
-
-class TransportError(Exception):
-  """Something is wrong with a stream."""
-
-
-class Closed(TransportError):
-  """The other end ended the stream, died or cannot be reached."""
-
-
-class Corrupt(TransportError):
-  """What arrived is not what was sent."""
-
-
-class Refused(TransportError):
-  """One end does not know the token, or what it has said is not accepted."""
 
 
 class Incoming(NamedTuple):
@@ -360,16 +350,6 @@ class Stream:
     error = ended(self.peer, self._reason or why)
     self._reason = self._reason or str(error).partition(': ')[2]
     return error
-
-
-def ended(peer: str, why: Exception | str) -> TransportError:
-  """Returns what to raise when a stream has ended, or could not begin."""
-  text = str(why)
-  if isinstance(why, Exception):
-    # Flight wraps what gRPC says in what nobody needs.
-    text = text.partition('. gRPC client debug context')[0]
-    text = text.rpartition(' with message: ')[2]
-  return Closed(f'{peer}: {text}')
 
 
 def chunked(

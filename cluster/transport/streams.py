@@ -20,20 +20,22 @@ from absl import logging
 
 from cluster.transport import sockets
 from cluster.transport.door import WAIT_S, Door
+from cluster.transport.errors import (
+  Closed,
+  Corrupt,
+  Refused,
+  TransportError,
+  ended,
+)
 from cluster.transport.greeting import Security, receive_hello, send_hello
 from cluster.transport.interfaces import interface_address
 from cluster.transport.messages import (
   ERRORS,
   GRACE_S,
   SCHEMA,
-  Closed,
-  Corrupt,
   Incoming,
-  Refused,
   Stream,
-  TransportError,
   chunked,
-  ended,
 )
 from cluster.transport.sayings import Sayings
 from configs.checks import require

@@ -27,7 +27,7 @@ from cluster.distributed.served.pieces import Pieces
 from cluster.distributed.served.server import Server
 from cluster.distributed.window import Window
 from cluster.lead import Lead
-from cluster.transport.messages import Closed
+from cluster.transport.errors import Closed
 from learning.learner import TaskLearner
 from outputs.console import Console
 from outputs.files import RunFiles

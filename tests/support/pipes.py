@@ -5,7 +5,8 @@ import threading
 
 import numpy as np
 
-from cluster.transport.messages import Closed, Incoming
+from cluster.transport.errors import Closed
+from cluster.transport.messages import Incoming
 
 
 def pair():

@@ -91,7 +91,8 @@ class Arrays:
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
     links = stopping.asked(direct.tolist(), stop)
     self._direct = [
-      Hop(*self._ends[link], (link,), (self._uses[link],)) for link in links
+      Hop(src, dst, (link,), (self._uses[link],))
+      for link, (src, dst) in ((link, self._ends[link]) for link in links)
     ]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
