@@ -98,16 +98,19 @@ def main(argv: list[str] | None = None) -> None:
   sys.exit(0 if all(check.holds for check in checks) else 1)
 
 
-def judged(path: pathlib.Path, seen: launched.Launched) -> Iterator[Check]:
+def judged(
+  path: pathlib.Path, seen: launched.Launched, *, least: float = _ACCURACY
+) -> Iterator[Check]:
   """Yields what must hold of a run with kills.
 
   Args:
     path: Its folder.
     seen: Its processes.
+    least: Accuracy that it must have.
   """
   accuracy = records.read_summary(path)['final_accuracy']
-  name = f'accuracy of at least {_ACCURACY:.0%}'
-  yield Check(name, accuracy >= _ACCURACY, f'{accuracy:.2%}')
+  name = f'accuracy of at least {least:.0%}'
+  yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)
   told = Counter(event['told'] for event in records.events(path))
   yield Check(
