@@ -172,7 +172,13 @@ class Fuzz:
         kind = self._rng.choice((b'H', b'C', b'E', b'X', b'\0'))
         data = self._rng.choice((b'', b'[0, 1]', b'[0, 0]', b'\xff' * 1000))
         frame = messages._FRAME.pack(kind, self._rng.choice((0, 1, 2, 3, 9)), 0)
-        stream._writer.write_metadata(pa.py_buffer(frame + data))
+        metadata = pa.py_buffer(frame + data)
+        if self._rng.random() < 0.5:
+          stream._writer.write_metadata(metadata)
+        else:
+          rows = pa.array(list(data[:8]), pa.uint8())
+          batch = pa.record_batch([rows], schema=messages.SCHEMA)
+          stream._writer.write_with_metadata(batch, metadata)
       header = self._said()
       stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil='first')
 

@@ -13,9 +13,11 @@ gives up whose count stands still for too long:
   obeying         2 timeouts and 4 times the longest order of that name so far;
                   at the first one, the time that a start may take
 
-What the lead has others do meanwhile, evaluations and checkpoints, has the
-deadlines of orders.  If it misses one, its process ends itself: starting again
-may help.
+What the lead has others do meanwhile, evaluations and checkpoints, may take as
+long as a start, and if that is more 2 timeouts and 4 times the longest so far:
+nobody stands still for it, and disks have bad days.  After that, or if the lead
+itself takes no events for as long as a start, its process ends itself: starting
+again may help.
 
 With pipelined routes a worker can send no more than the others have sent:
 there the one that has come least far is given up, and only if nobody computes.
@@ -154,18 +156,18 @@ class Deadlines:
       still_s: How long it has been obeying it.
       usual_s: The longest that it took before; None at first.
     """
-    if not self.late(still_s, usual_s):
+    if still_s <= self._limit(usual_s):
       return ''
     return f'It has been at the order {obeying!r} for {still_s:.1f} s.'
 
-  def late(self, still_s: float, usual_s: float | None) -> bool:
-    """Returns whether what has been done for so long hangs.
+  def job(self, still_s: float, longest_s: float) -> bool:
+    """Returns whether what nobody waits for hangs.
 
     Args:
-      still_s: How long.
-      usual_s: The longest that it took before; None at first.
+      still_s: For how long it has been done.
+      longest_s: That it took before.
     """
-    return still_s > self._limit(usual_s)
+    return still_s > max(self.start_s, self._limit(longest_s))
 
   def _first(
     self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
@@ -221,7 +223,7 @@ class Jobs:
     """Returns one that hangs, and for how many seconds; None if none does."""
     for name, begun in list(self._begun.items()):
       still_s = time.monotonic() - begun
-      if self._deadlines.late(still_s, self._longest.get(name)):
+      if self._deadlines.job(still_s, self._longest.get(name, 0.0)):
         return name, still_s
     return None
 

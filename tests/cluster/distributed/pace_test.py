@@ -101,27 +101,26 @@ class DeadlinesTest(parameterized.TestCase):
     self.assertEqual(deadlines.server('commit', 24.0, 1.0), '')
     self.assertIn('24.1 s', deadlines.server('commit', 24.1, 1.0))
 
-  def test_jobs_of_the_lead(self):
+  @parameterized.parameters(
+    ([], 300.0),
+    ([1.0, 0.5], 300.0),
+    ([100.0, 0.5], 420.0),
+  )
+  def test_jobs_of_the_lead(self, before, limit_s):
     clock = mock.Mock(return_value=0.0)
     with mock.patch.object(pace.time, 'monotonic', clock):
       jobs = pace.Jobs(self._deadlines())
-      self.assertFalse(jobs)
-      for took_s in (1.0, 0.5):
+      for took_s in before:
         jobs.begin('a checkpoint')
         clock.return_value += took_s
         jobs.end('a checkpoint')
+      self.assertFalse(jobs)
       jobs.begin('a checkpoint')
-      jobs.begin('an evaluation')  # The first one: as long as a start.
-      clock.return_value += 24.0
+      clock.return_value += limit_s
       self.assertIsNone(jobs.overdue())
+      self.assertTrue(jobs)
       clock.return_value += 0.1
       self.assertEqual(jobs.overdue()[0], 'a checkpoint')
-      jobs.end('a checkpoint')
-      self.assertTrue(jobs)
-      clock.return_value += 275.9
-      self.assertIsNone(jobs.overdue())
-      clock.return_value += 0.1
-      self.assertEqual(jobs.overdue()[0], 'an evaluation')
 
   def _deadlines(self, windows=False):
     return Deadlines(timeout_s=_TIMEOUT_S, start_s=_START_S, windows=windows)
