@@ -34,7 +34,11 @@ _RUNS = {
   'ssp': {'sync.name': 'ssp'},
   'elastic': {'sync.name': 'elastic'},
   'r2sp': {'sync.name': 'r2sp'},
-  'servers': {'sync.name': 'elastic', 'cluster.timeout_s': 10.0},
+  'servers': {
+    'sync.name': 'elastic',
+    'cluster.timeout_s': 10.0,
+    'cluster.start_s': 30.0,
+  },
 }
 _WORKERS = 6  # The first one is spared.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
