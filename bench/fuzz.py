@@ -348,7 +348,8 @@ def main(argv: list[str] | None = None) -> None:
   for kind, count in fuzz.sent.most_common():
     print(f'{count:7}  {kind}')
   print(f'{fuzz.sent.total():7}  in all')
-  lines = (out / 'fuzzed.log').read_text().splitlines()
+  lines = (out / 'fuzzed.log').read_text(errors='replace')
+  lines = lines.splitlines()
   refused = [line for line in lines if ': refused: ' in line]
   print(
     f'memory of the process that listens: {memory[0]:.0f} MiB before, at most '

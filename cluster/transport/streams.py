@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import functools
 import logging as log
+import os
 import threading
 import time
 import urllib.parse
@@ -54,6 +55,9 @@ __all__ = [
   'interface_address',
 ]
 
+# gRPC would log what strangers send as it comes, control characters too.  What
+# is refused is said here.
+os.environ.setdefault('GRPC_VERBOSITY', 'NONE')
 _RETRY_S = 0.05
 _calling = threading.Lock()  # So that new sockets are those of one call.
 
