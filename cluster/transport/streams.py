@@ -160,6 +160,7 @@ class _Server(flight.FlightServerBase):
     self._handle = handle
     self._security = security
     self._sayings, self._failures = Sayings(), Sayings()
+    self._ends = Sayings()
     self._door = Door(self.port, self._sayings, wait_s)
     self._streams: set[Stream] = set()
     self._changing = threading.Lock()
@@ -206,7 +207,7 @@ class _Server(flight.FlightServerBase):
         stream.send(None)
         self._handle(stream, hello)
     except Closed as error:
-      logging.info('%s', error)
+      self._ends.say(str(error), level=log.INFO)
       return str(error)
     except TransportError as error:
       return _told(self._failures, stream, error)
