@@ -201,7 +201,9 @@ def print_sweep(out: pathlib.Path, rounds: int, options: Sequence[str]) -> None:
     one_s = _SIZE_BYTES / (rate_mbit * 1e6 / 8)
     bounds_s = _COMPUTE_S + 2 * one_s, _WORKERS * one_s
     bound = max(bounds_s) / (_COMPUTE_S + 2 * _WORKERS * one_s)
-    virtual_s = moving.virtual(_R2SP, _COMPUTE_S, rate_mbit, rounds)
+    virtual_s = moving.virtual(
+      _R2SP, _COMPUTE_S, rate_mbit, rounds, servers=1, dedicated=True
+    )
     times_s = (bsp_s, pipelined_s, r2sp_s, virtual_s)
     cells = [_or_dash('{:.3f}', took) for took in times_s]
     cells += [
