@@ -1,11 +1,14 @@
 """Tests for what bench.lab makes of the files of runs."""
 
+import contextlib
+import io
 import json
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from bench import clusters as runs
 from bench import lab
@@ -23,7 +26,7 @@ def _changed(folder, name, change):
   return copy
 
 
-class LabTest(absltest.TestCase):
+class LabTest(parameterized.TestCase):
   def test_a_round_of_bsp_is_that_of_the_slowest(self):
     run, _ = small.trained(sync__name='bsp')
     config = run.runtime.lead.batching.worker_batch
@@ -41,6 +44,18 @@ class LabTest(absltest.TestCase):
     (check,) = calibrate.check(calibration, [real])
     ratio = check.predicted.iteration_s / check.measured.iteration_s
     self.assertAlmostEqual(ratio, 1, delta=0.02)
+
+  @parameterized.parameters(lab.print_rounds, lab.print_sweep)
+  def test_tables_are_printed_of_the_runs_there_are(self, table):
+    took = {'return_value': 1.0, 'autospec': True}
+    with (
+      mock.patch.object(lab.moving, 'real', **took) as real,
+      mock.patch.object(lab.moving, 'virtual', **took),
+      contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+      table(pathlib.Path('none'), 3, ())
+    self.assertContainsSubset([200], [call.args[4] for call in real.mock_calls])
+    self.assertIn('| 1.000 ', printed.getvalue())
 
   def test_unknown_parts_are_refused(self):
     with self.assertRaises(SystemExit):
