@@ -16,6 +16,7 @@ if anything does not.  About 3 minutes a run, 5 that of servers.
 
 import argparse
 import collections
+import math
 import pathlib
 import sys
 import tempfile
@@ -126,7 +127,7 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     link='1gbit',
     restarts=len(entries),
   )
-  still_s = _still_s(path, words)
+  still_s = max(_starting_s(path, words), within_s(path))
   happened = {file.name for file in (path / 'faults').iterdir()}
   counts = collections.defaultdict(lambda: [0, 0])
   for who, number, kind, phase in entries:
@@ -146,27 +147,41 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   return all(check.holds for check in checks)
 
 
-def _still_s(path: pathlib.Path, words: list[str]) -> float:
-  """Makes a run; returns the longest time without a push, from the first on.
+def _starting_s(path: pathlib.Path, words: list[str]) -> float:
+  """Makes a run; returns the longest time without a push in which all started.
 
   Less what the links of servers are cut for at that time: nobody can push.
   """
   log = path.with_name(f'{path.name}.log')
   run, seen = clusters.start(words, log), Launched(path)
   start = moved = time.monotonic()
-  pushes, still_s = 0, 0.0
+  pushes, starting_s, before = 0, 0.0, {}
   try:
     while run.poll() is None and time.monotonic() - start < _LIMIT_S:
       time.sleep(_POLL_S)
       seen.look()
       now = time.monotonic()
       if seen.pushes > pushes:
-        cut_s = _cut_s(path, now - moved) if pushes else now - moved
-        still_s = max(still_s, now - moved - cut_s)
-        moved, pushes = now, seen.pushes
+        servers = {r: p for r, p in seen.living.items() if r[0] == 's'}
+        if servers != before and pushes:
+          cut_s = _cut_s(path, now - moved)
+          starting_s = max(starting_s, now - moved - cut_s)
+        moved, pushes, before = now, seen.pushes, servers
   finally:
     clusters.finish(run, log, 1.0)
-  return still_s
+  return starting_s
+
+
+def within_s(path: pathlib.Path) -> float:
+  """Returns the longest time between two pushes while nothing started again."""
+  longest_s, last = 0.0, math.inf
+  for event in records.events(path):
+    if event['told'] == 'start':
+      last = math.inf
+    if event['told'] == 'push':
+      longest_s = max(longest_s, event['time'] - last)
+      last = event['time']
+  return longest_s
 
 
 def _cut_s(path: pathlib.Path, last_s: float) -> float:
