@@ -62,7 +62,9 @@ def _watched(runtime):
     def watching(*args, **kwargs):
       # What servers are asked for is told on the same way.
       told = {arg.get('told') for arg in args if isinstance(arg, dict)}
-      if started and not told & {'snapshot', 'saved'}:
+      # Beats and orders have no body.
+      bare = last == '_send' and not args[3]
+      if started and not bare and not told & {'snapshot', 'saved'}:
         seen.add(name)
         stack = [frame.filename for frame in traceback.extract_stack()]
         for file in map(pathlib.Path, [*stack, original.__code__.co_filename]):
