@@ -57,7 +57,7 @@ class TimeLimitTest(parameterized.TestCase):
     wanted = {} if len(spec) % 2 else {'gap': 0.01}
 
     # Of many workers, no forest at all is found in less, on a busy machine.
-    limit_s = 1.0 if spec.startswith(_LARGE) else 0.4
+    limit_s = 1.5 if spec.startswith(_LARGE) else 0.4
     packed = self._timed(graph, limit_s, collective=collective, **wanted)
 
     verify.check(graph, packed)
@@ -76,7 +76,7 @@ class TimeLimitTest(parameterized.TestCase):
   def test_large_directed_meshes_end(self, collective, workers):
     graph = randomized.random_mesh(workers, 1)
 
-    packed = self._timed(graph, 1, collective=collective)
+    packed = self._timed(graph, 2, collective=collective)
 
     self.assertGreater(packed.gap, 0)
 
