@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import json
 import pathlib
-import shutil
 import tempfile
 from unittest import mock
 
@@ -14,16 +12,6 @@ from bench import clusters as runs
 from bench import lab
 from tests.support import clusters, small
 from tools import calibrate
-
-
-def _changed(folder, name, change):
-  """Returns a copy of a run with another content of a JSON file."""
-  copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
-  shutil.copytree(folder, copy)
-  content = json.loads((copy / name).read_text())
-  change(content)
-  (copy / name).write_text(json.dumps(content))
-  return copy
 
 
 class LabTest(parameterized.TestCase):
@@ -39,7 +27,7 @@ class LabTest(parameterized.TestCase):
       manifest['config']['route']['server']['dedicated'] = True
       manifest['config']['cluster']['runtime'] = 'distributed'
 
-    real = _changed(clusters.run('r2sp'), 'manifest.json', dedicate)
+    real = small.changed(clusters.run('r2sp'), 'manifest.json', dedicate)
     calibration = calibrate.measure(real)
     (check,) = calibrate.check(calibration, [real])
     ratio = check.predicted.iteration_s / check.measured.iteration_s

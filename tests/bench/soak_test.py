@@ -3,7 +3,6 @@
 import functools
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,16 +20,6 @@ def _killed():
   script = ((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2))
   run, _ = small.trained(sync__name='elastic', cluster__script=script)
   return run.files.workdir
-
-
-def _changed(folder, name, change):
-  """Returns a copy of a run with another content of a JSON file."""
-  copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
-  shutil.copytree(folder, copy)
-  content = json.loads((copy / name).read_text())
-  change(content)
-  (copy / name).write_text(json.dumps(content))
-  return copy
 
 
 def _failed(folder, grown=()):
@@ -56,7 +45,7 @@ class SoakTest(parameterized.TestCase):
     def falsify(summary):
       summary[field] = change(summary[field])
 
-    falsified = _changed(_killed(), 'summary.json', falsify)
+    falsified = small.changed(_killed(), 'summary.json', falsify)
     self.assertEqual(_failed(falsified), [name])
 
   def test_a_process_that_is_left_is_found(self):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -121,3 +122,13 @@ def python(
     timeout=100,
     check=False,
   )
+
+
+def changed(folder, name, change):
+  """Returns a copy of a run with another content of a JSON file."""
+  copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
+  shutil.copytree(folder, copy)
+  content = json.loads((copy / name).read_text())
+  change(content)
+  (copy / name).write_text(json.dumps(content))
+  return copy
