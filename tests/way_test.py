@@ -35,11 +35,11 @@ _WAYS = {
   ),
   'distributed': (
     'learning.gradient:TaskGradient.__call__',
-    'cluster.distributed.worker:_push',
+    'cluster.distributed.served.worker:_push',
     'cluster.transport.messages:Stream._send',
     'cluster.distributed.served.server:Server._taken',
     'wire.flat:Flat.push_of',
-    'cluster.distributed.reception:Reception.told',
+    'cluster.distributed.served.reception:ServedReception.told',
     'sync.bsp:Bsp.push',
     'cluster.distributed.served.orders:Orders.add',
     'learning.learner:TaskLearner.add',

@@ -75,7 +75,8 @@ _REPORT: Fields = {
 }
 _LIFE: Fields = {'worker': _is_count, 'life': _is_count}
 # By the field that tells what is said; None stands for one that is not there.
-_WORKER: Mapping[str, Fields] = {
+Words = Mapping[str, Fields]
+OF_WORKERS: Words = {
   'doing': {'doing': _is_doing},
   'ready': {'ready': lambda value: value is True},
   'beat': {'beat': _is_number, 'pace': _is_pace},
@@ -136,22 +137,13 @@ def key(said: Any) -> tuple[int, int]:
   raise Refused('expected a worker and its life, got another hello')
 
 
-def of_worker(said: Any, peer: str) -> dict[str, Any]:
-  """Returns what a worker says to the lead after its hello.
-
-  Raises:
-    Closed: If it is something else.
-  """
-  return _words(said, peer, _WORKER)
-
-
 def of_server(said: Any, peer: str) -> dict[str, Any]:
   """Returns what a server says to the lead after its hello.
 
   Raises:
     Closed: If it is something else.
   """
-  return _words(said, peer, _SERVER)
+  return words(said, peer, _SERVER)
 
 
 def wrong_in_report(header: Any) -> str:
@@ -164,7 +156,12 @@ def wrong_in_report(header: Any) -> str:
   return ''
 
 
-def _words(said: Any, peer: str, forms: Mapping[str, Fields]) -> dict[str, Any]:
+def words(said: Any, peer: str, forms: Words) -> dict[str, Any]:
+  """Returns what a process says to the lead after its hello.
+
+  Raises:
+    Closed: If it is something else.
+  """
   kinds = said.keys() & forms.keys() if isinstance(said, dict) else ()
   if len(kinds) == 1:
     fields = forms[min(kinds)]

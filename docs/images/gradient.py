@@ -49,7 +49,7 @@ VIRTUAL = (
   Box(1, 0, 'booked', 'outputs/journal.py'),
 )
 REAL = (
-  Box(0, 0, 'pulls a version', 'cluster/distributed/worker.py'),
+  Box(0, 0, 'pulls a version', 'cluster/distributed/served/worker.py'),
   Box(0, 1, 'its gradient', 'learning/gradient.py', 'how much'),
   Box(0, 2, 'becomes messages', 'wire/flat.py', 'what'),
   Box(1, 2, 'stream to every server', 'cluster/transport/streams.py', 'where'),

@@ -15,14 +15,14 @@ import data.stream
 from batching import fixed
 from cluster import lead
 from cluster.distributed import roles
-from cluster.distributed import worker as worker_
 from cluster.distributed.faults import Faults
 from cluster.distributed.pace import Deadlines, Jobs
-from cluster.distributed.reception import Reception
-from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served import worker as worker_
 from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.reception import ServedReception
+from cluster.distributed.served.runtime import ServedRuntime
 from cluster.distributed.served.server import Server
 from cluster.transport.streams import Listener, Security, connect
 from learning.nothing import NoGradient, NoLearner
@@ -104,7 +104,7 @@ class Lead:
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
     self.jobs = Jobs(deadlines)
-    self.reception = Reception(
+    self.reception = ServedReception(
       orders=self.orders,
       num_workers=num_workers,
       num_servers=num_servers,
@@ -118,7 +118,7 @@ class Lead:
       deadlines=deadlines,
       jobs=self.jobs,
     )
-    self.cluster = DistributedRuntime(
+    self.cluster = ServedRuntime(
       lead=asked,
       orders=self.orders,
       reception=self.reception,

@@ -18,14 +18,14 @@ import optax
 
 import data.stream
 from batching import fixed
-from cluster.distributed import worker
 from cluster.distributed.members import Member
 from cluster.distributed.pace import Deadlines
-from cluster.distributed.runtime import DistributedRuntime
+from cluster.distributed.served import worker
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
+from cluster.distributed.served.runtime import ServedRuntime
 from cluster.distributed.served.server import Server
-from cluster.distributed.window import Window
+from cluster.distributed.served.window import Window
 from cluster.lead import Lead
 from cluster.transport.errors import Closed
 from learning.learner import TaskLearner
@@ -114,7 +114,7 @@ class Cluster:
     self._reception.members = [Member() for _ in range(workers)]
     self._reception.obeyed = _NEVER
     self._reception.events = self._events = queue.SimpleQueue()
-    self.runtime = DistributedRuntime(
+    self.runtime = ServedRuntime(
       lead=self.lead,
       orders=self.orders,
       reception=self._reception,

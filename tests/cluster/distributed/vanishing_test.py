@@ -212,9 +212,9 @@ class CheckedTest(parameterized.TestCase):
         pace.compute()
         pace.step()
       beat = _sent({'beat': 0.5} | pace.told())
-      self.assertEqual(checked.of_worker(beat, 'peer'), beat)
+      self.assertEqual(checked.words(beat, 'peer', checked.OF_WORKERS), beat)
     for said in ({'doing': 'connected to 1 of 2 servers'}, {'ready': True}):
-      self.assertEqual(checked.of_worker(said, 'peer'), said)
+      self.assertEqual(checked.words(said, 'peer', checked.OF_WORKERS), said)
     orders = {'obeyed': 3, 'order': 'add', 'since_s': 0.1, 'usual_s': None}
     for said in (
       {'doing': 'compiling'},
@@ -250,14 +250,14 @@ class CheckedTest(parameterized.TestCase):
   )
   def test_words_of_nobody_end_the_stream(self, said):
     with self.assertRaises(Closed):
-      checked.of_worker(said, 'peer')
+      checked.words(said, 'peer', checked.OF_WORKERS)
     if not isinstance(said, dict) or not said.keys() & {'pace', 'ready'}:
       with self.assertRaises(Closed):
         checked.of_server(said, 'peer')
 
   def test_beats_of_workers_say_how_far_they_are(self):
     with self.assertRaises(Closed):
-      checked.of_worker({'beat': 0.5}, 'peer')
+      checked.words({'beat': 0.5}, 'peer', checked.OF_WORKERS)
 
 
 def _sent(said):

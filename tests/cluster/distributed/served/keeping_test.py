@@ -13,10 +13,10 @@ import optax
 from absl.testing import absltest
 
 from cluster.distributed.pace import Deadlines, Jobs
-from cluster.distributed.reception import Reception
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.server import Server
 from cluster.transport.streams import Security
 from learning.learner import TaskLearner
@@ -40,7 +40,7 @@ class _Lead:
     self.orders = Orders(flat=self.flat, schedule=None, num_workers=1)
     self.learners, self.servers = [], []
     deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
-    reception = Reception(
+    reception = ServedReception(
       orders=self.orders,
       num_workers=1,
       num_servers=num_servers,

@@ -29,7 +29,7 @@ from cluster.distributed.faults import (
 )
 from cluster.distributed.life import Life
 from cluster.distributed.pace import Pace
-from cluster.distributed.window import Window
+from cluster.distributed.served.window import Window
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory

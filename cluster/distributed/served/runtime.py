@@ -15,8 +15,8 @@ from typing import Any
 from absl import logging
 
 from cluster.distributed.pace import Deadlines, Seen
-from cluster.distributed.reception import Reception
 from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
 from cluster.transport.heart import BEATS, Unmendable
@@ -25,7 +25,7 @@ _TELL_S = 10.0  # Between two lines on who is not there.
 _MOST = 64  # Events whose orders wait for one another.
 
 
-class DistributedRuntime:
+class ServedRuntime:
   """Real workers and servers.
 
   Attributes:
@@ -38,7 +38,7 @@ class DistributedRuntime:
     *,
     lead: Lead,
     orders: Orders,
-    reception: Reception,
+    reception: ServedReception,
     server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
     timeout_s: float,

@@ -1,0 +1,251 @@
+"""Where the lead of a served run receives workers and servers.
+
+Beside what `distributed.reception` puts into the queue of events:
+
+  told 'here'     a server can be reached
+  told 'ready'    a worker has connected to all servers
+  told 'arrived'  a push has arrived whole at a server: worker, life, server,
+                  at (monotonic seconds), and the header of the push
+
+Until the run begins, servers may come again, too, and workers are told where
+servers are once all of these can be reached.  From then on a server that is
+lost ends the run.
+"""
+
+import functools
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from cluster.distributed import checked
+from cluster.distributed.members import RemoteServer
+from cluster.distributed.pace import Deadlines
+from cluster.distributed.reception import Reception
+from cluster.distributed.served.answers import Answers
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.server import Report, Server
+from cluster.transport.heart import Unmendable
+from cluster.transport.streams import Closed, Stream, TransportError
+
+
+class ServedReception(Reception):
+  """Talks to all workers and servers."""
+
+  def __init__(
+    self,
+    *,
+    orders: Orders,
+    num_servers: int,
+    greeting: Callable[[], Mapping[str, Any]],
+    deadlines: Deadlines,
+    **of_workers: Any,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      orders: Gets the servers' answers.
+      num_servers: Number of servers.
+      greeting: What servers are told when they come.
+      deadlines: After which one that does not go on counts as lost.
+      **of_workers: As of `Reception`.
+    """
+    super().__init__(**of_workers)
+    self._orders = orders
+    self._answers = Answers(orders)
+    self._num_servers = num_servers
+    self._greeting = greeting
+    self._deadlines = deadlines
+    self._own: Server | None = None
+    self._remote: dict[int, RemoteServer] = {}
+    self._addresses: dict[int, str] = {}  # That servers had last.
+    self._comings = itertools.count()  # Of servers.
+    self._begun = False
+
+  def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
+    """Listens, and makes server 0, which is in this process.
+
+    Args:
+      make: Makes it, given how it reports and how servers are greeted.
+
+    Returns:
+      The address that is listened on.
+    """
+    greeting = self._greeting()
+    # Servers that outlive a lead must not mistake the next one for it.
+    self._first = {**greeting, 'lead': secrets.token_hex(8)}
+    address = self.listen()
+    own = make(functools.partial(self.told, 0), greeting)
+    own.open(self._host, self._security)
+    with self._lock:
+      self._own = own
+    self._came()
+    return address
+
+  def begin(self) -> list[Server | RemoteServer]:
+    """Returns the servers in the order of their shares, once all are there.
+
+    From then on none may be lost.  Until then it returns none of them.
+    """
+    with self._lock:
+      servers = self._servers()
+      if all(member.stream for member in self.members):
+        self._begun = bool(servers)
+      return servers if self._begun else []
+
+  @property
+  def obeyed(self) -> int:
+    """How many orders all servers have obeyed, once all are there."""
+    return min(server.doing['obeyed'] for server in self._servers())
+
+  def give_up(self, reason: str) -> None:
+    """Ends the run, whatever its thread waits for; from any thread."""
+    super().give_up(reason)
+    self._orders.fail(Unmendable(reason))
+
+  def _close_others(self) -> None:
+    with self._lock:
+      servers = list(self._remote.values())
+    for server in servers:
+      self.send(server.stream, self._end)
+    self._orders.fail(Unmendable('The run is over.'))
+    if self._own:
+      self._own.close(self._timeout_s)
+
+  def _absent(self) -> list[str]:
+    with self._lock:
+      servers = set(range(1, self._num_servers)) - set(self._remote)
+    return [f'server {k}' for k in sorted(servers)] + super()._absent()
+
+  def _checked(self, hello: Any) -> dict[str, Any]:
+    return checked.hello(
+      hello, workers=len(self.members), servers=self._num_servers
+    )
+
+  def _handle(self, stream: Stream, hello: Any) -> None:
+    hello = self._greeted(stream, hello)
+    if 'server' in hello:
+      self._serve_server(stream, hello['server'])
+    else:
+      self._serve_worker(stream, hello['worker'])
+
+  def _serve_server(self, stream: Stream, index: int) -> None:
+    name, server = f'server {index}', RemoteServer(stream, '')
+    with self._lock:
+      if self._begun:
+        raise Closed('The run has begun with another server.')
+      life = next(self._comings)
+      self._roll.came(name, life, stream.peer)
+    try:
+      stream.send(self._first)
+      while True:
+        message = stream.receive()
+        said = checked.of_server(message.header, stream.peer)
+        server.seen = time.monotonic()
+        self._roll.seen(name, life, said.get('doing', ''))
+        if 'beat' in said:
+          server.doing = said.get('orders') or server.doing
+          stream.send({'beat': said['beat'], 'clock': time.monotonic()})
+        elif 'address' in said:
+          server.address = said['address']
+          self._take_in(index, server)
+        elif 'told' in said:
+          self.told(index, said, _noted(message.chunks, server))
+    except TransportError as error:
+      self._roll.lost(name, life, str(error))
+      with self._lock:
+        mine = self._remote.get(index) is server
+        if mine and not self._begun:
+          del self._remote[index]
+      if mine and self._begun:
+        self.give_up(f'Server {index} is lost: {error}')
+
+  def _take_in(self, index: int, server: RemoteServer) -> None:
+    """Counts on a server, from here on."""
+    with self._lock:
+      if self._begun:
+        raise Closed('The run has begun with another server.')
+      before = self._addresses.get(index, server.address)
+      self._addresses[index] = server.address
+      self._remote[index] = server
+      told = [visit for visit in self._visits if visit.told]
+    if before != server.address:
+      # It is another process, and knows nothing of who was connected.
+      reason = f'Server {index} has come back as another process.'
+      for visit in told:
+        self.send(visit.stream, {'end': 'left', 'reason': reason})
+    self._came()
+    self.events.put({'told': 'here'})
+
+  def _came(self) -> None:
+    """Tells workers where servers are, once these can be reached."""
+    with self._lock:
+      servers = [server.address for server in self._servers()]
+      visits = [visit for visit in self._visits if not visit.told]
+      for visit in visits if servers else ():
+        visit.told = True
+    for visit in visits if servers else ():
+      self.send(visit.stream, {'servers': servers})
+
+  def _servers(self) -> list[Server | RemoteServer]:
+    """Returns all servers, or none if some are not there; under the lock."""
+    if self._own is None or len(self._remote) < self._num_servers - 1:
+      return []
+    return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
+
+  def told(
+    self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
+  ) -> None:
+    """Takes in what a server reports; from any thread.
+
+    Args:
+      server: Which one.
+      event: What happened, as `Report` has it.
+      body: Bytes that belong to it.
+
+    Raises:
+      Corrupt: If it answers something else than it was asked.
+    """
+    if event['told'] == 'unmendable':
+      self.give_up(f'Server {server}: {event["reason"]}')
+    elif event['told'] in ('saved', 'snapshot'):
+      self._answers.take(server, event, body)
+    elif self._has_lived(event['worker'], event['life']):
+      self.events.put(event | {'server': server, 'at': time.monotonic()})
+
+  def _has_lived(self, worker: int, life: int) -> bool:
+    """Returns whether a life was given out: servers are told by workers."""
+    return worker < len(self.members) and life < self.members[worker].lives
+
+  def _watch_others(self, now: float) -> None:
+    with self._lock:
+      servers = list(self._remote.items())
+    for index, server in servers:
+      silent = now - server.seen > self._timeout_s
+      reason = 'It was silent for too long.' if silent else ''
+      if reason := reason or self._stuck(server.doing):
+        if self._begun:
+          self.give_up(f'Server {index} is lost: {reason}')
+        server.stream.cancel(reason)
+    if self._own and (reason := self._stuck(self._own.doing)):
+      self.give_up(f'Server 0 is lost: {reason}')
+
+  def _stuck(self, doing: Mapping[str, Any]) -> str:
+    """Returns why a server is to be given up, '' if it is not."""
+    if not doing['order']:
+      return ''
+    return self._deadlines.server(
+      doing['order'], doing['since_s'], doing['usual_s']
+    )
+
+
+def _noted(
+  chunks: Iterator[np.ndarray], server: RemoteServer
+) -> Iterator[np.ndarray]:
+  """Yields the chunks; each is a sign of life, as beats wait behind them."""
+  for chunk in chunks:
+    server.seen = time.monotonic()
+    yield chunk

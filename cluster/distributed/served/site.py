@@ -1,0 +1,274 @@
+"""A process's part of a served run: a worker, a server, or the lead.
+
+Servers are threads of the workers' processes, server k in that of worker k, or
+dedicated processes.  The lead is with server 0.
+"""
+
+import faulthandler
+import functools
+import math
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.distributed.faults import Phase
+from cluster.distributed.process import (
+  Meeting,
+  Process,
+  end,
+  leave_it_to_the_lead,
+)
+from cluster.distributed.served import checkpoints as sharded
+from cluster.distributed.served.hosting import host
+from cluster.distributed.served.keeping import Keeping
+from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.pieces import Pieces
+from cluster.distributed.served.reception import ServedReception
+from cluster.distributed.served.runtime import ServedRuntime
+from cluster.distributed.served.server import Report, Server
+from cluster.distributed.served.worker import Worker
+from cluster.lead import Lead
+from cluster.runtime import Parts
+from cluster.transport.heart import LOST, STOPPED, Unmendable
+from cluster.transport.streams import Refused
+from configs.checks import require
+from configs.sections import named
+from route.route import Served
+from wire.flat import pieces, share
+
+
+class ServedSite(Process):
+  """See `cluster.runtime`; every process has one."""
+
+  def __init__(
+    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Served
+  ):
+    """Makes what all processes of a run know.
+
+    Args:
+      config: Of the run.
+      meeting: Which process this is, and where the others are.
+      parts: What the run is made of.
+      plan: Where everything travels.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
+    _check_divisible(config, parts, plan)
+    super().__init__(
+      config, meeting, parts, servers=plan.servers, windows=plan.pipelined
+    )
+    self._plan, learned = plan, parts.learned
+    self._directory = parts.files.workdir / 'checkpoints'
+    self._checkpoint = config.checkpoint.to_dict()
+    self._stuck = False  # The worker hangs, in a process that is needed.
+    with named(f'config.route.{config.route.name}'):
+      self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
+    self.holder = Orders(
+      flat=self._flat,
+      schedule=learned.schedule,
+      num_workers=config.cluster.workers,
+    )
+    if self.leads:
+      where = 'processes of their own' if plan.dedicated else 'workers'
+      whole = ', as config.optimizer.clip_norm needs whole updates'
+      why = whole if config.optimizer.clip_norm < math.inf else ''
+      logging.info('Servers: %d, in %s%s.', plan.servers, where, why)
+
+  @functools.cached_property
+  def checkpoints(self) -> sharded.ShardedCheckpoints:
+    """Of the run, for the process that leads."""
+    with named('config.checkpoint'):
+      return sharded.ShardedCheckpoints(
+        self._directory,
+        orders=self.holder,
+        num_servers=self._plan.servers,
+        jobs=self.jobs,
+        **self._checkpoint,
+      )
+
+  @property
+  def leads(self) -> bool:
+    """Whether this process is the lead."""
+    kind = 'server' if self._plan.dedicated else 'worker'
+    role = self.meeting.role
+    return (role.kind, role.index) == (kind, 0)
+
+  def runtime(self, lead: Lead) -> ServedRuntime:
+    """Returns what runs the events, for the process that leads."""
+    reception = ServedReception(
+      orders=self.holder,
+      num_workers=len(lead.workers),
+      num_servers=self._plan.servers,
+      host=self.meeting.address,
+      port=int(self.meeting.role.lead.rpartition(':')[2]),
+      greeting=lambda: {'restore': self.checkpoints.found},
+      fingerprint=self.fingerprint,
+      security=self.security,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+      deadlines=self.deadlines,
+      jobs=self.jobs,
+    )
+    return ServedRuntime(
+      lead=lead,
+      orders=self.holder,
+      reception=reception,
+      server=functools.partial(self._server, 0),
+      num_servers=self._plan.servers,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+      deadlines=self.deadlines,
+      local=None if self._plan.dedicated else self._worker,
+    )
+
+  def __call__(self) -> None:
+    """Takes part in a run that another process leads.
+
+    Raises:
+      SystemExit: With LOST if the cluster is lost: starting again may help.
+        With STOPPED if the lead has ended the run before it has finished.
+    """
+    if self.meeting.finished:
+      logging.info('The run has finished before.')
+      return
+    leave_it_to_the_lead()
+    role, plan = self.meeting.role, self._plan
+    if role.kind == 'server':
+      if not self._host():
+        sys.exit(STOPPED)
+      return
+    beside = None
+    if not plan.dedicated and role.index < plan.servers:
+      beside = threading.Thread(target=self._host_beside, daemon=True)
+      beside.start()
+    finished = self._worker(role.lead)()
+    if beside:
+      beside.join(self.start_s)
+    if not finished:
+      sys.exit(STOPPED)
+
+  def _worker(self, lead: str) -> Worker:
+    return Worker(
+      self.meeting.role.index,
+      gradient=self.parts.learned.gradient,
+      flat=self._flat,
+      batching=self.parts.batching,
+      speed=self.parts.speed,
+      faults=self.faults,
+      lead=lead,
+      fingerprint=self.fingerprint,
+      security=self.security,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+      hung=self._hung,
+    )
+
+  def _hung(self, said: str) -> None:
+    """Ends a process whose worker hangs, unless others need it.
+
+    Args:
+      said: What the lead has said to the worker.
+    """
+    index, plan = self.meeting.role.index, self._plan
+    holds = not plan.dedicated and index < plan.servers
+    needed = self.leads or (holds and said == 'left')
+    self._stuck = needed
+    stays = ', and stays away: others need its process' if needed else ''
+    logging.error('Worker %d hangs%s.', index, stays)
+    faulthandler.dump_traceback()
+    if not needed:
+      end(LOST)
+
+  def _host(self) -> bool:
+    """Is a server until the end of the run; returns whether it has finished."""
+    role = self.meeting.role
+    try:
+      return host(
+        role.index,
+        functools.partial(self._server, role.index),
+        lead=role.lead,
+        address=self.meeting.address,
+        fingerprint=self.fingerprint,
+        security=self.security,
+        timeout_s=self.timeout_s,
+        start_s=self.start_s,
+      )
+    except Unmendable as error:
+      logging.error('%s', error)
+      sys.exit(LOST)
+    except Refused as error:
+      sys.exit(f'Refused: {error}')
+
+  def _host_beside(self) -> None:
+    """Is a server in a thread, whose end by an error is that of the process.
+
+    The worker would come to the lead again and again, without its server.  One
+    that hangs does not end the process, either.
+    """
+    code = 1
+    try:
+      finished = self._host()
+      if not self._stuck:
+        return
+      code = 0 if finished else STOPPED
+    except SystemExit as end:
+      if end.code == LOST:
+        code = LOST
+      else:
+        logging.error('%s', end.code)
+    except BaseException:
+      logging.exception('The server has failed')
+    end(code)
+
+  def _server(
+    self, index: int, report: Report, greeting: Mapping[str, Any]
+  ) -> Server:
+    params, stats = self._flat.initial(index)
+    make = self.parts.learned.learner
+    if self._plan.pipelined:
+      count = pieces(self._plan.servers)
+      learner = Pieces(make, params, wire=self.parts.wire, count=count)
+    else:
+      learner = make(params, stats)
+    held: dict[int, Any] = {}
+    if greeting['restore'] is not None:
+      states = sharded.read_servers(self._directory, *greeting['restore'])
+      state = share(states, self._flat.sizes, index)
+      held = state.pop('held')
+      learner.restore(state)
+    return Server(
+      index,
+      learner=learner,
+      flat=self._flat,
+      keeping=Keeping(
+        sharded.of_server(self._directory, index),
+        held=held,
+        report=report,
+        before=functools.partial(self._before_save, index),
+      ),
+      report=report,
+    )
+
+  def _before_save(self, index: int, step: int) -> None:
+    who = f'server:{index}'
+    self.faults.happen(self.faults.due(who, step, Phase.CHECKPOINT))
+
+
+def _check_divisible(config: ConfigDict, parts: Parts, plan: Served) -> None:
+  """Checks that servers which hold parts of layers can apply updates."""
+  optimizer = config.optimizer
+  whole = 'an optimizer without norms of layers, as servers hold parts of them'
+  require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
+  expected = 'False for models with running statistics'
+  valid = not (plan.pipelined and jax.tree.leaves(parts.learned.stats))
+  require(valid, 'config.route.server.pipelined', expected, plan.pipelined)
+  one = 'inf unless one server applies updates as a whole'
+  parted = plan.servers > 1 or plan.pipelined
+  valid = not parted or optimizer.clip_norm == math.inf
+  require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)
