@@ -13,7 +13,7 @@ from typing import Any
 from absl import logging
 
 from batching.batching import Batching, Done
-from data.stream import Ranges, Stream
+from data.stream import Ranges, Stream, size
 from learning.learning import Holder
 from outputs.journal import Journal
 from outputs.ledger import Lost
@@ -35,7 +35,9 @@ class Progress:
     version: Of the parameters that the iteration started from.
     ranges: Positions of its examples in the stream.
     examples: How many they are.
-    batch: How many its next iteration has, as far as is known.
+    batch: How many the last iteration that is dealt has.
+    ahead: Positions of the examples of its next iteration, if it is dealt
+      before this one ends; () if not.
     spent: Seconds in each phase since the iteration began.
     pushed: Seconds of computing and driving factors of the iteration, once it
       is pushed; until the worker goes on.
@@ -50,6 +52,7 @@ class Progress:
   ranges: Ranges = ()
   examples: int = 0
   batch: int = 0
+  ahead: Ranges = ()
   spent: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
@@ -64,6 +67,9 @@ class Lead:
     holder: Sums pushes and applies updates.
     batching: Says how many examples an iteration has.
     journal: Follows the run.
+    ahead: Whether iterations are dealt one ahead, so that who has ended one can
+      begin the next without asking: what is learnt of an iteration then changes
+      the batches of the next but one.
     carried: Called with bytes of pushes and pulls that have arrived.
   """
 
@@ -76,6 +82,7 @@ class Lead:
     stream: Stream,
     journal: Journal,
     num_workers: int,
+    ahead: bool = False,
   ):
     """Tells the scheme nothing yet.
 
@@ -86,7 +93,9 @@ class Lead:
       stream: Which examples an iteration uses.
       journal: Follows the run and says when it has finished.
       num_workers: Number of workers.
+      ahead: Whether iterations are dealt one ahead.
     """
+    self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.holder = holder
     self.journal = journal
@@ -181,6 +190,7 @@ class Lead:
     self._lose(index, self.workers[index], time, reason)
     self.enter(index, None, time)
     self.workers[index].pushed = None
+    self.workers[index].ahead = ()
     self.batching.leave(index)
     self._tell('leave', worker=index, time=time)
 
@@ -313,7 +323,9 @@ class Lead:
     worker = self.workers[index]
     worker.iteration += 1
     worker.version = self.holder.version
-    worker.ranges = self._stream.take(index, worker.batch)
-    worker.examples = worker.batch
+    worker.examples = size(worker.ahead) or worker.batch
+    worker.ranges = self._stream.take(index, worker.examples)
+    if self.ahead:
+      worker.ahead = self._stream.reserve(index, worker.batch)
     self.enter(index, 'pull', time)
     self._release(index)

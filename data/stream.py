@@ -86,11 +86,20 @@ class Stream:
     if count < 1:
       raise ValueError(f'count: expected at least 1, got {count}.')
     lease = self.leases.get(worker, ())
-    lease += self._issue((1 + self.ahead) * count - _size(lease))
+    lease += self._issue((1 + self.ahead) * count - size(lease))
     taken, rest = _cut(lease, count)
     self.in_use[worker] = _merged(taken)
     self.leases[worker] = _joined(rest)
     return self.in_use[worker]
+
+  def reserve(self, worker: int, count: int) -> Ranges:
+    """Returns the positions that `take` of so many will give next.
+
+    The lease is topped up to hold them.
+    """
+    lease = self.leases.get(worker, ())
+    self.leases[worker] = _joined(lease + self._issue(count - size(lease)))
+    return self.upcoming(worker, count)
 
   def upcoming(self, worker: int, count: int) -> Ranges:
     """Returns what `take` will give next, if the lease is long enough."""
@@ -117,7 +126,7 @@ class Stream:
         f'worker: expected one of {sorted(self.in_use)}, which have an '
         f'iteration in use, got {worker}.'
       )
-    self.used += _size(self.in_use.pop(worker))
+    self.used += size(self.in_use.pop(worker))
 
   def leave(self, worker: int) -> None:
     """Takes back all that the worker holds; nothing if it never took any."""
@@ -132,7 +141,7 @@ class Stream:
   def _issue(self, count: int) -> Ranges:
     """Returns `count` positions that nobody holds, none if it is negative."""
     issued, self.returned = _cut(self.returned, count)
-    fresh = count - _size(issued)
+    fresh = count - size(issued)
     if fresh > 0:
       issued += ((self.cursor, self.cursor + fresh),)
       self.cursor += fresh
@@ -148,7 +157,8 @@ def _tuples(ranges: Iterable[Iterable[int]]) -> Ranges:
   return tuple((start, stop) for start, stop in ranges)
 
 
-def _size(ranges: Ranges) -> int:
+def size(ranges: Ranges) -> int:
+  """Returns how many positions there are."""
   return sum(stop - start for start, stop in ranges)
 
 

@@ -165,6 +165,10 @@ class Journal:
     """Records that an update was applied."""
     self.ledger.committed(update)
 
+  def looks(self, examples: int) -> bool:
+    """Returns whether `reached` will evaluate, or end the run, at so many."""
+    return examples >= min(self._next_eval, self._milestones.target)
+
   def reached(
     self,
     time: float,

@@ -1,33 +1,21 @@
-"""A life of a worker: its streams to the lead and to all servers."""
+"""A life of a worker: its stream to the lead, first word to last."""
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from absl import logging
-
 from cluster.distributed.joining import dropped, join
-from cluster.transport.heart import Heart, within
-from cluster.transport.streams import (
-  Closed,
-  Refused,
-  Security,
-  Stream,
-  TransportError,
-  connect,
-)
+from cluster.transport.heart import Heart
+from cluster.transport.streams import Security
 
 
 class Life:
-  """A context manager, within which the streams are open.
+  """A context manager, within which the stream is open.
 
   Attributes:
     number: Which life of its worker, from 0.
-    streams: To the servers.
-    pieces: Bytes of the pieces in which each server takes pushes; may be none.
-    heart: Of the stream to the lead.
+    heart: Of the stream.
   """
 
   def __init__(
@@ -40,6 +28,8 @@ class Life:
     start_s: float,
     with_beats: Callable[[], dict[str, Any]],
     hung: Callable[[str], None],
+    told: Callable[[dict[str, Any]], None],
+    ending: Callable[[], None],
   ):
     """Joins the lead.
 
@@ -52,6 +42,9 @@ class Life:
       with_beats: Returns what every beat says.
       hung: Called with what the lead has said, from another thread, if the
         context does not end then.
+      told: Called with what the lead says, from another thread.
+      ending: Called when the lead has ended this life, or is lost, from another
+        thread: nothing may wait any more.
 
     Raises:
       TransportError: If it cannot be joined.
@@ -60,21 +53,17 @@ class Life:
       lead, hello, security=security, timeout_s=timeout_s, start_s=start_s
     )
     self.number = welcome['life']
-    self._key = {'worker': hello['worker'], 'life': self.number}
-    self._security = security
     self._timeout_s = timeout_s
     self._hung = hung
-    self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    self._ending = ending
     self._heeded = threading.Event()
-    self._stack = contextlib.ExitStack()
-    self._stack.callback(dropped, self._control)
-    self.streams: list[Stream] = []
-    self.pieces: list[list[int]] = []
+    self.stack = contextlib.ExitStack()
+    self.stack.callback(dropped, self._control)
     self.heart = Heart(
       self._control,
       timeout_s=timeout_s,
       ending=self._cut,
-      told=self._told.put,
+      told=told,
       with_beats=with_beats,
     )
 
@@ -83,44 +72,15 @@ class Life:
 
   def __exit__(self, *exception: Any) -> None:
     self._heeded.set()
-    self._stack.close()
+    self.stack.close()
 
   def say(self, header: dict[str, Any]) -> None:
     """Tells the lead something, unless it has ended this life."""
     if not self.heart.ended.is_set():
       self._control.send(header)
 
-  def meet(self) -> None:
-    """Connects to all servers, once the lead has said where they are.
-
-    Raises:
-      TransportError: If the lead has ended this life meanwhile.
-    """
-    servers = self._told.get().get('servers', ())
-    for address in servers:
-      stream = self._connected(address)
-      self._stack.callback(dropped, stream)
-      with within(stream, self._timeout_s):
-        self.pieces.append(stream.receive().header['pieces'])
-      self.streams.append(stream)
-      met = f'connected to {len(self.streams)} of {len(servers)} servers'
-      self._control.send({'doing': met})
-
-  def _connected(self, address: str) -> Stream:
-    """Returns a stream to a server, as soon as it can be reached."""
-    while not self.heart.ended.is_set():
-      try:
-        return connect(address, self._key, self._security, self._timeout_s)
-      except Refused:
-        raise
-      except TransportError as error:
-        logging.info('Still waiting for a server: %s', error)
-    raise Closed('The lead has ended this life.')
-
   def _cut(self) -> None:
     """Lets nothing wait any more; in a thread of the heart."""
-    self._told.put({})
-    for stream in list(self.streams):
-      stream.cancel()
+    self._ending()
     if not self._heeded.wait(self._timeout_s):
       self._hung(self.heart.verdict['end'])

@@ -4,11 +4,8 @@ It joins the lead, talks to every server over a stream of its own, and joins
 again, as a new life, when the lead has given it up or a stream is lost.
 """
 
-import contextlib
 import functools
-import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,10 +24,10 @@ from cluster.distributed.faults import (
   corrupted,
   spoilt,
 )
-from cluster.distributed.life import Life
+from cluster.distributed.host import Host, Threads
 from cluster.distributed.pace import Pace
+from cluster.distributed.served.life import ServedLife
 from cluster.distributed.served.window import Window
-from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 from cluster.transport import memory
 from cluster.transport.errors import Corrupt, Refused, TransportError
@@ -86,7 +83,6 @@ class Worker:
     self._flat = flat
     self._codec: Any = None  # What it remembers, in this life.
     self._batching = batching
-    self._speed = speed
     self._faults = faults
     self._lead = lead
     self._hello = {'worker': index, 'fingerprint': fingerprint}
@@ -95,13 +91,12 @@ class Worker:
     self._start_s = start_s
     self._hung = hung
     self._warm = False
-    # What never changes makes no use of what drives a host's speed.
-    self._host = Driving() if batching.changes and speed is None else None
+    self._host = Host(index, batching, speed)
     servers = range(len(flat.sizes))
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
     # A pull and a push at a time of each server, and the next input.
-    self._pool = _Threads(2 * len(servers) + 1)
+    self._pool = Threads(2 * len(servers) + 1)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
@@ -131,7 +126,7 @@ class Worker:
         refuses this worker.
     """
     try:
-      with self._host or contextlib.nullcontext():
+      with self._host:
         while (verdict := self._session())['end'] != 'over':
           logging.info('Worker %d joins again.', self.index)
         return verdict['finished']
@@ -144,7 +139,7 @@ class Worker:
   def _session(self) -> dict[str, Any]:
     """Works until the lead ends it, or is lost; returns what it has said."""
     pace = self._pace = Pace()
-    with Life(
+    with ServedLife(
       self._lead,
       self._hello,
       security=self._security,
@@ -175,7 +170,7 @@ class Worker:
         self._faults.happen(self._faults.due(self.index, -1, Phase.END))
       return verdict
 
-  def _prepare(self, life: Life) -> None:
+  def _prepare(self, life: ServedLife) -> None:
     """Gets ready for a new life."""
     if not self._warm:
       life.say({'doing': 'compiling'})
@@ -219,14 +214,14 @@ class Worker:
     payload = spoilt(fault, payload)
     messages, self._codec, finite = self._flat.encode(self._codec, payload)
     messages = list(map(views, messages))
-    self._delay(iteration, header['examples'], start)
+    self._host.delay(iteration, header['examples'], start)
     end = time.monotonic()
     report = {
       'iteration': iteration,
       'pulled_at': pulled_at,
       'computed_at': heart.lead_time(end),
       'compute_s': end - start,
-      'factors': self._factors(iteration),
+      'factors': self._host.factors(iteration),
       'loss': None if loss is None else float(loss),
       'finite': bool(finite),
       'computed': self._gradient.computed - before,
@@ -282,19 +277,6 @@ class Worker:
       for server, buffer in enumerate(self._buffers)
     ]
     return self._flat.pulled(messages)[0]
-
-  def _factors(self, iteration: int) -> Sequence[float]:
-    """Returns the driving factors after an iteration."""
-    if self._speed is not None:
-      return self._speed.driving(self.index, iteration)
-    return self._host.read() if self._host else ()
-
-  def _delay(self, iteration: int, examples: int, start: float) -> None:
-    if self._speed is not None:
-      wanted_s = self._speed.seconds(self.index, iteration, examples)
-      rest_s = start + wanted_s - time.monotonic()
-      if rest_s > 0:
-        time.sleep(rest_s)
 
 
 def _pull(
@@ -364,35 +346,3 @@ def _push(
   if window.pieces and not short:
     chunks = window.cut(*message)
   stream.send(report, through(chunks), size, spoil=corrupt)
-
-
-class _Threads:
-  """Calls functions in daemon threads, a few at a time.
-
-  An executor of concurrent.futures would be waited for at the end.
-  """
-
-  def __init__(self, count: int):
-    """Starts them.
-
-    Args:
-      count: How many functions can be called at a time.
-    """
-    self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for _ in range(count):
-      threading.Thread(target=self._call, daemon=True).start()
-
-  def submit(self, function: Callable[..., Any], *args: Any) -> Future:
-    """Returns what will hold what the call returns or raises."""
-    future: Future = Future()
-    self._calls.put((future, function, args))
-    return future
-
-  def _call(self) -> None:
-    while True:
-      future, function, args = self._calls.get()
-      try:
-        future.set_result(function(*args))
-      except BaseException as error:  # For who asks the future.
-        future.set_exception(error)
-      del future, function, args

@@ -1,0 +1,95 @@
+"""A worker's life in a served run: its streams to the lead and all servers."""
+
+import queue
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.joining import dropped
+from cluster.distributed.life import Life
+from cluster.transport.heart import within
+from cluster.transport.streams import (
+  Closed,
+  Refused,
+  Security,
+  Stream,
+  TransportError,
+  connect,
+)
+
+
+class ServedLife(Life):
+  """See `Life`.
+
+  Attributes:
+    streams: To the servers.
+    pieces: Bytes of the pieces in which each server takes pushes; may be none.
+  """
+
+  def __init__(
+    self,
+    lead: str,
+    hello: dict[str, Any],
+    *,
+    security: Security,
+    timeout_s: float,
+    **of_life: Any,
+  ):
+    """Joins the lead: see `Life`.
+
+    Args:
+      lead: HOST:PORT.
+      hello: What the worker says of itself.
+      security: Of all streams.
+      timeout_s: Silence after which the lead counts as lost.
+      **of_life: As of `Life`.
+
+    Raises:
+      TransportError: If it cannot be joined.
+    """
+    self._servers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    self._security = security
+    self.streams: list[Stream] = []
+    self.pieces: list[list[int]] = []
+    super().__init__(
+      lead,
+      hello,
+      security=security,
+      timeout_s=timeout_s,
+      told=self._servers.put,
+      ending=self._cancel,
+      **of_life,
+    )
+    self._key = {'worker': hello['worker'], 'life': self.number}
+
+  def meet(self) -> None:
+    """Connects to all servers, once the lead has said where they are.
+
+    Raises:
+      TransportError: If the lead has ended this life meanwhile.
+    """
+    servers = self._servers.get().get('servers', ())
+    for address in servers:
+      stream = self._connected(address)
+      self.stack.callback(dropped, stream)
+      with within(stream, self._timeout_s):
+        self.pieces.append(stream.receive().header['pieces'])
+      self.streams.append(stream)
+      met = f'connected to {len(self.streams)} of {len(servers)} servers'
+      self.say({'doing': met})
+
+  def _connected(self, address: str) -> Stream:
+    """Returns a stream to a server, as soon as it can be reached."""
+    while not self.heart.ended.is_set():
+      try:
+        return connect(address, self._key, self._security, self._timeout_s)
+      except Refused:
+        raise
+      except TransportError as error:
+        logging.info('Still waiting for a server: %s', error)
+    raise Closed('The lead has ended this life.')
+
+  def _cancel(self) -> None:
+    self._servers.put({})
+    for stream in list(self.streams):
+      stream.cancel()
