@@ -122,9 +122,11 @@ class Run:
       checkpoints.begin(journal.ledger.examples)
       while not (journal.finished or stops):
         self.runtime.step()
-        if checkpoints.due(journal.ledger.examples):
+        if checkpoints.due(journal.ledger.examples) and self.runtime.pause():
           self._save()
       if checkpoints.wanted:
+        while not self.runtime.pause():
+          self.runtime.step()
         self._save()
     if stops:
       logging.info(

@@ -77,6 +77,12 @@ class Runtime(Protocol):
       FloatingPointError: If a loss or a gradient is not finite.
     """
 
+  def pause(self) -> bool:
+    """Returns whether `state` may be asked for; if not, steps lead there.
+
+    The step after that goes on.
+    """
+
   def state(self) -> dict[str, Any]:
     """Returns all that a step changes, as far as it is kept here."""
 

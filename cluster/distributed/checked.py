@@ -15,25 +15,29 @@ _DOING = 200  # Characters that are shown again and again.
 Fields = Mapping[str, Callable[[Any], bool]]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+  """Returns whether it is a number that a float holds."""
   # JSON has numbers that no float holds.
   return type(value) in (int, float) and abs(value) < 2**1000
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+  """Returns whether it is a number of things."""
   return type(value) is int and 0 <= value < 2**53
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+  """Returns whether it is text."""
   return isinstance(value, str)
 
 
 def _is_doing(value: Any) -> bool:
-  return _is_text(value) and len(value) <= _DOING and value.isprintable()
+  return is_text(value) and len(value) <= _DOING and value.isprintable()
 
 
-def _is_address(value: Any) -> bool:
-  if not _is_text(value):
+def is_address(value: Any) -> bool:
+  """Returns whether it is 'IPv4 address:port'."""
+  if not is_text(value):
     return False
   host, _, port = value.rpartition(':')
   return sockets.is_specific(host) and port.isascii() and port.isdecimal()
@@ -42,7 +46,7 @@ def _is_address(value: Any) -> bool:
 def _is_pace(value: Any) -> bool:
   match value:
     case ['transfer' | 'compute', iteration, steps]:
-      return _is_count(steps) and (iteration == -1 or _is_count(iteration))
+      return is_count(steps) and (iteration == -1 or is_count(iteration))
   return False
 
 
@@ -52,49 +56,49 @@ def _is_orders(value: Any) -> bool:
     return value is None
   usual_s = value.get('usual_s')
   return (
-    _is_count(value.get('obeyed'))
+    is_count(value.get('obeyed'))
     and _is_doing(value.get('order'))
-    and _is_number(value.get('since_s'))
-    and (usual_s is None or _is_number(usual_s))
+    and is_number(value.get('since_s'))
+    and (usual_s is None or is_number(usual_s))
   )
 
 
 # Of a push; None stands for a loss that there is not.
 _REPORT: Fields = {
-  'iteration': _is_count,
-  'pulled_at': _is_number,
-  'computed_at': _is_number,
-  'compute_s': _is_number,
+  'iteration': is_count,
+  'pulled_at': is_number,
+  'computed_at': is_number,
+  'compute_s': is_number,
   'factors': lambda value: (
-    isinstance(value, list) and all(map(_is_number, value))
+    isinstance(value, list) and all(map(is_number, value))
   ),
-  'loss': lambda value: value is None or _is_number(value),
+  'loss': lambda value: value is None or is_number(value),
   'finite': lambda value: type(value) is bool,
-  'computed': _is_count,
-  'compilations': _is_count,
+  'computed': is_count,
+  'compilations': is_count,
 }
-_LIFE: Fields = {'worker': _is_count, 'life': _is_count}
+_LIFE: Fields = {'worker': is_count, 'life': is_count}
 # By the field that tells what is said; None stands for one that is not there.
 Words = Mapping[str, Fields]
 OF_WORKERS: Words = {
   'doing': {'doing': _is_doing},
   'ready': {'ready': lambda value: value is True},
-  'beat': {'beat': _is_number, 'pace': _is_pace},
+  'beat': {'beat': is_number, 'pace': _is_pace},
 }
 _SERVER: Mapping[str, Fields] = {
   'doing': {'doing': _is_doing},
-  'address': {'address': _is_address},
-  'beat': {'beat': _is_number, 'orders': _is_orders},
+  'address': {'address': is_address},
+  'beat': {'beat': is_number, 'orders': _is_orders},
   'told': {'told': lambda value: False},  # See `_TOLD`.
 }
 _TOLD: Mapping[str, Fields] = {
   'arrived': {**_LIFE, **_REPORT},
-  'failed': {**_LIFE, 'reason': _is_text},
-  'unmendable': {'reason': _is_text},
-  'snapshot': {'id': _is_count, 'size_bytes': _is_count},
+  'failed': {**_LIFE, 'reason': is_text},
+  'unmendable': {'reason': is_text},
+  'snapshot': {'id': is_count, 'size_bytes': is_count},
   'saved': {
-    'id': _is_count,
-    'error': lambda value: value is None or _is_text(value),
+    'id': is_count,
+    'error': lambda value: value is None or is_text(value),
   },
 }
 
@@ -113,7 +117,7 @@ def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
   if isinstance(said, dict) and isinstance(said.get('fingerprint'), str):
     match said.keys() & {'worker', 'server'}, said.get('server'):
       case roles, _ if roles == {'worker'}:
-        if _is_count(said['worker']) and said['worker'] < workers:
+        if is_count(said['worker']) and said['worker'] < workers:
           return said
       case roles, int(index) if roles == {'server'}:
         if 0 < index < servers and type(index) is int:
@@ -132,7 +136,7 @@ def key(said: Any) -> tuple[int, int]:
   """
   if isinstance(said, dict):
     worker, life = said.get('worker'), said.get('life')
-    if _is_count(worker) and _is_count(life):
+    if is_count(worker) and is_count(life):
       return worker, life
   raise Refused('expected a worker and its life, got another hello')
 
@@ -143,7 +147,7 @@ def of_server(said: Any, peer: str) -> dict[str, Any]:
   Raises:
     Closed: If it is something else.
   """
-  return words(said, peer, _SERVER)
+  return words(said, peer, _SERVER, _TOLD)
 
 
 def wrong_in_report(header: Any) -> str:
@@ -156,8 +160,16 @@ def wrong_in_report(header: Any) -> str:
   return ''
 
 
-def words(said: Any, peer: str, forms: Words) -> dict[str, Any]:
+def words(
+  said: Any, peer: str, forms: Words, told_forms: Words | None = None
+) -> dict[str, Any]:
   """Returns what a process says to the lead after its hello.
+
+  Args:
+    said: What has come.
+    peer: Its address.
+    forms: Fields, by the one that tells what is said.
+    told_forms: The same by the value of the field 'told'.
 
   Raises:
     Closed: If it is something else.
@@ -167,7 +179,7 @@ def words(said: Any, peer: str, forms: Words) -> dict[str, Any]:
     fields = forms[min(kinds)]
     told = said.get('told')
     if isinstance(told, str):
-      fields = _TOLD.get(told, fields)
+      fields = (told_forms or {}).get(told, fields)
     if all(is_valid(said.get(name)) for name, is_valid in fields.items()):
       return said
   raise Closed(f'{peer}: it has said what no process says')

@@ -62,6 +62,10 @@ class Pace:
     """A chunk has come or gone."""
     self._steps += 1  # Threads may count one chunk for two; it still grows.
 
+  def reach(self, steps: int) -> None:
+    """So many chunks have come or gone in this iteration."""
+    self._steps = max(self._steps, steps)
+
   def told(self) -> dict[str, Any]:
     """Returns what beats say of it."""
     return {'pace': [self._doing, self._iteration, self._steps]}

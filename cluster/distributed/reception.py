@@ -48,6 +48,7 @@ class Reception:
   """
 
   _words: checked.Words = checked.OF_WORKERS  # What workers say.
+  _told: checked.Words = {}  # By the field of that name.
 
   def __init__(
     self,

@@ -129,6 +129,10 @@ class VirtualRuntime:
     else:
       self._happened(*heapq.heappop(self._events)[1:])
 
+  def pause(self) -> bool:
+    """Returns True: whatever is under way is part of the state."""
+    return True
+
   def state(self) -> dict[str, Any]:
     """Returns all that a step changes, here, in the learner and below."""
     return {

@@ -156,6 +156,10 @@ class ServedRuntime:
     self._orders.flush()
     self._reception.looked = math.inf if self._over else time.monotonic()
 
+  def pause(self) -> bool:
+    """Returns True: pushes under way are lost, and their examples are not."""
+    return True
+
   def state(self) -> dict[str, Any]:
     """Returns what the lead has to keep; the servers save the rest."""
     return {

@@ -217,11 +217,11 @@ class ServedSite(Process):
       if not self._stuck:
         return
       code = 0 if finished else STOPPED
-    except SystemExit as end:
-      if end.code == LOST:
+    except SystemExit as ended:
+      if ended.code == LOST:
         code = LOST
       else:
-        logging.error('%s', end.code)
+        logging.error('%s', ended.code)
     except BaseException:
       logging.exception('The server has failed')
     end(code)

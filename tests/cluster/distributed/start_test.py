@@ -16,7 +16,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.distributed import runtime
+from cluster.distributed.served import runtime
 from cluster.distributed.roll import Roll
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect

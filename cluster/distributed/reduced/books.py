@@ -1,0 +1,109 @@
+"""What the lead books of an iteration: numbers at the end of every pool.
+
+Each worker writes its own and leaves those of the others at 0, so that the sum
+is what all of them have written.  So whoever has the sum of an iteration knows
+all that there is to be booked of it, and no worker has to tell the lead.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Entry(NamedTuple):
+  """What a worker says of one iteration.
+
+  Times are seconds after the lead dealt it, by the lead's clock.
+
+  Attributes:
+    began: When it began to compute.
+    computed: When it had computed.
+    compute_s: Seconds of computing alone.
+    examples: That were computed, with padding.
+    compilations: Since it was warm.
+    loss: Summed over the examples; NaN if there is none.
+    finite: 1 if loss and gradient are finite, else 0.
+  """
+
+  began: float
+  computed: float
+  compute_s: float
+  examples: int
+  compilations: int
+  loss: float
+  finite: int
+
+
+_FIELDS = len(Entry._fields)
+
+
+class Books:
+  """Which numbers are whose.
+
+  Attributes:
+    size: How many there are.
+    factors: Driving factors that each worker may give.
+  """
+
+  def __init__(self, workers: int, factors: int):
+    """Lays them out.
+
+    Args:
+      workers: Of the run, living or not.
+      factors: Driving factors that each may give.
+    """
+    self._workers, self._width = workers, 1 + _FIELDS + factors
+    self.factors = factors
+    self.size = workers * self._width
+
+  def write(
+    self,
+    numbers: np.ndarray,
+    worker: int,
+    entry: Entry,
+    factors: Sequence[float],
+  ) -> None:
+    """Writes a worker's numbers, and 0 for those of the others.
+
+    Args:
+      numbers: float32 [size].
+      worker: Whose.
+      entry: What it says; a loss that is not finite is written as 0.
+      factors: Driving factors of its next iteration; may be none.
+    """
+    numbers[:] = 0.0
+    own = numbers.reshape(self._workers, self._width)[worker]
+    # Sums with NaN are NaN, whatever the others have written there: 1 beside a
+    # loss says that there is one.
+    there = float(not math.isnan(entry.loss))
+    loss = entry.loss if math.isfinite(entry.loss) else 0.0
+    own[: 1 + _FIELDS] = (there, *entry._replace(loss=loss))
+    own[1 + _FIELDS :][: len(factors)] = factors
+
+  def read(
+    self, numbers: Sequence[float] | np.ndarray
+  ) -> Mapping[int, tuple[Entry, tuple[float, ...]]]:
+    """Returns what each worker has written, and its driving factors.
+
+    Args:
+      numbers: float32 [size], summed over workers.
+    """
+    rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
+    found = {}
+    for worker, row in enumerate(rows.tolist()):
+      there, began, computed, compute_s, examples, compiled, loss, finite = row[
+        : 1 + _FIELDS
+      ]
+      entry = Entry(
+        began,
+        computed,
+        compute_s,
+        round(examples),
+        round(compiled),
+        loss if there else math.nan,
+        round(finite),
+      )
+      found[worker] = entry, tuple(row[1 + _FIELDS :])
+    return found

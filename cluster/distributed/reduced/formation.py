@@ -1,0 +1,272 @@
+"""Who is in a generation, who has answered, and over which forest they sum.
+
+A generation is stopped, has ended once all its living members have said which
+version they have, and is followed by the next, whose members connect over a
+forest that is packed for the links that are left.
+"""
+
+import collections
+import enum
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.reduced import group
+from cluster.transport.heart import Unmendable
+from topology import Cluster, Forest
+from topology.clusters import pruned
+
+_TIMEOUTS = 2  # That an answer may take; connecting may take a start.
+
+
+class _State(enum.Enum):
+  WAITING = 'for the first members'
+  STOPPING = 'members say what they have'
+  ENDED = 'all have'
+  FORMING = 'members connect'
+  RUNNING = 'they sum'
+
+
+class Cut(Exception):
+  """Those that are left cannot reach each other.
+
+  Attributes:
+    worker: Who has lost the most connections.
+  """
+
+  def __init__(self, worker: int):
+    super().__init__(f'worker {worker} cannot be reached by all')
+    self.worker = worker
+
+
+class Formation:
+  """The generations of a run, one after the other.
+
+  Attributes:
+    generation: The running one, from 0.
+    members: Of it, or of the one before while it forms; ascending.
+    forest: Of it; None before the first.
+  """
+
+  def __init__(
+    self,
+    cluster: Cluster,
+    pack: Callable[[Cluster, int], Forest],
+    *,
+    size_bytes: int,
+    timeout_s: float,
+    start_s: float,
+  ):
+    """Has no members yet.
+
+    Args:
+      cluster: The links; worker i is the i-th.
+      pack: Returns the forest for links, and bytes that are to be summed.
+      size_bytes: Of a pool.
+      timeout_s: Silence after which a process counts as lost.
+      start_s: That connecting may take.
+    """
+    self.generation = 0
+    self.members: tuple[int, ...] = ()
+    self.forest: Forest | None = None
+    self._cluster, self._pack = cluster, pack
+    self._size_bytes = size_bytes
+    self._timeout_s, self._start_s = timeout_s, start_s
+    self._state, self._since = _State.WAITING, 0.0
+    self._executors: dict[int, str] = {}
+    self._handovers: dict[int, str] = {}
+    self._gone: dict[int, str] = {}  # Members that are lost, and why.
+    self._told: dict[int, tuple[int, list[float]]] = {}  # Versions and books.
+    self._digests: dict[int, str] = {}  # Of those who are connected.
+    self._checked: dict[int, dict[int, str]] = {}  # By version and worker.
+    self._suspects: set[tuple[int, int]] = set()
+    self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
+    self._source: int | None = None  # Who has the newest version.
+
+  @property
+  def living(self) -> list[int]:
+    """Members that are not lost."""
+    return [index for index in self.members if index not in self._gone]
+
+  def came(self, index: int, executor: str, handover: str) -> None:
+    """A worker can be reached, at these addresses, in a new life."""
+    self._executors[index], self._handovers[index] = executor, handover
+    self._lost = {pair for pair in self._lost if index not in pair}
+
+  def gone(self, index: int, reason: str) -> None:
+    """A member is lost."""
+    self._gone.setdefault(index, reason)
+
+  def suspect(self, worker: int, peer: int | None) -> None:
+    """A worker has lost a connection to another, which may be lost itself."""
+    if peer is not None:
+      self._suspects.add((worker, peer))
+
+  def stop(self) -> bool:
+    """Ends the generation; returns False if that has been done before."""
+    if self._state in (_State.STOPPING, _State.ENDED):
+      return False
+    self.generation += 1
+    self._told.clear()
+    self._enter(_State.STOPPING)
+    return True
+
+  def stopped(self, index: int, version: int, books: list[float]) -> None:
+    """A member has stopped, with this version, after these books."""
+    self._told[index] = version, books
+
+  def ended(self) -> tuple[int, list[float]] | None:
+    """Returns the newest version and its books, once, when all have stopped."""
+    living = self.living
+    if self._state is not _State.STOPPING or {*living} - self._told.keys():
+      return None
+    self._enter(_State.ENDED)
+    if not living:
+      return -1, []
+    newest = max(self._told[index][0] for index in living)
+    # The lead's own, if it has it: it is the nearest to many.
+    self._source = next(k for k in living if self._told[k][0] == newest)
+    return self._told[self._source]
+
+  def buried(self) -> Iterator[tuple[int, str]]:
+    """Yields members that were lost, and why; they are none any more."""
+    self.members = tuple(self.living)
+    while self._gone:
+      yield self._gone.popitem()
+
+  def wait(self) -> None:
+    """Waits for the first members to come."""
+    self.members = ()
+    self._enter(_State.WAITING)
+
+  def form(
+    self, members: Sequence[int], version: int
+  ) -> list[tuple[int, dict[str, Any]]]:
+    """Begins a generation; returns what to tell each member.
+
+    Args:
+      members: At least one, ascending.
+      version: That all must have, or get from another.
+
+    Raises:
+      Cut: If they cannot reach each other.
+      Unmendable: If there is no forest of them.
+    """
+    self._note_lost(members)
+    self.members = tuple(members)
+    self._digests.clear()
+    self._checked.clear()
+    self._enter(_State.FORMING)
+    workers = self._cluster.workers
+    lost = [(workers[a], workers[b]) for a, b in sorted(self._lost)]
+    away = [w for k, w in enumerate(workers) if k not in self.members]
+    try:
+      links = pruned.without(self._cluster, workers=away, pairs=lost)
+    except ValueError as error:
+      raise self._cut(error) from error
+    try:
+      self.forest = self._pack(links, self._size_bytes)
+    except (ValueError, TimeoutError) as error:
+      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    said = group.described(
+      self.generation,
+      {index: self._executors[index] for index in members},
+      workers,
+      links,
+      self.forest,
+    )
+    source = self._source
+    if source is None and version:  # The lead's has been restored.
+      source = 0
+    return [
+      (
+        index,
+        said
+        | {
+          'version': version,
+          'source': None
+          if source in (None, index)
+          else self._handovers[source],
+        },
+      )
+      for index in members
+    ]
+
+  def formed(self, index: int, digest: str) -> bool:
+    """A member is connected; returns whether all are."""
+    self._digests[index] = digest
+    if self._state is not _State.FORMING or len(self._digests) < len(
+      self.members
+    ):
+      return False
+    self._enter(_State.RUNNING)
+    return True
+
+  def compare(self, version: int) -> None:
+    """Checks that all who are connected have the same.
+
+    Raises:
+      RuntimeError: If some differ; names them.
+    """
+    _compare(version, self._digests)
+
+  def digest(self, version: int, index: int, digest: str) -> None:
+    """Takes in what a member holds; compares it once all have told.
+
+    Raises:
+      RuntimeError: If some differ; names them.
+    """
+    found = self._checked.setdefault(version, {})
+    found[index] = digest
+    if len(found) == len(self.members):
+      _compare(version, self._checked.pop(version))
+
+  def overdue(self, now: float) -> list[int]:
+    """Returns members that have not answered in time.
+
+    Args:
+      now: Monotonic seconds.
+    """
+    limit_s = _TIMEOUTS * self._timeout_s
+    if self._state is _State.FORMING:
+      limit_s = max(limit_s, self._start_s)
+      there: Sequence[int] | dict = self._digests
+    elif self._state is _State.STOPPING:
+      there = self._told
+    else:
+      return []
+    if now - self._since < limit_s:
+      return []
+    return [index for index in self.living if index not in there]
+
+  def _enter(self, state: _State) -> None:
+    self._state, self._since = state, time.monotonic()
+
+  def _note_lost(self, members: Sequence[int]) -> None:
+    """What two workers have lost who are still there is a link."""
+    for pair in self._suspects:
+      if {*pair} <= {*members}:
+        logging.warning('The link between workers %d and %d is lost.', *pair)
+        self._lost |= {pair, pair[::-1]}
+    self._suspects.clear()
+
+  def _cut(self, error: Exception) -> Exception:
+    counts = collections.Counter(
+      index for pair in self._lost for index in pair if index
+    )
+    if not counts:
+      return Unmendable(str(error))
+    return Cut(counts.most_common(1)[0][0])
+
+
+def _compare(version: int, digests: dict[int, str]) -> None:
+  counts = collections.Counter(digests.values())
+  if len(counts) > 1:
+    usual = counts.most_common(1)[0][0]
+    others = sorted(k for k, digest in digests.items() if digest != usual)
+    raise RuntimeError(
+      f'Replicas differ at version {version}: workers {others} from the other '
+      f'{counts[usual]}.'
+    )

@@ -1,0 +1,114 @@
+"""How a replica's learner comes to another process.
+
+Who needs it asks a living replica, at the address that the lead has told, while
+no replica computes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cluster.transport import memory
+from cluster.transport.heart import within
+from cluster.transport.streams import (
+  Closed,
+  Corrupt,
+  Listener,
+  Security,
+  Stream,
+  chunked,
+  connect,
+)
+from outputs import checkpoints
+
+_STEP = 1 << 22  # Bytes that have to come within a timeout.
+
+
+class Handover:
+  """Gives the learner's state to who asks for it.
+
+  Attributes:
+    address: Where.
+  """
+
+  def __init__(
+    self, host: str, security: Security, state: Callable[[int], Any]
+  ):
+    """Listens from here on.
+
+    Args:
+      host: Address to listen on.
+      security: Of the streams.
+      state: Returns the state of a version; called in other threads.  Raises
+        LookupError if there is another version.
+    """
+    self._state = state
+    self._listener = Listener(host, 0, self._give, security)
+    self.address = self._listener.address
+
+  def close(self) -> None:
+    """Listens no more."""
+    self._listener.close(0.0)
+
+  def _give(self, stream: Stream, hello: Any) -> None:
+    version = hello.get('version') if isinstance(hello, dict) else None
+    if type(version) is not int:
+      raise Closed('expected a version, got another hello')
+    try:
+      tree = checkpoints.frozen(self._state(version))()
+    except LookupError as error:
+      raise Closed(str(error)) from error
+    arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
+    told = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
+    parts = [_bytes(array) for array in arrays.values() if array.size]
+    stream.send(
+      {'arrays': told}, chunked(parts), sum(part.size for part in parts)
+    )
+    stream.receive(0)  # Until it has it all.
+
+
+def fetch(
+  address: str, version: int, security: Security, timeout_s: float
+) -> Any:
+  """Returns the learner's state of a version, as far as it is plain and whole.
+
+  Args:
+    address: Of the `Handover` of a replica.
+    version: Which one.
+    security: Of the stream.
+    timeout_s: Of connecting, and of each 4 MB.
+
+  Raises:
+    TransportError: If it cannot be had.
+  """
+  stream = connect(address, {'version': version}, security, timeout_s)
+  try:
+    with within(stream, timeout_s):
+      message = stream.receive()
+    body, start = memory.aligned(message.size_bytes), 0
+    chunks = iter(message.chunks)
+    while start < body.size:
+      with within(stream, timeout_s):
+        end = min(start + _STEP, body.size)
+        while start < end:
+          chunk = next(chunks)
+          body[start : start + chunk.size] = chunk
+          start += chunk.size
+          del chunk
+    next(chunks, None)
+    tree, start = {}, 0
+    for name, dtype, shape in message.header['arrays']:
+      size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+      part = body[start : start + size].view(np.dtype(dtype))
+      tree[name], start = part.reshape(shape), start + size
+    if start != body.size:
+      raise Corrupt(f'{address}: expected {start} bytes, got {body.size}')
+    stream.send(None)
+    return checkpoints.thawed(tree)
+  finally:
+    stream.close()
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+  return array.reshape(-1).view(np.uint8)

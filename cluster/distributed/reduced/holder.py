@@ -1,0 +1,88 @@
+"""The learner of a reduced run, as the lead sees it: the replica beside it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cluster.distributed.reduced.replica import Replica
+from learning.schedule import Schedule
+
+
+class ReplicaHolder:
+  """A Holder: see `learning.learning`.
+
+  It counts what replicas apply by themselves, and looks at its own while that
+  waits.
+
+  Attributes:
+    version: Updates applied.
+    examples: Examples in them.
+  """
+
+  def __init__(self, replica: Replica, schedule: Schedule | None):
+    """Starts at version 0.
+
+    Args:
+      replica: In this process.
+      schedule: Of the learning rate; None if nothing is learned.
+    """
+    self.version = self.examples = 0
+    self._replica, self._schedule = replica, schedule
+    self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
+    self._held: dict[int, tuple[Any, Any]] = {}
+
+  def add(self, update: int, worker: int, examples: int) -> None:
+    """Counts a worker's part of an update."""
+    del worker
+    self._sums[update] = self._sums.get(update, 0) + examples
+
+  def commit(self, update: int) -> None:
+    """Counts an update; the version becomes one higher."""
+    self.examples += self._sums.pop(update)
+    self.version += 1
+
+  def hold(self) -> int:
+    """Keeps this version's parameters and statistics; returns a number."""
+    learner = self._replica.learner
+    if learner.version != self.version:
+      raise RuntimeError(
+        f'Expected the replica at version {self.version}, got '
+        f'{learner.version}.'
+      )
+    held = max(self._held, default=0) + 1
+    self._held[held] = learner.params, learner.stats
+    return held
+
+  def drop(self, held: int) -> None:
+    """Forgets a version that was held."""
+    self._held.pop(held)
+
+  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+    """Returns what gives a version that is held, in any thread."""
+    kept = self._held[held]
+    return lambda: kept
+
+  def state(self) -> dict[str, Any]:
+    """Returns the learner, and what is counted and held here."""
+    return {
+      'learner': self._replica.learner.state(),
+      'counted': (self.version, self.examples, self._sums),
+      'held': self._held,
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the holder's from now on."""
+    self._replica.learner.restore(state['learner'])
+    self.version, self.examples, self._sums = state['counted']
+    self._held = state['held']
+
+  @property
+  def pending(self) -> list[int]:
+    """Updates with pushes that are not applied: none, between iterations."""
+    return sorted(self._sums)
+
+  @property
+  def learning_rate(self) -> float | None:
+    """The learning rate of the next update; None if nothing is learned."""
+    if self._schedule is None:
+      return None
+    return self._schedule(examples=self.examples, updates=self.version)

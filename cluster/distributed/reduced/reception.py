@@ -1,0 +1,54 @@
+"""What workers of a reduced run say to the lead, beside their signs of life.
+
+  ready          with the addresses of its executor and its handover
+  told 'formed'  it is connected to the others of a generation: generation,
+                 version and digest of its learner
+  told 'broken'  it has lost one of them: generation, peer, reason
+  told 'stopped' it has given a generation up: generation, version, and the
+                 books of the last iteration that it has applied
+  told 'checked' generation, version and digest of its learner
+
+The worker in the process of the lead tells of each iteration, too, without a
+message:
+
+  told 'completed'  generation, version before it, books, at (monotonic s)
+"""
+
+from typing import Any
+
+from cluster.distributed import checked
+from cluster.distributed.reception import Reception
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(value, list) and all(map(checked.is_number, value))
+
+
+_OF_GENERATION: checked.Fields = {
+  'generation': checked.is_count,
+  'version': checked.is_count,
+}
+_DIGEST: checked.Fields = {'digest': checked.is_text}
+
+
+class ReducedReception(Reception):
+  """Talks to all workers."""
+
+  _words = checked.OF_WORKERS | {
+    'ready': {
+      'ready': lambda value: value is True,
+      'executor': checked.is_address,
+      'handover': checked.is_address,
+    },
+    'told': {'told': lambda value: False},  # See `_told`.
+  }
+  _told = {
+    'formed': {**_OF_GENERATION, **_DIGEST},
+    'checked': {**_OF_GENERATION, **_DIGEST},
+    'stopped': {**_OF_GENERATION, 'books': _is_list},
+    'broken': {
+      'generation': checked.is_count,
+      'peer': lambda value: value is None or checked.is_count(value),
+      'reason': checked.is_text,
+    },
+  }

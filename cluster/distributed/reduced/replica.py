@@ -1,0 +1,406 @@
+"""A worker of a reduced run: a replica of the learner, which all keep alike.
+
+It computes what the lead has dealt, adds its gradient to those of the others,
+and applies the sum.  What it needs for the next iteration has come before this
+one ends, so that it waits for nobody but the others' gradients.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from batching.batching import Batching
+from cluster.distributed.faults import Faults, Phase
+from cluster.distributed.host import Host, Threads
+from cluster.distributed.life import Life
+from cluster.distributed.pace import Pace
+from cluster.distributed.reduced import handover
+from cluster.distributed.reduced.books import Books, Entry
+from cluster.distributed.reduced.errors import Abandoned, PeerLost
+from cluster.distributed.reduced.executor import Executor, Reduction
+from cluster.distributed.reduced.filling import CheckedFilling
+from cluster.distributed.reduced.group import group_of
+from cluster.distributed.reduced.inbox import Inbox
+from cluster.speed.speed import Speed
+from cluster.transport import memory
+from cluster.transport.errors import Refused, TransportError
+from cluster.transport.heart import BEATS, LOST
+from cluster.transport.streams import Security
+from learning import compilations
+from learning.digest import digest
+from learning.learning import Learner
+from learning.pool import Pool
+from learning.streaming import StreamingGradient
+
+_ITEM = np.dtype(np.float32).itemsize
+
+
+class Settings(NamedTuple):
+  """What all processes of a run agree on: see `Process`."""
+
+  address: str
+  fingerprint: str
+  security: Security
+  timeout_s: float
+  start_s: float
+
+
+class Replica:
+  """One worker, from its first compilation to the end of the run.
+
+  Attributes:
+    index: Which worker.
+    learner: What it learns; no other has other bits at the same version.
+  """
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    gradient: StreamingGradient,
+    learner: Learner,
+    pool: Pool,
+    books: Books,
+    batching: Batching,
+    speed: Speed | None,
+    faults: Faults,
+    settings: Settings,
+    hung: Callable[[str], None],
+    completed: Callable[[dict[str, Any]], None],
+  ):
+    """Connects to nobody yet.
+
+    Args:
+      index: Which worker.
+      gradient: Computes.
+      learner: Applies; at the initial version, or one that was restored.
+      pool: What lies where in a sum.
+      books: Of all workers, at the end of the pool.
+      batching: How many examples iterations have.
+      speed: How long iterations take at least; None for as long as they take.
+      faults: What goes wrong on purpose.
+      settings: What all processes agree on.
+      hung: Called with what the lead has said, from another thread, if this
+        worker does not heed it: 'left', 'lost' or 'over'.
+      completed: Told of each iteration once it is applied.
+    """
+    self.index = index
+    self.learner = learner
+    self._gradient, self._pool = gradient, pool
+    self._books, self._factors = books, books.factors
+    self._batching = batching
+    self._host = Host(index, batching, speed)
+    self._faults = faults
+    self._lead = ''
+    self._settings = settings
+    self._hung, self._completed = hung, completed
+    self._warm = False
+    self._fresh = True  # What it holds may be another version than it says.
+    # Of the iteration before, which the update may still read, and of this one.
+    self._vectors = [
+      memory.aligned(self._pool.size * _ITEM).view(np.float32) for _ in range(2)
+    ]
+    self._threads = Threads(1)
+    self._pace = Pace()
+    self._inbox = Inbox()
+    self._executor: Executor | None = None
+    self._reduction: Reduction | None = None
+    self._generation = self._stopped = -1
+    self._last: list[float] = []  # Books of the iteration before.
+    self._took_s = 0.0  # The last computation, without any delay.
+    self._compiled: int | None = None
+
+  def warm_up(self) -> None:
+    """Compiles everything that iterations need."""
+    batching = self._batching
+    self._gradient.warm_up_stream(
+      self.learner.params, batching.largest, changing=batching.changes
+    )
+    self.learner.warm_up_pool(self._pool)
+
+  def __call__(self, lead: str) -> bool:
+    """Takes part in the run until it is over.
+
+    Args:
+      lead: HOST:PORT of the lead.
+
+    Returns:
+      Whether it has finished; else it goes on from a checkpoint one day.
+
+    Raises:
+      SystemExit: With LOST if the lead is lost for too long, with 1 if it
+        refuses this worker.
+    """
+    self._lead = lead
+    try:
+      with self._host:
+        while (verdict := self._session())['end'] != 'over':
+          logging.info('Worker %d joins again.', self.index)
+        return verdict['finished']
+    except Refused as error:
+      sys.exit(f'Refused: {error}')
+    except TransportError as error:
+      logging.error('Worker %d has lost the cluster: %s', self.index, error)
+      sys.exit(LOST)
+
+  def _session(self) -> dict[str, Any]:
+    """Works until the lead ends it, or is lost; returns what it has said."""
+    settings = self._settings
+    self._pace, self._inbox = Pace(), Inbox()
+    self._generation = self._stopped = -1
+    self._fresh = True
+    with Life(
+      self._lead,
+      {'worker': self.index, 'fingerprint': settings.fingerprint},
+      security=settings.security,
+      timeout_s=settings.timeout_s,
+      start_s=settings.start_s,
+      with_beats=self._with_beats,
+      hung=self._hung,
+      told=self._told,
+      ending=self._end,
+    ) as life:
+      ended = life.heart.ended
+      try:
+        self._prepare(life)
+        while not ended.is_set():
+          self._heed(life, self._inbox.take())
+      except Refused:
+        raise
+      except TransportError as error:
+        # The lead knows why, and tells.
+        ended.wait(settings.timeout_s / BEATS)
+        logging.info('Worker %d: %s', self.index, error)
+      verdict = life.heart.verdict
+      logging.info('Worker %d: %s', self.index, verdict)
+      if verdict['end'] == 'over':
+        self._faults.happen(self._faults.due(self.index, -1, Phase.END))
+      return verdict
+
+  def _prepare(self, life: Life) -> None:
+    """Gets ready for a new life."""
+    if not self._warm:
+      life.say({'doing': 'compiling'})
+      self.warm_up()
+      self._warm = True
+    settings = self._settings
+    giving = handover.Handover(
+      settings.address, settings.security, self._state_of
+    )
+    life.stack.callback(giving.close)
+    self._executor = Executor(
+      self.index,
+      host=settings.address,
+      security=settings.security,
+      timeout_s=settings.timeout_s,
+    )
+    life.stack.callback(self._executor.close)
+    start = self._faults.due(self.index, life.number, Phase.START)
+    self._faults.happen(start)
+    life.say(
+      {
+        'ready': True,
+        'executor': self._executor.address,
+        'handover': giving.address,
+      }
+    )
+
+  def _told(self, told: dict[str, Any]) -> None:
+    """Takes in what the lead says; in a thread of the heart."""
+    if 'stop' in told and not told['ends']:
+      self._stopped = told['stop']
+      if self._executor:
+        self._executor.abandon()
+    self._inbox.put(told)
+
+  def _end(self) -> None:
+    """Lets nothing wait any more; in a thread of the heart."""
+    if self._executor:
+      self._executor.abandon()
+    self._inbox.put({})
+
+  def _with_beats(self) -> dict[str, Any]:
+    if self._reduction:
+      self._pace.reach(self._reduction.steps)
+    return self._pace.told()
+
+  def _heed(self, life: Life, told: dict[str, Any]) -> None:
+    """Does what the lead has said."""
+    if 'group' in told:
+      self._form(life, told['group'])
+    elif 'deal' in told:
+      deal = told['deal']
+      if deal['generation'] == self._generation > self._stopped:
+        self._iterate(life, deal)
+    elif 'stop' in told:
+      self._stopped = told['stop']
+      if self._executor:
+        self._executor.abandon()
+      life.say(
+        {
+          'told': 'stopped',
+          'generation': told['stop'],
+          'version': self.learner.version,
+          'books': self._last,
+        }
+      )
+
+  def _form(self, life: Life, said: Mapping[str, Any]) -> None:
+    """Connects to the others of a generation, with the learner of its version.
+
+    Everybody checks the forest: it has come over the network.
+    """
+    settings, generation = self._settings, said['generation']
+    self._generation = generation
+    try:
+      group = group_of(said)
+      source = said['source']
+      if source and (self._fresh or self.learner.version != said['version']):
+        life.say({'doing': f'fetching version {said["version"]} from {source}'})
+        state = handover.fetch(
+          source, said['version'], settings.security, settings.timeout_s
+        )
+        self.learner.restore(self._gradient.placed(state))
+        self._last = []
+      self._fresh = False
+      self._executor.form(group)
+    except Abandoned:
+      return
+    except PeerLost as error:
+      self._broken(life, generation, error.worker, str(error))
+      return
+    except TransportError as error:
+      self._broken(life, generation, None, str(error))
+      return
+    life.say(
+      {
+        'told': 'formed',
+        'generation': generation,
+        'version': self.learner.version,
+        'digest': digest(self.learner.state()),
+      }
+    )
+
+  def _broken(
+    self, life: Life, generation: int, peer: int | None, reason: str
+  ) -> None:
+    life.say(
+      {
+        'told': 'broken',
+        'generation': generation,
+        'peer': peer,
+        'reason': reason[:200],
+      }
+    )
+
+  def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
+    """Takes part in one iteration."""
+    if deal['check']:
+      life.say(
+        {
+          'told': 'checked',
+          'generation': deal['generation'],
+          'version': self.learner.version,
+          'digest': digest(self.learner.state()),
+        }
+      )
+    if self._compiled is None:
+      self._compiled = compilations.count()
+    vector = self._vectors[0]
+    self._vectors.reverse()
+    try:
+      reduction = self._reduction = self._executor.begin(
+        deal['version'], vector, self._pool.ranges
+      )
+      self._compute(life, deal, vector, reduction)
+      if following := self._inbox.next_deal():
+        ranges = tuple(map(tuple, following['ranges']))
+        self._threads.submit(self._gradient.prepare, ranges)
+      reduction.wait()
+    except Abandoned:
+      return
+    except PeerLost as error:
+      self._broken(life, deal['generation'], error.worker, str(error))
+      return
+    self._apply(life, deal, vector)
+
+  def _compute(
+    self,
+    life: Life,
+    deal: Mapping[str, Any],
+    vector: np.ndarray,
+    reduction: Reduction,
+  ) -> None:
+    """Computes a gradient, which travels as soon as parts of it are there."""
+    iteration, lead_time = deal['iteration'], life.heart.lead_time
+    self._pace.begin(deal['version'])
+    self._pace.compute()
+    late = self._faults.due(self.index, iteration, Phase.PULL)
+    self._faults.happen(late)
+    began = time.monotonic()
+    ranges = tuple(map(tuple, deal['ranges']))
+    self._gradient.prepare(ranges)
+    start = time.monotonic()
+    examples, before = deal['examples'], self._gradient.computed
+    # What a config adds to a computation comes before it, as far as is known.
+    self._host.delay(iteration, examples, start - self._took_s)
+    own = time.monotonic()
+    fault = self._faults.due(self.index, iteration)
+    self._faults.happen(fault)
+    filling = CheckedFilling(self._pool, vector, reduction.ready, fault)
+    stats, loss = self._gradient.stream(
+      self.learner.params,
+      ranges,
+      worker=self.index,
+      iteration=iteration,
+      into=filling,
+    )
+    there = loss is None or math.isfinite(loss)
+    loss = math.nan if loss is None else float(loss)
+    self._took_s = time.monotonic() - own
+    self._host.delay(iteration, examples, start)
+    end = time.monotonic()
+    entry = Entry(
+      began=lead_time(began) - deal['at'],
+      computed=lead_time(end) - deal['at'],
+      compute_s=end - start,
+      examples=self._gradient.computed - before,
+      compilations=compilations.count() - self._compiled,
+      loss=loss,
+      finite=int(filling.finite and there),
+    )
+    numbers = np.empty(self._books.size, np.float32)
+    self._books.write(numbers, self.index, entry, self._host.factors(iteration))
+    self._pace.transfer()
+    filling.finish(stats, numbers)
+
+  def _apply(
+    self, life: Life, deal: Mapping[str, Any], vector: np.ndarray
+  ) -> None:
+    """Makes the next version of the sum, unless it is not finite."""
+    self._last = self._pool.books(vector).tolist()
+    entries = self._books.read(self._last)
+    if all(entries[index][0].finite for index in deal['members']):
+      self.learner.apply_pool(
+        self._pool, vector, examples=deal['total'], pushes=len(deal['members'])
+      )
+    self._completed(
+      {
+        'version': deal['version'],
+        'books': self._last,
+        'at': time.monotonic(),
+      }
+    )
+
+  def _state_of(self, version: int) -> Any:
+    """Returns the learner's state; in a thread of the handover."""
+    if self.learner.version != version:
+      raise LookupError(
+        f'expected to have version {version}, got {self.learner.version}'
+      )
+    return self.learner.state()

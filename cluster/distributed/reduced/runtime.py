@@ -1,0 +1,446 @@
+"""The runtime of reduced routes, as its lead runs it.
+
+The lead has the worker of its process tell what has been summed, and deals each
+iteration while the one before it is computed: nobody waits for it, but where
+the run is looked at (evaluations, checkpoints) or workers come and go.
+
+Workers take part in *generations*: a set of them, and a forest.  When one is
+lost, or a link, the lead stops the generation.  All who live say which version
+they have.  They differ by one at most, as nobody ends an iteration without the
+parts of all.  If somebody has ended it, all the others get the learner from
+there; if not, it is repeated by those who live.  Who comes back waits for the
+end of an iteration, and gets the learner likewise.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.pace import Deadlines, Seen
+from cluster.distributed.reduced.booking import Booking
+from cluster.distributed.reduced.books import Books
+from cluster.distributed.reduced.dealing import Dealing
+from cluster.distributed.reduced.formation import Cut, Formation
+from cluster.distributed.reduced.holder import ReplicaHolder
+from cluster.distributed.reduced.reception import ReducedReception
+from cluster.lead import Lead
+from cluster.transport.heart import BEATS, Unmendable
+
+_TELL_S = 10.0  # Between two lines on who is not there.
+
+
+class ReducedRuntime:
+  """Replicas of the learner.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  def __init__(
+    self,
+    *,
+    lead: Lead,
+    holder: ReplicaHolder,
+    reception: ReducedReception,
+    formation: Formation,
+    books: Books,
+    timeout_s: float,
+    start_s: float,
+    deadlines: Deadlines,
+    local: Callable[[str], object],
+    iteration_bytes: Callable[[int], int],
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      lead: Asks the scheme.
+      holder: Of the learner; the lead's.
+      reception: Talks to the workers.
+      formation: Makes groups.
+      books: Of iterations.
+      timeout_s: Silence after which a process counts as lost.
+      start_s: Until all have to be there.
+      deadlines: After which one that does not go on counts as lost.
+      local: Runs the worker of this process, given the address to connect to.
+      iteration_bytes: Returns what crosses the network in an iteration of so
+        many workers.
+    """
+    self.time = 0.0
+    self.lead = lead
+    self._holder = holder
+    self._reception, self._members = reception, reception.members
+    self._formation = formation
+    self._booking = Booking(lead, books, reception.members, iteration_bytes)
+    self._timeout_s, self._start_s = timeout_s, start_s
+    self._deadlines = deadlines
+    self._local = local
+    self._began: float | None = None
+    self._before: dict[str, Any] = {}  # The lead's state to go on from.
+    self._running = self._started = False
+    self._pausing = False
+    self._dealing = Dealing(lead, self._say)
+    self._look_at = 0.0  # Monotonic seconds.
+    self._reactions = {
+      'ready': self._ready,
+      'failed': self._failed,
+      'unmendable': self._unmendable,
+      'formed': self._formed,
+      'broken': self._broken,
+      'stopped': self._stopped,
+      'checked': self._checked,
+      'completed': self._completed,
+    }
+    lead.attach(release=lambda index: None, wake_at=lambda time: None)
+
+  def warm_up(self) -> None:
+    """Waits until all workers have compiled and are connected.
+
+    Raises:
+      Unmendable: If one does not; says what is known of it.
+    """
+    now = time.monotonic()
+    deadline, tell_at = now + self._start_s, now + _TELL_S
+    address = self._reception.listen()
+    threading.Thread(
+      target=self._run_local, args=[address], daemon=True
+    ).start()
+    while not self._running:
+      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
+      self._take(next_s)
+      self._lose_silent()
+      now = time.monotonic()
+      missing = self._reception.missing()
+      if now >= deadline:
+        waits = missing or 'connections between workers'
+        raise Unmendable(
+          f'Not all were there within {self._start_s:g} s:\n{waits}'
+        )
+      if now >= tell_at:
+        tell_at = now + _TELL_S
+        logging.info('The run waits for\n%s', missing or '  connections')
+
+  def start(self) -> None:
+    """Releases the first iterations."""
+    self._began = time.monotonic() - self.time
+    self._started = True
+    self.lead.start(self.time)
+    self._deal()
+
+  def resume(self) -> None:
+    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    self.lead.rejoin(self._before, self.time)
+    self.start()
+
+  def pause(self) -> bool:
+    """Returns whether nothing is under way; if not, it soon is so.
+
+    The next step goes on.
+    """
+    self._pausing = not self._still
+    return self._still
+
+  def step(self) -> None:
+    """Waits for an event, at most for a beat, and does what follows.
+
+    Raises:
+      Unmendable: If the run cannot go on.
+      FloatingPointError: If a loss or a gradient is not finite.
+      RuntimeError: If replicas differ.
+    """
+    if not self._pausing and self._still:
+      self._deal()  # After a pause.
+    self._take(max(self._look_at - time.monotonic(), 0.0))
+    if time.monotonic() >= self._look_at:
+      self._lose_silent()
+      self._lose_overdue()
+      if lost := self._formation.overdue(time.monotonic()):
+        for index in lost:
+          self._lose(index, 'It has not answered in time.')
+      self._look_at = time.monotonic() + self._timeout_s / BEATS
+    over = self.lead.journal.finished
+    self._reception.looked = math.inf if over else time.monotonic()
+
+  def state(self) -> dict[str, Any]:
+    """Returns all that a run goes on from, between two iterations."""
+    return {
+      'time': self.time,
+      'lead': self.lead.state(),
+      'holder': self._holder.state(),
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken, with other workers perhaps."""
+    self.time = state['time']
+    self._before = state['lead']
+    self._holder.restore(state['holder'])
+
+  def close(self) -> None:
+    """Ends the run for all workers, however it went."""
+    self._reception.looked = math.inf
+    self.lead.close(self.time)
+    self._started = False
+    self._reception.close(finished=self.lead.journal.finished)
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone."""
+    return {
+      'virtual_s': None,
+      'lives': [member.lives for member in self._members],
+      'generations': self._formation.generation + 1,
+      'late_compilations': sum(
+        sum(member.compilations.values()) for member in self._members
+      ),
+    }
+
+  @property
+  def _still(self) -> bool:
+    """Whether no iteration is under way that has been dealt."""
+    return self._running and self._dealing.newest < self._holder.version
+
+  def _run_local(self, address: str) -> None:
+    try:
+      self._local(address)
+    except BaseException as error:  # The thread has nobody else to tell.
+      self._reception.give_up(f'The worker of the lead failed: {error!r}')
+      raise
+
+  def _take(self, wait_s: float) -> None:
+    """Deals with the next event, if one comes in time."""
+    try:
+      event = self._reception.events.get(timeout=max(wait_s, 0.0))
+    except queue.Empty:
+      self._tick(time.monotonic())
+      return
+    self._tick(event.get('at', time.monotonic()))
+    self._reactions[event['told']](event)
+
+  def _tick(self, at: float) -> None:
+    if self._began is not None:
+      self.time = max(self.time, at - self._began)
+
+  def _ready(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] < member.life:
+      reason = 'It has come back as another process.'
+      self._reception.send(event['stream'], {'end': 'left', 'reason': reason})
+      return
+    if member.stream is not None:
+      self._lose(index, 'It has come back as another process.')
+    member.life = event['life']
+    member.stream, member.seen = event['stream'], time.monotonic()
+    member.pace = Seen(moved=member.seen)
+    self._formation.came(index, event['executor'], event['handover'])
+    if not self._started:
+      if all(each.stream for each in self._members):
+        self._form()
+      return
+    logging.info('Worker %d is back.', index)
+    if self._still:  # Nobody would take it in.
+      self._deal()
+
+  def _formed(self, event: dict[str, Any]) -> None:
+    if not self._is_current(event):
+      return
+    if self._formation.formed(event['worker'], event['digest']):
+      self._formation.compare(event['version'])
+      self._running = True
+      self._dealing.begin(self._holder.version)
+      if self._started:
+        self._deal()
+
+  def _completed(self, event: dict[str, Any]) -> None:
+    """An iteration has been summed, and applied."""
+    if event['version'] == self._holder.version:
+      self._book(event['books'])
+      self._deal()
+
+  def _book(self, numbers: list[float]) -> None:
+    """Tells the scheme of an iteration that all members have ended.
+
+    Raises:
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+    version, members = self._holder.version, self._formation.members
+    looks = self._looks(sum(self.lead.workers[k].examples for k in members))
+    self._dealing.check = (
+      looks or self._dealing.check
+    )  # What is looked at, all have.
+    joining = self._newcomers if self._dealing.newest <= version else []
+    self._booking(
+      numbers,
+      members,
+      joining,
+      dealt_at=self._dealing.at(version) - (self._began or 0.0),
+      time=self.time,
+    )
+
+  def _deal(self) -> None:
+    """Deals what can be dealt of this iteration and of the next."""
+    if not self._running or self.lead.journal.finished:
+      return
+    version, members = self._holder.version, self._formation.members
+    if self._dealing.newest < version:
+      if self._newcomers:
+        self._take_in()
+        return
+      if self._pausing:
+        return
+      for index in members:
+        self._members[index].pace.moved = time.monotonic()
+      self._dealing.send(self._formation.generation, version, members)
+    examples = sum(self.lead.workers[index].examples for index in members)
+    still = self._pausing or self._looks(examples) or self._newcomers
+    if self._dealing.newest == version and not still:
+      self._dealing.send(self._formation.generation, version + 1, members)
+
+  def _looks(self, examples: int) -> bool:
+    """Returns whether the run is looked at after so many examples more."""
+    journal = self.lead.journal
+    return journal.looks(journal.ledger.examples + examples)
+
+  def _say(self, index: int, header: Mapping[str, Any]) -> None:
+    if stream := self._members[index].stream:
+      self._reception.send(stream, dict(header))
+
+  @property
+  def _newcomers(self) -> list[int]:
+    """Workers that are ready, and of no generation yet."""
+    return [
+      index
+      for index, member in enumerate(self._members)
+      if member.stream and index not in self._formation.members
+    ]
+
+  def _take_in(self) -> None:
+    """Begins another generation, with those who have come, between two."""
+    for index in self._newcomers:
+      if self.lead.workers[index].phase is None:
+        self.lead.join(index, self.time)
+    self._stop('somebody has come', ends=True)
+
+  def _failed(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] == member.life and member.stream is not None:
+      self._lose(index, event['reason'])
+
+  def _unmendable(self, event: dict[str, Any]) -> None:
+    raise Unmendable(event['reason'])
+
+  def _lose(self, index: int, reason: str) -> None:
+    """A worker is gone, or as good as gone."""
+    member = self._members[index]
+    if index == 0:
+      raise Unmendable(f'The worker of the lead is lost: {reason}')
+    logging.warning('Worker %d is lost: %s', index, reason)
+    stream, member.stream = member.stream, None
+    self._reception.send(stream, {'end': 'left', 'reason': reason})
+    if index in self._formation.members:
+      self._formation.gone(index, reason)
+      self._stop(f'worker {index} is lost')
+
+  def _stop(self, why: str, *, ends: bool = False) -> None:
+    """Ends the generation, if that has not been done yet.
+
+    Args:
+      why: For the log.
+      ends: Whether members end the iteration first that they are in.
+    """
+    if self._formation.stop():
+      logging.info('Generation %d begins: %s.', self._formation.generation, why)
+      self._running = False
+      for index in self._formation.living:
+        stop = {'stop': self._formation.generation, 'ends': ends}
+        self._say(index, stop)
+    self._go_on()
+
+  def _stopped(self, event: dict[str, Any]) -> None:
+    if self._is_current(event):
+      self._formation.stopped(event['worker'], event['version'], event['books'])
+      self._go_on()
+
+  def _go_on(self) -> None:
+    """Begins the next generation, once all who live have ended the last."""
+    ended = self._formation.ended()
+    if ended is None:
+      return
+    version, books = ended
+    if version > self._holder.version:
+      self._book(books)
+    for index, reason in self._formation.buried():
+      if self._started:
+        self.lead.leave(index, self.time, reason)
+    self._form()
+
+  def _form(self) -> None:
+    """Lets all who take part connect, over a forest of them."""
+    members = [
+      index
+      for index, member in enumerate(self._members)
+      if member.stream
+      and (not self._started or self.lead.workers[index].phase is not None)
+    ]
+    if not self._started and len(members) < len(self._members):
+      self._formation.wait()
+      return
+    try:
+      groups = self._formation.form(members, self._holder.version)
+    except Cut as cut:
+      self._lose(cut.worker, str(cut))
+      return
+    for index, said in groups:
+      self._say(index, {'group': said})
+
+  def _broken(self, event: dict[str, Any]) -> None:
+    if not self._is_current(event):
+      return
+    logging.warning(
+      'Worker %d has lost worker %s: %s',
+      event['worker'],
+      event['peer'],
+      event['reason'],
+    )
+    self._formation.suspect(event['worker'], event['peer'])
+    self._stop('a connection is lost')
+
+  def _checked(self, event: dict[str, Any]) -> None:
+    """Compares what replicas hold, once all have told.
+
+    Raises:
+      RuntimeError: If some differ; names them.
+    """
+    if self._is_current(event):
+      self._formation.digest(event['version'], event['worker'], event['digest'])
+
+  def _is_current(self, event: dict[str, Any]) -> bool:
+    """Returns whether it is of a member of this generation, that lives."""
+    index = event['worker']
+    return (
+      event['generation'] == self._formation.generation
+      and event['life'] == self._members[index].life
+      and self._members[index].stream is not None
+    )
+
+  def _lose_silent(self) -> None:
+    now = time.monotonic()
+    for index, member in enumerate(self._members):
+      if member.stream is not None and now - member.seen > self._timeout_s:
+        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+
+  def _lose_overdue(self) -> None:
+    if not self._running or self._still:
+      return
+    workers = self.lead.workers
+    running = [
+      (index, self._members[index].pace, workers[index].examples)
+      for index in self._formation.members
+      if self._members[index].stream
+    ]
+    overdue = self._deadlines.overdue(running, now=time.monotonic(), obeyed=0)
+    for index, reason in overdue:
+      self._lose(index, reason)

@@ -1,0 +1,162 @@
+"""A process's part of a reduced run: a replica, and with the first the lead."""
+
+import faulthandler
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.distributed.process import (
+  Meeting,
+  Process,
+  end,
+  leave_it_to_the_lead,
+)
+from cluster.distributed.reduced.books import Books
+from cluster.distributed.reduced.formation import Formation
+from cluster.distributed.reduced.holder import ReplicaHolder
+from cluster.distributed.reduced.reception import ReducedReception
+from cluster.distributed.reduced.replica import Replica, Settings
+from cluster.distributed.reduced.runtime import ReducedRuntime
+from cluster.lead import Lead
+from cluster.runtime import Parts
+from cluster.speed import driving
+from cluster.transport.heart import LOST, STOPPED
+from configs.sections import named
+from learning.pool import Pool
+from learning.streaming import StreamingGradient
+from outputs.checkpoints import Checkpoints
+from route.route import Reduced
+
+_ITEM = 4  # Bytes of a float32.
+
+
+class ReducedSite(Process):
+  """See `cluster.runtime`; every process has one."""
+
+  def __init__(
+    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Reduced
+  ):
+    """Makes what all processes of a run know.
+
+    Args:
+      config: Of the run.
+      meeting: Which process this is, and where the others are.
+      parts: What the run is made of.
+      plan: Where everything travels.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
+    super().__init__(config, meeting, parts, servers=0, windows=True)
+    self._plan, self._workers = plan, config.cluster.workers
+    learned = parts.learned
+    speed = parts.speed
+    factors = speed.model.num_driving if speed else len(driving.NAMES)
+    self._books = Books(self._workers, factors)
+    self._gradient = StreamingGradient(learned.gradient, overlap=plan.overlap)
+    self._pool = Pool(
+      learned.params,
+      learned.stats,
+      learned.gradient.order(learned.params),
+      range_bytes=plan.range_bytes,
+      books=self._books.size,
+    )
+    self._completed: Callable[[dict[str, Any]], None] | None = None
+    self._replica = self._made()
+    self.holder = ReplicaHolder(self._replica, learned.schedule)
+    with named('config.checkpoint'):
+      self.checkpoints = Checkpoints(
+        parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+      )
+
+  @property
+  def leads(self) -> bool:
+    """Whether this process is the lead."""
+    return self.meeting.role.index == 0
+
+  def runtime(self, lead: Lead) -> ReducedRuntime:
+    """Returns what runs the events, for the process that leads."""
+    reception = ReducedReception(
+      num_workers=self._workers,
+      host=self.meeting.address,
+      port=int(self.meeting.role.lead.rpartition(':')[2]),
+      fingerprint=self.fingerprint,
+      security=self.security,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+      jobs=self.jobs,
+    )
+    self._completed = lambda told: reception.events.put(
+      told | {'told': 'completed'}
+    )
+    return ReducedRuntime(
+      lead=lead,
+      holder=self.holder,
+      reception=reception,
+      formation=Formation(
+        self._plan.cluster,
+        self._plan.forest,
+        size_bytes=_ITEM * self._pool.size,
+        timeout_s=self.timeout_s,
+        start_s=self.start_s,
+      ),
+      books=self._books,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+      deadlines=self.deadlines,
+      local=self._run_local,
+      iteration_bytes=lambda n: 2 * (n - 1) * _ITEM * self._pool.size,
+    )
+
+  def __call__(self) -> None:
+    """Takes part in a run that another process leads.
+
+    Raises:
+      SystemExit: With LOST if the cluster is lost: starting again may help.
+        With STOPPED if the lead has ended the run before it has finished.
+    """
+    if self.meeting.finished:
+      logging.info('The run has finished before.')
+      return
+    leave_it_to_the_lead()
+    if not self._replica(self.meeting.role.lead):
+      sys.exit(STOPPED)
+
+  def _run_local(self, address: str) -> None:
+    self._replica(address)
+
+  def _made(self) -> Replica:
+    learned = self.parts.learned
+    return Replica(
+      self.meeting.role.index,
+      gradient=self._gradient,
+      learner=learned.learner(learned.params, learned.stats),
+      pool=self._pool,
+      books=self._books,
+      batching=self.parts.batching,
+      speed=self.parts.speed,
+      faults=self.faults,
+      settings=Settings(
+        self.meeting.address,
+        self.fingerprint,
+        self.security,
+        self.timeout_s,
+        self.start_s,
+      ),
+      hung=self._hung,
+      completed=self._tell,
+    )
+
+  def _tell(self, told: dict[str, Any]) -> None:
+    if self._completed:
+      self._completed(told)
+
+  def _hung(self, said: str) -> None:
+    """Ends a process whose worker hangs: all begin again if it leads."""
+    del said
+    logging.error('Worker %d hangs.', self.meeting.role.index)
+    faulthandler.dump_traceback()
+    end(LOST)
