@@ -152,7 +152,8 @@ class PoolTest(parameterized.TestCase):
 def _classified(make, shape, targets=(), dtype=np.float32):
   graph, shapes = nnx.split(nnx.eval_shape(make))
   zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-  model = nnx.merge(graph, zeros)  # Nothing is drawn, nor compiled.
+  # Nothing is drawn, nor compiled.
+  model = nnx.merge(graph, jax.device_put(zeros))
   learned = task.classification(model, lambda x: x, lambda x, _: x)
   args = (
     jax.ShapeDtypeStruct((4, *shape), dtype),
