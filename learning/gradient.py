@@ -17,6 +17,7 @@ from configs.checks import require
 from data.dataset import Split
 from data.stream import Ranges
 from learning.evaluation import check_each, padded
+from learning.pool import backward_order
 from models.task import Task
 from wire.codec import Payload
 
@@ -56,6 +57,8 @@ class TaskGradient:
     task: What is learned.
     train: The training examples.
     computed: Examples computed so far, with padding.
+    add: Compiled: the sum of two pytrees of one structure, in the memory of the
+      first.
   """
 
   def __init__(
@@ -98,32 +101,10 @@ class TaskGradient:
     self._prepared: tuple[Ranges, list] | None = None
     self._indices = indices
     self._micro_batch = micro_batch
-    root = jax.random.key(seed)
-
-    def part(
-      params: Any,
-      inputs: jax.Array,
-      targets: jax.Array,
-      real: jax.Array,
-      stamp: jax.Array,
-    ) -> tuple[Payload, jax.Array]:
-      key = root
-      for number in range(3):
-        key = jax.random.fold_in(key, stamp[number])
-      mask = jnp.arange(len(targets)) < real
-
-      def total(params: Any) -> tuple[jax.Array, Any]:
-        loss, stats = task.loss(params, inputs, targets, key)
-        check_each('task.loss', loss, mask)
-        return jnp.sum(jnp.where(mask, loss, 0.0)), stats
-
-      (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
-      stats = jax.tree.map(lambda s: s * real, stats)
-      return Payload(gradient, stats), loss
-
-    self._spread = _Spread(part, devices) if count > 1 else None
-    self._part = self._spread or jax.jit(part)
-    self._add = jax.jit(add_trees, donate_argnums=0)
+    self._root = jax.random.key(seed)
+    self._spread = _Spread(self.part, devices) if count > 1 else None
+    self._part = self._spread or jax.jit(self.part)
+    self.add = jax.jit(add_trees, donate_argnums=0)
 
   def __call__(
     self,
@@ -141,17 +122,92 @@ class TaskGradient:
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
     """
-    summed = None
-    if self._spread:
-      params = self._spread.copies(params)
+    parts = self.parts(ranges, worker=worker, iteration=iteration)
+    return self.summed(params, parts)
+
+  @property
+  def is_spread(self) -> bool:
+    """Whether several devices compute it."""
+    return self._spread is not None
+
+  def part(
+    self,
+    params: Any,
+    inputs: jax.Array,
+    targets: jax.Array,
+    real: jax.Array,
+    stamp: jax.Array,
+    *,
+    seen: Callable[[Any], Any] = lambda params: params,
+  ) -> tuple[Payload, jax.Array]:
+    """Returns what a micro-batch adds to a push and to its loss; pure.
+
+    Args:
+      params: Pytree of arrays.
+      inputs: [B, ...].
+      targets: [B, ...].
+      real: How many of the B are no padding.
+      stamp: Uint32 [3], worker, iteration and number, for its random key.
+      seen: What the task gets of the parameters.
+    """
+    key = self._root
+    for number in range(3):
+      key = jax.random.fold_in(key, stamp[number])
+    mask = jnp.arange(len(targets)) < real
+
+    def total(params: Any) -> tuple[jax.Array, Any]:
+      loss, stats = self.task.loss(seen(params), inputs, targets, key)
+      check_each('task.loss', loss, mask)
+      return jnp.sum(jnp.where(mask, loss, 0.0)), stats
+
+    (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    stats = jax.tree.map(lambda s: s * real, stats)
+    return Payload(gradient, stats), loss
+
+  def parts(
+    self, ranges: Ranges, *, worker: int, iteration: int
+  ) -> list[tuple[Any, ...]]:
+    """Returns what `part` takes beside parameters, for each micro-batch."""
     self.prepare(ranges)
     (_, inputs_of), self._prepared = self._prepared, None
-    for part, (inputs, targets, real) in enumerate(inputs_of):
-      self.computed += len(targets)
-      stamp = np.array([worker, iteration, part], np.uint32)
-      one = self._part(params, inputs, targets, np.int32(real), stamp)
-      summed = one if summed is None else self._add(summed, one)
-    return summed
+    self.computed += sum(len(targets) for _, targets, _ in inputs_of)
+    return [
+      (
+        inputs,
+        targets,
+        np.int32(real),
+        np.array([worker, iteration, number], np.uint32),
+      )
+      for number, (inputs, targets, real) in enumerate(inputs_of)
+    ]
+
+  def summed(
+    self, params: Any, parts: Sequence[tuple[Any, ...]]
+  ) -> tuple[Payload, jax.Array] | None:
+    """Returns the sum over micro-batches; None if there are none."""
+    found = None
+    if self._spread and parts:
+      params = self._spread.copies(params)
+    for part in parts:
+      one = self._part(params, *part)
+      found = one if found is None else self.add(found, one)
+    return found
+
+  def order(self, params: Any) -> tuple[int, ...]:
+    """Returns in which order the backward pass makes the gradient's leaves."""
+    inputs, targets = (
+      jax.ShapeDtypeStruct(
+        (self._micro_batch, *array.shape[1:]),
+        jax.dtypes.canonicalize_dtype(array.dtype),
+      )
+      for array in self.train
+    )
+
+    def gradient(*args: Any) -> Any:
+      return self.part(*args)[0].gradient
+
+    stamp = np.zeros(3, np.uint32)
+    return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a call, unless it has been done before."""
@@ -197,18 +253,21 @@ class TaskGradient:
     """
     before = self.computed
     payloads = []
-    batches = [examples]
-    if changing:
-      most = self._micro_batch
-      if examples is not None:
-        most = min(most, examples * 8 // 7)  # With padding.
-      batches = [1 << bit for bit in range(most.bit_length())]
-      batches.append(3)  # In two parts or more, which are added.
-    for batch in batches:
+    for batch in self.batches(examples, changing=changing):
       payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
       payloads.append(jax.block_until_ready(payload))
     self.computed = before
     return payloads
+
+  def batches(self, examples: int | None, *, changing: bool) -> list[int]:
+    """Returns batches that together need all that a warm-up is to compile."""
+    if not changing:
+      return [examples]
+    most = self._micro_batch
+    if examples is not None:
+      most = min(most, examples * 8 // 7)  # With padding.
+    powers = [1 << bit for bit in range(most.bit_length())]
+    return [*powers, 3]  # In two parts or more, which are added.
 
 
 class _Spread:

@@ -10,6 +10,7 @@ import optax
 
 from configs.checks import require
 from learning.gradient import add_trees
+from learning.pool import Pool
 from learning.schedule import Schedule
 from wire.codec import Payload
 
@@ -152,6 +153,34 @@ class TaskLearner:
     )
     self.version += 1
     self.examples += examples
+
+  def apply_pool(
+    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+  ) -> None:
+    """Applies the sum of all pushes of an update, as a pool holds it.
+
+    It is `commit` after `add` of the same numbers, in the same program, and so
+    to the last bit.  Giving XLA the memory of the parameters, too, would save a
+    third of the time and make another program.
+
+    Args:
+      pool: What lies where.
+      vector: Float32 [pool.size]; it has been read when this returns.  Without
+        a copy if it starts at a multiple of 64 bytes.
+      examples: How many it was summed over.
+      pushes: How many it is the sum of.
+    """
+    self.params, self.stats, self._state = jax.block_until_ready(
+      self._applied(self._state, pool.payload(vector), examples, pushes)
+    )
+    self.version += 1
+    self.examples += examples
+
+  def warm_up_pool(self, pool: Pool) -> None:
+    """Compiles what `apply_pool` needs, and changes nothing."""
+    payload = pool.payload(np.zeros(pool.size, np.float32))
+    state = self._copied(self._state)
+    jax.block_until_ready(self._applied(state, payload, 1, 1))
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""

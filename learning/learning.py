@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from data.stream import Ranges, Stream
+from learning.pool import Pool
 from learning.schedule import Schedule
 from wire.codec import Payload, Wire
 from wire.flat import Flat
@@ -76,6 +78,14 @@ class Learner(Protocol):
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
+
+  def apply_pool(
+    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+  ) -> None:
+    """Applies the sum of all pushes of an update, as a pool holds it."""
+
+  def warm_up_pool(self, pool: Pool) -> None:
+    """Compiles all that `apply_pool` needs."""
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""

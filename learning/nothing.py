@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
+from learning.pool import Pool
 from wire.codec import Payload, Wire
 from wire.flat import Flat
 
@@ -85,6 +86,16 @@ class NoLearner:
     """Applies an update; the version becomes one higher."""
     self.version += 1
     self.examples += self._sums.pop(update)
+
+  def apply_pool(
+    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+  ) -> None:
+    """Counts an update."""
+    self.version += 1
+    self.examples += examples
+
+  def warm_up_pool(self, pool: Pool) -> None:
+    """Nothing to compile."""
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""
