@@ -30,7 +30,8 @@ from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles, manifest
 from outputs.journal import Journal, Milestones
-from route.route import Served
+from route import links
+from route.route import Plan, Reduced, Served, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 
@@ -162,16 +163,33 @@ def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
 
 def _plan(
   config: ConfigDict, choose: Choose, scheme: Scheme, wire: Wire
-) -> Served:
+) -> Plan:
   """Returns where everything travels, if scheme and wire can do so."""
-  with named(f'config.route.{config.route.name}'):
-    plan = made('route', choose).plan(
-      None,  # No links are known so far.
+  route = config.route
+  virtual = config.cluster.runtime == 'virtual'
+  made_ = made('route', choose)
+  known = links.virtual(config).cluster if virtual else None
+  with named(f'config.route.{route.name}'):
+    plan = made_.plan(
+      known,
       num_workers=config.cluster.workers,
-      distributed=config.cluster.runtime == 'distributed',
+      distributed=not virtual,
       divisible=config.optimizer.clip_norm == math.inf,
+      range_bytes=route.range_bytes,
+      overlap=route.overlap,
     )
-    require(isinstance(plan, Served), 'plan', 'a Served', plan)
+    require(isinstance(plan, Plan), 'plan', 'Served or Reduced', plan)
+  reason = f'config.route.name is {route.name!r}'
+  sections.check_default(config, default.get_config(), unused(plan), reason)
+  (_check_served if isinstance(plan, Served) else _check_reduced)(
+    config, plan, scheme, wire
+  )
+  return plan
+
+
+def _check_served(
+  config: ConfigDict, plan: Served, scheme: Scheme, wire: Wire
+) -> None:
   field = f'config.route.{config.route.name}.pipelined'
   name = type(scheme).__name__
   together = getattr(scheme, 'together', False) or not plan.pipelined
@@ -180,14 +198,30 @@ def _plan(
   elementwise = wire.elementwise or not plan.pipelined
   expected = f'False, as {config.wire.name} does not treat numbers one by one'
   require(elementwise, field, expected, plan.pipelined)
-  return plan
 
 
-def _resolved(config: ConfigDict, plan: Served) -> ConfigDict:
+def _check_reduced(
+  config: ConfigDict, plan: Reduced, scheme: Scheme, wire: Wire
+) -> None:
+  """Refuses what sums among workers cannot do, or cannot do so far."""
+  name, size = type(scheme).__name__, plan.range_bytes
+  field = 'config.route.range_bytes'
+  require(size >= 0, field, 'at least 0', size)
+  together = getattr(scheme, 'together', False)
+  expected = f"'server', as {name} does not release all workers together"
+  require(together, 'config.route.name', expected, plan.name)
+  expected = (
+    "'server', as numbers come rounded, or not all, only to servers so far, "
+    f'and config.wire.{config.wire.name} does not leave float32 as it is'
+  )
+  require(wire.plain, 'config.route.name', expected, plan.name)
+
+
+def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns a config that says how many servers the plan has."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
-  if 'servers' in own:
+  if isinstance(plan, Served) and 'servers' in own:
     own.servers = plan.servers
   return resolved
 

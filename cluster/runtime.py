@@ -22,7 +22,7 @@ from cluster.lead import Lead
 from cluster.speed.speed import Speed
 from learning.learning import Holder, Learning
 from outputs.files import RunFiles
-from route.route import Served
+from route.route import Plan
 from wire.codec import Wire
 
 
@@ -43,7 +43,7 @@ class Parts:
   learned: Learning
   batching: Batching
   wire: Wire
-  plan: Served
+  plan: Plan
   speed: Speed | None
   files: RunFiles
   described: Mapping[str, Any]

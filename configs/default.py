@@ -109,6 +109,25 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.server.dedicated = False
   # Parts are summed and served one by one: pulls overlap pushes.  For bsp.
   config.route.server.pipelined = False
+  # For all others, which sum among the workers; for bsp.  A part of the
+  # gradients travels once it has so many bytes; 0: tensor by tensor, inf: all
+  # in one.
+  config.route.range_bytes = 2.0**20
+  config.route.overlap = True  # While the others are still computed.
+  config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
+  config.route.ring = ConfigDict()
+  # Of this and those below.  The links: a file of them, a builder such as
+  # 'star([1, 2])', 'probe': measured at the start (under the virtual clock what
+  # they are), or '': all equal, through one switch.
+  config.route.ring.cluster = ''
+  config.route.hierarchical = ConfigDict()  # Rings in groups, and between.
+  config.route.hierarchical.cluster = 'probe'  # Of two groups at least.
+  config.route.double_tree = ConfigDict()  # Two binary trees.
+  config.route.double_tree.cluster = ''  # As of ring.
+  config.route.forest = ConfigDict()  # Trees packed for the links.
+  config.route.forest.cluster = 'probe'  # As of ring.
+  config.route.auto = ConfigDict()  # The fastest of them, by prediction.
+  config.route.auto.cluster = 'probe'  # As of ring.
 
   config.cluster = ConfigDict()
   # 'virtual': simulated time, one process; 'distributed': real hosts.
@@ -139,6 +158,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.
   config.cluster.speed.least_s = 0.0  # Of fixed and per_example together.
   config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
+  # When gradients appear: a file of tools.profile_layers; '': in proportion to
+  # their bytes, over the last two thirds of the time.
+  config.cluster.speed.layers = ''
   config.cluster.speed.constant = ConfigDict()  # Always 1.
   config.cluster.speed.lognormal = ConfigDict()  # Independent, of mean 1.
   config.cluster.speed.lognormal.sigma = 0.1  # Of the factor's logarithm.
@@ -163,6 +185,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
   # Server k has no links of its own: it uses those of worker k's host.
   config.cluster.network.servers_in_workers = False
+  # Among workers, instead of their up and down links around one switch: a file
+  # of nodes and links, or a builder.  Latencies stay.
+  config.cluster.links = ''
 
   config.model = ConfigDict()
   config.model.name = 'vgg'  # Module of models/, or 'none'.

@@ -4,13 +4,12 @@ import contextlib
 import fnmatch
 import functools
 import importlib
-import itertools
 import json
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -193,6 +192,9 @@ def check_used(
   reasons = {f'config.cluster.runtime is {runtime!r}': _UNUSED[runtime]}
   if config.model.name == 'none':
     reasons["config.model.name is 'none'"] = _NO_MODEL
+  if config.cluster.links:
+    links = 'cluster.network.worker_*_Bps'
+    reasons['config.cluster.links says it'] = (links,)
   for part, value in own.items():
     if value is not None:
       if part != 'scheme' and config.model.name == 'none':
@@ -200,9 +202,28 @@ def check_used(
           f"config.model.name: expected a model to use the {part}, got 'none'."
         )
       reasons[f'there is a {part} of its own'] = _REPLACED[part]
-  for (reason, patterns), (path, value) in itertools.product(
-    reasons.items(), _leaves(default)
-  ):
+  for reason, patterns in reasons.items():
+    check_default(config, default, patterns, reason)
+
+
+def check_default(
+  config: ConfigDict,
+  default: ConfigDict,
+  patterns: Iterable[str],
+  reason: str,
+) -> None:
+  """Checks that the fields of some patterns are left at their defaults.
+
+  Args:
+    config: A checked config.
+    default: What `configs.default` gives.
+    patterns: Such as 'data.*.*'.
+    reason: Why they are not used.
+
+  Raises:
+    ValueError: If one differs from its default; names it.
+  """
+  for path, value in _leaves(default):
     unused = any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
     got = _leaf(config, path)
     if unused and got != value:

@@ -5,10 +5,13 @@ is asked once, before anything starts, and answers with a plan that the runtimes
 carry out.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # Workers start without it.
-  from topology import Cluster
+  from topology import Cluster, Forest
+
+LATENCY_S = 1e-4  # Of a link, if nobody has said anything about it.
 
 
 class Served(NamedTuple):
@@ -27,6 +30,64 @@ class Served(NamedTuple):
   pipelined: bool
 
 
+class Forests(Protocol):
+  """Finds the forest to use over given links."""
+
+  def __call__(
+    self,
+    cluster: 'Cluster',
+    size_bytes: int,
+    latency_s: 'float | Mapping[tuple[str, str], float]' = LATENCY_S,
+  ) -> 'Forest':
+    """Returns an allreduce, the same for equal arguments in every process.
+
+    Args:
+      cluster: The links, as far as is known; its workers are those that live.
+      size_bytes: Of what is summed.
+      latency_s: Of every link, or of each by its ends; seconds.
+
+    Raises:
+      ValueError: If there is none of this kind over these links.
+    """
+
+
+class Reduced(NamedTuple):
+  """Gradients are summed among the workers, who all hold the parameters.
+
+  Asks for a scheme that releases all workers together.
+
+  Attributes:
+    name: The route's, as config.route.name.
+    cluster: The links that it believes in; its worker i is worker i of the
+      run.  None: to be measured, or the true ones under the virtual clock.
+    forest: Finds the forest to use over such links, or over what is left of
+      them (`topology.clusters.pruned`).  None: XLA's psum.
+    range_bytes: A part of the gradients is summed as soon as it has so many
+      bytes; 0: tensor by tensor, inf: all in one.
+    overlap: Whether it is while the others are still computed.
+  """
+
+  name: str
+  cluster: 'Cluster | None'
+  forest: Forests | None
+  range_bytes: float
+  overlap: bool
+
+
+Plan = Served | Reduced
+
+
+def unused(plan: Plan) -> tuple[str, ...]:
+  """Returns patterns of the config's fields of which a plan makes no use.
+
+  But for virtual hosts of servers, which are there, and have nothing to do.
+  """
+  if isinstance(plan, Served):
+    ranges = 'route.range_bytes', 'route.overlap'
+    return (*ranges, 'cluster.links', 'cluster.speed.layers')
+  return () if plan.forest else ('route.overlap', 'cluster.speed.layers')
+
+
 class Route(Protocol):
   """Where does it travel?"""
 
@@ -37,7 +98,9 @@ class Route(Protocol):
     num_workers: int,
     distributed: bool,
     divisible: bool,
-  ) -> Served:
+    range_bytes: float,
+    overlap: bool,
+  ) -> Plan:
     """Returns what is to be carried out.
 
     Args:
@@ -46,6 +109,8 @@ class Route(Protocol):
       num_workers: How many workers there are.
       distributed: Whether they are real hosts.
       divisible: Whether parts of an update can be applied by themselves.
+      range_bytes: Of config.route, for what is summed among workers.
+      overlap: Likewise.
 
     Raises:
       ValueError: If the route does not fit the cluster.

@@ -39,13 +39,15 @@ class ServerRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
+    range_bytes: float,
+    overlap: bool,
   ) -> Served:
     """Returns the same servers, whatever the links: see `Route`.
 
     Raises:
       ValueError: If the servers of real hosts do not fit these workers.
     """
-    del cluster
+    del cluster, range_bytes, overlap
     servers = self.servers or (num_workers if distributed and divisible else 1)
     if distributed:
       self._check(servers, num_workers)

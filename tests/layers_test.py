@@ -56,7 +56,8 @@ _MAY = {
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '
-    'data.dataset learning models.task outputs route.route sync.scheme '
+    'data.dataset learning models.task outputs route.links route.route '
+    'sync.scheme '
     'wire.codec'
   ),
   'main': 'cluster.transport configs train',

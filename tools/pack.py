@@ -25,11 +25,10 @@ from absl import app, flags
 
 import topology
 from configs.checks import require
-from tools.reading import forests
 from topology.baselines import schemes
 from topology.bounds import prices
 from topology.clusters.cluster import Cluster
-from topology.forests import dot, export, timing, trees, usage
+from topology.forests import dot, export, files, timing, trees, usage
 from topology.forests.trees import Forest
 
 _UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
@@ -48,7 +47,7 @@ def main(argv: list[str]) -> None:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
     _check_folder('dot', given.dot)
-    cluster = forests.cluster(argv[1])
+    cluster = files.cluster(argv[1])
     with _progress() as progress:
       start_s = time.perf_counter()
       packed = topology.pack(

@@ -21,10 +21,9 @@ from matplotlib.lines import Line2D
 
 from configs.checks import require
 from tools.drawing import panels, placing
-from tools.reading import forests
 from topology.bounds import cuts
 from topology.clusters.cluster import Cluster
-from topology.forests import usage
+from topology.forests import files, usage
 from topology.forests.trees import Forest, Tree
 
 _Box = tuple[float, float, float, float]  # Left, bottom, width, height: inches.
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> None:
   out = given.out or str(pathlib.Path(argv[1]).with_suffix('.png'))
   try:
     require(given.trees >= 0, 'trees', 'at least 0', given.trees)
-    cluster, forest = forests.read(argv[1])
+    cluster, forest = files.read(argv[1])
     draw(cluster, forest, trees=given.trees).savefig(out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')

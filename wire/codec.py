@@ -7,9 +7,10 @@ the vector is.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
+import numpy as np
 
 # Plain pytrees: what one worker's codec remembers (a residual, a mask), and
 # what a vector becomes on its way.
@@ -91,6 +92,11 @@ class Wire(NamedTuple):
     """Whether all codecs treat each number by itself."""
     return all(codec.elementwise for codec in self)
 
+  @property
+  def plain(self) -> bool:
+    """Whether all codecs hand over the very vector that they are given."""
+    return self.elementwise and all(map(_changes_nothing, self))
+
   def push_bytes(self, params: int, stats: int) -> int:
     """Returns how long a push of so many elements of both is."""
     return self.push.size_bytes(params) + self.stats.size_bytes(stats)
@@ -98,3 +104,9 @@ class Wire(NamedTuple):
   def pull_bytes(self, params: int, stats: int) -> int:
     """Returns how long a pull of so many elements of both is."""
     return self.pull.size_bytes(params) + self.stats.size_bytes(stats)
+
+
+def _changes_nothing(codec: Codec) -> bool:
+  vector = cast(jax.Array, np.zeros(1, np.float32))  # Which compiles nothing.
+  message, _ = codec.encode((), vector)
+  return message is vector and codec.decode(message, 1) is vector

@@ -7,11 +7,10 @@ all the rest.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from wire.codec import Codec, Message, Payload, State, Wire
 from wire.flat import Flat
@@ -43,19 +42,13 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
     stats: The same; () if there are none.
     servers: How many share them: each gets a message of its own.
   """
-  same = wire.elementwise and all(map(_changes_nothing, wire))
-  if same or not jax.tree.leaves(params):  # Or numbers that are not there.
+  if wire.plain or not jax.tree.leaves(
+    params
+  ):  # Or numbers that are not there.
     return Trees(tuple, _same, lambda message: message, lambda params: params)
   if wire.elementwise:
     return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
   return _shared(Flat(params, stats, servers=servers, wire=wire))
-
-
-def _changes_nothing(codec: Codec) -> bool:
-  """Returns whether a codec hands over the very vector that it is given."""
-  vector = cast(jax.Array, np.zeros(1, np.float32))  # Which compiles nothing.
-  message, _ = codec.encode((), vector)
-  return message is vector and codec.decode(message, 1) is vector
 
 
 def _same(state: State, payload: Payload) -> tuple[Message, State]:

@@ -60,7 +60,7 @@ class CheckTest(parameterized.TestCase):
     ({'sync__ssp__bound': 2}, r'config.sync.ssp.bound: expected the default'),
     ({'batching__name': 'even'}, r"config.batching.name: .*'fixed'.*even"),
     ({'wire__name': 'half'}, r"config.wire.name: .*'dense'.* got 'half'"),
-    ({'route__name': 'ring'}, r"config.route.name: .*'server'.* got 'ring'"),
+    ({'route__name': 'rings'}, r"config.route.name: .*'ring'.* got 'rings'"),
     ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
     ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
     ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),

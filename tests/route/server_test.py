@@ -17,7 +17,12 @@ def _plan(
 ):
   route = server.make(servers=servers, dedicated=dedicated, pipelined=pipelined)
   return route.plan(
-    None, num_workers=workers, distributed=distributed, divisible=divisible
+    None,
+    num_workers=workers,
+    distributed=distributed,
+    divisible=divisible,
+    range_bytes=2.0**20,
+    overlap=True,
   )
 
 

@@ -11,11 +11,10 @@ from absl.testing import absltest, parameterized
 
 import topology
 from tools import pack
-from tools.reading import forests
 from topology.baselines import schemes
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
-from topology.forests import dot, export, timing
+from topology.forests import dot, export, files, timing
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -148,15 +147,15 @@ class ReadTest(parameterized.TestCase):
     cluster = shapes.full_mesh(3, 25)
     packed = topology.pack(cluster)
     file = self._file(json.dumps(export.to_json(cluster, packed)))
-    self.assertEqual(forests.read(file), (cluster, packed))
-    self.assertEqual(forests.cluster(str(file)), cluster)
+    self.assertEqual(files.read(file), (cluster, packed))
+    self.assertEqual(files.cluster(str(file)), cluster)
 
   def test_a_file_may_be_named_like_a_call(self):
     cluster = shapes.full_mesh(3, 25)
     file = _folder() / 'ring(4, 1)'
     file.write_text(json.dumps(clusters.to_json(cluster)))
-    self.assertEqual(forests.cluster(str(file)), cluster)
-    self.assertLen(forests.cluster('ring(4, 1)').workers, 4)
+    self.assertEqual(files.cluster(str(file)), cluster)
+    self.assertLen(files.cluster('ring(4, 1)').workers, 4)
 
   @parameterized.parameters(
     ('{', r'it.json: expected JSON, got '),
@@ -171,7 +170,7 @@ class ReadTest(parameterized.TestCase):
     file = _folder() / 'it.json'
     file.write_bytes(text.encode('latin-1'))
     with self.assertRaisesRegex(ValueError, message):
-      forests.read(file)
+      files.read(file)
 
 
 if __name__ == '__main__':

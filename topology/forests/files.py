@@ -1,10 +1,9 @@
-"""Reads clusters and forests for the tools."""
+"""Reads clusters and forests from files."""
 
 import json
 import pathlib
 from typing import Any
 
-from configs.checks import require
 from topology.clusters import cluster as clusters
 from topology.clusters.cluster import Cluster
 from topology.clusters.named import named
@@ -26,7 +25,8 @@ def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
   try:
     if 'format' in data:
       return export.from_json(data)
-    require('nodes' in data, 'nodes', 'a cluster or a forest', [*data])
+    if 'nodes' not in data:
+      raise ValueError(f'nodes: expected a cluster or a forest, got {[*data]}.')
     return clusters.from_json(data), None
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
@@ -52,5 +52,6 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
     data = json.loads(path.read_text(encoding='utf-8'))
   except (RecursionError, ValueError) as error:  # Too deep, or no text.
     raise ValueError(f'{path}: expected JSON, got {error}.') from error
-  require(isinstance(data, dict), f'{path}', 'a JSON object', data)
+  if not isinstance(data, dict):
+    raise ValueError(f'{path}: expected a JSON object, got {data!r}.')
   return data

@@ -10,10 +10,10 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import topology
-from tools.reading import forests
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.forests import export
+from topology.forests import files as forests
 
 _STAR = shapes.star([4, 5, 6], [3, 2, 1])
 _CLUSTER = clusters.to_json(_STAR)

@@ -1,0 +1,199 @@
+"""Which forest is the fastest for so many bytes, latency and chunks included.
+
+The highest rate is not what counts: many trees, and deep ones, take long to
+fill.  So forests of few and of shallow trees compete with those of the highest
+rate, and the predicted time decides.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from topology import Cluster, Forest, Tree, pack
+from topology.baselines import schemes
+from topology.baselines.ways import Ways, ways_of
+from topology.bounds.prices import Prices, proven
+from topology.clusters.cluster import Ends
+from topology.forests import released, timing, trees
+from topology.packing import approximate
+
+CHUNK_BYTES = 32 * 1024  # Of what one message carries.
+GOODPUT = 0.94  # Of a real link, beside the headers of TCP and IP.
+_GAP, _EXACT = 0.02, 64  # How near the bound, beyond so many workers.
+_FEW = (1, 2, 4, 8, 12, 16, 24, 32)  # Trees of which forests are tried.
+# What each tree costs, as a share of the time: 50 to 90 of them were seen to
+# lose 4 to 10 % on real links.
+_TREE_COST = 0.001
+_COLUMNS = 600  # Shallow trees among which weights are chosen, at most.
+
+Latency = float | Mapping[Ends, float]
+
+
+class Predicted(NamedTuple):
+  """A forest, and how long it takes.
+
+  Attributes:
+    name: Of what it is.
+    forest: An allreduce.
+    seconds: That it takes.
+  """
+
+  name: str
+  forest: Forest
+  seconds: float
+
+
+def empty(cluster: Cluster) -> Forest:
+  """Returns an allreduce without trees yet, with a bound that is proved.
+
+  In every tree each worker but one sends up, and as many times something is
+  sent down: 2 (N - 1) times something leaves a worker, at most as fast as all
+  that workers can send.
+  """
+  if len(cluster.workers) == 1:
+    return Forest('allreduce', (), None, None, None)
+  own = cluster.rank
+  proof = Prices(
+    tuple(
+      (src, dst, Fraction(1)) for src, dst, _ in cluster.links if src in own
+    )
+  )
+  bound_Bps = proven(cluster, proof) * 10**9
+  return Forest('allreduce', (), None, bound_Bps, proof)
+
+
+def predicted(
+  name: str,
+  cluster: Cluster,
+  forest: Forest,
+  size_bytes: int,
+  latency_s: Latency,
+) -> Predicted:
+  """Returns how long a forest takes, in chunks of 32 KiB.
+
+  A tree has its weight of a link, but a chunk passes at the link's full rate,
+  once it is its turn: see `topology.forests.released`.  In pieces that take as
+  long at the tree's weight, `timing.simulate` says the same.
+  """
+  counts = []
+  parts = forest.byte_ranges(size_bytes)
+  for tree, (start, stop) in zip(forest.trees, parts, strict=True):
+    slot_s = released.slot_s(cluster, tree, CHUNK_BYTES)
+    pieces = float((stop - start) / tree.weight_Bps) / slot_s
+    counts.append(max(math.ceil(pieces), 1))
+  timed = timing.simulate(
+    cluster, forest, size_bytes, latency_s=latency_s, chunks=counts
+  )
+  return Predicted(name, forest, timed.total_s)
+
+
+def fastest(found: Sequence[Predicted]) -> Predicted:
+  """Returns what takes least, with what trees cost; of equals the first."""
+
+  def cost(each: Predicted) -> float:
+    return each.seconds * (1 + _TREE_COST * len(each.forest.trees))
+
+  return min(found, key=cost)
+
+
+def candidates(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields forests of two or more workers, with their names.
+
+  The packed one, fewer of its trees, and trees of two levels at most: to the
+  root directly, or, where that is faster, through one other worker.
+  """
+  small = len(cluster.workers) <= _EXACT
+  best = pack(cluster, gap=0.0 if small else _GAP)
+  yield 'packed', best
+  yield from _fewer(cluster, best, 'packed')
+  columns = list(itertools.islice(_shallow(cluster), _COLUMNS + 1))
+  if len(columns) <= _COLUMNS:
+    some = tuple(
+      Tree(c.root, Fraction(1), Fraction(1, len(columns)), [*c.up], [*c.down])
+      for c in columns
+    )
+    whole = dataclasses.replace(best, trees=some)
+    shallow = approximate.heaviest(cluster, whole, len(columns))
+    forest = trees.fitted(cluster, shallow, best)
+    yield 'two levels', forest
+    yield from _fewer(cluster, forest, 'two levels')
+
+
+def _fewer(
+  cluster: Cluster, forest: Forest, name: str
+) -> Iterator[tuple[str, Forest]]:
+  counts = sorted({*_FEW, len(cluster.workers)})
+  for few in (count for count in counts if count < len(forest.trees)):
+    columns = approximate.heaviest(cluster, forest, few)
+    fewer = trees.fitted(cluster, columns, forest)
+    yield f'{name}, {len(fewer.trees)} trees', fewer
+
+
+def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
+  """Yields trees of at most two hops up and two down."""
+  ways, workers = ways_of(cluster), cluster.workers
+  capacity = cluster.capacity_Bps
+  width = {
+    (a, b): min(capacity[ends] for ends in itertools.pairwise(ways.hop(a, b)))
+    for a, b in itertools.permutations(workers, 2)
+  }
+  back = {(b, a): each for (a, b), each in width.items()}
+  for root in workers:
+    ups = _parents(root, workers, width)
+    downs = _parents(root, workers, back)
+    for relay, up in ups.items():
+      for other, down in downs.items():
+        # All pairs of relays are many: only where there are few workers.
+        if len(workers) <= 8 or relay == other:
+          yield trees.Column(
+            root, 1, _hops(ways, root, up), _hops(ways, root, down, down=True)
+          )
+
+
+def _parents(
+  root: str, workers: Sequence[str], width: Mapping[Ends, Fraction]
+) -> dict[str, dict[str, str]]:
+  """By relay, to whom each worker sends; the root is the relay of none."""
+  found = {root: {w: root for w in workers if w != root}}
+  for relay in found[root]:
+    through = {
+      w: relay
+      for w in found[root]
+      if w != relay and width[w, relay] > width[w, root]
+    }
+    if through:
+      found[relay] = found[root] | through
+  return found
+
+
+def _hops(
+  ways: Ways, root: str, parents: Mapping[str, str], *, down: bool = False
+) -> list[trees.Hop]:
+  """Hops to the root, those from the leaves first; or from it, turned."""
+  order = sorted(parents.items(), key=lambda each: each[1] == root)
+  if down:
+    return [ways.hop(parent, child) for child, parent in reversed(order)]
+  return [ways.hop(child, parent) for child, parent in order]
+
+
+def rings(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields the rings in the fastest orders."""
+  template = empty(cluster)
+  yield 'ring', schemes.best_ring(cluster, template)
+  yield 'ring both ways', schemes.best_ring_both_ways(cluster, template)
+
+
+def others(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields the double tree, and the hierarchy if there are groups."""
+  template = empty(cluster)
+  yield 'double tree', schemes.double_binary_tree(cluster, template)
+  if len(ways_of(cluster).groups()) > 1:
+    yield 'hierarchical', schemes.hierarchical(cluster, template)
+
+
+def sharded(cluster: Cluster) -> tuple[str, Forest]:
+  """Returns an equal shard of the sums in each worker."""
+  return 'sharded', schemes.sharded_server(cluster, empty(cluster))

@@ -1,0 +1,232 @@
+"""Tests for routes that sum among workers: which forest, what is refused."""
+
+import importlib
+import json
+import pathlib
+import tempfile
+from fractions import Fraction
+
+from absl.testing import absltest, parameterized
+
+import topology
+from route import choosing, forest, links, ring
+from route.route import Reduced
+from tests.support import small
+from topology.clusters import cluster as clusters
+from topology.clusters import measured, shapes
+from topology.clusters.pruned import without
+
+_ROUTES = ('ring', 'hierarchical', 'double_tree', 'forest', 'auto')
+_MB = 10**6
+
+
+def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
+  own = {} if cluster is None else {'cluster': cluster}
+  return (
+    importlib.import_module(f'route.{name}')
+    .make(**own)
+    .plan(
+      known,
+      num_workers=workers,
+      distributed=distributed,
+      divisible=True,
+      range_bytes=1e6,
+      overlap=True,
+    )
+  )
+
+
+def _groups():
+  """Two groups of three hosts, with slow pairs between them."""
+  slow = {
+    (i, j): Fraction('0.0025')
+    for i in range(6)
+    for j in range(6)
+    if i // 3 != j // 3
+  }
+  rate = (Fraction('0.025'),) * 6
+  return measured.graph(measured.Rates(rate, rate, slow))
+
+
+class ForestTest(parameterized.TestCase):
+  @parameterized.product(name=_ROUTES, distributed=[False, True])
+  def test_every_forest_is_sound_and_so_it_is_among_survivors(
+    self, name, distributed
+  ):
+    cluster = _groups()
+    plan = _plan(name, cluster='probe', known=cluster, distributed=distributed)
+    self.assertIsNone(plan.cluster)
+
+    for left in (
+      cluster,
+      without(cluster, workers=['host1']),
+      without(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
+    ):
+      found = plan.forest(left, 5 * _MB)
+      topology.check(left, found, relays=True)
+      self.assertEqual(found, plan.forest(left, 5 * _MB))
+
+  @parameterized.parameters(*_ROUTES)
+  def test_the_last_survivor_needs_no_trees(self, name):
+    alone = without(_groups(), workers=[f'host{i}' for i in range(5)])
+    found = _plan(name, cluster='probe').forest(alone, 5 * _MB)
+    self.assertEqual(found.trees, ())
+
+  @parameterized.parameters(5, 25)
+  def test_of_unequal_links_a_forest_makes_the_most(self, megabytes):
+    cluster = _groups()
+    size = megabytes * _MB
+    fluid_s = float(size / topology.pack(cluster).rate_Bps)
+
+    taken, tried = forest.chosen(cluster, size, 1e-4)
+
+    self.assertLess(fluid_s / taken.seconds, 1)
+    self.assertGreater(fluid_s / taken.seconds, 0.8)
+    plain = [t.seconds for t in tried if t.name in ('sharded', 'ring')]
+    self.assertLess(taken.seconds * 1.05, min(plain))
+    self.assertLessEqual(len(taken.forest.trees), 32)
+
+  def test_of_equal_links_shards_are_taken(self):
+    taken, _ = forest.chosen(shapes.star(['0.025'] * 4), 5 * _MB, 1e-4)
+    self.assertEqual(taken.name, 'sharded')
+    self.assertEqual(taken.forest.rate_Bps, Fraction(4 * 25 * _MB, 6))
+
+  def test_few_bytes_and_much_latency_make_shallow_trees(self):
+    star = shapes.star([1] * 16)
+    taken, _ = forest.chosen(star, 1000, 0.01)
+    self.assertEqual(max(tree.depth for tree in taken.forest.trees), 1)
+
+  def test_a_ring_of_equal_links_is_in_order_and_else_in_the_best_order(self):
+    star, groups = shapes.star([1] * 6), _groups()
+    slow = shapes.star([1, 2, 1, 2, 1, 2])
+    for cluster, rings in ((star, ''), (slow, 'probe'), (groups, 'probe')):
+      found = _plan('ring', cluster=rings).forest(cluster, 5 * _MB)
+      best = ring.in_order(cluster).rate_Bps
+      self.assertGreaterEqual(found.rate_Bps, best)
+    self.assertEqual(ring.in_order(star).rate_Bps, Fraction(6 * 10**9, 10))
+
+  def test_headers_take_a_part_of_real_links(self):
+    sizes = []
+
+    def found(cluster, size_bytes, latency_s):
+      sizes.append(size_bytes)
+      return cluster, latency_s
+
+    route = _plan('forest', cluster='probe', distributed=True)
+    real = type(route.forest)(found)
+    self.assertEqual(real(1, 94 * _MB, 2), (1, 2))
+    self.assertEqual(sizes, [100 * _MB])
+    self.assertFalse(hasattr(_plan('forest', cluster='').forest, 'forest'))
+
+
+class ChosenLinksTest(parameterized.TestCase):
+  def test_a_file_a_builder_and_equal_links(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'cluster.json')
+    path.write_text(json.dumps(clusters.to_json(_groups())))
+    self.assertEqual(links.believed(str(path), 6), _groups())
+    self.assertEqual(links.believed('ring(6, 2)', 6), shapes.ring(6, 2))
+    equal = links.believed('', 6)
+    self.assertLen({link.GBps for link in equal.links}, 1)
+    self.assertLen(equal.workers, 6)
+    self.assertIsNone(links.believed('probe', 6))
+
+  @parameterized.parameters(
+    ('ring(4, 1)', r'^cluster: expected as many workers .*, 6, got 4'),
+    ('rink(6, 1)', r"^cluster: .* got 'rink\(6, 1\)': .* one of"),
+    ('none.json', r"^cluster: .* got 'none.json': .*No such file"),
+    (__file__, r'^cluster: .*expected JSON'),
+  )
+  def test_links_that_are_not_of_these_workers_are_refused(self, spec, message):
+    for name in _ROUTES:
+      with self.assertRaisesRegex(ValueError, message):
+        _plan(name, cluster=spec)
+
+  def test_a_worker_out_of_reach_is_refused(self):
+    data = clusters.to_json(shapes.line(6, 1))
+    data['links'] = data['links'][:-1]
+    path = pathlib.Path(tempfile.mkdtemp(), 'cluster.json')
+    path.write_text(json.dumps(data))
+    with self.assertRaisesRegex(ValueError, '^cluster: .*unreachable'):
+      _plan('forest', cluster=str(path))
+
+  def test_a_hierarchy_needs_groups(self):
+    with self.assertRaisesRegex(ValueError, '^cluster: .*groups of workers'):
+      _plan('hierarchical', cluster='')
+    self.assertEqual(_plan('hierarchical', cluster='', workers=1).name[0], 'h')
+
+  def test_those_of_the_virtual_clock_have_the_latency_of_hosts(self):
+    found = links.virtual(
+      small.config(
+        cluster__network__worker_up_Bps=(1e6, 2e6, float('inf')),
+        cluster__network__worker_latency_s=(0.1, 0.2, 0.4),
+      )
+    )
+    self.assertEqual(found.cluster.capacity_Bps['w1', 's0'], 2 * _MB)
+    self.assertGreater(found.cluster.capacity_Bps['w2', 's0'], 10**18)
+    self.assertEqual(found.latency_s['w1', 's0'], 0.2)
+    mesh = small.config(
+      cluster__links='full_mesh(3, 1)',
+      cluster__network__worker_latency_s=(0.1, 0.2, 0.4),
+    )
+    self.assertAlmostEqual(links.virtual(mesh).latency_s['w1', 'w2'], 0.6)
+
+
+class PlanTest(parameterized.TestCase):
+  def test_native_finds_no_forest(self):
+    self.assertEqual(_plan('native'), Reduced('native', None, None, 1e6, False))
+
+  @parameterized.parameters(
+    ({'sync__name': 'asp'}, r"config.route.name: expected 'server', as Asp"),
+    ({'wire__dense__dtype': 'bfloat16'}, r'config.route.name: .*wire.dense'),
+    ({'route__range_bytes': -1.0}, r'config.route.range_bytes: .* at least 0'),
+    ({'route__range_bytes': float('nan')}, r'config.route.range_bytes: '),
+    ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
+    ({'route__server__servers': 2}, r'config.route.server.servers: .*default'),
+    ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .*default'),
+    ({'cluster__links': 'ring(4, 1)'}, r'config.cluster.links: .*, 3, got 4'),
+    (
+      {'route__name': 'native', 'route__overlap': False},
+      r"config.route.overlap: .* because config.route.name is 'native'",
+    ),
+    ({'route__name': 'hierarchical'}, r'config.route.hierarchical.cluster: '),
+    (
+      {'route__name': 'server', 'route__range_bytes': 5.0},
+      r"config.route.range_bytes: .* because config.route.name is 'server'",
+    ),
+    (
+      {'route__name': 'server', 'route__overlap': False},
+      r'config.route.overlap: ',
+    ),
+    (
+      {'route__name': 'server', 'cluster__links': 'ring(3, 1)'},
+      r'config.cluster.links: ',
+    ),
+  )
+  def test_what_does_not_go_together_is_refused(self, changed, message):
+    limited = {
+      f'cluster__network__worker_{link}_Bps': (125e6,)
+      for link in ('up', 'down')
+    }
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(**{'route__name': 'ring'} | limited | changed))
+
+  def test_what_links_say_is_not_said_by_the_network_too(self):
+    message = 'worker_down_Bps: .* because config.cluster.links says it'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(route__name='ring', cluster__links='ring(3, 1)'))
+
+
+class PredictedTest(parameterized.TestCase):
+  def test_it_is_the_fluid_time_the_fill_and_latency(self):
+    star = shapes.star(['0.025'] * 4)
+    name, found = choosing.sharded(star)
+
+    timed = choosing.predicted(name, star, found, 25 * _MB, 1e-3)
+
+    # One more hop of two chunks' time, and two hops of two links.
+    expected = 2 * 3 / 4 * 25 / 25 + 2 * 2**15 / 25e6 + 4e-3
+    self.assertAlmostEqual(timed.seconds, expected, delta=2e-5)
+
+
+if __name__ == '__main__':
+  absltest.main()

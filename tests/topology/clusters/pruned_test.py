@@ -1,0 +1,70 @@
+"""Tests for topology.clusters.pruned: what is left of a cluster."""
+
+import itertools
+from fractions import Fraction
+
+from absl.testing import absltest, parameterized
+
+import topology
+from topology.clusters import measured, shapes
+from topology.clusters.pruned import without
+
+
+class WithoutTest(parameterized.TestCase):
+  def test_a_lost_worker_takes_its_links_with_it(self):
+    star = shapes.star([4, 5, 6], [3, 2, 1])
+
+    left = without(star, workers=['w1'])
+
+    self.assertEqual(left.workers, ('w0', 'w2'))
+    ends = [('w0', 's0', 4), ('w2', 's0', 6), ('s0', 'w0', 3), ('s0', 'w2', 1)]
+    self.assertCountEqual(left.links, ends)
+
+  def test_a_lost_pair_of_a_mesh_is_a_link_less(self):
+    mesh = shapes.full_mesh(3, 2)
+
+    left = without(mesh, pairs=[('w0', 'w2')])
+
+    self.assertEqual(set(mesh.links) - set(left.links), {('w0', 'w2', 2)})
+
+  @parameterized.parameters(
+    ([('w0', 'w1')],),
+    ([('w0', 'w1'), ('w1', 'w0')],),
+    ([('w0', 'w1'), ('w2', 'w1'), ('w0', 'w3')],),
+  )
+  def test_lost_pairs_of_a_star_leave_what_measuring_would_show(self, pairs):
+    up, down = [4, 3, 2, 1], [1, 2, 3, 5]
+    left = without(shapes.star(up, down), pairs=pairs)
+
+    # An independent graph of the same: pairs that carry next to nothing.
+    none = Fraction(1, 10**9)
+    slow = {(int(a[1]), int(b[1])): none for a, b in pairs}
+    rates = measured.Rates(
+      tuple(map(Fraction, up)), tuple(map(Fraction, down)), slow
+    )
+    rate = topology.pack(left).rate_Bps
+    expected = topology.pack(measured.graph(rates)).rate_Bps
+    self.assertAlmostEqual(float(rate / expected), 1, places=6)
+
+  def test_no_hop_of_a_forest_uses_a_lost_pair(self):
+    lost = [('w0', 'w3'), ('w3', 'w0'), ('w1', 'w2')]
+    tree = shapes.tree([2, 2], [1, 1])
+
+    packed = topology.pack(without(tree, pairs=lost))
+
+    hops = itertools.chain.from_iterable((*t.up, *t.down) for t in packed.trees)
+    self.assertEmpty({(hop[0], hop[-1]) for hop in hops} & {*lost})
+
+  @parameterized.parameters(
+    ({'workers': ['w9']}, "workers: expected some of .* got 'w9'"),
+    ({'pairs': [('w0', 's0')]}, "got 's0'"),
+    ({'workers': ['w0', 'w1', 'w2']}, 'expected some to be left'),
+    ({'workers': ['w1']}, 'unreachable'),
+  )
+  def test_what_cannot_be_is_refused(self, lost, message):
+    with self.assertRaisesRegex(ValueError, message):
+      without(shapes.line(3, 1), **lost)
+
+
+if __name__ == '__main__':
+  absltest.main()
