@@ -122,6 +122,7 @@ def _run(
     stream=learned.stream,
     journal=journal,
     num_workers=config.cluster.workers,
+    ahead=isinstance(parts.plan, Reduced),
   )
   run = Run(
     name=type(scheme).__name__.lower(),

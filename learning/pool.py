@@ -10,7 +10,7 @@ ImageNet/AlexNet Training in 1.5 Minutes', 2019).
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -114,6 +114,13 @@ class Pool:
         for tree, own in trees
       )
     )
+
+  def parts(self, payload: Payload, books: Any) -> Iterator[tuple[int, Any]]:
+    """Yields where each part of the pool starts, and what lies there."""
+    for tree, own in zip(payload, (self._leaves, self._others), strict=True):
+      for (start, _, _), leaf in zip(own, jax.tree.leaves(tree), strict=True):
+        yield start, leaf
+    yield self._books, books
 
   def put(self, vector: np.ndarray, leaf: int, array: Any) -> None:
     """Writes the numbers of one leaf of the gradient into their place.

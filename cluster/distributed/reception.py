@@ -189,7 +189,8 @@ class Reception:
       if self._over.is_set():
         self.send(stream, self._end)
       while True:
-        said = checked.words(stream.receive(0).header, stream.peer, self._words)
+        header = stream.receive(0).header
+        said = checked.words(header, stream.peer, self._words, self._told)
         visit.seen = time.monotonic()
         self._roll.seen(name, life, said.get('doing', ''))
         if 'ready' in said:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from cluster.distributed import devices, roles
 from cluster.distributed.process import Meeting
+from cluster.distributed.reduced.site import ReducedSite
 from cluster.distributed.served.site import ServedSite
 from cluster.runtime import Parts, Site
 from cluster.speed import build
@@ -17,12 +18,12 @@ from cluster.transport import memory, pauses, streams
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles
-from route.route import Served
+from route.route import Plan, Served
 
 
 def meet(
   config: ConfigDict,
-  plan: Served,
+  plan: Plan,
   *,
   files: RunFiles,
   process: Mapping[str, str],
@@ -44,7 +45,7 @@ def meet(
   role = roles.find(
     os.environ,
     workers=workers,
-    dedicated=plan.servers if plan.dedicated else 0,
+    dedicated=_dedicated(plan),
     here=address,
     **process,
   )
@@ -75,9 +76,18 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     pauses.tell()
-  site = ServedSite(config, meeting, parts, parts.plan)
+  site: ServedSite | ReducedSite
+  if isinstance(parts.plan, Served):
+    site = ServedSite(config, meeting, parts, parts.plan)
+  else:
+    site = ReducedSite(config, meeting, parts, parts.plan)
   if site.leads:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
     logging.info('Not used by real hosts: config.cluster.network.')
   return site
+
+
+def _dedicated(plan: Plan) -> int:
+  """Returns how many servers have processes of their own."""
+  return plan.servers if isinstance(plan, Served) and plan.dedicated else 0

@@ -21,7 +21,7 @@ from cluster.distributed.life import Life
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
-from cluster.distributed.reduced.errors import Abandoned, PeerLost
+from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
 from cluster.distributed.reduced.executor import Executor, Reduction
 from cluster.distributed.reduced.filling import CheckedFilling
 from cluster.distributed.reduced.group import group_of
@@ -105,6 +105,8 @@ class Replica:
     self._vectors = [
       memory.aligned(self._pool.size * _ITEM).view(np.float32) for _ in range(2)
     ]
+    for vector in self._vectors:
+      vector[:] = 0.0  # What lies between leaves stays so.
     self._threads = Threads(1)
     self._pace = Pace()
     self._inbox = Inbox()
@@ -271,7 +273,7 @@ class Replica:
       self._executor.form(group)
     except Abandoned:
       return
-    except PeerLost as error:
+    except (PeerLost, Damaged) as error:
       self._broken(life, generation, error.worker, str(error))
       return
     except TransportError as error:
@@ -324,7 +326,7 @@ class Replica:
       reduction.wait()
     except Abandoned:
       return
-    except PeerLost as error:
+    except (PeerLost, Damaged) as error:
       self._broken(life, deal['generation'], error.worker, str(error))
       return
     self._apply(life, deal, vector)

@@ -28,7 +28,9 @@ from configs.sections import named
 from learning.pool import Pool
 from learning.streaming import StreamingGradient
 from outputs.checkpoints import Checkpoints
+from route import links
 from route.route import Reduced
+from topology import Cluster
 
 _ITEM = 4  # Bytes of a float32.
 
@@ -50,7 +52,7 @@ class ReducedSite(Process):
     Raises:
       ValueError: If a setting is wrong; names the field.
     """
-    super().__init__(config, meeting, parts, servers=0, windows=True)
+    super().__init__(config, meeting, parts, servers=1, windows=True)
     self._plan, self._workers = plan, config.cluster.workers
     learned = parts.learned
     speed = parts.speed
@@ -97,7 +99,7 @@ class ReducedSite(Process):
       holder=self.holder,
       reception=reception,
       formation=Formation(
-        self._plan.cluster,
+        self._links(),
         self._plan.forest,
         size_bytes=_ITEM * self._pool.size,
         timeout_s=self.timeout_s,
@@ -124,6 +126,10 @@ class ReducedSite(Process):
     leave_it_to_the_lead()
     if not self._replica(self.meeting.role.lead):
       sys.exit(STOPPED)
+
+  def _links(self) -> Cluster:
+    """Returns the links that forests are packed for."""
+    return self._plan.cluster or links.believed('', self._workers)
 
   def _run_local(self, address: str) -> None:
     self._replica(address)

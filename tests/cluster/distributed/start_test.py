@@ -16,8 +16,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.served import runtime
 from cluster.distributed.roll import Roll
+from cluster.distributed.served import runtime
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect
 from learning.nothing import NoGradient
