@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
-from learning.pool import Pool
+from learning.pool import Into, Pool
 from learning.schedule import Schedule
 from wire.codec import Payload, Wire
 from wire.flat import Flat
@@ -41,6 +41,32 @@ class Gradient(Protocol):
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
     """Compiles all that batches need; returns payloads of every kind."""
+
+
+class Streaming(Gradient, Protocol):
+  """Computes what is summed with others', and hands it out leaf by leaf.
+
+  Attributes:
+    overlaps: Whether leaves come during the backward pass, or all after it.
+  """
+
+  overlaps: bool
+
+  def stream(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    into: Into,
+  ) -> tuple[Any, jax.Array | None]:
+    """Hands out the gradient; returns the statistics and the loss, summed."""
+
+  def warm_up_stream(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles all that streams need."""
 
 
 class Learner(Protocol):
@@ -171,3 +197,9 @@ class Learning(Protocol):
 
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""
+
+  def pool(self, *, range_bytes: float, books: int) -> Pool:
+    """Returns what lies where in the pool of a replica."""
+
+  def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:
+    """Returns what computes the gradient range by range."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
-from learning.pool import Pool
+from learning.pool import Into, Pool
 from wire.codec import Payload, Wire
 from wire.flat import Flat
 
@@ -23,6 +23,7 @@ class NoGradient:
   """Computes nothing; its attributes are those of a Gradient."""
 
   computed = 0
+  overlaps = False
 
   def __call__(
     self, params: Any, ranges: Ranges, *, worker: int, iteration: int
@@ -42,6 +43,23 @@ class NoGradient:
   ) -> list[Payload]:
     """Nothing to compile; returns what is pushed."""
     return [Payload(params, ())]
+
+  def warm_up_stream(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> None:
+    """Nothing to compile."""
+
+  def stream(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    into: Into,
+  ) -> tuple[tuple[()], None]:
+    """Hands out nothing; returns no statistics and no loss."""
+    return (), None
 
 
 class NoLearner:
@@ -143,6 +161,15 @@ class Nothing:
     flat.encode, flat.pulled = _once(flat.encode), _once(flat.pulled)
     flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
     return flat
+
+  def pool(self, *, range_bytes: float, books: int) -> Pool:
+    """Returns a pool of as many numbers, in one range: nobody fills them."""
+    sizes = {'range_bytes': range_bytes, 'books': books}
+    return Pool((), (), (), blank=self.elements[0], **sizes)
+
+  def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:
+    """Returns what hands out nothing."""
+    return self.gradient
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ class Pool:
     order: The gradient's leaves, by index, as they lie in the pool.
     ranges: Where each range starts and ends; together they are the pool.
     range_of: Of each leaf of the gradient: the index of its range.
+    leaves_of: Of each range: its leaves of the gradient, by index, in order.
   """
 
   def __init__(
@@ -54,6 +55,7 @@ class Pool:
     *,
     range_bytes: float,
     books: int,
+    blank: int = 0,
   ):
     """Lays the leaves end to end.
 
@@ -65,6 +67,7 @@ class Pool:
         least so many bytes: 0 for one per leaf, infinity for one in all.  The
         last one has what is left open, the statistics and the books.
       books: Numbers at the end, whatever they stand for.
+      blank: Numbers before them that stand for nothing but take their time.
 
     Raises:
       ValueError: If a leaf is not float32, or an argument is out of range.
@@ -79,6 +82,7 @@ class Pool:
     require(sorted(order) == numbers, 'order', each, list(order))
     require(range_bytes >= 0, 'range_bytes', 'at least 0', range_bytes)
     require(books >= 0, 'books', 'at least 0', books)
+    require(blank >= 0, 'blank', 'at least 0', blank)
     self.order = tuple(order)
     places, end = [], 0
     for leaf in (*(leaves[number] for number in self.order), *others):
@@ -88,7 +92,7 @@ class Pool:
     self._others = places[len(leaves) :]
     mine = dict(zip(self.order, places[: len(leaves)], strict=True))
     self._leaves = [mine[number] for number in numbers]
-    self._books = _aligned(end)
+    self._books = _aligned(end + blank)
     self.size = self._books + books
     cuts = _cuts(places[: len(leaves)], self.size, range_bytes / _ITEM)
     self.ranges = tuple(itertools.pairwise(cuts))
@@ -96,6 +100,10 @@ class Pool:
     last = [max(end - 1, 0) for _, end, _ in self._leaves]
     found = np.searchsorted(cuts, last, side='right') - 1
     self.range_of = tuple(found.tolist())
+    self.leaves_of = tuple(
+      tuple(leaf for leaf in self.order if self.range_of[leaf] == number)
+      for number in range(len(self.ranges))
+    )
 
   def payload(self, vector: Any) -> Payload:
     """Returns gradient and statistics, which for an array of NumPy are views.

@@ -18,6 +18,8 @@ from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
+from learning.pool import Pool
+from learning.streaming import StreamingGradient
 from models.task import Task, classification
 from wire import trees
 from wire.codec import Wire
@@ -50,6 +52,16 @@ class TaskLearning:
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""
     return Flat(self.params, self.stats, servers=servers, wire=wire)
+
+  def pool(self, *, range_bytes: float, books: int) -> Pool:
+    """Returns what lies where in the pool of a replica."""
+    order = self.gradient.order(self.params)
+    sizes = {'range_bytes': range_bytes, 'books': books}
+    return Pool(self.params, self.stats, order, **sizes)
+
+  def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:
+    """Returns what computes the gradient range by range."""
+    return StreamingGradient(self.gradient, pool.leaves_of, overlap=overlap)
 
 
 def make(
