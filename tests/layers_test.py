@@ -52,7 +52,7 @@ _MAY = {
   ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
-    'learning outputs route.route wire'
+    'learning outputs route.route topology.forests.trees wire'
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from cluster.transport.errors import Refused
 from cluster.transport.messages import Stream
 
-_NONCE_BYTES = 32
+NONCE_BYTES = 32
+LISTENER, CLIENT = b'listener', b'client'
 _PURPOSE = b'syncopate stream 1'
-_LISTENER, _CLIENT = b'listener', b'client'
 
 
 class Security(NamedTuple):
@@ -60,12 +60,12 @@ def receive_hello(stream: Stream, security: Security, address: str) -> Any:
     TransportError: If it says something else, or goes.
   """
   theirs = _field(_said(stream), 'nonce')
-  ours = secrets.token_hex(_NONCE_BYTES)
+  ours = secrets.token_hex(NONCE_BYTES)
   numbers = theirs, ours, address
-  proof = _proof(security.token, _LISTENER, *numbers)
-  stream.send({'nonce': ours, 'proof': proof})
+  code = proof(security.token, LISTENER, *numbers)
+  stream.send({'nonce': ours, 'proof': code})
   answer = _said(stream)
-  expected = _proof(security.token, _CLIENT, *numbers)
+  expected = proof(security.token, CLIENT, *numbers)
   if not hmac.compare_digest(_field(answer, 'proof'), expected):
     raise Refused('its token is not ours')
   return answer.get('hello')
@@ -86,28 +86,46 @@ def send_hello(
     Refused: If the listener does not know the token, or says that we do not.
     TransportError: If it says something else, or goes.
   """
-  ours = secrets.token_hex(_NONCE_BYTES)
+  ours = secrets.token_hex(NONCE_BYTES)
   stream.send({'nonce': ours})
   answer = _said(stream)
   numbers = ours, _field(answer, 'nonce'), address
-  expected = _proof(security.token, _LISTENER, *numbers)
+  expected = proof(security.token, LISTENER, *numbers)
   if not hmac.compare_digest(_field(answer, 'proof'), expected):
     stream.close('its token is not ours')
     raise Refused(f'{stream.peer}: the token is not that of the listener')
-  proof = _proof(security.token, _CLIENT, *numbers)
-  stream.send({'proof': proof, 'hello': hello})
+  code = proof(security.token, CLIENT, *numbers)
+  stream.send({'proof': code, 'hello': hello})
   stream.receive(most_bytes=0)
 
 
-def _proof(
-  token: str, role: bytes, client: str, listener: str, address: str
+def proof(
+  token: str,
+  role: bytes,
+  client: str,
+  listener: str,
+  address: str,
+  *,
+  purpose: bytes = _PURPOSE,
 ) -> str:
-  """Returns the code, in hex; all parts but the last have fixed lengths."""
+  """Returns the code of who knows the token, in hex.
+
+  All parts but the last have fixed lengths.
+
+  Args:
+    token: The key.
+    role: LISTENER or CLIENT: whose code it is.
+    client: The client's number, in hex.
+    listener: The listener's number, in hex.
+    address: That the client has connected to, and whatever else both know.
+    purpose: What the code is for, of a fixed length for each: one that was made
+      for something else shows nothing.
+  """
   if not token:  # There is nobody to be kept out: tunnels may be used.
     address = ''
-  role = role.ljust(len(_LISTENER))
+  role = role.ljust(len(LISTENER))
   numbers = bytes.fromhex(client) + bytes.fromhex(listener)
-  message = _PURPOSE + role + numbers + address.encode()
+  message = purpose + role + numbers + address.encode()
   return hmac.digest(token.encode(), message, 'sha256').hex()
 
 
@@ -121,7 +139,7 @@ def _said(stream: Stream) -> dict[str, Any]:
 def _field(said: dict[str, Any], name: str) -> str:
   """Returns a number of 32 bytes, in hex, of what was said."""
   text = said.get(name)
-  valid = isinstance(text, str) and len(text) == 2 * _NONCE_BYTES
+  valid = isinstance(text, str) and len(text) == 2 * NONCE_BYTES
   if not valid or set(text) - set('0123456789abcdef'):
     raise Refused('it does not greet')
   return text

@@ -121,7 +121,7 @@ class TokenTest(TestCase):
       # What a listener elsewhere, which knows the token, answers.
       theirs, ours = stream.receive().header['nonce'], '0' * 64
       numbers = theirs, ours, '127.0.0.1:1'
-      proof = greeting._proof(_TOKEN, b'listener', *numbers)
+      proof = greeting.proof(_TOKEN, b'listener', *numbers)
       stream.send({'nonce': ours, 'proof': proof})
       return stream.receive().header
 
@@ -133,7 +133,7 @@ class TokenTest(TestCase):
   def test_codes_are_of_role_numbers_and_address(self):
     one, other = '0' * 64, '1' * 64
     codes = [
-      greeting._proof(_TOKEN, role, *numbers, address)
+      greeting.proof(_TOKEN, role, *numbers, address)
       for role in (b'listener', b'client')
       for numbers in ((one, other), (other, one), (one, one))
       for address in ('10.0.0.1:1', '10.0.0.1:11')

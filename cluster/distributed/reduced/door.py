@@ -1,0 +1,210 @@
+"""The listener of an executor, and who has not been let in yet.
+
+Strangers cannot hold it up or fill it: a greeting has a time, there are only so
+many at once, and what is refused is said in the log a line a second at most.
+Who has shown that it knows the token but is of a later generation waits until
+that is formed here.
+"""
+
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cluster.distributed.reduced import links
+from cluster.distributed.reduced.links import Hello, Link
+from cluster.distributed.reduced.loop import IN, Loop
+from cluster.transport.door import WAIT_S
+from cluster.transport.errors import Closed, TransportError
+from cluster.transport.greeting import Security
+from cluster.transport.sayings import Sayings
+
+_MOST = 256  # That greet, and that wait.
+_ERRORS = (TransportError, OSError)
+
+
+class _Greeting(NamedTuple):
+  inbound: bool
+  steps: links.Steps
+  until_s: float
+  done: Callable[[Any], None]
+  failed: Callable[[Exception], None]
+
+
+class Door:
+  """Of one executor; its functions are for the thread of its loop.
+
+  Attributes:
+    address: 'host:port' that is listened on.
+  """
+
+  def __init__(
+    self,
+    loop: Loop,
+    sock: socket.socket,
+    security: Security,
+    *,
+    index: int,
+    timeout_s: float,
+    came: Callable[[Link, Hello], bool],
+  ):
+    """Listens from here on, once the loop calls `open`.
+
+    Args:
+      loop: That all is done in.
+      sock: That listens.
+      security: Of this worker.
+      index: Of this worker.
+      timeout_s: Of connections.
+      came: Called with who knows the token; returns whether it takes the
+        connection.  If not, it may be claimed until it ends.
+    """
+    self.address = '{}:{}'.format(*sock.getsockname())
+    self._loop, self._sock, self._security = loop, sock, security
+    self._index, self._timeout_s, self._came = index, timeout_s, came
+    self._contexts: links.Contexts = links.contexts(security)
+    self._sayings = Sayings()
+    self._greetings: dict[Link, _Greeting] = {}
+    self._waiting: dict[Link, Hello] = {}
+
+  def open(self) -> None:
+    """Accepts connections from here on."""
+    self._loop.watch(self._sock, IN, self._accept)
+
+  def connect(
+    self,
+    address: str,
+    host: str,
+    hello: Hello,
+    done: Callable[[Link], None],
+    failed: Callable[[Exception], None],
+  ) -> None:
+    """Connects to another worker.
+
+    Args:
+      address: IPv4 'address:port' of its listener.
+      host: Of the address as it was given.
+      hello: What to say.
+      done: Called once it has let us in.
+      failed: Called with what went wrong.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+      link = Link(sock, address, self._timeout_s)
+      ip, _, port = address.rpartition(':')
+      with contextlib.suppress(BlockingIOError):
+        sock.connect((ip, int(port)))
+    except OSError as error:
+      sock.close()
+      failed(error)
+      return
+    steps = links.ask(link, self._security, self._contexts.client, host, hello)
+    until_s = time.monotonic() + self._timeout_s
+    self._greet(
+      link, _Greeting(False, steps, until_s, lambda _: done(link), failed)
+    )
+
+  def claim(self, generation: int) -> list[tuple[Link, Hello]]:
+    """Returns who waits for a generation; refuses who is of earlier ones."""
+    claimed = []
+    for link, hello in [*self._waiting.items()]:
+      if hello.generation <= generation:
+        del self._waiting[link]
+        self._loop.forget(link.sock)
+        if hello.generation == generation:
+          claimed.append((link, hello))
+        else:
+          self.refuse(link, f'generation {hello.generation} is over')
+    return claimed
+
+  def refuse(self, link: Link, why: str) -> None:
+    """Refuses who knows the token, and says why in the log."""
+    links.refuse(link)
+    link.close()
+    self._sayings.say(f'{link.peer}: refused: {why}')
+
+  def hang_up(self) -> None:
+    """Ends the greetings of this worker with others."""
+    for link, greeting in [*self._greetings.items()]:
+      if not greeting.inbound:
+        self._drop(link)
+
+  def tick(self) -> bool:
+    """Ends greetings that take too long; returns whether there are others."""
+    now = time.monotonic()
+    for link, greeting in [*self._greetings.items()]:
+      if now > greeting.until_s:
+        self._drop(link)
+        greeting.failed(Closed(f'{link.peer}: it has not greeted in time'))
+    return bool(self._greetings)
+
+  def close(self) -> None:
+    """Accepts no more, and ends all that have not been let in."""
+    self._loop.forget(self._sock)
+    self._sock.close()
+    for link in [*self._greetings, *self._waiting]:
+      self._drop(link)
+    self._sayings.close()
+
+  def _accept(self, events: int) -> None:
+    del events
+    try:
+      sock, (host, port) = self._sock.accept()
+    except BlockingIOError:
+      return
+    except OSError as error:  # It has gone, or there are too many files.
+      self._sayings.say(f'{self.address}: {error}')
+      time.sleep(0.01)
+      return
+    link = Link(sock, f'{host}:{port}', self._timeout_s)
+    steps = links.answer(
+      link, self._security, self._contexts.listener, self.address
+    )
+
+    def failed(error: Exception) -> None:
+      why = str(error).removeprefix(f'{link.peer}: ')
+      self._sayings.say(f'{link.peer}: refused: {why}')
+
+    strangers = [x for x, g in self._greetings.items() if g.inbound]
+    if len(strangers) >= _MOST:
+      self._drop(strangers[0])
+    until_s = time.monotonic() + WAIT_S
+    known = functools.partial(self._known, link)
+    self._greet(link, _Greeting(True, steps, until_s, known, failed))
+
+  def _known(self, link: Link, hello: Hello) -> None:
+    if hello.receiver != self._index:
+      self.refuse(link, f'it looks for worker {hello.receiver}')
+    elif not self._came(link, hello):
+      if len(self._waiting) >= _MOST:
+        self._drop(next(iter(self._waiting)))
+      self._waiting[link] = hello
+      # It says nothing more until it is let in: this is its end.
+      self._loop.watch(link.sock, IN, lambda _: self._drop(link))
+
+  def _greet(self, link: Link, greeting: _Greeting) -> None:
+    self._greetings[link] = greeting
+    self._loop.ticking = True
+    self._step(link)
+
+  def _step(self, link: Link) -> None:
+    greeting = self._greetings[link]
+    try:
+      events = next(greeting.steps)
+    except StopIteration as end:
+      del self._greetings[link]
+      self._loop.forget(link.sock)
+      greeting.done(end.value)
+    except _ERRORS as error:
+      self._drop(link)
+      greeting.failed(error)
+    else:
+      self._loop.watch(link.sock, events, lambda _: self._step(link))
+
+  def _drop(self, link: Link) -> None:
+    self._greetings.pop(link, None)
+    self._waiting.pop(link, None)
+    self._loop.forget(link.sock)
+    link.close()

@@ -1,0 +1,391 @@
+"""The host executor: sums pools of numbers over a forest, between hosts.
+
+One thread does it all: every connection, both directions, all trees.  Its rules
+are in `exchange`, its connections in `generation`, `door` and `links`.
+
+Memory: besides the pool, chunks that cannot be added yet, of each worker whose
+parts this one adds at most a window of them (see `Executor.bound_bytes`), and
+the system's buffers.  A window is what the forest carries in `window_s`, or two
+chunks for each of its trees, or eight, whichever is most.
+
+A wait ends: a peer that does not answer is gone after `timeout_s`, one that is
+slow is waited for until `abandon`.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cluster.distributed.reduced import links, program
+from cluster.distributed.reduced.door import Door
+from cluster.distributed.reduced.errors import Abandoned, PeerLost
+from cluster.distributed.reduced.exchange import Exchange
+from cluster.distributed.reduced.generation import Generation, Usage
+from cluster.distributed.reduced.links import Hello, Link
+from cluster.distributed.reduced.loop import Loop
+from cluster.distributed.reduced.program import Group, Program, Roles
+from cluster.transport import sockets
+from cluster.transport.errors import Closed, TransportError
+from cluster.transport.greeting import Security
+from configs.checks import require
+
+__all__ = ['Executor', 'Group', 'Reduction', 'Usage']
+_PROGRAMS = 8  # Layouts of pools whose programs are kept.
+
+
+class Reduction:
+  """The sum of one iteration's pools, on its way."""
+
+  def __init__(
+    self, index: int, exchange: Exchange, tell_ready: Callable[[int], None]
+  ):
+    """For `Executor.begin`."""
+    self._index = index
+    self._exchange = exchange
+    self._tell_ready = tell_ready
+    self._unready = set(range(len(exchange.program.chunks)))
+    self._done = threading.Event()
+    self._error: Exception | None = None
+
+  @property
+  def steps(self) -> int:
+    """Grows with each chunk that comes or goes."""
+    return self._exchange.steps
+
+  @property
+  def waits_for(self) -> tuple[int, ...]:
+    """Workers whom the lowest chunk waits for; this one if it is not ready."""
+    if self._done.is_set():
+      return ()
+    return self._exchange.waits_for(self._index)
+
+  @property
+  def ended(self) -> bool:
+    """Whether `wait` does not wait."""
+    return self._done.is_set()
+
+  def ready(self, index: int) -> None:
+    """Says that a range of the pool has this worker's numbers.
+
+    From any thread, in any order.  From here on the range is the executor's
+    until `wait` returns or raises.
+
+    Raises:
+      ValueError: If there is no such range, or it was ready before.
+    """
+    known = index in self._unready
+    require(known, 'index', 'a range that was not ready before', index)
+    self._unready.discard(index)
+    self._tell_ready(index)
+
+  def wait(self, timeout_s: float | None = None) -> None:
+    """Waits until the pool has all sums; it is the caller's again then.
+
+    If it raises, then numbers of the pool are of no use.
+
+    Args:
+      timeout_s: Seconds; None for as long as it takes.
+
+    Raises:
+      PeerLost: If a worker is gone; says which.
+      Damaged: If what a worker sent is not what arrived; says which.
+      Abandoned: If this or another worker has abandoned the generation.
+      TimeoutError: If it took longer; says whom it waits for.
+    """
+    if not self._done.wait(timeout_s):
+      raise TimeoutError(
+        f'No sums within {timeout_s:g} s; waiting for workers {self.waits_for}.'
+      )
+    if self._error is not None:
+      raise self._error
+
+  def end(self, error: Exception | None) -> None:
+    """For the executor: wakes who waits."""
+    if not self._done.is_set():
+      self._error = error
+      self._done.set()
+
+
+class _Forming:
+  def __init__(self) -> None:
+    self.done = threading.Event()
+    self.error: Exception | None = None
+
+  def end(self, error: Exception | None) -> None:
+    if not self.done.is_set():
+      self.error = error
+      self.done.set()
+
+
+class Executor:
+  """One worker's end of all reductions of its groups.
+
+  `form` and `begin` are for one thread at a time, the others for any.
+
+  Attributes:
+    address: 'host:port' that other executors connect to.
+  """
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    host: str,
+    security: Security,
+    timeout_s: float,
+    window_s: float = 0.05,
+    chunk_bytes: int = 32768,
+  ):
+    """Listens from here on.
+
+    Args:
+      index: Of this worker.
+      host: IPv4 address to listen on, and no other.
+      security: Of the run; both `certificate` and `key`, or neither.
+      timeout_s: Seconds after which a peer that does not answer is gone.
+      window_s: Seconds at the rate of the forest that a worker runs ahead.
+      chunk_bytes: Of a chunk, at most; a multiple of 4.
+
+    Raises:
+      TransportError: If the address cannot be listened on.
+      ValueError: If an argument is out of its range.
+    """
+    expected = 'the IPv4 address of an interface'
+    require(sockets.is_specific(host), 'host', expected, host)
+    valid = bool(security.certificate) == bool(security.key)
+    require(valid, 'security', 'both certificate and key', 'one of them')
+    require(timeout_s > 0, 'timeout_s', 'a time above 0', timeout_s)
+    require(window_s >= 0, 'window_s', 'a time', window_s)
+    valid = chunk_bytes > 0 and chunk_bytes % 4 == 0
+    require(valid, 'chunk_bytes', 'a multiple of 4 above 0', chunk_bytes)
+    self._index, self._timeout_s = index, timeout_s
+    self._window_s, self._chunk_bytes = window_s, chunk_bytes
+    self._roles: Roles | None = None
+    self._programs: dict[tuple, Program] = {}
+    self._generation: Generation | None = None
+    self._reduction: Reduction | None = None  # The last.
+    self._waiter: Reduction | _Forming | None = None
+    self._usage: dict[int, Usage] = {}
+    self._formed = -1  # Generation that was formed last.
+    self._last = -1  # Generation that was left.
+    self._closed = False
+    self._failure: Exception | None = None
+    try:
+      sock = links.listening(host)
+    except OSError as error:
+      raise TransportError(f'{host}: {error}') from error
+    self._loop = Loop(
+      f'executor-{index}', each=self._each, tick=self._tick, ended=self._ended
+    )
+    self._door = Door(
+      self._loop,
+      sock,
+      security,
+      index=index,
+      timeout_s=timeout_s,
+      came=self._came,
+    )
+    self.address = self._door.address
+    self._loop.call(self._door.open)
+
+  @property
+  def bound_bytes(self) -> int:
+    """The most memory for chunks that cannot be added yet, in the group."""
+    own = self._roles
+    return len(own.adding) * own.window * own.chunk_bytes if own else 0
+
+  def form(self, group: Group) -> None:
+    """Connects this worker with the others of a new generation.
+
+    Returns when its neighbours have done the same.  The generation before is
+    left.
+
+    Raises:
+      PeerLost: If a member cannot be reached, or is gone.
+      Abandoned: If the generation was abandoned meanwhile.
+      TransportError: If not all have come within `timeout_s`; says who.
+      ValueError: If the forest is none for the members, or the generation is
+        not a later one.
+    """
+    number, last = group.generation, self._formed
+    require(number > last, 'generation', f'one after {last}', number)
+    own = program.roles(
+      group,
+      self._index,
+      chunk_bytes=self._chunk_bytes,
+      window_s=self._window_s,
+    )
+    found = {}
+    for worker in own.receivers:
+      try:
+        found[worker] = sockets.resolved(group.addresses[worker])
+      except OSError as error:
+        raise PeerLost(worker, str(error)) from error
+    forming = _Forming()
+    start = functools.partial(self._start, group, own, found, forming)
+    if self._loop.ask(start) is None:
+      raise Abandoned('the executor is closed')
+    self._roles, self._formed = own, number
+    self._programs = {}
+    if not forming.done.wait(self._timeout_s):
+      self._loop.ask(self._late)
+    if forming.error:
+      raise forming.error
+
+  def begin(
+    self, iteration: int, pool: np.ndarray, ranges: Sequence[tuple[int, int]]
+  ) -> Reduction:
+    """Begins the sum of an iteration's pools.
+
+    Args:
+      iteration: Its number, the same on all workers, above those before.
+      pool: float32 [n], contiguous; becomes the sum, in place.
+      ranges: First element of each range, and the one after its last: in
+        order, all of the pool.  The same on all workers.
+
+    Returns:
+      What takes ranges and waits; none of them is ready yet.
+
+    Raises:
+      Abandoned: If there is no generation.
+      ValueError: If an argument is not as it should be, or the iteration
+        before has not ended.
+    """
+    valid = pool.dtype == np.float32 and pool.ndim == 1
+    valid = valid and pool.flags.c_contiguous and pool.flags.writeable
+    expected = 'float32 [n], contiguous, writeable'
+    require(valid, 'pool', expected, (pool.dtype.name, pool.shape))
+    if self._failure:
+      raise TransportError('the executor has failed') from self._failure
+    generation, own = self._generation, self._roles
+    if generation is None or own is None:
+      raise Abandoned('there is no generation')
+    last = generation.iteration
+    require(iteration > last, 'iteration', f'one after {last}', iteration)
+    ended = self._reduction is None or self._reduction.ended
+    require(ended, 'begin', 'the iteration before to have ended', last)
+    key = pool.size, tuple(ranges)
+    if key not in self._programs:
+      if len(self._programs) == _PROGRAMS:
+        self._programs.clear()
+      self._programs[key] = program.program(own, pool.size, ranges)
+    exchange = Exchange(self._programs[key], pool, generation.buffers)
+
+    def tell_ready(index: int) -> None:
+      self._loop.call(lambda: generation.ready(iteration, index))
+
+    reduction = Reduction(self._index, exchange, tell_ready)
+    self._reduction = reduction
+
+    def start() -> None:
+      if self._generation is generation:
+        self._waiter = reduction
+        generation.begin(iteration, exchange)
+      else:
+        reduction.end(Abandoned('the generation was left'))
+
+    if not self._loop.call(start):
+      reduction.end(Abandoned('the executor is closed'))
+    return reduction
+
+  def abandon(self) -> None:
+    """Ends the reduction that runs, and the generation; from any thread.
+
+    Who waits gets Abandoned; so do others, once they hear of it.
+    """
+    self._loop.ask(self._leave)
+
+  def traffic(self) -> dict[int, Usage]:
+    """Returns what has gone to and come from each worker, from the start."""
+    return self._loop.ask(self._used) or dict(self._usage)
+
+  def close(self) -> None:
+    """Abandons the generation, and ends the listener and the thread."""
+    self._loop.close()
+
+  # What follows is for the thread of the loop.
+
+  def _start(
+    self, group: Group, own: Roles, found: dict[int, str], forming: _Forming
+  ) -> bool:
+    if self._closed:
+      forming.end(Abandoned('the executor is closed'))
+      return True
+    self._leave()
+    self._waiter = forming
+    generation = Generation(self._loop, group, own, self._told)
+    self._generation = generation
+    for worker, address in found.items():
+      hello = Hello(group.generation, self._index, worker)
+      host = group.addresses[worker].rpartition(':')[0]
+      done = functools.partial(generation.add_out, worker)
+      failed = functools.partial(generation.lost, worker)
+      self._door.connect(address, host, hello, done, failed)
+    for link, hello in self._door.claim(group.generation):
+      self._came(link, hello)
+    generation.check_formed()
+    return True
+
+  def _late(self) -> None:
+    generation = self._generation
+    if isinstance(self._waiter, _Forming) and generation:
+      missing = sorted(generation.missing)
+      generation.fail(
+        Closed(f'workers {missing} have not come within {self._timeout_s:g} s')
+      )
+
+  def _came(self, link: Link, hello: Hello) -> bool:
+    """Lets in or refuses who need not wait; returns whether it did."""
+    now = self._generation
+    number = now.group.generation if now else self._last
+    if hello.generation > number:
+      return False
+    if now is None or hello.generation < number:
+      self._door.refuse(link, f'generation {hello.generation} is over')
+    elif not now.expects(hello.sender):
+      self._door.refuse(link, f'worker {hello.sender} is not expected')
+    else:
+      try:
+        links.admit(link)
+      except OSError as error:
+        now.lost(hello.sender, error)
+        link.close()
+      else:
+        now.add_in(hello.sender, link)
+    return True
+
+  def _told(self, error: Exception | None) -> None:
+    waiter, self._waiter = self._waiter, None
+    if waiter:
+      waiter.end(error)
+
+  def _leave(self) -> None:
+    generation, self._generation = self._generation, None
+    self._door.hang_up()
+    if generation:
+      self._last = generation.group.generation
+      self._usage = self._used(generation)
+      generation.leave()
+
+  def _used(self, now: Generation | None = None) -> dict[int, Usage]:
+    now = now or self._generation
+    total = dict(self._usage)
+    for worker, usage in (now.usage() if now else {}).items():
+      before = total.get(worker, Usage(0, 0, 0.0))
+      pairs = zip(before, usage, strict=True)
+      total[worker] = Usage(*(a + b for a, b in pairs))
+    return total
+
+  def _each(self) -> None:
+    if self._generation:
+      self._generation.flush()
+
+  def _tick(self) -> None:
+    self._loop.ticking = self._door.tick()
+
+  def _ended(self, error: Exception | None) -> None:
+    self._closed, self._failure = True, error
+    self._leave()
+    self._door.close()

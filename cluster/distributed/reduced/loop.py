@@ -1,0 +1,141 @@
+"""A thread that waits for sockets, and does what other threads ask of it."""
+
+import collections
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+# Told once each time there is room again, and of anything that comes.
+IN_OR_ROOM = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+Handle = Callable[[int], None]
+_TICK_S = 0.1
+
+
+class Loop:
+  """One thread; its functions but `call` and `ask` are for that thread.
+
+  Attributes:
+    ticking: Whether `tick` is called.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    *,
+    each: Callable[[], None],
+    tick: Callable[[], None],
+    ended: Callable[[Exception | None], None],
+  ):
+    """Starts the thread.
+
+    Args:
+      name: Of the thread.
+      each: Called after some events have been handled.
+      tick: Called about every tenth of a second while it is to be.
+      ended: Called at the end, with what was raised if that is why.
+    """
+    self.ticking = False
+    self._each, self._tick, self._ended = each, tick, ended
+    self._next_s = 0.0
+    self._epoll = select.epoll()
+    self._handles: dict[int, Handle] = {}
+    self._asked: collections.deque[Callable[[], None]] = collections.deque()
+    self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    self._epoll.register(self._wake, IN)
+    self._ending = False
+    self._lock = threading.Lock()
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def watch(self, sock: socket.socket, events: int, handle: Handle) -> None:
+    """Has events of a socket handled, in the place of what was said before."""
+    number = sock.fileno()
+    if number in self._handles:
+      self._epoll.modify(number, events)
+    else:
+      self._epoll.register(number, events)
+    self._handles[number] = handle
+
+  def forget(self, sock: socket.socket) -> None:
+    """Has events of a socket handled no more."""
+    number = sock.fileno()
+    if self._handles.pop(number, None):
+      self._epoll.unregister(number)
+
+  def call(self, function: Callable[[], None]) -> bool:
+    """Has the thread call a function soon; returns whether it still runs.
+
+    From any thread.
+    """
+    with self._lock:
+      if self._wake < 0:
+        return False
+      self._asked.append(function)
+      if len(self._asked) == 1:
+        os.eventfd_write(self._wake, 1)
+    return True
+
+  def ask(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function returns that the thread calls; None at its end.
+
+    From any thread but that of the loop.
+    """
+    done, answers = threading.Event(), []
+
+    def answer() -> None:
+      try:
+        answers.append(function())
+      finally:
+        done.set()
+
+    if self.call(answer):
+      done.wait()
+    return answers[0] if answers else None
+
+  def close(self) -> None:
+    """Ends the thread, after what it was asked for; from any other thread."""
+
+    def end() -> None:
+      self._ending = True
+
+    self.call(end)
+    self._thread.join()
+
+  def _run(self) -> None:
+    error = None
+    try:
+      while not self._ending:
+        self._turn()
+    # Whoever waits for the thread is told, instead of waiting for ever.
+    except Exception as raised:
+      logging.exception('The thread of an executor failed.')
+      error = raised
+    with self._lock:
+      os.close(self._wake)
+      self._wake = -1
+    self._ended(error)
+    while self._asked:
+      with contextlib.suppress(OSError, ValueError):
+        self._asked.popleft()()
+    self._epoll.close()
+
+  def _turn(self) -> None:
+    for number, events in self._epoll.poll(_TICK_S if self.ticking else None):
+      if number == self._wake:
+        os.eventfd_read(self._wake)
+      elif number in self._handles:
+        self._handles[number](events)
+    while self._asked and not self._ending:
+      self._asked.popleft()()
+    self._each()
+    if self.ticking and time.monotonic() >= self._next_s:
+      self._next_s = time.monotonic() + _TICK_S
+      self._tick()
