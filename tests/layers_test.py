@@ -48,7 +48,8 @@ _MAY = {
     'route.route sync.record sync.scheme wire.codec'
   ),
   'cluster.virtual': (
-    'cluster cluster.speed configs learning outputs route.route wire'
+    'cluster cluster.speed configs learning outputs route.links route.ring '
+    'route.route topology wire'
   ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '

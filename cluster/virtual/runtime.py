@@ -15,6 +15,7 @@ from typing import Any
 from cluster.lead import Lead
 from cluster.speed.speed import Speed
 from cluster.virtual.holder import LocalHolder
+from cluster.virtual.reduced import Reduced
 from cluster.virtual.script import Scripted
 from cluster.virtual.transfers import Delivered, Pipelined, Whole
 from learning.learning import Gradient
@@ -24,7 +25,7 @@ from wire.codec import Message, State
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
 
 # Attributes of a cluster that change while it runs.
-_STATE = ('time', '_workers', '_transfers', '_wake', '_events')
+_STATE = ('time', '_workers', '_wake', '_events')
 
 
 @dataclasses.dataclass
@@ -58,7 +59,7 @@ class VirtualRuntime:
     holder: LocalHolder,
     gradient: Gradient,
     speed: Speed,
-    transfers: Whole | Pipelined,
+    transfers: Whole | Pipelined | Reduced,
     script: Sequence[Scripted],
   ):
     """Sets the cluster up at time 0.
@@ -119,7 +120,7 @@ class VirtualRuntime:
     """
     while self._events and self._is_stale(*self._events[0][1:]):
       heapq.heappop(self._events)
-    arrival = self._transfers.network.next_time()
+    arrival = self._transfers.next_time()
     event = self._events[0][0] if self._events else math.inf
     if arrival == event == math.inf:
       raise RuntimeError(self._stuck())
@@ -137,6 +138,7 @@ class VirtualRuntime:
     """Returns all that a step changes, here, in the learner and below."""
     return {
       **{name: getattr(self, name) for name in _STATE},
+      '_transfers': self._transfers.state(),
       'lead': self.lead.state(),
       'learner': self._holder.learner.state(),
     }
@@ -145,6 +147,7 @@ class VirtualRuntime:
     """Goes back to where `state` was taken; it is the cluster's from now on."""
     for name in _STATE:
       setattr(self, name, state[name])
+    self._transfers.restore(state['_transfers'])
     self.lead.restore(state['lead'])
     self._holder.learner.restore(state['learner'])
 
@@ -206,7 +209,8 @@ class VirtualRuntime:
       worker.codec, payload
     )
     self.lead.enter(index, 'push', self.time)
-    self._transfers.push(self.time, index)
+    for waited in self._transfers.push(self.time, index):
+      self._waited(waited)
 
   def _push(self, index: int) -> None:
     """A push has arrived whole."""
@@ -229,19 +233,40 @@ class VirtualRuntime:
       known = self.lead.workers[index]
       if known.phase == 'push':
         self._schedule(self.time, _PUSH, index)
-        continue
-      self.lead.enter(index, 'compute', self.time)
-      seconds = self._speed.seconds(index, known.iteration, known.examples)
-      self._workers[index].compute_s = seconds
-      self._schedule(self.time + seconds, _COMPUTED, index)
+      else:
+        self._compute(index)
+
+  def _compute(self, index: int) -> None:
+    known = self.lead.workers[index]
+    self.lead.enter(index, 'compute', self.time)
+    seconds = self._speed.seconds(index, known.iteration, known.examples)
+    self._workers[index].compute_s = seconds
+    self._schedule(self.time + seconds, _COMPUTED, index)
+
+  def _waited(self, index: int) -> None:
+    """Says that a worker which was to push has only waited so far."""
+    # Who waits for the scheme has pushed; this one has not, until now.
+    self.lead.workers[index].phase = 'wait'
+    self.lead.enter(index, 'push', self.time)
+
+  def _again(self, index: int) -> None:
+    """Lets a worker compute its iteration once more."""
+    worker = self._workers[index]
+    self._workers[index] = _InFlight(worker.codec, life=worker.life + 1)
+    self._pull(index)
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
     lost = self.lead.workers[index].phase != 'wait'
-    self._transfers.leave(self.time, index, lost=lost)
+    left = self._transfers.leave(self.time, index, lost=lost)
+    for waited in left.waited:
+      self._waited(waited)
     self._workers[index] = _InFlight(
       self._holder.trees.init(), life=worker.life + 1
     )
+    for other in left.again:
+      self.lead.enter(other, 'pull', self.time)
+      self._again(other)
     self.lead.leave(index, self.time, 'config.cluster.script')
 
   def _schedule(self, time: float, kind: int, index: int) -> None:

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from cluster.lead import Lead
 from cluster.runtime import Parts
-from cluster.speed import build
+from cluster.speed import build, layers
 from cluster.speed.speed import Speed
-from cluster.virtual import script, transfers
+from cluster.virtual import reduced, script, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
@@ -18,7 +20,8 @@ from configs.checks import require
 from configs.sections import Choose, named
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
-from route.route import Served
+from route import links, ring
+from route.route import Plan, Served
 from wire import trees
 from wire.flat import even
 
@@ -35,7 +38,7 @@ class Alone(NamedTuple):
 
 def meet(
   config: ConfigDict,
-  plan: Served,
+  plan: Plan,
   *,
   files: RunFiles,
   process: Mapping[str, str],
@@ -60,7 +63,8 @@ class VirtualSite:
 
   def __init__(self, config: ConfigDict, parts: Parts):
     """Makes the holder of the learner, and the checkpoints."""
-    learned, servers = parts.learned, parts.plan.servers
+    learned, plan = parts.learned, parts.plan
+    servers = plan.servers if isinstance(plan, Served) else 1
     params, stats = learned.params, learned.stats
     self.holder = LocalHolder(
       learned.learner(params, stats),
@@ -75,23 +79,17 @@ class VirtualSite:
   def runtime(self, lead: Lead) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
-    workers = config.cluster.workers
-    moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
-    network, servers = _network(config, parts.plan.servers)
+    served = isinstance(parts.plan, Served)
     with named('config.cluster'):
-      return VirtualRuntime(
-        lead=lead,
-        holder=self.holder,
-        gradient=parts.learned.gradient,
-        speed=parts.speed,
-        transfers=moving(
-          network,
-          num_workers=workers,
-          servers=servers,
-          sizes=_sizes(parts),
-        ),
-        script=script.parse(config.cluster.script, workers),
-      )
+      events = script.parse(config.cluster.script, config.cluster.workers)
+    return VirtualRuntime(
+      lead=lead,
+      holder=self.holder,
+      gradient=parts.learned.gradient,
+      speed=parts.speed,
+      transfers=(_served if served else _reduced)(config, parts),
+      script=events,
+    )
 
   def __call__(self) -> None:
     """Does nothing: there is no other process that leads."""
@@ -105,6 +103,58 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   """
   del meeting
   return VirtualSite(config, parts)
+
+
+def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
+  """Returns how gradients are summed among the workers."""
+  plan = parts.plan
+  field = f'config.route.{plan.name}'
+  try:
+    sums = reduced.Sums(
+      links.virtual(config),
+      believed=plan.cluster,
+      forest=plan.forest or ring.in_order,
+      ranges=_ranges(config, parts),
+      overlap=plan.overlap,
+    )
+  except ValueError as error:
+    raise ValueError(f'{field}: {error}') from error
+  return reduced.Reduced(sums)
+
+
+def _ranges(config: ConfigDict, parts: Parts) -> list[layers.Range]:
+  """Returns what a worker adds, in the order in which it is ready."""
+  learned, range_bytes = parts.learned, parts.plan.range_bytes
+  params, stats = (4 * each for each in learned.elements)
+  leaves = jax.tree.leaves(learned.params)
+  if path := config.cluster.speed.layers:
+    field = 'config.cluster.speed.layers'
+    found = layers.read(field, path)
+    got = sum(each.bytes for each in found)
+    expected = f'a profile of the model, of {params} bytes in all'
+    require(not leaves or got == params, field, expected, got)
+    found = found if leaves else layers.scaled(found, params)
+  elif leaves:
+    # What is used last has its gradient first.
+    sizes = [leaf.nbytes for leaf in leaves if leaf.dtype == jnp.float32]
+    found = layers.in_proportion(sizes[::-1])
+  else:
+    found = layers.in_proportion(layers.even(params, range_bytes))
+  return layers.ranges(found, range_bytes, stats + learned.other_bytes)
+
+
+def _served(
+  config: ConfigDict, parts: Parts
+) -> transfers.Whole | transfers.Pipelined:
+  """Returns how pushes and pulls travel to servers and back."""
+  moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
+  network, servers = _network(config, parts.plan.servers)
+  return moving(
+    network,
+    num_workers=config.cluster.workers,
+    servers=servers,
+    sizes=_sizes(parts),
+  )
 
 
 def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:

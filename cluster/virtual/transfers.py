@@ -37,6 +37,18 @@ class Delivered(NamedTuple):
   ended: list[int]
 
 
+class Left(NamedTuple):
+  """What the death of a worker does to others.
+
+  Attributes:
+    waited: Workers that had computed, and have waited since.
+    again: Workers that compute their iteration again.
+  """
+
+  waited: Sequence[int] = ()
+  again: Sequence[int] = ()
+
+
 class Whole:
   """Pushes and pulls of whole shares, which a worker makes in turns.
 
@@ -68,14 +80,19 @@ class Whole:
     self._pending: list[set[int]] = [set() for _ in range(num_workers)]
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
 
+  def next_time(self) -> float:
+    """Returns until when nothing can arrive."""
+    return self.network.next_time()
+
   def pull(self, time: float, index: int) -> Delivered:
     """Starts the pull of a worker, and returns that nothing has arrived."""
     self._start(time, index, pulls=True)
     return Delivered(0, [])
 
-  def push(self, time: float, index: int) -> None:
-    """Starts the push of a worker."""
+  def push(self, time: float, index: int) -> Sequence[int]:
+    """Starts the push of a worker, and returns that nobody waited for it."""
     self._start(time, index, pulls=False)
+    return ()
 
   def advance(self, time: float) -> Delivered:
     """Moves to `time`, at most the network's next, and returns what arrives."""
@@ -89,7 +106,7 @@ class Whole:
         ended.append(index)
     return Delivered(size_bytes, ended)
 
-  def leave(self, time: float, index: int, *, lost: bool) -> None:
+  def leave(self, time: float, index: int, *, lost: bool) -> Left:
     """Takes back what a worker that died was transferring.
 
     Args:
@@ -102,6 +119,15 @@ class Whole:
       self.network.cancel(time, flow)
       del self._flows[flow]
     self._pending[index].clear()
+    return Left()
+
+  def state(self) -> 'Whole':
+    """Returns all that events change, which is itself."""
+    return self
+
+  def restore(self, state: 'Whole') -> None:
+    """Goes back to where `state` was taken; it is its own from now on."""
+    vars(self).update(vars(state))
 
   def _start(self, time: float, index: int, *, pulls: bool) -> None:
     sizes = self._sizes.pull if pulls else self._sizes.push
@@ -184,6 +210,10 @@ class Pipelined:
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
 
+  def next_time(self) -> float:
+    """Returns until when nothing can arrive."""
+    return self.network.next_time()
+
   def pull(self, time: float, index: int) -> Delivered:
     """Lets a worker have its pull and returns what it has of it already."""
     for missing in self._missing:
@@ -202,11 +232,12 @@ class Pipelined:
     )
     return Delivered(size_bytes, [] if member.pulling else [index])
 
-  def push(self, time: float, index: int) -> None:
-    """Starts the push of a worker, which has its pull."""
+  def push(self, time: float, index: int) -> Sequence[int]:
+    """Starts the push of a worker, which has its pull; see Whole."""
     self._members[index].pulled = self._none()
     for server in range(len(self._missing)):
       self._start(time, index, server, pulls=False)
+    return ()
 
   def advance(self, time: float) -> Delivered:
     """Moves to `time`, at most the network's next, and returns what arrives."""
@@ -222,11 +253,11 @@ class Pipelined:
         ended.append(flow.worker)
     return Delivered(size_bytes, ended)
 
-  def leave(self, time: float, index: int, *, lost: bool) -> None:
+  def leave(self, time: float, index: int, *, lost: bool) -> Left:
     """Goes on without a worker that died; arguments are those of Whole."""
     member = self._members.pop(index, None)
     if member is None:
-      return
+      return Left()
     self._cancel(time, member)
     void = lost and not all(missing[0] for missing in self._missing)
     for missing, count in zip(self._missing, member.pushed, strict=True):
@@ -236,6 +267,15 @@ class Pipelined:
       other.pulled = self._none()
     for server in range(len(self._missing)):
       self._serve_all(time, server)
+    return Left()
+
+  def state(self) -> 'Pipelined':
+    """Returns all that events change, which is itself."""
+    return self
+
+  def restore(self, state: 'Pipelined') -> None:
+    """Goes back to where `state` was taken; it is its own from now on."""
+    vars(self).update(vars(state))
 
   def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Goes on after a piece of a push, and returns whether it was the last."""

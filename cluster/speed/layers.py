@@ -1,0 +1,147 @@
+"""When the gradients of layers appear while an iteration is computed.
+
+A profile has the leaves of a gradient in the order in which the backward pass
+makes them, each with its bytes and the part of the iteration's time after which
+it is there.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from configs.checks import require
+from configs.sections import read_json
+
+VERSION = 1  # Of what `parse` reads.
+_FORWARD = 1 / 3  # Of the time, before the first gradient can be there.
+_FIELDS = ('name', 'bytes', 'ready')
+
+
+class Layer(NamedTuple):
+  """A leaf of a gradient.
+
+  Attributes:
+    bytes: Of its numbers.
+    ready: Part of the iteration's time after which it is there, 0 to 1.
+  """
+
+  bytes: int
+  ready: float
+
+
+class Range(NamedTuple):
+  """A contiguous part of all that a worker adds.
+
+  Attributes:
+    bytes: Of its numbers.
+    ready: Part of the iteration's time after which all of it is there.
+  """
+
+  bytes: int
+  ready: float
+
+
+def in_proportion(sizes: Sequence[int]) -> list[Layer]:
+  """Returns layers that take as much of the backward pass as of the bytes.
+
+  The backward pass has the last two thirds of the time: it multiplies twice for
+  each product of the forward pass.
+
+  Args:
+    sizes: Bytes of each, in the order in which the backward pass makes them.
+  """
+  total = max(sum(sizes), 1)
+  ends = itertools.accumulate(sizes)
+  return [
+    Layer(size, _FORWARD + (1 - _FORWARD) * end / total)
+    for size, end in zip(sizes, ends, strict=True)
+  ]
+
+
+def read(field: str, path: str) -> list[Layer]:
+  """Returns the layers of a profile.
+
+  Raises:
+    ValueError: If the file cannot be read or holds none; names the field.
+  """
+  content = read_json(f'{field}: ', 'a profile of layers', path)
+  try:
+    return parse(content)
+  except ValueError as error:
+    raise ValueError(f'{field}: {path}: {error}') from error
+
+
+def parse(content: Any) -> list[Layer]:
+  """Returns the layers of a profile, as tools.profile_layers writes it.
+
+  Args:
+    content: Of its JSON file, decoded.
+
+  Raises:
+    ValueError: If it is no profile, or of another version.
+  """
+  profile = content if isinstance(content, Mapping) else {}
+  rows, version = profile.get('layers'), profile.get('version')
+  whole = isinstance(rows, list) and bool(rows) and version == VERSION
+  expected = f'layers, of a profile of layers of version {VERSION}'
+  require(whole, 'layers', expected, [*profile])
+  found = []
+  for number, row in enumerate(rows or ()):
+    own = isinstance(row, Mapping) and set(row) == set(_FIELDS)
+    require(own, f'layers[{number}]', f'the fields {_FIELDS}', row)
+    size, ready = row['bytes'], row['ready']
+    valid = type(size) is int and size >= 0
+    require(valid, f'layers[{number}].bytes', 'an integer, at least 0', size)
+    valid = type(ready) in (int, float) and 0 <= ready <= 1
+    require(valid, f'layers[{number}].ready', '0 to 1', ready)
+    found.append(Layer(size, float(ready)))
+  return found
+
+
+def scaled(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
+  """Returns layers like these of so many bytes together, whole numbers of 4."""
+  before = list(
+    itertools.accumulate((each.bytes for each in layers), initial=0)
+  )
+  total = max(before[-1], 1)
+  ends = [size_bytes * each // total // 4 * 4 for each in before[:-1]]
+  pairs = itertools.pairwise([*ends, size_bytes])
+  return [
+    Layer(stop - start, each.ready)
+    for (start, stop), each in zip(pairs, layers, strict=True)
+  ]
+
+
+def ranges(
+  layers: Sequence[Layer], range_bytes: float, rest_bytes: int
+) -> list[Range]:
+  """Returns what travels as one: as many layers as make so many bytes.
+
+  A range is closed as soon as it has at least `range_bytes`; 0 closes one for
+  each layer.  The last one has what is left open and what is ready at the end:
+  statistics, which are known after the gradient.
+
+  Args:
+    layers: In the order in which the backward pass makes them.
+    range_bytes: At least 0; inf for all in one.
+    rest_bytes: Of what comes last.
+  """
+  found, size, ready = [], 0, 0.0
+  for layer in layers:
+    size, ready = size + layer.bytes, max(ready, layer.ready)
+    if size and size >= range_bytes:
+      found.append(Range(size, ready))
+      size, ready = 0, 0.0
+  if size or rest_bytes or not found:
+    found.append(Range(size + rest_bytes, 1.0 if rest_bytes else ready))
+  return found
+
+
+def even(size_bytes: int, range_bytes: float) -> list[int]:
+  """Returns the bytes of equal layers, as many as ranges if they are whole."""
+  if not 0 < range_bytes < size_bytes:
+    return [size_bytes]
+  count = math.ceil(size_bytes / range_bytes)
+  ends = [size_bytes * i // count // 4 * 4 for i in range(count)]
+  return [b - a for a, b in itertools.pairwise([*ends, size_bytes])]

@@ -1,0 +1,391 @@
+"""Tests for reduced routes in the virtual runtime, through config and train."""
+
+import functools
+import itertools
+import json
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+import train
+from sync import bsp, record
+from tests.models import batch_norm_test
+from tests.support import small, stopping
+
+_MB = 1e6
+_CHUNK = 2**15
+
+
+def _links(Bps):
+  return {
+    'cluster__network__worker_up_Bps': (Bps,),
+    'cluster__network__worker_down_Bps': (Bps,),
+  }
+
+
+def _constant(compute_s, workers):
+  return {
+    'cluster__workers': workers,
+    'cluster__speed__fixed_s': compute_s,
+    'cluster__speed__per_example_s': 0.0,
+  }
+
+
+def _timed(size_bytes, **changed):
+  """Returns a run of times and bytes alone that has ended, and its summary."""
+  run = small.build(small.timing(size_bytes=size_bytes, **changed))
+  return run, run()
+
+
+def _barriers(run):
+  rows = small.rows(run, 'metrics.jsonl')
+  return [0.0] + [row['time'] for row in rows if row['kind'] == 'barrier']
+
+
+def _params(run):
+  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
+  return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+@functools.cache
+def _served(**changed):
+  return _params(small.trained(**changed)[0])
+
+
+class SameTest(parameterized.TestCase):
+  """What is learned does not depend on the route, to the last bit."""
+
+  @parameterized.parameters('native', 'ring', 'forest')
+  def test_every_route_learns_what_one_server_does(self, route):
+    run, summary = small.trained(route__name=route, **_links(1e5))
+    np.testing.assert_array_equal(_params(run), _served())
+    self.assertEqual(summary['ended'], 'finished')
+    self.assertEqual(summary['compilations'], 0)
+    self.assertEqual(summary['staleness_max'], 0)
+
+  @parameterized.parameters(
+    {'optimizer__sgd__momentum': 0.9, 'optimizer__clip_norm': 0.1},
+    {'optimizer__name': 'lars', 'optimizer__reduction': 'mean'},
+  )
+  def test_so_it_is_with_what_needs_whole_trees(self, **changed):
+    self._assert_same(**changed)
+
+  @parameterized.parameters(
+    {'optimizer__name': 'adamw'},
+    {'batching__name': 'lb_bsp', 'batching__lb_bsp__predictor__name': 'last'},
+    {'batching__micro_batch': 4},
+  )
+  @pytest.mark.soak
+  def test_so_it_is_with_other_batches(self, **changed):
+    self._assert_same(**changed)
+
+  def _assert_same(self, **changed):
+    run, _ = small.trained(route__name='ring', **changed, **_links(1e5))
+    np.testing.assert_array_equal(_params(run), _served(**changed))
+
+  @parameterized.parameters(0.0, 600.0, float('inf'))
+  def test_ranges_and_overlap_change_times_only(self, range_bytes):
+    runs = [
+      small.trained(
+        route__name='forest',
+        route__range_bytes=range_bytes,
+        route__overlap=overlap,
+        **_links(1e4),
+      )
+      for overlap in (False, True)
+    ]
+    for run, _ in runs:
+      np.testing.assert_array_equal(_params(run), _served())
+    apart, over = (summary['virtual_s'] for _, summary in runs)
+    self.assertLessEqual(over, apart)
+    self.assertEqual(over < apart, range_bytes < float('inf'))
+
+  def test_running_statistics_travel_too(self):
+    (one, _), (other, _) = (
+      batch_norm_test._built('bsp', route__name=name)
+      for name in ('server', 'ring')
+    )
+    summaries = one(), other()
+    for name in ('params', 'stats'):
+      leaves = [
+        jax.tree.leaves(getattr(run.runtime.lead.holder.learner, name))
+        for run in (one, other)
+      ]
+      for mine, its in zip(*leaves, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+    self.assertEqual(summaries[0]['updates'], summaries[1]['updates'])
+
+  def test_recorded_events_give_the_recorded_verdicts(self):
+    run, _ = small.trained(route__name='forest', **_links(1e5))
+    rows = small.rows(run, 'events.jsonl')
+    for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
+      self.assertEqual(recorded, replayed)
+
+
+class TimeTest(parameterized.TestCase):
+  """Closed forms, with links of 1 MB/s each way and n equal workers."""
+
+  @parameterized.product(n=[2, 4, 8], latency_s=[0.0, 0.003])
+  def test_a_ring_sends_twice_nearly_all_and_fills_once(self, n, latency_s):
+    size = 4 * n * 2 * _CHUNK
+    run, summary = _timed(
+      size,
+      route__name='ring',
+      route__overlap=False,
+      cluster__speed__slowdown=(1.0,),
+      cluster__network__worker_latency_s=(latency_s,),
+      epochs=1.0,
+      **_constant(0.5, n),
+      **_links(_MB),
+    )
+
+    hops = 2 * (n - 1)
+    slot_s = min(hops, 2) * _CHUNK / _MB
+    fluid_s = hops / n * size / _MB
+    expected = 0.5 + fluid_s + (hops - 1) * slot_s + hops * 2 * latency_s
+    np.testing.assert_allclose(np.diff(_barriers(run)), expected, rtol=1e-9)
+    self.assertEqual(summary['bytes'], summary['updates'] * hops * size)
+
+  def test_shards_on_equal_links_take_two_hops(self):
+    size, n = 8 * 4 * _CHUNK, 4
+    run, _ = _timed(
+      size,
+      route__name='forest',
+      route__overlap=False,
+      cluster__speed__slowdown=(1.0,),
+      epochs=1.0,
+      **_constant(0.5, n),
+      **_links(_MB),
+    )
+
+    expected = 0.5 + 2 * (n - 1) / n * size / _MB + 2 * _CHUNK / _MB
+    np.testing.assert_allclose(np.diff(_barriers(run)), expected, rtol=1e-9)
+
+  def test_one_worker_only_computes(self):
+    _, summary = _timed(
+      4000,
+      route__name='ring',
+      cluster__speed__slowdown=(1.0,),
+      epochs=1.0,
+      **_constant(0.5, 1),
+    )
+    self.assertAlmostEqual(summary['virtual_s'], 0.5 * 192 / 8)
+    self.assertEqual(summary['bytes'], 0)
+
+  def test_true_links_count_and_not_those_believed_in(self):
+    times = {}
+    for links, believed in itertools.product(
+      ('star([1, 1, 1])', 'star([1, 1, "0.1"])'), ('probe', 'star([1, 1, 1])')
+    ):
+      _, summary = _timed(
+        40_000_000,
+        route__name='forest',
+        route__forest__cluster=believed,
+        cluster__links=links,
+        cluster__network__worker_up_Bps=(125e6,),
+        cluster__network__worker_down_Bps=(125e6,),
+        epochs=1.0,
+      )
+      times[links, believed] = summary['virtual_s']
+    equal, unequal = (list(times.values())[i : i + 2] for i in (0, 2))
+    self.assertAlmostEqual(*equal, places=3)
+    self.assertGreater(unequal[0], equal[0])
+    self.assertGreater(unequal[1], 1.2 * unequal[0])
+
+  def test_overlap_hides_what_is_ready_early(self):
+    # As long as the backward pass, which is two thirds of the time.
+    size, n = 64 * _CHUNK, 4
+    backward_s = 2 * (n - 1) / n * size / _MB
+    fields = {
+      'route__name': 'forest',
+      'route__range_bytes': float(_CHUNK),
+      'cluster__speed__slowdown': (1.0,),
+      'epochs': 1.0,
+      **_constant(1.5 * backward_s, n),
+      **_links(_MB),
+    }
+    over, apart = (
+      np.diff(_barriers(_timed(size, route__overlap=overlap, **fields)[0]))
+      for overlap in (True, False)
+    )
+    exposed = (over - 1.5 * backward_s) / backward_s
+    self.assertBetween(exposed.max(), 0.01, 0.06)
+    self.assertAlmostEqual(apart[0], 2.5 * backward_s, delta=0.1 * backward_s)
+
+  def test_a_profile_says_when_gradients_appear(self):
+    size, n = 64 * _CHUNK, 4
+    path = pathlib.Path(tempfile.mkdtemp(), 'layers.json')
+    times = []
+    for ready in (0.0, 1.0):
+      rows = [
+        {'name': 'a', 'bytes': 30, 'ready': ready},
+        {'name': 'b', 'bytes': 10, 'ready': 1.0},
+      ]
+      path.write_text(json.dumps({'version': 1, 'layers': rows}))
+      _, summary = _timed(
+        size,
+        route__name='forest',
+        route__range_bytes=0.0,
+        cluster__speed__layers=str(path),
+        cluster__speed__slowdown=(1.0,),
+        epochs=1.0,
+        **_constant(10.0, n),
+        **_links(_MB),
+      )
+      times.append(summary['virtual_s'] / summary['updates'])
+    whole_s = 2 * (n - 1) / n * size / _MB
+    self.assertAlmostEqual(times[0], 10 + whole_s / 4, delta=0.1)
+    self.assertAlmostEqual(times[1], 10 + whole_s, delta=0.1)
+
+  def test_a_profile_of_another_model_is_refused(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'layers.json')
+    row = {'name': 'a', 'bytes': 30, 'ready': 0.5}
+    for rows, message in (
+      ([row], r'config.cluster.speed.layers: expected .*1768 bytes.* got 30'),
+      ([row | {'ready': 1.5}], r'speed.layers: .*layers\[0\].ready: .* 1.5'),
+      ([{'bytes': 1}], r'speed.layers: .*layers\[0\]: expected the fields'),
+      ([], r'speed.layers: .*layers: expected layers'),
+    ):
+      path.write_text(json.dumps({'version': 1, 'layers': rows}))
+      with self.assertRaisesRegex(ValueError, message):
+        small.build(
+          small.config(
+            route__name='ring',
+            cluster__speed__layers=str(path),
+            **_links(_MB),
+          )
+        )
+
+
+class PhaseTest(parameterized.TestCase):
+  def test_who_is_early_waits_and_then_all_push(self):
+    size = 4 * 6 * _CHUNK
+    run, summary = _timed(
+      size,
+      route__name='ring',
+      route__overlap=False,
+      cluster__speed__slowdown=(1.0, 2.0, 4.0),
+      epochs=1.0,
+      **_constant(1.0, 3),
+      **_links(_MB),
+    )
+
+    updates = summary['updates']
+    step_s = _barriers(run)[1]
+    spent = summary['worker_seconds']
+    self.assertAlmostEqual(spent['compute'], updates * 7.0)
+    self.assertAlmostEqual(spent['wait'], updates * (3.0 + 2.0))
+    self.assertAlmostEqual(spent['push'], updates * 3 * (step_s - 4.0))
+    self.assertEqual(spent['pull'], 0)
+    self.assertAlmostEqual(sum(spent.values()), 3 * summary['virtual_s'])
+
+  def test_a_slow_worker_hides_what_others_could_send_before(self):
+    step_s = {}
+    for slowest in (1.0, 3.0):
+      run, _ = _timed(
+        24 * _CHUNK,
+        route__name='ring',
+        cluster__speed__slowdown=(1.0, 1.0, slowest),
+        epochs=1.0,
+        **_constant(1.0, 3),
+        **_links(_MB),
+      )
+      step_s[slowest] = _barriers(run)[1] - slowest
+    self.assertLess(step_s[3.0], step_s[1.0])
+
+
+class DeathTest(parameterized.TestCase):
+  def _fields(self, *script, **changed):
+    return {
+      'route__name': 'ring',
+      'route__overlap': False,
+      'cluster__speed__slowdown': (1.0, 2.0, 4.0),
+      'cluster__script': script,
+      'epochs': 1.0,
+      **_constant(1.0, 3),
+      **_links(_MB),
+      **changed,
+    }
+
+  @parameterized.parameters(0.5, 3.0, 4.05)
+  def test_the_others_repeat_the_iteration_over_a_forest_of_their_own(
+    self, died
+  ):
+    size = 4 * 6 * _CHUNK
+    run, summary = _timed(size, **self._fields((died, 'leave', 0)))
+    _, alone = _timed(
+      size,
+      **self._fields()
+      | _constant(1.0, 2)
+      | {'cluster__speed__slowdown': (2.0, 4.0)},
+    )
+
+    barriers = _barriers(run)
+    two_s = alone['virtual_s'] / alone['updates']
+    np.testing.assert_allclose(np.diff(barriers)[1:], two_s, rtol=1e-9)
+    self.assertAlmostEqual(barriers[1], died + two_s)
+    lost = summary['lost']
+    self.assertEqual([(x['worker'], x['examples']) for x in lost], [(0, 8)])
+    self.assertEqual(summary['examples'], 192)
+    self.assertEqual(summary['bytes'], summary['updates'] * 2 * size)
+    # Who waited when it died has not pushed: its time is accounted for.
+    spent = summary['worker_seconds']
+    total_s = died + 2 * summary['virtual_s']
+    self.assertAlmostEqual(sum(spent.values()), total_s)
+    waited_s = {0.5: 0.0, 3.0: 2.0 + 1.0, 4.05: 3.0 + 2.0}[died]
+    extra_s = summary['updates'] * 2.0
+    self.assertAlmostEqual(spent['wait'], waited_s + extra_s)
+
+  def test_who_comes_back_is_among_them_from_the_next_barrier_on(self):
+    size = 4 * 6 * _CHUNK
+    script = (3.0, 'leave', 2), (3.5, 'join', 2)
+    run, summary = _timed(size, **self._fields(*script))
+
+    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    self.assertEqual([r['worker'] for r in pushes[:5]], [0, 1, 0, 1, 2])
+    self.assertEqual(summary['examples'], summary['iterations'] * 8)
+
+  def test_gradients_are_those_of_a_run_with_servers(self):
+    script = ((0.05, 'leave', 1), (0.2, 'join', 1))
+    run, _ = small.trained(
+      route__name='forest', cluster__script=script, **_links(1e6)
+    )
+    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    self.assertEqual([r['worker'] for r in pushes[:5]], [0, 2, 0, 2, 0])
+    self.assertTrue(np.isfinite(_params(run)).all())
+
+  def test_all_may_leave_but_not_for_ever(self):
+    script = tuple((0.5, 'leave', worker) for worker in range(3))
+    with self.assertRaisesRegex(RuntimeError, 'Nothing can happen after 0.5'):
+      _timed(4000, **self._fields(*script))
+    _, summary = _timed(4000, **self._fields(*script, (0.7, 'join', 1)))
+    self.assertEqual(summary['ended'], 'finished')
+
+
+class ResumeTest(parameterized.TestCase):
+  def test_a_run_that_was_killed_gives_what_an_uninterrupted_one_does(self):
+    own = {
+      'route__name': 'forest',
+      'route__server__servers': 0,
+      'cluster__script': ((0.15, 'leave', 1), (0.4, 'join', 1)),
+      **_links(1e5),
+    }
+    expected, steps = stopping.straight('bsp', **own)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    for cut in (steps // 2,):
+      run = train.build(stopping.eventful('bsp', **own), workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=[cut], killed_at=cut + 3)
+    run = train.build(stopping.eventful('bsp', **own), workdir=workdir)
+    self.assertEqual(run()['compilations'], 0)
+    found = stopping.results(run)
+    for name in expected:
+      np.testing.assert_equal(found[name], expected[name])
+
+
+if __name__ == '__main__':
+  absltest.main()
