@@ -1,7 +1,7 @@
 """Sums by XLA's collectives, over all processes of jax.distributed.
 
-NCCL on GPUs, gloo on CPUs.  All numbers of a range are summed in one collective,
-so that a compiled program has as many as there are ranges.  XLA's collectives
+NCCL on GPUs, gloo on CPUs.  A range is summed in one collective, so that a
+compiled program has as many as there are ranges.  XLA's collectives
 do not survive a process: when one is lost, all begin again from the newest
 checkpoint.
 """

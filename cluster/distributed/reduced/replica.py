@@ -33,9 +33,8 @@ from cluster.transport.heart import BEATS, LOST
 from cluster.transport.streams import Security
 from learning import compilations
 from learning.digest import digest
-from learning.learning import Learner
+from learning.learning import Learner, Streaming
 from learning.pool import Pool
-from learning.streaming import StreamingGradient
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -62,7 +61,7 @@ class Replica:
     self,
     index: int,
     *,
-    gradient: StreamingGradient,
+    gradient: Streaming,
     learner: Learner,
     pool: Pool,
     books: Books,

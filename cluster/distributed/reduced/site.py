@@ -25,8 +25,6 @@ from cluster.runtime import Parts
 from cluster.speed import driving
 from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
-from learning.pool import Pool
-from learning.streaming import StreamingGradient
 from outputs.checkpoints import Checkpoints
 from route import links
 from route.route import Reduced
@@ -58,14 +56,10 @@ class ReducedSite(Process):
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._books = Books(self._workers, factors)
-    self._gradient = StreamingGradient(learned.gradient, overlap=plan.overlap)
-    self._pool = Pool(
-      learned.params,
-      learned.stats,
-      learned.gradient.order(learned.params),
-      range_bytes=plan.range_bytes,
-      books=self._books.size,
+    self._pool = learned.pool(
+      range_bytes=plan.range_bytes, books=self._books.size
     )
+    self._gradient = learned.streaming(self._pool, overlap=plan.overlap)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(self._replica, learned.schedule)
