@@ -23,7 +23,9 @@ from topology.packing import approximate
 CHUNK_BYTES = 32 * 1024  # Of what one message carries.
 GOODPUT = 0.94  # Of a real link, beside the headers of TCP and IP.
 _GAP, _EXACT = 0.02, 64  # How near the bound, beyond so many workers.
-_FEW = (1, 2, 4, 8, 12, 16, 24, 32)  # Trees of which forests are tried.
+# Of the trees, from one forest that is tried to the next.
+_KEPT, _KEPT_OF_MANY = 0.8, 0.5
+_MOST = 32  # Trees of what is tried beside the packed forest.
 # What each tree costs, as a share of the time: 50 to 90 of them were seen to
 # lose 4 to 10 % on real links.
 _TREE_COST = 0.001
@@ -108,28 +110,43 @@ def candidates(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
   small = len(cluster.workers) <= _EXACT
   best = pack(cluster, gap=0.0 if small else _GAP)
   yield 'packed', best
-  yield from _fewer(cluster, best, 'packed')
+  columns = [
+    trees.Column(tree.root, tree.share, tree.up, tree.down)
+    for tree in best.trees
+  ]
+  yield from _fewer(cluster, best, columns, 'packed')
+  # Other trees than those: the packed ones may be deep.
+  few = pack(cluster, gap=_GAP, max_trees=len(cluster.workers))
+  yield f'packed as {len(few.trees)} trees', few
   columns = list(itertools.islice(_shallow(cluster), _COLUMNS + 1))
   if len(columns) <= _COLUMNS:
-    some = tuple(
-      Tree(c.root, Fraction(1), Fraction(1, len(columns)), [*c.up], [*c.down])
-      for c in columns
-    )
-    whole = dataclasses.replace(best, trees=some)
-    shallow = approximate.heaviest(cluster, whole, len(columns))
-    forest = trees.fitted(cluster, shallow, best)
-    yield 'two levels', forest
-    yield from _fewer(cluster, forest, 'two levels')
+    yield from _fewer(cluster, best, columns, 'two levels')
 
 
 def _fewer(
-  cluster: Cluster, forest: Forest, name: str
+  cluster: Cluster,
+  best: Forest,
+  columns: Sequence[trees.Column],
+  name: str,
 ) -> Iterator[tuple[str, Forest]]:
-  counts = sorted({*_FEW, len(cluster.workers)})
-  for few in (count for count in counts if count < len(forest.trees)):
-    columns = approximate.heaviest(cluster, forest, few)
-    fewer = trees.fitted(cluster, columns, forest)
-    yield f'{name}, {len(fewer.trees)} trees', fewer
+  """Yields some of the trees, then fewer and fewer, weighted anew each time.
+
+  The lightest are left out step by step: weights that are in the middle of all
+  optima are spread over many trees, and move to those that are left.
+  """
+  count = len(columns)
+  while count:
+    some = tuple(
+      Tree(c.root, Fraction(1), Fraction(c.weight), [*c.up], [*c.down])
+      for c in columns
+    )
+    whole = dataclasses.replace(best, trees=some)
+    columns = approximate.heaviest(cluster, whole, count)
+    if len(columns) <= _MOST:
+      forest = trees.fitted(cluster, columns, best)
+      yield f'{name}, {len(columns)} trees', forest
+    kept = _KEPT if len(columns) <= 2 * _MOST else _KEPT_OF_MANY
+    count = min(math.ceil(len(columns) * kept), len(columns) - 1)
 
 
 def _shallow(cluster: Cluster) -> Iterator[trees.Column]:

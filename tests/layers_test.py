@@ -65,7 +65,8 @@ _MAY = {
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
-    'cluster.lead cluster.speed.driving cluster.transport '
+    'cluster.lead cluster.speed.driving cluster.speed.layers '
+    'cluster.transport '
     'cluster.virtual.network configs learning outputs.ledger '
     'sync.record sync.scheme topology train wire.codec wire.flat'
   ),

@@ -1,0 +1,69 @@
+"""Tests for tools.profile_layers, on a small model."""
+
+import json
+import pathlib
+import tempfile
+import time
+
+from absl.testing import absltest, parameterized
+
+from cluster.speed import layers
+from tests.support import small
+from tools import profile_layers
+from tools.profile_layers import Leaf, Profile
+
+_PROFILE = Profile('a model', 8, 0.1, [Leaf('b', 30, 0.5), Leaf('a', 10, 0.75)])
+
+
+class ProfileTest(parameterized.TestCase):
+  def test_the_last_layer_is_there_first_and_the_first_one_last(self):
+    config = small.config(
+      model__mlp__hidden=(2048, 2048, 2048), batching__micro_batch=8
+    )
+    start = time.perf_counter()
+    profile = profile_layers.measure(config, batch=12, rounds=3)
+    took_s = time.perf_counter() - start
+
+    ready = {leaf.name: leaf.ready for leaf in profile.layers}
+    kernels = [ready[f"['layers'][{n}]['kernel']"] for n in (3, 2, 1, 0)]
+    self.assertEqual(kernels, sorted(kernels))
+    self.assertGreater(kernels[0], 0.4)  # After the first micro-batch.
+    self.assertLess(kernels[0], kernels[3])
+    self.assertEqual(sorted(ready.values()), [*ready.values()])
+    self.assertLess(3 * profile.seconds, took_s)
+    params = small.build(config).runtime.lead.holder.learner.params
+    sizes = [each.nbytes for each in _leaves(params)]
+    self.assertCountEqual(sizes, [leaf.bytes for leaf in profile.layers])
+
+  def test_a_file_gives_the_layers_back(self):
+    path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
+    profile_layers.write(_PROFILE, path)
+    found = layers.read('field', str(path))
+    self.assertEqual(found, [(30, 0.5), (10, 0.75)])
+    self.assertEqual(json.loads(path.read_text())['batch'], 8)
+
+  def test_the_table_has_what_was_measured(self):
+    lines = profile_layers.describe(_PROFILE).splitlines()
+    self.assertIn('a model, 8 examples in 100 ms, 2 leaves of 4e-05', lines[0])
+    self.assertEqual(lines[2].split(), ['50.0%', '50', '75.0%', 'b'])
+    self.assertEqual(lines[3].split(), ['75.0%', '75', '100.0%', 'a'])
+
+  @parameterized.parameters(
+    ({'batch': 0}, 'batch: expected at least 1, got 0'),
+    ({'rounds': 0}, 'rounds: expected at least 1, got 0'),
+  )
+  def test_bad_arguments_are_named(self, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      profile_layers.measure(
+        small.config(), **{'batch': 8, 'rounds': 1} | changed
+      )
+
+
+def _leaves(params):
+  import jax
+
+  return jax.tree.leaves(params)
+
+
+if __name__ == '__main__':
+  absltest.main()

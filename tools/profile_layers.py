@@ -1,0 +1,214 @@
+"""Measures when the gradients of layers appear during an iteration.
+
+  python -m tools.profile_layers --config=FILE.py --out=FILE.json
+    [--batch=N] [--rounds=15]
+
+A batch of the config's model and data is computed as a worker computes it, in
+micro-batches, of which the last one shows each leaf of its gradient as soon as
+the backward pass has made it.  FILE.json is what config.cluster.speed.layers
+takes.  On CPUs: what is computed elsewhere is seen too late.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.experimental.buffer_callback import buffer_callback
+from ml_collections import ConfigDict, config_flags
+
+from cluster.speed import layers
+from configs import sections
+from configs.checks import require
+from learning import build as learning
+from learning import compilations
+from learning.gradient import micro_batches
+
+
+class Leaf(NamedTuple):
+  """A leaf of the gradient.
+
+  Attributes:
+    name: Its path in the parameters.
+    bytes: Of its numbers.
+    ready: Part of the iteration's time after which it is there: the median.
+  """
+
+  name: str
+  bytes: int
+  ready: float
+
+
+class Profile(NamedTuple):
+  """What was measured.
+
+  Attributes:
+    model: Its name and the data.
+    batch: Examples.
+    seconds: Of an iteration, the median.
+    layers: In the order in which they appear.
+  """
+
+  model: str
+  batch: int
+  seconds: float
+  layers: Sequence[Leaf]
+
+
+def main(argv: list[str]) -> None:
+  """Measures and writes as the flags describe."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  given = flags.FLAGS
+  try:
+    profile = measure(given.config, batch=given.batch, rounds=given.rounds)
+    write(profile, given.out)
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  print(describe(profile))
+
+
+def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
+  """Returns when the leaves of a gradient appear on the CPUs of this machine.
+
+  Args:
+    config: Names the model and the data; every field is checked.
+    batch: Examples; None for config.batching.worker_batch.
+    rounds: How often each leaf is measured.
+
+  Raises:
+    ValueError: If an argument is wrong, or there is no CPU to compute on.
+  """
+  platform = jax.default_backend()
+  require(platform == 'cpu', 'JAX_PLATFORMS', 'cpu', platform)
+  require(rounds > 0, 'rounds', 'at least 1', rounds)
+  batch = config.batching.worker_batch if batch is None else batch
+  require(batch > 0, 'batch', 'at least 1', batch)
+  compilations.make_repeatable()
+  learned = learning.of_config(config)
+  params, task = learned.params, learned.gradient.task
+  shown = _Shown(task.loss)
+  train = learned.gradient.train
+  parts = [
+    tuple(np.resize(each, (size, *each.shape[1:])) for each in train)
+    for size, _ in micro_batches(batch, largest=config.batching.micro_batch)
+  ]
+  for part in parts:
+    shown.seconds(params, *part)  # Compiles.
+  times, whole = [], []
+  for _ in range(rounds):
+    earlier_s = sum(shown.seconds(params, *part)[0] for part in parts[:-1])
+    last_s, seen_s = shown.seconds(params, *parts[-1])
+    whole.append(earlier_s + last_s)
+    times.append([(earlier_s + each) / whole[-1] for each in seen_s])
+  paths = jax.tree_util.tree_leaves_with_path(params)
+  found = [
+    Leaf(jax.tree_util.keystr(path), leaf.nbytes, statistics.median(each))
+    for (path, leaf), each in zip(paths, zip(*times, strict=True), strict=True)
+    if leaf.dtype == jnp.float32
+  ]
+  return Profile(
+    model=f'{config.model.name} of {config.data.name}',
+    batch=batch,
+    seconds=statistics.median(whole),
+    layers=sorted(found, key=lambda leaf: leaf.ready),
+  )
+
+
+def write(profile: Profile, path: str | pathlib.Path) -> None:
+  """Writes a profile for `layers.parse`.
+
+  Raises:
+    OSError: If the file cannot be written.
+  """
+  content = {'version': layers.VERSION} | profile._asdict()
+  content['layers'] = [leaf._asdict() for leaf in profile.layers]
+  text = json.dumps(content, indent=2)
+  pathlib.Path(path).write_text(f'{text}\n', encoding='utf-8')
+
+
+def describe(profile: Profile) -> str:
+  """Returns how much of the gradient is there after which part of the time."""
+  total = sum(leaf.bytes for leaf in profile.layers)
+  lines = [
+    f'{profile.model}, {profile.batch} examples in '
+    f'{1e3 * profile.seconds:.4g} ms, {len(profile.layers)} leaves of '
+    f'{total / 1e6:.4g} MB',
+    'ready at     ms  bytes so far  leaf',
+  ]
+  done = 0
+  for leaf in profile.layers:
+    done += leaf.bytes
+    lines.append(
+      f'{leaf.ready:8.1%}  {1e3 * leaf.ready * profile.seconds:5.4g}  '
+      f'{done / total:12.1%}  {leaf.name}'
+    )
+  return '\n'.join(lines)
+
+
+class _Shown:
+  """A gradient that notes when each of its leaves is there."""
+
+  def __init__(self, loss: Callable[..., Any]):
+    self._seen_s: dict[int, float] = {}
+
+    def total(params: Any, inputs: Any, targets: Any) -> jax.Array:
+      leaves, tree = jax.tree.flatten(params)
+      leaves = [self._noted(n)(leaf) for n, leaf in enumerate(leaves)]
+      params = jax.tree.unflatten(tree, leaves)
+      return jnp.sum(loss(params, inputs, targets, jax.random.key(0))[0])
+
+    self._gradient = jax.jit(jax.grad(total))
+
+  def seconds(
+    self, params: Any, inputs: Any, targets: Any
+  ) -> tuple[float, list[float]]:
+    """Returns how long it takes, and when each leaf is there.
+
+    A leaf that nothing depends on is there at the end.
+    """
+    self._seen_s.clear()
+    start_s = time.perf_counter()
+    jax.block_until_ready(self._gradient(params, inputs, targets))
+    whole_s = time.perf_counter() - start_s
+    count = len(jax.tree.leaves(params))
+    seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]
+    return whole_s, [min(each - start_s, whole_s) for each in seen_s]
+
+  def _noted(self, leaf: int) -> Callable[[jax.Array], jax.Array]:
+    def note(context: Any, results: Any, cotangent: Any) -> None:
+      del context, results, cotangent
+      self._seen_s[leaf] = time.perf_counter()
+
+    @jax.custom_vjp
+    def identity(array: jax.Array) -> jax.Array:
+      return array
+
+    def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+      buffer_callback(note, (), has_side_effect=True)(cotangent)
+      return (cotangent,)
+
+    identity.defvjp(lambda array: (array, None), backward)
+    return identity
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
+  flags.DEFINE_integer('batch', None, 'Examples; as configured if none.')
+  flags.DEFINE_integer('rounds', 15, 'How often each leaf is measured.')
+  told = 'Names model and data; --config.SECTION.FIELD=VALUE changes a field.'
+  with sections.known_fields(argv):
+    config_flags.DEFINE_config_file('config', None, told)
+    flags.mark_flag_as_required('config')
+    return app.parse_flags_with_usage(argv)
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=_parse)
