@@ -1,0 +1,405 @@
+"""Allreduces between hosts of a lab, beside the fluid optimum.
+
+  python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
+    [--rounds=5] [--schemes=forest,ring,...] [--window_s=0.05]
+
+Needs root, for network namespaces (tools.lab).  Each host is a process with a
+host executor; all sum pools of float32 that hold whole numbers, and what comes
+out is compared with their sum.  A round is the time from the first start to the
+last end, the median of some, after one that does not count.  The optimum is of
+the nominal rates, of which frames and their headers leave 95.6 %; efficiency is
+the optimum's time over that of a round.  CPU is that of all processes, per GB
+that their executors send.
+
+forest: packed, of those within 1 % of the optimum the one with the fewest and
+shallowest trees.  ring: through the hosts in their order; best_ring: in the
+fastest order; sharded: each host the root of an equal shard.  psum: XLA's gloo
+ring over jax.distributed in the same lab.  DDP of torch over gloo is not among
+them: torch is no requirement of this project.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import pickle
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench import clusters
+from cluster.distributed.reduced.executor import Executor, Group
+from cluster.transport.greeting import Security
+from cluster.transport.interfaces import interface_address
+from tools import lab
+from topology.baselines import schemes
+from topology.clusters import measured
+from topology.clusters.cluster import Cluster
+from topology.forests.trees import Forest
+from topology.packing.pack import pack
+
+_BASE_MBIT = 200
+_PLANNED = 0.94  # Of a nominal rate is left for what executors send.
+_GAP = 0.01
+_TIMEOUT_S = 20.0
+_LIMIT_S = 600.0
+_SCHEMES = {
+  'forest': None,
+  'ring': schemes.naive_ring,
+  'best_ring': schemes.best_ring,
+  'sharded': schemes.equal_shards,
+}
+_PSUM = 'psum'
+
+
+class Case(NamedTuple):
+  """Hosts of a lab; rates in Mbit/s.
+
+  Attributes:
+    up: What each host may send.
+    down: What each host may receive.
+    pairs: What a host may send to another, if that is less.
+  """
+
+  up: Sequence[int]
+  down: Sequence[int]
+  pairs: dict[tuple[int, int], int]
+
+  @property
+  def cluster(self) -> Cluster:
+    """The hosts with nominal rates."""
+    return measured.graph(
+      measured.Rates(
+        tuple(map(_GBps, self.up)),
+        tuple(map(_GBps, self.down)),
+        {ends: _GBps(rate) for ends, rate in self.pairs.items()},
+      )
+    )
+
+  @property
+  def links(self) -> dict[str, Any]:
+    """What tools.lab takes."""
+    hosts = {
+      f'host{n}': {'up': f'{up}mbit', 'down': f'{down}mbit'}
+      for n, (up, down) in enumerate(zip(self.up, self.down, strict=True))
+    }
+    pairs = [
+      {'from': f'host{a}', 'to': f'host{b}', 'rate': f'{rate}mbit'}
+      for (a, b), rate in self.pairs.items()
+    ]
+    return {'hosts': hosts, 'pairs': pairs}
+
+
+def cases() -> dict[str, Case]:
+  """Returns what is measured."""
+  cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
+  return {
+    'equal4': _hosts(4),
+    'slow4': Case([200, 200, 200, 50], [200, 200, 200, 50], {}),
+    'unequal6': Case(
+      [200, 200, 100, 100, 50, 200], [200, 100, 200, 100, 200, 50], {}
+    ),
+    'groups6': _hosts(6)._replace(pairs=cross),
+    'random6': _hosts(6)._replace(pairs=_random(6)),
+    'random8': _hosts(8)._replace(pairs=_random(8)),
+  }
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints a table per case."""
+  parser = argparse.ArgumentParser(
+    prog='bench.allreduce', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--cases', default=','.join(cases()))
+  parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
+  parser.add_argument('--sizes', default='5,25', help='MB')
+  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--window_s', type=float, default=0.05)
+  parser.add_argument('--chunk_bytes', type=int, default=32768)
+  parser.add_argument('--worker', help='for itself')
+  parser.add_argument('--lead', help='for itself')
+  given = parser.parse_args(argv)
+  if given.worker:
+    _Worker(json.loads(given.worker)).run()
+    return
+  if given.lead:
+    _lead(pathlib.Path(given.lead))
+    return
+  chosen = given.schemes.split(',')
+  unknown = set(chosen) - {*_SCHEMES, _PSUM}
+  if unknown or set(given.cases.split(',')) - {*cases()}:
+    parser.error(f'expected cases of {[*cases()]}, schemes of {[*_SCHEMES]}')
+  sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
+  settings = {'window_s': given.window_s, 'chunk_bytes': given.chunk_bytes}
+  print('DDP of torch is not measured: torch is not installed.', flush=True)
+  for name in given.cases.split(','):
+    print_case(name, cases()[name], chosen, sizes, given.rounds, settings)
+
+
+def print_case(
+  name: str,
+  case: Case,
+  chosen: Sequence[str],
+  sizes: Sequence[int],
+  rounds: int,
+  settings: dict[str, Any],
+) -> None:
+  """Prints what a case takes.
+
+  Args:
+    name: Of the case.
+    case: Its links.
+    chosen: Names of schemes.
+    sizes: Bytes of pools; schemes to compare with have the first one alone.
+    rounds: Of which the median is taken.
+    settings: Of the executors.
+  """
+  cluster = case.cluster
+  best = pack(cluster)
+  forests = {
+    each: planned(make(cluster, best) if make else chosen_forest(cluster, best))
+    for each, make in _SCHEMES.items()
+    if each in chosen
+  }
+  jobs = [
+    (each, size)
+    for each in chosen
+    for size in (sizes if each == 'forest' else sizes[:1])
+  ]
+  task = {
+    'names': {worker: i for i, worker in enumerate(cluster.workers)},
+    'forests': forests,
+    'jobs': jobs,
+    'rounds': rounds,
+    'settings': settings,
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder)
+    (path / 'links.json').write_text(json.dumps(case.links))
+    (path / 'task').write_bytes(pickle.dumps(task))
+    words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
+    words += [f'--link={_BASE_MBIT}mbit', f'--links={path}/links.json', '--']
+    words += [sys.executable, '-m', 'bench.allreduce', f'--lead={path}']
+    subprocess.run(
+      words, check=True, timeout=_LIMIT_S, stderr=subprocess.DEVNULL
+    )
+    results = json.loads((path / 'results').read_text())
+  rows = [('', 'MB', 'trees', 'depth', 'optimum s', 'round s', 'efficiency')]
+  rows[0] += ('CPU s/GB',)
+  for (each, size), result in zip(jobs, results, strict=True):
+    forest = forests.get(each)
+    shape = ('', '')
+    if forest:
+      deepest = max(tree.depth for tree in forest.trees)
+      shape = (str(len(forest.trees)), str(deepest))
+    optimum_s = size / float(best.bound_Bps or 1)
+    cells = ('failed', '', '')
+    if result:
+      took_s = statistics.median(result['took_s'])
+      cells = (f'{took_s:.3f}', f'{optimum_s / took_s:.3f}')
+      cpu = result.get('cpu_s_per_GB')
+      cells += ('' if cpu is None else f'{cpu:.2f}',)
+    rows.append((each, f'{size / 1e6:g}', *shape, f'{optimum_s:.3f}', *cells))
+  print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
+
+
+def chosen_forest(cluster: Cluster, best: Forest) -> Forest:
+  """Returns a forest within 1 % of the best with few and shallow trees."""
+  rate = best.rate_Bps or Fraction(0)
+  found = [best]
+  count = len(cluster.workers)
+  for most in (count, 2 * count):
+    try:
+      found.append(pack(cluster, max_trees=most, gap=_GAP, time_limit_s=5.0))
+    except TimeoutError:
+      continue
+  fits = [
+    f for f in found if (f.rate_Bps or 0) >= (1 - Fraction(1, 100)) * rate
+  ]
+  return min(fits, key=lambda f: len(f.trees) * max(t.depth for t in f.trees))
+
+
+def planned(forest: Forest) -> Forest:
+  """Returns the forest with what frames and chunks leave of its rate."""
+  share = Fraction(str(_PLANNED))
+  rate = (forest.rate_Bps or Fraction(0)) * share
+  return Forest(
+    forest.collective, forest.trees, rate, forest.bound_Bps, forest.certificate
+  )
+
+
+class _Worker:
+  """A host of the lab; takes orders from standard input, one a line."""
+
+  def __init__(self, given: dict[str, Any]):
+    self._index = given['index']
+    self._task = pickle.loads(pathlib.Path(given['task']).read_bytes())
+    self._host = interface_address('eth0')
+    self._executor = Executor(
+      self._index,
+      host=self._host,
+      security=Security('of the lab'),
+      timeout_s=_TIMEOUT_S,
+      **self._task['settings'],
+    )
+    self._iteration = 0
+
+  def run(self) -> None:
+    _say(self._executor.address)
+    for line in sys.stdin:
+      order = json.loads(line)
+      _say(getattr(self, f'_{order.pop("order")}')(**order))
+    self._executor.close()
+
+  def _form(self, generation: int, scheme: str, addresses: list[str]) -> None:
+    forest = self._task['forests'][scheme]
+    members = dict(enumerate(addresses))
+    group = Group(generation, members, forest, self._task['names'])
+    self._executor.form(group)
+    self._members = len(members)
+
+  def _sum(self, size: int) -> dict[str, float]:
+    pool = (np.arange(size // 4) % 1000 + self._index).astype(np.float32)
+    self._iteration += 1
+    sent = self._sent()
+    cpu_s, start_s = time.process_time(), time.monotonic()
+    reduction = self._executor.begin(self._iteration, pool, [(0, pool.size)])
+    reduction.ready(0)
+    reduction.wait(_LIMIT_S)
+    end_s = time.monotonic()
+    cpu_s = time.process_time() - cpu_s
+    n = self._members
+    want = (np.arange(pool.size) % 1000) * n + n * (n - 1) // 2
+    if not np.array_equal(pool, want):
+      raise RuntimeError('The sum is wrong.')
+    sent = self._sent() - sent
+    return {'start': start_s, 'end': end_s, 'cpu': cpu_s, 'sent': sent}
+
+  def _sent(self) -> int:
+    return sum(u.sent_bytes for u in self._executor.traffic().values())
+
+  def _psum(self, size: int, rounds: int, address: str) -> list[list[float]]:
+    return _psum(self._index, len(self._task['names']), address, size, rounds)
+
+
+def _psum(
+  index: int, count: int, address: str, size: int, rounds: int
+) -> list[list[float]]:
+  """Returns start and end of each round of XLA's psum."""
+  import jax
+
+  if not jax.distributed.is_initialized():
+    jax.config.update('jax_platforms', 'cpu')
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    jax.distributed.initialize(address, count, index)
+  mesh = jax.make_mesh((count,), ('w',))
+  spec = jax.sharding.PartitionSpec('w')
+  total = jax.jit(
+    jax.shard_map(
+      lambda x: jax.lax.psum(x, 'w'), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+  )
+  own = np.full((1, size // 4), index, np.float32)
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  pool = jax.make_array_from_process_local_data(sharding, own)
+  times = []
+  for number in range(rounds + 1):
+    start_s = time.monotonic()
+    result = jax.block_until_ready(total(pool))
+    if number:
+      times.append([start_s, time.monotonic()])
+  got = np.asarray(result.addressable_data(0))
+  if not (got == count * (count - 1) / 2).all():
+    raise RuntimeError('The sum is wrong.')
+  return times
+
+
+def _lead(folder: pathlib.Path) -> None:
+  """Starts the hosts of a lab and has them sum; in the lab."""
+  task = pickle.loads((folder / 'task').read_bytes())
+  workers = []
+  for index, host in enumerate(os.environ['SYNCOPATE_HOSTS'].split(',')):
+    text = json.dumps({'index': index, 'task': f'{folder}/task'})
+    words = [sys.executable, '-m', 'bench.allreduce', f'--worker={text}']
+    workers.append(
+      subprocess.Popen(
+        lab.command(host, words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+      )
+    )
+  addresses = [json.loads(worker.stdout.readline()) for worker in workers]
+
+  def order(name: str, **kwargs: Any) -> list[Any]:
+    for worker in workers:
+      worker.stdin.write(json.dumps({'order': name, **kwargs}) + '\n')
+      worker.stdin.flush()
+    return [json.loads(worker.stdout.readline()) for worker in workers]
+
+  results: list[Any] = []
+  for generation, (scheme, size) in enumerate(task['jobs'], start=1):
+    if scheme == _PSUM:
+      host = addresses[0].rpartition(':')[0]
+      rounds = order(
+        'psum', size=size, rounds=task['rounds'], address=f'{host}:9999'
+      )
+      took = [
+        max(end for _, end in each) - min(start for start, _ in each)
+        for each in zip(*rounds, strict=True)
+      ]
+      results.append({'took_s': took})
+      continue
+    order('form', generation=generation, scheme=scheme, addresses=addresses)
+    order('sum', size=size)
+    each = [order('sum', size=size) for _ in range(task['rounds'])]
+    parts = [part for some in each for part in some]
+    results.append(
+      {
+        'took_s': [
+          max(p['end'] for p in some) - min(p['start'] for p in some)
+          for some in each
+        ],
+        'cpu_s_per_GB': 1e9
+        * sum(p['cpu'] for p in parts)
+        / sum(p['sent'] for p in parts),
+      }
+    )
+  (folder / 'results').write_text(json.dumps(results))
+  for worker in workers:
+    worker.stdin.close()
+    worker.wait()
+
+
+def _say(answer: Any) -> None:
+  print(json.dumps(answer), flush=True)
+
+
+def _hosts(count: int) -> Case:
+  return Case([_BASE_MBIT] * count, [_BASE_MBIT] * count, {})
+
+
+def _random(count: int) -> dict[tuple[int, int], int]:
+  rng = random.Random(count)
+  return {
+    (a, b): rng.randint(20, 199)
+    for a in range(count)
+    for b in range(count)
+    if a != b
+  }
+
+
+def _GBps(mbit: int) -> Fraction:
+  return Fraction(mbit, 8000)
+
+
+if __name__ == '__main__':
+  main()
