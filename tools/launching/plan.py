@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import pathlib
 from collections.abc import Mapping
 
@@ -83,8 +84,24 @@ class Plan:
 
   @property
   def holders(self) -> list[str]:
-    """The processes that hold the shards."""
-    return self._all[: self.servers or self.workers]
+    """The processes without which a run cannot go on.
+
+    Those that hold shards of the parameters, or the lead alone if all workers
+    have all of them, which is known once the run has begun.  XLA's collectives
+    need everybody.
+    """
+    route = self._route()
+    if route == 'server':
+      return self._all[: self.servers or self.workers]
+    return self._all if route == 'native' else [self.lead]
+
+  def _route(self) -> str:
+    """Returns the run's route, as its folder says; 'server' before it does."""
+    try:
+      manifest = json.loads((self.workdir / 'manifest.json').read_text())
+      return manifest['config']['route']['name']
+    except (OSError, ValueError, LookupError, TypeError):
+      return 'server'
 
   @property
   def log(self) -> pathlib.Path:

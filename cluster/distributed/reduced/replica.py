@@ -236,7 +236,7 @@ class Replica:
       self._form(life, told['group'])
     elif 'deal' in told:
       deal = told['deal']
-      if deal['generation'] == self._generation > self._stopped:
+      if deal['generation'] == self._generation >= self._stopped:
         self._iterate(life, deal)
     elif 'stop' in told:
       self._stopped = told['stop']
