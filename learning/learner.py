@@ -179,8 +179,12 @@ class TaskLearner:
   def warm_up_pool(self, pool: Pool) -> None:
     """Compiles what `apply_pool` needs, and changes nothing."""
     payload = pool.payload(np.zeros(pool.size, np.float32))
-    state = self._copied(self._state)
-    jax.block_until_ready(self._applied(state, payload, 1, 1))
+    twin = self.fork()
+    # What comes out may be bound to a device that what went in was not.
+    for _ in range(2):
+      twin.params, twin.stats, twin._state = jax.block_until_ready(
+        twin._applied(twin._state, payload, 1, 1)
+      )
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""

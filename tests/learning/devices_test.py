@@ -12,6 +12,7 @@ import tempfile
 
 import jax
 import numpy as np
+import optax
 from absl.testing import absltest, parameterized
 from flax import nnx
 
@@ -19,6 +20,9 @@ import train
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
+from learning.learner import TaskLearner
+from learning.pool import Filling, Pool
+from learning.streaming import StreamingGradient
 from models import norm, task
 from tests.support import small, stopping
 
@@ -96,8 +100,41 @@ def _pushes():
         'numbers': [np.ravel(leaf).tolist() for leaf in leaves],
         'compilations': compilations.count() - before,
         'devices': sorted({d.id for leaf in leaves for d in leaf.devices()}),
+        'updated': _updated(gradient, params, results[0][0]),
       }
   return found
+
+
+def _updated(gradient, params, expected):
+  """Returns how streams and updates of pools differ, and compile late."""
+  learned, order = gradient.task, gradient.order(params)
+  pool = Pool(params, learned.stats, order, range_bytes=0, books=0)
+  streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+  streaming.warm_up_stream(params, _EXAMPLES, changing=False)
+  learner = TaskLearner(
+    params=params,
+    stats=gradient.placed(learned.stats),
+    tx=optax.sgd(1.0, momentum=0.9),
+    schedule=lambda examples, updates: 0.1,
+    reduction='sum',
+    num_workers=1,
+    worker_batch=8,
+  )
+  learner.warm_up_pool(pool)
+  before = compilations.count()
+  for _ in range(2):
+    vector = np.zeros(pool.size, np.float32)
+    filling = Filling(pool, vector, lambda number: None)
+    call = {'worker': 1, 'iteration': _EXAMPLES, 'into': filling}
+    stats, _ = streaming.stream(params, ((0, _EXAMPLES),), **call)
+    filling.finish(stats)
+    learner.apply_pool(pool, vector, _EXAMPLES, pushes=1)
+  same = jax.tree.map(np.array_equal, pool.payload(vector), expected)
+  return {
+    'same': all(jax.tree.leaves(same)),
+    'overlaps': streaming.overlaps,
+    'compilations': compilations.count() - before,
+  }
 
 
 def _runs():
@@ -205,6 +242,12 @@ class PushTest(parameterized.TestCase):
     for name, push in found.items():
       self.assertEqual(push['compilations'], 0, name)
       self.assertEqual(push['devices'], [0], name)
+
+  def test_it_is_handed_out_as_it_is_and_its_update_compiles_nothing(self):
+    for name, push in _in_a_process()['pushes'].items():
+      overlaps = name.endswith(('0', '1'))
+      expected = {'same': True, 'overlaps': overlaps, 'compilations': 0}
+      self.assertEqual(push['updated'], expected, name)
 
   def test_devices_exchange_sums_and_no_examples(self):
     programs = _in_a_process()['programs']

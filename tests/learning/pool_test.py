@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from flax import nnx
 
 from learning import compilations, optimizer, schedule
 from learning.digest import digest
@@ -17,6 +16,7 @@ from learning.learner import TaskLearner
 from learning.nothing import NoLearner
 from learning.pool import Filling, Pool, backward_order
 from models import mlp, resnet, task, transformer, vgg
+from tests.support import drawn
 from wire.codec import Payload
 
 
@@ -150,11 +150,7 @@ class PoolTest(parameterized.TestCase):
 
 
 def _classified(make, shape, targets=(), dtype=np.float32):
-  graph, shapes = nnx.split(nnx.eval_shape(make))
-  zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-  # Nothing is drawn, nor compiled.
-  model = nnx.merge(graph, jax.device_put(zeros))
-  learned = task.classification(model, lambda x: x, lambda x, _: x)
+  learned = task.classification(drawn.model(make), lambda x: x, lambda x, _: x)
   args = (
     jax.ShapeDtypeStruct((4, *shape), dtype),
     jax.ShapeDtypeStruct((4, *targets), np.int32),

@@ -1,0 +1,15 @@
+"""Models of drawn numbers: nothing is compiled to make them."""
+
+import jax
+import numpy as np
+from flax import nnx
+
+
+def model(make):
+  """Returns what `make` would, with other numbers; draws them with NumPy."""
+  graph, shapes = nnx.split(nnx.eval_shape(make))
+  rng = np.random.default_rng(0)
+  numbers = jax.tree.map(
+    lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype) / 2, shapes
+  )
+  return nnx.merge(graph, jax.device_put(numbers))
