@@ -115,6 +115,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.range_bytes = 2.0**20
   config.route.overlap = True  # While the others are still computed.
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
+  # Where processes of jax.distributed meet; 0: the one after the lead's.
+  config.route.native.port = 0
   config.route.ring = ConfigDict()
   # Of this and those below.  The links: a file of them, a builder such as
   # 'star([1, 2])', 'probe': measured at the start (under the virtual clock what

@@ -7,6 +7,7 @@ is a ring in the order of the workers, once everything is computed.
 import dataclasses
 from typing import TYPE_CHECKING
 
+from configs.checks import require
 from route.route import Reduced
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ class NativeRoute:
     return Reduced('native', None, None, range_bytes, overlap=False)
 
 
-def make() -> NativeRoute:
-  """Returns the route."""
+def make(*, port: int) -> NativeRoute:
+  """Returns the route.
+
+  Args:
+    port: Where the processes of real hosts meet; 0 for the one after the
+      lead's.
+
+  Raises:
+    ValueError: If it is none.
+  """
+  require(0 <= port < 2**16, 'port', 'a port, or 0', port)
   return NativeRoute()

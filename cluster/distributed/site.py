@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from cluster.distributed import devices, roles
 from cluster.distributed.process import Meeting
+from cluster.distributed.reduced import native
 from cluster.distributed.reduced.site import ReducedSite
 from cluster.distributed.served.site import ServedSite
 from cluster.runtime import Parts, Site
@@ -18,7 +19,7 @@ from cluster.transport import memory, pauses, streams
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles
-from route.route import Plan, Served
+from route.route import Plan, Reduced, Served
 
 
 def meet(
@@ -59,6 +60,14 @@ def meet(
     own = devices.own(os.environ, seen, count=count)
     if len(own) < seen:
       jax.config.update('jax_cuda_visible_devices', ','.join(map(str, own)))
+  if not finished and isinstance(plan, Reduced) and plan.forest is None:
+    native.join(
+      role.lead,
+      config.route.native.port,
+      index=role.index,
+      workers=workers,
+      start_s=config.cluster.start_s,
+    )
   return Meeting(role, address, finished, devices=count)
 
 

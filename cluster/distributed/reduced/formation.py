@@ -53,7 +53,7 @@ class Formation:
   def __init__(
     self,
     cluster: Cluster,
-    pack: Callable[[Cluster, int], Forest],
+    pack: Callable[[Cluster, int], Forest] | None,
     *,
     size_bytes: int,
     timeout_s: float,
@@ -63,7 +63,8 @@ class Formation:
 
     Args:
       cluster: The links; worker i is the i-th.
-      pack: Returns the forest for links, and bytes that are to be summed.
+      pack: Returns the forest for links, and bytes that are to be summed; None
+        if XLA sums.
       size_bytes: Of a pool.
       timeout_s: Silence after which a process counts as lost.
       start_s: That connecting may take.
@@ -84,6 +85,11 @@ class Formation:
     self._suspects: set[tuple[int, int]] = set()
     self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
     self._source: int | None = None  # Who has the newest version.
+
+  @property
+  def mends(self) -> bool:
+    """Whether those who live can go on without a member that is lost."""
+    return self._pack is not None
 
   @property
   def living(self) -> list[int]:
@@ -159,23 +165,10 @@ class Formation:
     self._digests.clear()
     self._checked.clear()
     self._enter(_State.FORMING)
-    workers = self._cluster.workers
-    lost = [(workers[a], workers[b]) for a, b in sorted(self._lost)]
-    away = [w for k, w in enumerate(workers) if k not in self.members]
-    try:
-      links = pruned.without(self._cluster, workers=away, pairs=lost)
-    except ValueError as error:
-      raise self._cut(error) from error
-    try:
-      self.forest = self._pack(links, self._size_bytes)
-    except (ValueError, TimeoutError) as error:
-      raise Unmendable(f'There is no forest of the workers: {error}') from error
-    said = group.described(
-      self.generation,
-      {index: self._executors[index] for index in members},
-      workers,
-      links,
-      self.forest,
+    said = (
+      self._described(self._pack)
+      if self._pack
+      else {'generation': self.generation}
     )
     source = self._source
     if source is None and version:  # The lead's has been restored.
@@ -193,6 +186,29 @@ class Formation:
       )
       for index in members
     ]
+
+  def _described(
+    self, pack: Callable[[Cluster, int], Forest]
+  ) -> dict[str, Any]:
+    """Returns what members are told, after a forest of them was packed."""
+    workers = self._cluster.workers
+    lost = [(workers[a], workers[b]) for a, b in sorted(self._lost)]
+    away = [w for k, w in enumerate(workers) if k not in self.members]
+    try:
+      links = pruned.without(self._cluster, workers=away, pairs=lost)
+    except ValueError as error:
+      raise self._cut(error) from error
+    try:
+      self.forest = pack(links, self._size_bytes)
+    except (ValueError, TimeoutError) as error:
+      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    return group.described(
+      self.generation,
+      {index: self._executors[index] for index in self.members},
+      workers,
+      links,
+      self.forest,
+    )
 
   def formed(self, index: int, digest: str) -> bool:
     """A member is connected; returns whether all are."""

@@ -7,14 +7,18 @@ checkpoint.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cluster.distributed.faults import Fault, spoilt
+from data.stream import Ranges
+from learning.learning import Gradient, Learner
 from learning.pool import Pool
 from wire.codec import Payload
 
@@ -27,11 +31,17 @@ _OPTIONS = {
 _AXIS = 'workers'
 
 
-def join(address: str, index: int, workers: int, start_s: float) -> None:
-  """Meets all other processes, before XLA starts.
+def join(
+  lead: str, port: int, *, index: int, workers: int, start_s: float
+) -> None:
+  """Meets all other processes in jax.distributed, before XLA starts.
+
+  Its coordination service listens beside the lead.  It knows no token, and nor
+  do gloo and NCCL.
 
   Args:
-    address: 'host:port' where the first of them is to listen.
+    lead: 'host:port' where the lead listens.
+    port: Of the coordination service; 0 for the one after the lead's.
     index: Of this worker.
     workers: How many there are.
     start_s: Until all have to be there.
@@ -39,16 +49,16 @@ def join(address: str, index: int, workers: int, start_s: float) -> None:
   Raises:
     RuntimeError: If they are not.
   """
+  host, _, own = lead.rpartition(':')
+  address = f'{host}:{port or int(own) + 1}'
+  logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
-    address,
-    workers,
-    index,
-    initialization_timeout=max(round(start_s), 1),
+    address, workers, index, initialization_timeout=max(round(start_s), 1)
   )
 
 
 class NativeSum:
-  """Sums what workers have, on the first device of each.
+  """Sums vectors of all workers, range by range, on the first device of each.
 
   Attributes:
     program: Compiled: the sums of a pool's ranges.
@@ -58,13 +68,13 @@ class NativeSum:
     """Compiles nothing yet.
 
     Args:
-      pool: What lies where; the books last.
+      pool: What lies where.
       devices: The first of each worker, in order.
     """
     self._pool, self._count = pool, len(devices)
     mesh = Mesh(np.array(devices), (_AXIS,))
     self._split = NamedSharding(mesh, PartitionSpec(_AXIS))
-    self._device = next(
+    self.device = next(
       d for d in devices if d.process_index == jax.process_index()
     )
     self.program = jax.jit(
@@ -78,8 +88,17 @@ class NativeSum:
     )
     self._ranges = jax.jit(self._cut)
     self._payload = jax.jit(
-      lambda ranges: self._pool.payload(_joined(ranges, pool.size))
+      lambda ranges: pool.payload(_joined(ranges, pool.size))
     )
+
+  def shared(self, payload: Payload, books: np.ndarray) -> list[jax.Array]:
+    """Returns what this worker adds, as parts of arrays over all workers."""
+    return [
+      jax.make_array_from_single_device_arrays(
+        (self._count, part.size), self._split, [part]
+      )
+      for part in self._ranges(payload, books)
+    ]
 
   def __call__(
     self, payload: Payload, books: np.ndarray
@@ -87,36 +106,121 @@ class NativeSum:
     """Returns the sums of all workers, the same on each of them.
 
     Args:
-      payload: What this worker adds.
+      payload: What this worker adds, on `device`.
       books: The same, float32.
     """
-    own = jax.device_put((payload, books), self._device)
-    shares = [
-      jax.make_array_from_single_device_arrays(
-        (self._count, part.size), self._split, [part[None]]
-      )
-      for part in self._ranges(*own)
+    summed = [
+      each.addressable_data(0)
+      for each in self.program(self.shared(payload, books))
     ]
-    summed = [each.addressable_data(0) for each in self.program(shares)]
     last = np.asarray(summed[-1])
     return self._payload(summed), last[last.size - books.size :]
 
-  def warm_up(self, payload: Payload, books: np.ndarray) -> None:
-    """Compiles everything, with all other workers, who call this, too."""
-    jax.block_until_ready(self(payload, books)[0])
-
   def _cut(self, payload: Payload, books: jax.Array) -> list[jax.Array]:
-    """Returns what lies in each range, end to end."""
+    """Returns what lies in each range, [1, n]."""
     whole = jnp.zeros(self._pool.size, jnp.float32)
     for start, part in self._pool.parts(payload, books):
       # XLA's concatenation is many times slower on CPUs.
       whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
-    return [whole[start:end] for start, end in self._pool.ranges]
+    return [whole[None, start:end] for start, end in self._pool.ranges]
 
   @staticmethod
   def _summed(ranges: list[jax.Array]) -> list[jax.Array]:
     psum = functools.partial(jax.lax.psum, axis_name=_AXIS)
     return [psum(part)[0] for part in ranges]
+
+
+class NativeSumming:
+  """See `Summing`: by XLA, in the devices' memory."""
+
+  steps = 0
+
+  def __init__(
+    self, gradient: Gradient, pool: Pool, like: Payload, *, books: int
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      gradient: Computes.
+      pool: What lies where.
+      like: What a payload looks like.
+      books: How many numbers they are.
+    """
+    self._gradient, self._pool, self._like = gradient, pool, like
+    self._sum = NativeSum(pool, devices())
+    self._payload: Payload = like
+    self._numbers = np.zeros(books, np.float32)
+    self._is_finite = jax.jit(_is_finite)
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles all that can be without the others."""
+    payloads = self._gradient.warm_up(
+      learner.params, examples, changing=changing
+    )
+    self._like = self._placed(payloads[-1])
+    jax.block_until_ready(self._is_finite(self._like))
+    learner.warm_up()
+
+  def open(self) -> str:
+    """Returns '': XLA's processes know each other."""
+    return ''
+
+  def close(self) -> None:
+    """Nothing to close."""
+
+  def form(self, said: Mapping[str, Any]) -> None:
+    """Compiles the sum, with all others, who do the same now."""
+    del said
+    payload = jax.tree.map(lambda leaf: leaf * 0, self._like)
+    jax.block_until_ready(self._sum(payload, 0 * self._numbers)[0])
+
+  def abandon(self) -> None:
+    """Does nothing: XLA waits until the process ends."""
+
+  def compute(
+    self,
+    version: int,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    fault: Fault | None,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient."""
+    del version
+    payload, loss = self._gradient(
+      params, ranges, worker=worker, iteration=iteration
+    )
+    self._payload = self._placed(spoilt(fault, payload))
+    finite = self._is_finite(self._payload)
+    return None if loss is None else float(loss), bool(finite)
+
+  def finish(self, numbers: np.ndarray) -> None:
+    """Takes what belongs into the books."""
+    self._numbers = numbers
+
+  def total(self) -> list[float]:
+    """Waits until everything is summed."""
+    self._payload, books = self._sum(self._payload, self._numbers)
+    return books.tolist()
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Has the learner apply the sum."""
+    learner.add(learner.version, self._payload, examples, pushes=pushes)
+    learner.commit(learner.version)
+    jax.block_until_ready(learner.params)
+
+  def _placed(self, payload: Payload) -> Payload:
+    return jax.device_put(payload, self._sum.device)
+
+
+def _is_finite(payload: Payload) -> jax.Array:
+  leaves = jax.tree.leaves(payload.gradient)
+  peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+  return jnp.isfinite(jnp.array(peaks)).all()
 
 
 def _joined(ranges: Sequence[jax.Array], size: int) -> jax.Array:
@@ -127,9 +231,9 @@ def _joined(ranges: Sequence[jax.Array], size: int) -> jax.Array:
   return whole
 
 
-def devices() -> list[Any]:
+def devices() -> list[jax.Device]:
   """Returns the first device of each process, in the order of processes."""
-  found = {}
+  found: dict[int, jax.Device] = {}
   for device in sorted(jax.devices(), key=lambda each: each.id):
     found.setdefault(device.process_index, device)
   return [found[index] for index in sorted(found)]

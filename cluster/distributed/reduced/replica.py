@@ -22,21 +22,15 @@ from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
 from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
-from cluster.distributed.reduced.executor import Executor, Reduction
-from cluster.distributed.reduced.filling import CheckedFilling
-from cluster.distributed.reduced.group import group_of
 from cluster.distributed.reduced.inbox import Inbox
+from cluster.distributed.reduced.summing import Summing
 from cluster.speed.speed import Speed
-from cluster.transport import memory
 from cluster.transport.errors import Refused, TransportError
 from cluster.transport.heart import BEATS, LOST
 from cluster.transport.streams import Security
 from learning import compilations
 from learning.digest import digest
-from learning.learning import Learner, Streaming
-from learning.pool import Pool
-
-_ITEM = np.dtype(np.float32).itemsize
+from learning.learning import Gradient, Learner
 
 
 class Settings(NamedTuple):
@@ -61,9 +55,9 @@ class Replica:
     self,
     index: int,
     *,
-    gradient: Streaming,
+    gradient: Gradient,
     learner: Learner,
-    pool: Pool,
+    summing: Summing,
     books: Books,
     batching: Batching,
     speed: Speed | None,
@@ -78,7 +72,7 @@ class Replica:
       index: Which worker.
       gradient: Computes.
       learner: Applies; at the initial version, or one that was restored.
-      pool: What lies where in a sum.
+      summing: Sums what workers have computed.
       books: Of all workers, at the end of the pool.
       batching: How many examples iterations have.
       speed: How long iterations take at least; None for as long as they take.
@@ -90,7 +84,7 @@ class Replica:
     """
     self.index = index
     self.learner = learner
-    self._gradient, self._pool = gradient, pool
+    self._gradient, self._summing = gradient, summing
     self._books, self._factors = books, books.factors
     self._batching = batching
     self._host = Host(index, batching, speed)
@@ -100,17 +94,9 @@ class Replica:
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
-    # Of the iteration before, which the update may still read, and of this one.
-    self._vectors = [
-      memory.aligned(self._pool.size * _ITEM).view(np.float32) for _ in range(2)
-    ]
-    for vector in self._vectors:
-      vector[:] = 0.0  # What lies between leaves stays so.
     self._threads = Threads(1)
     self._pace = Pace()
     self._inbox = Inbox()
-    self._executor: Executor | None = None
-    self._reduction: Reduction | None = None
     self._generation = self._stopped = -1
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
@@ -119,10 +105,9 @@ class Replica:
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
     batching = self._batching
-    self._gradient.warm_up_stream(
-      self.learner.params, batching.largest, changing=batching.changes
+    self._summing.warm_up(
+      self.learner, batching.largest, changing=batching.changes
     )
-    self.learner.warm_up_pool(self._pool)
 
   def __call__(self, lead: str) -> bool:
     """Takes part in the run until it is over.
@@ -194,19 +179,14 @@ class Replica:
       settings.address, settings.security, self._state_of
     )
     life.stack.callback(giving.close)
-    self._executor = Executor(
-      self.index,
-      host=settings.address,
-      security=settings.security,
-      timeout_s=settings.timeout_s,
-    )
-    life.stack.callback(self._executor.close)
+    address = self._summing.open()
+    life.stack.callback(self._summing.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)
     life.say(
       {
         'ready': True,
-        'executor': self._executor.address,
+        'executor': address or giving.address,
         'handover': giving.address,
       }
     )
@@ -215,19 +195,16 @@ class Replica:
     """Takes in what the lead says; in a thread of the heart."""
     if 'stop' in told and not told['ends']:
       self._stopped = told['stop']
-      if self._executor:
-        self._executor.abandon()
+      self._summing.abandon()
     self._inbox.put(told)
 
   def _end(self) -> None:
     """Lets nothing wait any more; in a thread of the heart."""
-    if self._executor:
-      self._executor.abandon()
+    self._summing.abandon()
     self._inbox.put({})
 
   def _with_beats(self) -> dict[str, Any]:
-    if self._reduction:
-      self._pace.reach(self._reduction.steps)
+    self._pace.reach(self._summing.steps)
     return self._pace.told()
 
   def _heed(self, life: Life, told: dict[str, Any]) -> None:
@@ -240,8 +217,7 @@ class Replica:
         self._iterate(life, deal)
     elif 'stop' in told:
       self._stopped = told['stop']
-      if self._executor:
-        self._executor.abandon()
+      self._summing.abandon()
       life.say(
         {
           'told': 'stopped',
@@ -259,7 +235,6 @@ class Replica:
     settings, generation = self._settings, said['generation']
     self._generation = generation
     try:
-      group = group_of(said)
       source = said['source']
       if source and (self._fresh or self.learner.version != said['version']):
         life.say({'doing': f'fetching version {said["version"]} from {source}'})
@@ -269,7 +244,7 @@ class Replica:
         self.learner.restore(self._gradient.placed(state))
         self._last = []
       self._fresh = False
-      self._executor.form(group)
+      self._summing.form(said)
     except Abandoned:
       return
     except (PeerLost, Damaged) as error:
@@ -312,32 +287,21 @@ class Replica:
       )
     if self._compiled is None:
       self._compiled = compilations.count()
-    vector = self._vectors[0]
-    self._vectors.reverse()
     try:
-      reduction = self._reduction = self._executor.begin(
-        deal['version'], vector, self._pool.ranges
-      )
-      self._compute(life, deal, vector, reduction)
+      self._compute(life, deal)
       if following := self._inbox.next_deal():
         ranges = tuple(map(tuple, following['ranges']))
         self._threads.submit(self._gradient.prepare, ranges)
-      reduction.wait()
+      self._last = self._summing.total()
     except Abandoned:
       return
     except (PeerLost, Damaged) as error:
       self._broken(life, deal['generation'], error.worker, str(error))
       return
-    self._apply(life, deal, vector)
+    self._apply(deal)
 
-  def _compute(
-    self,
-    life: Life,
-    deal: Mapping[str, Any],
-    vector: np.ndarray,
-    reduction: Reduction,
-  ) -> None:
-    """Computes a gradient, which travels as soon as parts of it are there."""
+  def _compute(self, life: Life, deal: Mapping[str, Any]) -> None:
+    """Computes a gradient, which may travel as soon as parts of it are there."""
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
     self._pace.compute()
@@ -353,16 +317,14 @@ class Replica:
     own = time.monotonic()
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
-    filling = CheckedFilling(self._pool, vector, reduction.ready, fault)
-    stats, loss = self._gradient.stream(
+    loss, finite = self._summing.compute(
+      deal['version'],
       self.learner.params,
       ranges,
       worker=self.index,
       iteration=iteration,
-      into=filling,
+      fault=fault,
     )
-    there = loss is None or math.isfinite(loss)
-    loss = math.nan if loss is None else float(loss)
     self._took_s = time.monotonic() - own
     self._host.delay(iteration, examples, start)
     end = time.monotonic()
@@ -372,23 +334,20 @@ class Replica:
       compute_s=end - start,
       examples=self._gradient.computed - before,
       compilations=compilations.count() - self._compiled,
-      loss=loss,
-      finite=int(filling.finite and there),
+      loss=math.nan if loss is None else loss,
+      finite=int(finite and (loss is None or math.isfinite(loss))),
     )
-    numbers = np.empty(self._books.size, np.float32)
+    numbers = np.zeros(self._books.size, np.float32)
     self._books.write(numbers, self.index, entry, self._host.factors(iteration))
     self._pace.transfer()
-    filling.finish(stats, numbers)
+    self._summing.finish(numbers)
 
-  def _apply(
-    self, life: Life, deal: Mapping[str, Any], vector: np.ndarray
-  ) -> None:
+  def _apply(self, deal: Mapping[str, Any]) -> None:
     """Makes the next version of the sum, unless it is not finite."""
-    self._last = self._pool.books(vector).tolist()
     entries = self._books.read(self._last)
     if all(entries[index][0].finite for index in deal['members']):
-      self.learner.apply_pool(
-        self._pool, vector, examples=deal['total'], pushes=len(deal['members'])
+      self._summing.apply(
+        self.learner, examples=deal['total'], pushes=len(deal['members'])
       )
     self._completed(
       {

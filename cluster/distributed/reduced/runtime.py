@@ -337,6 +337,8 @@ class ReducedRuntime:
     member = self._members[index]
     if index == 0:
       raise Unmendable(f'The worker of the lead is lost: {reason}')
+    if self._started and not self._formation.mends:
+      raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.send(stream, {'end': 'left', 'reason': reason})

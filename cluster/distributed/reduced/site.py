@@ -17,9 +17,11 @@ from cluster.distributed.process import (
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
+from cluster.distributed.reduced.native import NativeSumming
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.distributed.reduced.replica import Replica, Settings
 from cluster.distributed.reduced.runtime import ReducedRuntime
+from cluster.distributed.reduced.summing import HostSumming, Summing
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import driving
@@ -29,6 +31,7 @@ from outputs.checkpoints import Checkpoints
 from route import links
 from route.route import Reduced
 from topology import Cluster
+from wire.codec import Payload
 
 _ITEM = 4  # Bytes of a float32.
 
@@ -59,7 +62,6 @@ class ReducedSite(Process):
     self._pool = learned.pool(
       range_bytes=plan.range_bytes, books=self._books.size
     )
-    self._gradient = learned.streaming(self._pool, overlap=plan.overlap)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(self._replica, learned.schedule)
@@ -129,12 +131,28 @@ class ReducedSite(Process):
     self._replica(address)
 
   def _made(self) -> Replica:
-    learned = self.parts.learned
+    learned, gradient = self.parts.learned, self.parts.learned.gradient
+    summing: Summing
+    if self._plan.forest is None:
+      like = Payload(learned.params, learned.stats)
+      summing = NativeSumming(
+        gradient, self._pool, like, books=self._books.size
+      )
+    else:
+      gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
+      summing = HostSumming(
+        self.meeting.role.index,
+        gradient=gradient,
+        pool=self._pool,
+        host=self.meeting.address,
+        security=self.security,
+        timeout_s=self.timeout_s,
+      )
     return Replica(
       self.meeting.role.index,
-      gradient=self._gradient,
+      gradient=gradient,
       learner=learned.learner(learned.params, learned.stats),
-      pool=self._pool,
+      summing=summing,
       books=self._books,
       batching=self.parts.batching,
       speed=self.parts.speed,

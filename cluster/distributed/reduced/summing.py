@@ -1,0 +1,215 @@
+"""How replicas sum: by our executors over a forest, or by XLA (`native`)."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from cluster.distributed.faults import Fault
+from cluster.distributed.reduced.executor import Executor, Reduction
+from cluster.distributed.reduced.filling import CheckedFilling
+from cluster.distributed.reduced.group import group_of
+from cluster.transport import memory
+from cluster.transport.greeting import Security
+from data.stream import Ranges
+from learning.learning import Learner, Streaming
+from learning.pool import Pool
+
+_ITEM = np.dtype(np.float32).itemsize
+
+
+class Summing(Protocol):
+  """Sums what the workers of a generation have computed, again and again.
+
+  Called by the thread of a replica, but for `abandon` and `steps`.
+
+  Attributes:
+    steps: Grows with what comes and goes in an iteration.
+  """
+
+  @property
+  def steps(self) -> int:
+    """Grows with what comes and goes in an iteration."""
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles all that can be without the others."""
+
+  def open(self) -> str:
+    """Begins a life; returns where others reach this worker, '' for nowhere."""
+
+  def close(self) -> None:
+    """Ends a life."""
+
+  def form(self, said: Mapping[str, Any]) -> None:
+    """Connects to the others of a generation, as the lead has told of it.
+
+    Raises:
+      PeerLost: If one cannot be reached.
+      Abandoned: If `abandon` is called meanwhile.
+      TransportError: If it takes too long.
+    """
+
+  def abandon(self) -> None:
+    """Lets nothing wait any more until the next `form`; from any thread."""
+
+  def compute(
+    self,
+    version: int,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    fault: Fault | None,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient; parts of it may travel at once.
+
+    Args:
+      version: Of the parameters: the number of the sum.
+      params: Pytree of arrays.
+      ranges: Positions of the examples in the stream.
+      worker: Whose iteration this is, for its random key.
+      iteration: Which one.
+      fault: What goes wrong with it on purpose, if anything.
+
+    Returns:
+      The loss summed over the examples, None if there is none; and whether all
+      of the gradient is finite.
+
+    Raises:
+      Abandoned: As of `total`.
+    """
+
+  def finish(self, numbers: np.ndarray) -> None:
+    """Adds what belongs into the books, float32, to what is summed."""
+
+  def total(self) -> list[float]:
+    """Waits until everything is summed; returns the books.
+
+    Raises:
+      PeerLost: If a worker is gone; says which.
+      Damaged: If something else has come from it.
+      Abandoned: If the generation is given up.
+    """
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Has the learner make its next version of the sum."""
+
+
+class HostSumming:
+  """See `Summing`: by the executor of this process, in the host's memory."""
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    gradient: Streaming,
+    pool: Pool,
+    host: str,
+    security: Security,
+    timeout_s: float,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      index: Of this worker.
+      gradient: Computes, and hands out what is there.
+      pool: What lies where.
+      host: Address to listen on.
+      security: Of all connections.
+      timeout_s: After which a peer that does not answer is gone.
+    """
+    self._index = index
+    self._gradient, self._pool = gradient, pool
+    self._of_executor: dict[str, Any] = {
+      'host': host,
+      'security': security,
+      'timeout_s': timeout_s,
+    }
+    # Of the iteration before, which the update may still read, and of this one.
+    # What lies between leaves stays 0.
+    self._vectors = [
+      memory.aligned(pool.size * _ITEM).view(np.float32) for _ in range(2)
+    ]
+    for vector in self._vectors:
+      vector[:] = 0.0
+    self._executor: Executor | None = None
+    self._reduction: Reduction | None = None
+    self._filling: CheckedFilling | None = None
+    self._stats: Any = ()
+
+  @property
+  def steps(self) -> int:
+    """Chunks that have come and gone."""
+    return self._reduction.steps if self._reduction else 0
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles everything."""
+    self._gradient.warm_up_stream(learner.params, examples, changing=changing)
+    learner.warm_up_pool(self._pool)
+
+  def open(self) -> str:
+    """Listens; returns the address."""
+    self._executor = Executor(self._index, **self._of_executor)
+    return self._executor.address
+
+  def close(self) -> None:
+    """Listens no more."""
+    executor, self._executor = self._executor, None
+    if executor:
+      executor.close()
+
+  def form(self, said: Mapping[str, Any]) -> None:
+    """Connects; everybody checks the forest: it has come over the network."""
+    self._running.form(group_of(said))
+
+  def abandon(self) -> None:
+    """Ends what is under way."""
+    if executor := self._executor:
+      executor.abandon()
+
+  def compute(
+    self,
+    version: int,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    fault: Fault | None,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient; its ranges travel once they are full."""
+    self._vectors.reverse()
+    vector = self._vectors[0]
+    reduction = self._running.begin(version, vector, self._pool.ranges)
+    filling = CheckedFilling(self._pool, vector, reduction.ready, fault)
+    self._reduction, self._filling = reduction, filling
+    self._stats, loss = self._gradient.stream(
+      params, ranges, worker=worker, iteration=iteration, into=filling
+    )
+    return None if loss is None else float(loss), filling.finite
+
+  def finish(self, numbers: np.ndarray) -> None:
+    """Fills what is left of the pool."""
+    self._filling.finish(self._stats, numbers)
+
+  def total(self) -> list[float]:
+    """Waits until all of the pool is summed."""
+    self._reduction.wait()
+    return self._pool.books(self._vectors[0]).tolist()
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Has the learner apply the pool."""
+    learner.apply_pool(
+      self._pool, self._vectors[0], examples=examples, pushes=pushes
+    )
+
+  @property
+  def _running(self) -> Executor:
+    if self._executor is None:
+      raise RuntimeError('Expected an open executor, got none.')
+    return self._executor
