@@ -256,7 +256,7 @@ def read_json(field: str, expected: str, path: str) -> Any:
   try:
     return json.loads(pathlib.Path(path).read_text())
   except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-    raise ValueError(f'{field}.expected {expected}, got {error}.') from error
+    raise ValueError(f'{field}: expected {expected}, got {error}.') from error
 
 
 @contextlib.contextmanager

@@ -17,9 +17,14 @@ from topology.baselines.ways import ways_of
 def forest(
   cluster: Cluster, size_bytes: int = 0, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the hierarchy: see `Forests`."""
+  """Returns the hierarchy: see `Forests`.
+
+  Survivors of a run may be in one group: they make its ring.
+  """
   del size_bytes, latency_s
-  return schemes.hierarchical(cluster, choosing.empty(cluster))
+  grouped = len(ways_of(cluster).groups()) > 1
+  scheme = schemes.hierarchical if grouped else schemes.naive_ring
+  return scheme(cluster, choosing.empty(cluster))
 
 
 def fits(cluster: Cluster) -> None:

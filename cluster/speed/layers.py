@@ -65,7 +65,7 @@ def read(field: str, path: str) -> list[Layer]:
   Raises:
     ValueError: If the file cannot be read or holds none; names the field.
   """
-  content = read_json(f'{field}: ', 'a profile of layers', path)
+  content = read_json(field, 'a profile of layers', path)
   try:
     return parse(content)
   except ValueError as error:

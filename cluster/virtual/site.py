@@ -107,18 +107,16 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 
 def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
   """Returns how gradients are summed among the workers."""
-  plan = parts.plan
-  field = f'config.route.{plan.name}'
-  try:
+  plan, true = parts.plan, links.virtual(config)
+  ranges = _ranges(config, parts)
+  with named(f'config.route.{plan.name}'):
     sums = reduced.Sums(
-      links.virtual(config),
+      true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,
-      ranges=_ranges(config, parts),
+      ranges=ranges,
       overlap=plan.overlap,
     )
-  except ValueError as error:
-    raise ValueError(f'{field}: {error}') from error
   return reduced.Reduced(sums)
 
 

@@ -45,6 +45,8 @@ _MADE = {
 }
 _PROFILE = """{"version": 1, "curve":
 {"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""
+_LAYERS = """{"version": 1, "layers":
+[{"name": "last", "bytes": 4, "ready": 0.5}]}"""
 # Commands of this project that others start, and programs of others.
 _OTHERS = ('sbatch', 'sysctl', 'kubectl', 'git', 'cd')
 
@@ -59,6 +61,7 @@ def _here() -> str:
   for made, like in _MADE.items():
     shutil.copy(pages.ROOT / like, folder / made)
   (folder / 'profile.json').write_text(_PROFILE)
+  (folder / 'layers.json').write_text(_LAYERS)
   return str(folder)
 
 

@@ -60,6 +60,7 @@ class ForestTest(parameterized.TestCase):
     for left in (
       cluster,
       without(cluster, workers=['host1']),
+      without(cluster, workers=['host3', 'host4', 'host5']),
       without(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
     ):
       found = plan.forest(left, 5 * _MB)

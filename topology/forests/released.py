@@ -197,12 +197,10 @@ def _stages(
   rows.sort()
   stages = []
   for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-    _, of_tree, receivers, senders, hop_s = map(
-      np.array, zip(*group, strict=True)
-    )
+    _, *columns = zip(*group, strict=True)
+    of_tree, receivers, senders, later_s = map(np.array, columns)
     ends = of_tree * len(rank) + receivers
     first = np.flatnonzero(np.diff(ends, prepend=-1))
-    stages.append(
-      _Stage(of_tree, senders, receivers, hop_s[:, None].astype(float), first)
-    )
+    later_s = later_s[:, None].astype(np.float64)
+    stages.append(_Stage(of_tree, senders, receivers, later_s, first))
   return stages
