@@ -156,12 +156,26 @@ class NativeSumming:
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
     """Compiles all that can be without the others."""
+    # Programs are compiled anew for arrays that are bound to a device, as sums
+    # and what follows from them are.
+    learner.restore(self.placed(learner.state()))
     payloads = self._gradient.warm_up(
       learner.params, examples, changing=changing
     )
-    self._like = self._placed(payloads[-1])
+    self._like = self.placed(payloads[-1])
     jax.block_until_ready(self._is_finite(self._like))
     learner.warm_up()
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays on the device that sums."""
+    return jax.tree.map(
+      lambda leaf: (
+        jax.device_put(leaf, self._sum.device)
+        if isinstance(leaf, jax.Array | np.ndarray)
+        else leaf
+      ),
+      tree,
+    )
 
   def open(self) -> str:
     """Returns '': XLA's processes know each other."""
@@ -173,8 +187,10 @@ class NativeSumming:
   def form(self, said: Mapping[str, Any]) -> None:
     """Compiles the sum, with all others, who do the same now."""
     del said
-    payload = jax.tree.map(lambda leaf: leaf * 0, self._like)
-    jax.block_until_ready(self._sum(payload, 0 * self._numbers)[0])
+    payload = jax.tree.map(jnp.zeros_like, self._like)
+    self.finish(np.zeros_like(self._numbers))
+    self._payload = self.placed(payload)
+    self.total()
 
   def abandon(self) -> None:
     """Does nothing: XLA waits until the process ends."""
@@ -194,7 +210,7 @@ class NativeSumming:
     payload, loss = self._gradient(
       params, ranges, worker=worker, iteration=iteration
     )
-    self._payload = self._placed(spoilt(fault, payload))
+    self._payload = self.placed(spoilt(fault, payload))
     finite = self._is_finite(self._payload)
     return None if loss is None else float(loss), bool(finite)
 
@@ -212,9 +228,6 @@ class NativeSumming:
     learner.add(learner.version, self._payload, examples, pushes=pushes)
     learner.commit(learner.version)
     jax.block_until_ready(learner.params)
-
-  def _placed(self, payload: Payload) -> Payload:
-    return jax.device_put(payload, self._sum.device)
 
 
 def _is_finite(payload: Payload) -> jax.Array:

@@ -241,7 +241,7 @@ class Replica:
         state = handover.fetch(
           source, said['version'], settings.security, settings.timeout_s
         )
-        self.learner.restore(self._gradient.placed(state))
+        self.learner.restore(self._summing.placed(state))
         self._last = []
       self._fresh = False
       self._summing.form(said)
@@ -301,7 +301,7 @@ class Replica:
     self._apply(deal)
 
   def _compute(self, life: Life, deal: Mapping[str, Any]) -> None:
-    """Computes a gradient, which may travel as soon as parts of it are there."""
+    """Computes a gradient, parts of which may travel at once."""
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
     self._pace.compute()

@@ -1,6 +1,7 @@
 """A process's part of a reduced run: a replica, and with the first the lead."""
 
 import faulthandler
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -65,10 +66,14 @@ class ReducedSite(Process):
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(self._replica, learned.schedule)
+    self._checkpoint = config.checkpoint.to_dict()
+
+  @functools.cached_property
+  def checkpoints(self) -> Checkpoints:
+    """Of the run, for the process that leads."""
     with named('config.checkpoint'):
-      self.checkpoints = Checkpoints(
-        parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
-      )
+      folder = self.parts.files.workdir / 'checkpoints'
+      return Checkpoints(folder, **self._checkpoint)
 
   @property
   def leads(self) -> bool:

@@ -36,6 +36,9 @@ class Summing(Protocol):
   ) -> None:
     """Compiles all that can be without the others."""
 
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of a learner are to be."""
+
   def open(self) -> str:
     """Begins a life; returns where others reach this worker, '' for nowhere."""
 
@@ -151,6 +154,10 @@ class HostSumming:
     """Compiles everything."""
     self._gradient.warm_up_stream(learner.params, examples, changing=changing)
     learner.warm_up_pool(self._pool)
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of a push will be."""
+    return self._gradient.placed(tree)
 
   def open(self) -> str:
     """Listens; returns the address."""
