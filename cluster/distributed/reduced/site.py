@@ -103,8 +103,6 @@ class ReducedSite(Process):
         self._links(),
         self._plan.forest,
         size_bytes=_ITEM * self._pool.size,
-        timeout_s=self.timeout_s,
-        start_s=self.start_s,
       ),
       books=self._books,
       timeout_s=self.timeout_s,
