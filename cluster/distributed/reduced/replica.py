@@ -312,8 +312,10 @@ class Replica:
     self._gradient.prepare(ranges)
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed
-    # What a config adds to a computation comes before it, as far as is known.
-    self._host.delay(iteration, examples, start - self._took_s)
+    least_s = self._host.least_s(iteration, examples)
+    if not self._summing.paced:
+      # What a config adds comes before the computation, as far as is known.
+      time.sleep(max(least_s - self._took_s, 0.0))
     own = time.monotonic()
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
@@ -324,6 +326,7 @@ class Replica:
       worker=self.index,
       iteration=iteration,
       fault=fault,
+      least_s=least_s,
     )
     self._took_s = time.monotonic() - own
     self._host.delay(iteration, examples, start)

@@ -3,7 +3,7 @@
 import faulthandler
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
@@ -25,7 +25,7 @@ from cluster.distributed.reduced.runtime import ReducedRuntime
 from cluster.distributed.reduced.summing import HostSumming, Summing
 from cluster.lead import Lead
 from cluster.runtime import Parts
-from cluster.speed import driving
+from cluster.speed import driving, layers
 from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
 from outputs.checkpoints import Checkpoints
@@ -63,6 +63,9 @@ class ReducedSite(Process):
     self._pool = learned.pool(
       range_bytes=plan.range_bytes, books=self._books.size
     )
+    self._pace: Sequence[layers.Range] = ()
+    if speed and learned.schedule is None:
+      self._pace = layers.of_run(config, learned, plan.range_bytes)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(self._replica, learned.schedule)
@@ -152,6 +155,7 @@ class ReducedSite(Process):
         host=self.meeting.address,
         security=self.security,
         timeout_s=self.timeout_s,
+        pace=self._pace,
       )
     return Replica(
       self.meeting.role.index,
