@@ -8,13 +8,14 @@ forest that is packed for the links that are left.
 import collections
 import enum
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from cluster.distributed.reduced import group
 from cluster.transport.heart import Unmendable
+from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned
 
@@ -41,19 +42,37 @@ class Cut(Exception):
     self.worker = worker
 
 
+class Packed(NamedTuple):
+  """A forest, and what it was packed for.
+
+  Attributes:
+    members: Who sums over it.
+    lost: Ordered pairs of them that cannot talk.
+    cluster: The links of all workers, as they were believed to be.
+    links: What of them was left.
+    forest: Of these.
+  """
+
+  members: tuple[int, ...]
+  lost: frozenset[tuple[int, int]]
+  cluster: Cluster
+  links: Cluster
+  forest: Forest
+
+
 class Formation:
   """The generations of a run, one after the other.
 
   Attributes:
     generation: The running one, from 0.
     members: Of it, or of the one before while it forms; ascending.
-    forest: Of it; None before the first.
+    packed: Its forest, and what for; None before the first.
   """
 
   def __init__(
     self,
-    cluster: Cluster,
-    pack: Callable[[Cluster, int], Forest] | None,
+    cluster: Cluster | None,
+    pack: Forests | None,
     *,
     size_bytes: int,
     timeout_s: float,
@@ -62,17 +81,17 @@ class Formation:
     """Has no members yet.
 
     Args:
-      cluster: The links; worker i is the i-th.
-      pack: Returns the forest for links, and bytes that are to be summed; None
-        if XLA sums.
+      cluster: The links; worker i is the i-th.  None: see `know`.
+      pack: Returns the forest to use; None if XLA sums.
       size_bytes: Of a pool.
       timeout_s: Silence after which a process counts as lost.
       start_s: That connecting may take.
     """
     self.generation = 0
     self.members: tuple[int, ...] = ()
-    self.forest: Forest | None = None
+    self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
+    self._host_s: Mapping[str, float] = {}
     self._size_bytes = size_bytes
     self._timeout_s, self._start_s = timeout_s, start_s
     self._state, self._since = _State.WAITING, 0.0
@@ -90,6 +109,48 @@ class Formation:
   def mends(self) -> bool:
     """Whether those who live can go on without a member that is lost."""
     return self._pack is not None
+
+  @property
+  def knows(self) -> bool:
+    """Whether the links are known, or nobody asks for them."""
+    return self._cluster is not None or not self.mends
+
+  def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
+    """Takes in links; forests are packed for them from here on.
+
+    Members that have a forest already keep it.
+
+    Args:
+      cluster: The links; worker i is the i-th.
+      host_s: What each worker adds to the latency of its links, seconds; {} if
+        that is not known.
+    """
+    self._cluster, self._host_s = cluster, host_s
+
+  def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
+    """Returns a forest for some links; from any thread.
+
+    Args:
+      cluster: The links.
+      host_s: As of `know`.
+
+    Raises:
+      ValueError: If there is none.
+      TimeoutError: If it cannot be found.
+    """
+    latency_s = {
+      (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
+      for src, dst, _ in cluster.links
+    }
+    if self._pack is None:
+      raise RuntimeError('Expected a way to pack, got none.')
+    return self._pack(
+      cluster, self._size_bytes, latency_s if host_s else LATENCY_S
+    )
+
+  def address(self, index: int) -> str:
+    """Returns 'host:port' of a worker's executor."""
+    return self._executors[index]
 
   @property
   def living(self) -> list[int]:
@@ -165,11 +226,7 @@ class Formation:
     self._digests.clear()
     self._checked.clear()
     self._enter(_State.FORMING)
-    said = (
-      self._described(self._pack)
-      if self._pack
-      else {'generation': self.generation}
-    )
+    said = self._described() if self.mends else {'generation': self.generation}
     source = self._source
     if source is None and version:  # The lead's has been restored.
       source = 0
@@ -187,28 +244,43 @@ class Formation:
       for index in members
     ]
 
-  def _described(
-    self, pack: Callable[[Cluster, int], Forest]
-  ) -> dict[str, Any]:
+  def _described(self) -> dict[str, Any]:
     """Returns what members are told, after a forest of them was packed."""
-    workers = self._cluster.workers
-    lost = [(workers[a], workers[b]) for a, b in sorted(self._lost)]
-    away = [w for k, w in enumerate(workers) if k not in self.members]
-    try:
-      links = pruned.without(self._cluster, workers=away, pairs=lost)
-    except ValueError as error:
-      raise self._cut(error) from error
-    try:
-      self.forest = pack(links, self._size_bytes)
-    except (ValueError, TimeoutError) as error:
-      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    packed = self._packed()
     return group.described(
       self.generation,
       {index: self._executors[index] for index in self.members},
-      workers,
-      links,
-      self.forest,
+      packed.cluster.workers,
+      packed.links,
+      packed.forest,
     )
+
+  def _packed(self) -> Packed:
+    """Returns the forest of the members: that of before, if they are the same.
+
+    Raises:
+      Cut: If they cannot reach each other.
+      Unmendable: If there is no forest of them.
+    """
+    lost, cluster = frozenset(self._lost), self._cluster
+    before = self.packed
+    if before and (before.members, before.lost) == (self.members, lost):
+      return before
+    if cluster is None:
+      raise RuntimeError('Expected links to be known, got none.')
+    workers = cluster.workers
+    pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
+    away = [w for k, w in enumerate(workers) if k not in self.members]
+    try:
+      links = pruned.without(cluster, workers=away, pairs=pairs)
+    except ValueError as error:
+      raise self._cut(error) from error
+    try:
+      forest = self.pack(links, self._host_s)
+    except (ValueError, TimeoutError) as error:
+      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    self.packed = Packed(self.members, lost, cluster, links, forest)
+    return self.packed
 
   def formed(self, index: int, digest: str) -> bool:
     """A member is connected; returns whether all are."""

@@ -18,6 +18,7 @@ from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host, Threads
 from cluster.distributed.life import Life
+from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
@@ -97,6 +98,7 @@ class Replica:
     self._threads = Threads(1)
     self._pace = Pace()
     self._inbox = Inbox()
+    self._measurer = Measurer(index, settings.address, settings.timeout_s)
     self._generation = self._stopped = -1
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
@@ -181,6 +183,7 @@ class Replica:
     life.stack.callback(giving.close)
     address = self._summing.open()
     life.stack.callback(self._summing.close)
+    life.stack.callback(self._measurer.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)
     life.say(
@@ -215,6 +218,8 @@ class Replica:
       deal = told['deal']
       if deal['generation'] == self._generation >= self._stopped:
         self._iterate(life, deal)
+    elif 'measure' in told:
+      life.say(self._measurer(told['measure']))
     elif 'stop' in told:
       self._stopped = told['stop']
       self._summing.abandon()

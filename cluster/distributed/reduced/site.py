@@ -9,6 +9,9 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster.distributed.links.kept import Kept
+from cluster.distributed.links.linking import Linking
+from cluster.distributed.links.surveyor import Surveyor
 from cluster.distributed.process import (
   Meeting,
   Process,
@@ -29,9 +32,7 @@ from cluster.speed import driving, layers
 from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
 from outputs.checkpoints import Checkpoints
-from route import links
 from route.route import Reduced
-from topology import Cluster
 from wire.codec import Payload
 
 _ITEM = 4  # Bytes of a float32.
@@ -98,16 +99,28 @@ class ReducedSite(Process):
     self._completed = lambda told: reception.events.put(
       told | {'told': 'completed'}
     )
+    formation = Formation(
+      self._plan.cluster,
+      self._plan.forest,
+      size_bytes=_ITEM * self._pool.size,
+      timeout_s=self.timeout_s,
+      start_s=self.start_s,
+    )
+    kept = Kept(self.parts.files.workdir)
     return ReducedRuntime(
       lead=lead,
       holder=self.holder,
       reception=reception,
-      formation=Formation(
-        self._links(),
-        self._plan.forest,
-        size_bytes=_ITEM * self._pool.size,
-        timeout_s=self.timeout_s,
-        start_s=self.start_s,
+      formation=formation,
+      linking=lambda say: Linking(
+        formation,
+        Surveyor(
+          kept=kept,
+          send=say,
+          tell=reception.events.put,
+          timeout_s=self.timeout_s,
+        ),
+        workers=self._workers,
       ),
       books=self._books,
       timeout_s=self.timeout_s,
@@ -130,10 +143,6 @@ class ReducedSite(Process):
     leave_it_to_the_lead()
     if not self._replica(self.meeting.role.lead):
       sys.exit(STOPPED)
-
-  def _links(self) -> Cluster:
-    """Returns the links that forests are packed for."""
-    return self._plan.cluster or links.believed('', self._workers)
 
   def _run_local(self, address: str) -> None:
     self._replica(address)
