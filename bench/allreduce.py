@@ -188,9 +188,11 @@ def print_case(
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
     words += [f'--link={_BASE_MBIT}mbit', f'--links={path}/links.json', '--']
     words += [sys.executable, '-m', 'bench.allreduce', f'--lead={path}']
-    subprocess.run(
-      words, check=True, timeout=_LIMIT_S, stderr=subprocess.DEVNULL
+    done = subprocess.run(
+      words, timeout=_LIMIT_S, stderr=subprocess.PIPE, text=True
     )
+    if done.returncode:
+      raise RuntimeError(f'{name}: the lab failed:\n{done.stderr}')
     results = json.loads((path / 'results').read_text())
   rows = [('', 'MB', 'trees', 'depth', 'optimum s', 'round s', 'efficiency')]
   rows[0] += ('CPU s/GB',)
@@ -251,13 +253,19 @@ class _Worker:
       **self._task['settings'],
     )
     self._iteration = 0
+    # XLA writes to standard output.
+    self._answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
   def run(self) -> None:
-    _say(self._executor.address)
+    self._say(self._executor.address)
     for line in sys.stdin:
       order = json.loads(line)
-      _say(getattr(self, f'_{order.pop("order")}')(**order))
+      self._say(getattr(self, f'_{order.pop("order")}')(**order))
     self._executor.close()
+
+  def _say(self, answer: Any) -> None:
+    print(json.dumps(answer), file=self._answers, flush=True)
 
   def _form(self, generation: int, scheme: str, addresses: list[str]) -> None:
     forest = self._task['forests'][scheme]
@@ -377,10 +385,6 @@ def _lead(folder: pathlib.Path) -> None:
   for worker in workers:
     worker.stdin.close()
     worker.wait()
-
-
-def _say(answer: Any) -> None:
-  print(json.dumps(answer), flush=True)
 
 
 def _hosts(count: int) -> Case:

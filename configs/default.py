@@ -119,8 +119,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.native.port = 0
   config.route.ring = ConfigDict()
   # Of this and those below.  The links: a file of them, a builder such as
-  # 'star([1, 2])', 'probe': measured at the start (under the virtual clock what
-  # they are), or '': all equal, through one switch.
+  # 'star([1, 2])', 'probe': measured at the start, or in the last 24 hours
+  # (under the virtual clock what they are), or '': all equal, through one
+  # switch.
   config.route.ring.cluster = ''
   config.route.hierarchical = ConfigDict()  # Rings in groups, and between.
   config.route.hierarchical.cluster = 'probe'  # Of two groups at least.

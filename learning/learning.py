@@ -180,6 +180,8 @@ class Learning(Protocol):
     stats: Initial running statistics; () if there are none.
     elements: How many float32 numbers parameters and statistics have.
     other_bytes: Of their other numbers, which travel as they are.
+    sizes: Bytes of the gradient's leaves, in the order in which the backward
+      pass makes them; none if nothing is learned.
   """
 
   num_train: int
@@ -191,6 +193,10 @@ class Learning(Protocol):
   stats: Any
   elements: tuple[int, int]
   other_bytes: int
+
+  @property
+  def sizes(self) -> list[int]:
+    """Bytes of the gradient's leaves, in the order of the backward pass."""
 
   def learner(self, params: Any, stats: Any) -> Learner:
     """Returns a learner that starts at these parameters and statistics."""

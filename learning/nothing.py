@@ -5,7 +5,7 @@ between real hosts they are zeros; in one process there are none.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,7 @@ class Nothing:
   evaluate = schedule = None
   other_bytes = 0
   params = stats = ()
+  sizes: Sequence[int] = ()
 
   def __init__(self, *, size_bytes: int, num_train: int, stream: Stream):
     """Keeps how much there is of it.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from configs.checks import require
@@ -48,6 +49,13 @@ class TaskLearning:
   def other_bytes(self) -> int:
     """Bytes of their other numbers."""
     return trees.other_bytes((self.params, self.stats))
+
+  @property
+  def sizes(self) -> list[int]:
+    """Bytes of the gradient's leaves, in the order of the backward pass."""
+    leaves = jax.tree.leaves(self.params)
+    ordered = [leaves[k] for k in self.gradient.order(self.params)]
+    return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
 
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""

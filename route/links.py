@@ -44,9 +44,12 @@ def believed(spec: str, num_workers: int) -> Cluster | None:
   """
   if spec == PROBE:
     return None
-  if not spec:
-    return shapes.star([_EQUAL_GBPS] * num_workers)
-  return _read('cluster', spec, num_workers)
+  return _read('cluster', spec, num_workers) if spec else equal(num_workers)
+
+
+def equal(num_workers: int) -> Cluster:
+  """Returns workers with equal links through one switch."""
+  return shapes.star([_EQUAL_GBPS] * num_workers)
 
 
 def virtual(config: ConfigDict) -> Links:

@@ -53,7 +53,7 @@ _MAY = {
   ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
-    'learning outputs route.route topology.forests.trees wire'
+    'learning outputs route.links route.route topology wire'
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '
@@ -64,6 +64,8 @@ _MAY = {
   'main': 'cluster.transport configs train',
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
+    'cluster.distributed.links.content cluster.distributed.links.flows '
+    'cluster.distributed.links.trials '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
     'cluster.transport '

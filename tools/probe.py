@@ -54,22 +54,18 @@ import statistics
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
 
 from cluster.distributed import roles
+from cluster.distributed.links import content, flows, trials
 from cluster.transport import streams as transport
 from cluster.transport import trust
 from configs import sections
 from configs.checks import require
-from tools.probing import flows, lockstep
-from tools.probing import trials as probing
-from topology.clusters import cluster as clusters
-from topology.clusters import measured
+from tools.probing import lockstep, member
 
 _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's
@@ -133,7 +129,7 @@ def probe(setup: Setup) -> str:
   """
   with flows.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
-      probing.follow,
+      member.follow,
       endpoint=endpoint,
       rank=setup.rank,
       address=setup.address,
@@ -152,48 +148,49 @@ def probe(setup: Setup) -> str:
       own = threading.Thread(target=part, args=[listener.address], daemon=True)
       own.start()
       try:
-        found = probing.measure(
+        found = trials.measure(
           leader,
-          setup.hosts,
+          leader.gather(),
           seconds=setup.seconds,
           streams=setup.streams,
           tolerance=setup.tolerance,
+          tell=functools.partial(print, flush=True),
         )
-      except lockstep.Failure as error:
+      except flows.Failure as error:
         # Not later: the others end now, and whoever is lost delays this one.
         print(f'Failed: {error}', flush=True)
         leader.dismiss(str(error))
         raise
       leader.dismiss('')
       own.join(setup.timeout_s)
-  content = _content(setup, found)
-  setup.out.write_text(json.dumps(content, indent=1) + '\n')
-  print(describe(content))
+  written = _content(setup, found)
+  setup.out.write_text(json.dumps(written, indent=1) + '\n')
+  print(describe(written))
   return ''
 
 
-def describe(content: Mapping[str, Any]) -> str:
+def describe(written: Mapping[str, Any]) -> str:
   """Returns tables of what a file holds.
 
   Args:
-    content: Of the file.
+    written: Content of the file.
   """
   latency_s = {
-    (row['src'], row['dst']): row['s'] for row in content['latency_s']
+    (row['src'], row['dst']): row['s'] for row in written['latency_s']
   }
   rows = [('', *_RATES, 'latency', 'name')]
-  for host in content['hosts']:
+  for host in written['hosts']:
     own = [s for pair, s in latency_s.items() if host['id'] in pair]
     rows.append(
       (host['id'], *_ways(host), _us(statistics.median(own)), host['name'])
     )
   parts = [_table(rows)]
-  if groups := content['groups']:
+  if groups := written['groups']:
     rows = [('group', *_RATES, 'hosts')]
     for group in groups:
       rows.append((group['id'], *_ways(group), ' '.join(group['hosts'])))
     parts.append(_table(rows))
-  if pairs := content['pairs']:
+  if pairs := written['pairs']:
     rows = [('slower than both ends', 'Mbit/s', 'GB/s', 'latency')]
     for row in pairs:
       ends = row['src'], row['dst']
@@ -202,7 +199,7 @@ def describe(content: Mapping[str, Any]) -> str:
     parts.append(_table(rows))
   else:
     parts.append('No pair is slower than both its ends.')
-  if short := sorted(content['shortfalls'], key=lambda row: row['share']):
+  if short := sorted(written['shortfalls'], key=lambda row: row['share']):
     rows = [(f'slower in both ({len(short)}, the worst)', 'share')]
     for row in short[:_SHOWN]:
       rows.append((f'{row["src"]} to {row["dst"]}', f'{row["share"]:.0%}'))
@@ -210,76 +207,15 @@ def describe(content: Mapping[str, Any]) -> str:
   return '\n\n'.join(parts)
 
 
-def _content(setup: Setup, found: probing.Found) -> dict[str, Any]:
+def _content(setup: Setup, found: trials.Found) -> dict[str, Any]:
   """Returns what is written."""
-  tolerance = setup.tolerance
-  rates = measured.fit(
-    [rates for _, rates in found.tests],
-    hosts=setup.hosts,
-    tolerance=tolerance,
-    groups=found.groups,
+  return content.content(
+    found,
+    seconds=setup.seconds,
+    streams=setup.streams,
+    tolerance=setup.tolerance,
+    command=shlex.join([sys.executable, '-m', 'tools.probe', *sys.argv[1:]]),
   )
-  slower = {}
-  for test, each in found.tests:
-    if test.kind == 'both':
-      slower |= measured.shortfalls(each, rates, tolerance=2 * tolerance)
-  graph = clusters.to_json(measured.graph(rates))
-  # Decimals are as exact, and easier to read, than fractions.
-  graph['links'] = [
-    link | {'GBps': _decimal(Fraction(link['GBps']))} for link in graph['links']
-  ]
-  latency_s = {
-    pair: min(s, found.latency_s[pair[::-1]])
-    for pair, s in found.latency_s.items()
-  }
-  return {
-    **graph,
-    'hosts': [
-      {
-        'id': f'host{rank}',
-        'name': host['hostname'],
-        'address': host['address'],
-        'up_GBps': _decimal(rates.up_GBps[rank]),
-        'down_GBps': _decimal(rates.down_GBps[rank]),
-      }
-      for rank, host in enumerate(found.hosts)
-    ],
-    'groups': [
-      {
-        'id': f'group{number}',
-        'hosts': [f'host{host}' for host in group.hosts],
-        'up_GBps': _decimal(group.up_GBps),
-        'down_GBps': _decimal(group.down_GBps),
-      }
-      for number, group in enumerate(rates.groups)
-    ],
-    'pairs': _rows(
-      {p: _decimal(r) for p, r in rates.pairs_GBps.items()}, 'GBps'
-    ),
-    'latency_s': _rows(latency_s, 's'),
-    'shortfalls': _rows({p: float(s) for p, s in slower.items()}, 'share'),
-    'measurements': {
-      'seconds': setup.seconds,
-      'streams': setup.streams,
-      'tolerance': tolerance,
-      'tests': [
-        {'kind': test.kind, 'transfers': _rows(each, 'Bps')}
-        for test, each in found.tests
-      ],
-    },
-    'command': shlex.join([sys.executable, '-m', 'tools.probe', *sys.argv[1:]]),
-  }
-
-
-def _rows(values: Mapping[measured.Ends, Any], name: str) -> list[Any]:
-  return [
-    {'src': f'host{i}', 'dst': f'host{j}', name: value}
-    for (i, j), value in sorted(values.items())
-  ]
-
-
-def _decimal(GBps: Fraction) -> str:
-  return f'{Decimal(f"{float(GBps):.3g}"):f}'
 
 
 def _both_units(GBps: str) -> tuple[str, str]:
@@ -349,7 +285,7 @@ def main(argv: list[str]) -> None:
     sys.exit(f'Refused: {error}')
   try:
     sys.exit(probe(setup) or 0)
-  except lockstep.Failure:
+  except flows.Failure:
     # A stream whose other end is lost may hang or abort at a normal end.
     sys.stdout.flush()
     os._exit(1)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from configs.checks import require
 from configs.sections import read_json
 
@@ -145,3 +147,28 @@ def even(size_bytes: int, range_bytes: float) -> list[int]:
   count = math.ceil(size_bytes / range_bytes)
   ends = [size_bytes * i // count // 4 * 4 for i in range(count)]
   return [b - a for a, b in itertools.pairwise([*ends, size_bytes])]
+
+
+def of_run(config: ConfigDict, learned: Any, range_bytes: float) -> list[Range]:
+  """Returns what a worker adds, in the order in which it is ready.
+
+  Args:
+    config: Of the run; may name a profile.
+    learned: A `Learning`: what is learned.
+    range_bytes: As of `ranges`.
+
+  Raises:
+    ValueError: If the profile is of another model; names the field.
+  """
+  params, stats = (4 * each for each in learned.elements)
+  sizes = learned.sizes
+  if path := config.cluster.speed.layers:
+    field = 'config.cluster.speed.layers'
+    found = read(field, path)
+    got = sum(each.bytes for each in found)
+    expected = f'a profile of the model, of {params} bytes in all'
+    require(not sizes or got == params, field, expected, got)
+    found = found if sizes else scaled(found, params)
+  else:
+    found = in_proportion(sizes or even(params, range_bytes))
+  return ranges(found, range_bytes, stats + learned.other_bytes)

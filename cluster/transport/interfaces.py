@@ -8,7 +8,7 @@ import struct
 
 from configs.checks import require
 
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR, _SIOCGIFHWADDR = 0x8915, 0x8927
 
 
 def interface_address(name: str) -> str:
@@ -47,6 +47,19 @@ def interface_address(name: str) -> str:
 def is_loopback(address: str) -> bool:
   """Returns whether only this host can reach an IPv4 address."""
   return ipaddress.IPv4Address(address).is_loopback
+
+
+def card(address: str) -> str:
+  """Returns the hardware address of the interface with an IPv4 address.
+
+  As hexadecimal digits; '' if no interface of this host has the address.
+  """
+  names = [name for name, own in _addresses().items() if own == address]
+  if not names:
+    return ''
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    request = struct.pack('256s', names[0].encode())
+    return fcntl.ioctl(probe, _SIOCGIFHWADDR, request)[18:24].hex()
 
 
 def _addresses() -> dict[str, str]:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from cluster.lead import Lead
@@ -108,7 +106,7 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
   """Returns how gradients are summed among the workers."""
   plan, true = parts.plan, links.virtual(config)
-  ranges = _ranges(config, parts)
+  ranges = layers.of_run(config, parts.learned, plan.range_bytes)
   with named(f'config.route.{plan.name}'):
     sums = reduced.Sums(
       true,
@@ -118,27 +116,6 @@ def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
       overlap=plan.overlap,
     )
   return reduced.Reduced(sums)
-
-
-def _ranges(config: ConfigDict, parts: Parts) -> list[layers.Range]:
-  """Returns what a worker adds, in the order in which it is ready."""
-  learned, range_bytes = parts.learned, parts.plan.range_bytes
-  params, stats = (4 * each for each in learned.elements)
-  leaves = jax.tree.leaves(learned.params)
-  if path := config.cluster.speed.layers:
-    field = 'config.cluster.speed.layers'
-    found = layers.read(field, path)
-    got = sum(each.bytes for each in found)
-    expected = f'a profile of the model, of {params} bytes in all'
-    require(not leaves or got == params, field, expected, got)
-    found = found if leaves else layers.scaled(found, params)
-  elif leaves:
-    # What is used last has its gradient first.
-    sizes = [leaf.nbytes for leaf in leaves if leaf.dtype == jnp.float32]
-    found = layers.in_proportion(sizes[::-1])
-  else:
-    found = layers.in_proportion(layers.even(params, range_bytes))
-  return layers.ranges(found, range_bytes, stats + learned.other_bytes)
 
 
 def _served(

@@ -15,6 +15,7 @@ import numpy as np
 import data.stream
 from batching import fixed
 from cluster import lead
+from cluster.distributed.links.linking import Linking
 from cluster.distributed.members import Member
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reduced.books import Books, Entry
@@ -274,11 +275,14 @@ class World:
       ring.in_order,
       size_bytes=1000,
     )
+    linking = mock.create_autospec(Linking, instance=True)
+    linking.measures.return_value = False
     self.runtime = ReducedRuntime(
       lead=self.lead,
       holder=holder,
       reception=self.reception,
       formation=self.formation,
+      linking=lambda say: linking,
       books=self.books,
       timeout_s=timeout_s,
       start_s=timeout_s,

@@ -19,11 +19,10 @@ from absl.testing import absltest, parameterized
 
 import topology
 from cluster.distributed import roles
+from cluster.distributed.links import flows, trials
 from tests.support import shared_links
 from tests.tools import lab_test
 from tools import probe
-from tools.probing import flows
-from tools.probing import trials as probing
 from topology.clusters import cluster
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -84,7 +83,7 @@ def _until(process, text):
 class PlanTest(parameterized.TestCase):
   @parameterized.parameters(2, 3, 4, 5, 8, 9, 12, 33)
   def test_covers_all_pairs_in_as_few_tests_as_promised(self, hosts):
-    tests = probing.plan(hosts)
+    tests = trials.plan(hosts)
 
     every = sorted(itertools.permutations(range(hosts), 2))
     for kind in ('pairs', 'up', 'down', 'both'):
@@ -95,7 +94,7 @@ class PlanTest(parameterized.TestCase):
 
   @parameterized.parameters(3, 8, 9, 32)
   def test_nobody_is_in_two_pairs_at_once(self, hosts):
-    for kind, pairs in probing.plan(hosts):
+    for kind, pairs in trials.plan(hosts):
       if kind in ('up', 'down'):
         hub = 0 if kind == 'up' else 1
         self.assertLen({pair[hub] for pair in pairs}, 1)
@@ -191,10 +190,10 @@ class ContentTest(absltest.TestCase):
     racks = [((0, 1, 2), 5e6, 8e6)]
     network = shared_links.Network([2e7] * 6, groups=racks)
     run = lambda test: network.measure(test.pairs)  # noqa: E731
-    tests, groups = probing.explore(run, 6, tolerance=0.1)
+    tests, groups = trials.explore(run, 6, tolerance=0.1)
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
     latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)
-    found = probing.Found(hosts, tests, latency_s, groups)
+    found = trials.Found(hosts, tests, latency_s, groups)
     setup = mock.Mock(hosts=6, seconds=0.5, streams=1, tolerance=0.1)
 
     content = json.loads(json.dumps(probe._content(setup, found)))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cluster.distributed.links.flows import Broken, Failure
 from cluster.transport.heart import within
 from cluster.transport.streams import (
   Closed,
@@ -20,15 +21,10 @@ from cluster.transport.streams import (
   TransportError,
   connect,
 )
-from tools.probing.flows import Broken
 
 # Of silences: a member reports another after one, the leader ends the wait for
 # both after two, and members think that it is lost after three.
 _LEADER, _MEMBER = 2, 3
-
-
-class Failure(Exception):
-  """It cannot go on; says because of whom."""
 
 
 class _Said(NamedTuple):

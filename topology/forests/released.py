@@ -25,7 +25,7 @@ import numpy as np
 from topology.clusters.cluster import Cluster, Ends
 from topology.forests.trees import Forest, Tree
 
-_TURNS = 2  # Times that a chunk takes on a link: others go first.
+_TURNS = 1  # Times that a chunk takes on a link: others go first.
 
 
 def slot_s(cluster: Cluster, tree: Tree, chunk_bytes: int) -> float:

@@ -8,15 +8,17 @@ forest that is packed for the links that are left.
 import collections
 import contextlib
 import enum
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from cluster.distributed.reduced import group
 from cluster.transport.heart import Unmendable
+from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned
+from topology.clusters.cluster import Ends
 from topology.packing import pack as packing
 
 
@@ -40,34 +42,52 @@ class Cut(Exception):
     self.worker = worker
 
 
+class Packed(NamedTuple):
+  """A forest, and what it was packed for.
+
+  Attributes:
+    members: Who sums over it.
+    lost: Ordered pairs of them that cannot talk.
+    cluster: The links of all workers, as they were believed to be.
+    links: What of them was left.
+    forest: Of these.
+  """
+
+  members: tuple[int, ...]
+  lost: frozenset[tuple[int, int]]
+  cluster: Cluster
+  links: Cluster
+  forest: Forest
+
+
 class Formation:
   """The generations of a run, one after the other.
 
   Attributes:
     generation: The running one, from 0.
     members: Of it, or of the one before while it forms; ascending.
-    forest: Of it; None before the first.
+    packed: Its forest, and what for; None before the first.
   """
 
   def __init__(
     self,
-    cluster: Cluster,
-    pack: Callable[[Cluster, int], Forest] | None,
+    cluster: Cluster | None,
+    pack: Forests | None,
     *,
     size_bytes: int,
   ):
     """Has no members yet.
 
     Args:
-      cluster: The links; worker i is the i-th.
-      pack: Returns the forest for links, and bytes that are to be summed; None
-        if XLA sums.
+      cluster: The links; worker i is the i-th.  None: see `know`.
+      pack: Returns the forest to use; None if XLA sums.
       size_bytes: Of a pool.
     """
     self.generation = 0
     self.members: tuple[int, ...] = ()
-    self.forest: Forest | None = None
+    self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
+    self._host_s: Mapping[str, float] = {}
     self._size_bytes = size_bytes
     self._state = _State.WAITING
     self._executors: dict[int, str] = {}
@@ -89,6 +109,48 @@ class Formation:
   def waits(self) -> bool:
     """Whether it waits for the first members."""
     return self._state is _State.WAITING
+
+  @property
+  def knows(self) -> bool:
+    """Whether the links are known, or nobody asks for them."""
+    return self._cluster is not None or not self.mends
+
+  def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
+    """Takes in links; forests are packed for them from here on.
+
+    Members that have a forest already keep it.
+
+    Args:
+      cluster: The links; worker i is the i-th.
+      host_s: What each worker adds to the latency of its links, seconds; {} if
+        that is not known.
+    """
+    self._cluster, self._host_s = cluster, host_s
+
+  def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
+    """Returns a forest for some links; from any thread.
+
+    Args:
+      cluster: The links.
+      host_s: As of `know`.
+
+    Raises:
+      ValueError: If there is none.
+      TimeoutError: If it cannot be found.
+    """
+    latency_s = {
+      (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
+      for src, dst, _ in cluster.links
+    }
+    if self._pack is None:
+      raise RuntimeError('Expected a way to pack, got none.')
+    return self._pack(
+      cluster, self._size_bytes, latency_s if host_s else LATENCY_S
+    )
+
+  def address(self, index: int) -> str:
+    """Returns 'host:port' of a worker's executor."""
+    return self._executors[index]
 
   @property
   def living(self) -> list[int]:
@@ -144,6 +206,7 @@ class Formation:
   def wait(self) -> None:
     """Waits for the first members to come."""
     self.members = ()
+    self._gone.clear()
     self._state = _State.WAITING
 
   def form(
@@ -161,14 +224,11 @@ class Formation:
     """
     self._note_lost(members)
     self.members = tuple(members)
+    self._gone.clear()
     self._digests.clear()
     self._checked.clear()
     self._state = _State.FORMING
-    said = (
-      self._described(self._pack)
-      if self._pack
-      else {'generation': self.generation}
-    )
+    said = self._described() if self.mends else {'generation': self.generation}
     source = self._source
     if source is None and version:  # The lead's has been restored.
       source = 0
@@ -186,40 +246,50 @@ class Formation:
       for index in members
     ]
 
-  def _described(
-    self, pack: Callable[[Cluster, int], Forest]
-  ) -> dict[str, Any]:
+  def _described(self) -> dict[str, Any]:
     """Returns what members are told, after a forest of them was packed."""
-    workers = self._cluster.workers
-    lost = [(workers[a], workers[b]) for a, b in sorted(self._lost)]
-    away = [w for k, w in enumerate(workers) if k not in self.members]
-    try:
-      links = pruned.without(self._cluster, workers=away, pairs=lost)
-    except ValueError as error:
-      raise self._cut(error) from error
-    try:
-      self.forest = self._packed(pack, links, {*lost})
-    except (ValueError, TimeoutError) as error:
-      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    packed = self._packed()
     return group.described(
       self.generation,
       {index: self._executors[index] for index in self.members},
-      workers,
-      links,
-      self.forest,
+      packed.cluster.workers,
+      packed.links,
+      packed.forest,
     )
 
-  def _packed(
-    self,
-    pack: Callable[[Cluster, int], Forest],
-    links: Cluster,
-    lost: set[tuple[str, str]],
-  ) -> Forest:
+  def _packed(self) -> Packed:
+    """Returns the forest of the members: that of before, if they are the same.
+
+    Raises:
+      Cut: If they cannot reach each other.
+      Unmendable: If there is no forest of them.
+    """
+    lost, cluster = frozenset(self._lost), self._cluster
+    before = self.packed
+    if before and (before.members, before.lost) == (self.members, lost):
+      return before
+    if cluster is None:
+      raise RuntimeError('Expected links to be known, got none.')
+    workers = cluster.workers
+    pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
+    away = [w for k, w in enumerate(workers) if k not in self.members]
+    try:
+      links = pruned.without(cluster, workers=away, pairs=pairs)
+    except ValueError as error:
+      raise self._cut(error) from error
+    try:
+      forest = self._whole(links, {*pairs})
+    except (ValueError, TimeoutError) as error:
+      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    self.packed = Packed(self.members, lost, cluster, links, forest)
+    return self.packed
+
+  def _whole(self, links: Cluster, lost: set[Ends]) -> Forest:
     """Returns the forest of a route, or if it needs what is lost any other."""
     if not lost:
-      return pack(links, self._size_bytes)
+      return self.pack(links, self._host_s)
     with contextlib.suppress(ValueError):
-      forest = pack(links, self._size_bytes)
+      forest = self.pack(links, self._host_s)
       hops = (hop for tree in forest.trees for hop in (*tree.up, *tree.down))
       # Others may pass it on in the cluster, but no executor does.
       if not lost & {(hop[0], hop[-1]) for hop in hops}:

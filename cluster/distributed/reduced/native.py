@@ -135,6 +135,7 @@ class NativeSumming:
   """See `Summing`: by XLA, in the devices' memory."""
 
   steps = 0
+  paced = False
 
   def __init__(
     self, gradient: Gradient, pool: Pool, like: Payload, *, books: int
@@ -205,9 +206,10 @@ class NativeSumming:
     worker: int,
     iteration: int,
     fault: Fault | None,
+    least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient."""
-    del version
+    del version, least_s
     payload, loss = self._gradient(
       params, ranges, worker=worker, iteration=iteration
     )

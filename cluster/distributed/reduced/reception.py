@@ -7,16 +7,22 @@
   told 'stopped' it has given a generation up: generation, version, and the
                  books of the last iteration that it has applied
   told 'checked' generation, version and digest of its learner
+  told 'answered' what it was told to measure: number, answer, problem
 
 The worker in the process of the lead tells of each iteration, too, without a
 message:
 
   told 'completed'  generation, version before it, books, at (monotonic s)
+
+And the thread that has links measured:
+
+  told 'measured'  see `links.survey`
 """
 
 from typing import Any
 
 from cluster.distributed import checked
+from cluster.distributed.links.measurer import ANSWERED
 from cluster.distributed.reception import Reception
 
 
@@ -45,6 +51,7 @@ class ReducedReception(Reception):
   _told = {
     'formed': {**_OF_GENERATION, **_DIGEST},
     'checked': {**_OF_GENERATION, **_DIGEST},
+    'answered': ANSWERED,
     'stopped': {**_OF_GENERATION, 'books': _is_list},
     'broken': {
       'generation': checked.is_count,

@@ -19,6 +19,7 @@ from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host, Threads
 from cluster.distributed.life import Life
+from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
@@ -101,6 +102,7 @@ class Replica:
     self._threads = Threads(1)
     self._pace = Pace()
     self._inbox = Inbox()
+    self._measurer = Measurer(index, settings.address, settings.timeout_s)
     self._generation = self._stopped = -1
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
@@ -185,6 +187,7 @@ class Replica:
     life.stack.callback(giving.close)
     address = self._summing.open()
     life.stack.callback(self._summing.close)
+    life.stack.callback(self._measurer.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)
     life.say(
@@ -222,6 +225,8 @@ class Replica:
       at = self._generation, self.learner.version
       if at == (deal['generation'], deal['version']) and at[0] >= self._stopped:
         self._iterate(life, deal)
+    elif 'measure' in told:
+      life.say(self._measurer(told['measure']))
     elif 'stop' in told:
       self._stopped = told['stop']
       self._summing.abandon(before=told['stop'])
@@ -328,8 +333,10 @@ class Replica:
     self._gradient.prepare(ranges)
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed
-    # What a config adds to a computation comes before it, as far as is known.
-    self._host.delay(iteration, examples, start - self._took_s)
+    least_s = self._host.least_s(iteration, examples)
+    if not self._summing.paced:
+      # What a config adds comes before the computation, as far as is known.
+      time.sleep(max(least_s - self._took_s, 0.0))
     own = time.monotonic()
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
@@ -340,6 +347,7 @@ class Replica:
       worker=self.index,
       iteration=iteration,
       fault=fault,
+      least_s=least_s,
     )
     self._took_s = time.monotonic() - own
     self._host.delay(iteration, examples, start)

@@ -21,6 +21,7 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.links.linking import Linking
 from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.reduced.booking import Booking
 from cluster.distributed.reduced.books import Books
@@ -49,6 +50,7 @@ class ReducedRuntime:
     holder: ReplicaHolder,
     reception: ReducedReception,
     formation: Formation,
+    linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
     books: Books,
     timeout_s: float,
     start_s: float,
@@ -63,6 +65,7 @@ class ReducedRuntime:
       holder: Of the learner; the lead's.
       reception: Talks to the workers.
       formation: Makes groups.
+      linking: Makes what knows the links, given what sends to a worker.
       books: Of iterations.
       timeout_s: Silence after which a process counts as lost.
       start_s: Until all have to be there.
@@ -76,6 +79,7 @@ class ReducedRuntime:
     self._holder = holder
     self._reception, self._members = reception, reception.members
     self._formation = formation
+    self._linking = linking(self._say)
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
     self._timeout_s, self._start_s = timeout_s, start_s
     self._deadlines = deadlines
@@ -100,6 +104,8 @@ class ReducedRuntime:
       'stopped': self._stopped,
       'checked': self._checked,
       'completed': self._completed,
+      'answered': self._linking.answered,
+      'measured': self._measured,
     }
     lead.attach(release=lambda index: None, wake_at=lambda time: None)
 
@@ -122,13 +128,13 @@ class ReducedRuntime:
       now = time.monotonic()
       missing = self._reception.missing()
       if now >= deadline:
-        waits = missing or 'connections between workers'
+        waits = missing or self._linking.waits
         raise Unmendable(
           f'Not all were there within {self._start_s:g} s:\n{waits}'
         )
       if now >= tell_at:
         tell_at = now + _TELL_S
-        logging.info('The run waits for\n%s', missing or '  connections')
+        logging.info('The run waits for\n%s', missing or self._linking.waits)
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -360,6 +366,7 @@ class ReducedRuntime:
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.send(stream, {'end': 'left', 'reason': reason})
+    self._linking.lose(index, reason)
     if index in self._formation.members:
       self._formation.gone(index, reason)
       self._stop(f'worker {index} is lost')
@@ -422,6 +429,8 @@ class ReducedRuntime:
     if not self._started and len(members) < len(self._members):
       self._formation.wait()
       return
+    if self._linking.measures(members):
+      return
     try:
       version = self._holder.version + (self._owed is not None)
       groups = self._formation.form(members, version)
@@ -431,6 +440,11 @@ class ReducedRuntime:
     for index, said in groups:
       self._members[index].pace.moved = time.monotonic()
       self._say(index, {'group': said})
+
+  def _measured(self, event: dict[str, Any]) -> None:
+    """Goes on with what is known of the links now."""
+    self._linking.measured(event)
+    self._form()
 
   def _broken(self, event: dict[str, Any]) -> None:
     if not self._is_current(event):

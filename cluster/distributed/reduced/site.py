@@ -3,12 +3,15 @@
 import faulthandler
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster.distributed.links.kept import Kept
+from cluster.distributed.links.linking import Linking
+from cluster.distributed.links.surveyor import Surveyor
 from cluster.distributed.process import (
   Meeting,
   Process,
@@ -25,13 +28,11 @@ from cluster.distributed.reduced.runtime import ReducedRuntime
 from cluster.distributed.reduced.summing import HostSumming, Summing
 from cluster.lead import Lead
 from cluster.runtime import Parts
-from cluster.speed import driving
+from cluster.speed import driving, layers
 from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
 from outputs.checkpoints import Checkpoints
-from route import links
 from route.route import Reduced
-from topology import Cluster
 from wire.codec import Payload
 
 _ITEM = 4  # Bytes of a float32.
@@ -63,6 +64,9 @@ class ReducedSite(Process):
     self._pool = learned.pool(
       range_bytes=plan.range_bytes, books=self._books.size
     )
+    self._pace: Sequence[layers.Range] = ()
+    if speed and learned.schedule is None:
+      self._pace = layers.of_run(config, learned, plan.range_bytes)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(self._replica, learned.schedule)
@@ -95,14 +99,26 @@ class ReducedSite(Process):
     self._completed = lambda told: reception.events.put(
       told | {'told': 'completed'}
     )
+    formation = Formation(
+      self._plan.cluster,
+      self._plan.forest,
+      size_bytes=_ITEM * self._pool.size,
+    )
+    kept = Kept(self.parts.files.workdir)
     return ReducedRuntime(
       lead=lead,
       holder=self.holder,
       reception=reception,
-      formation=Formation(
-        self._links(),
-        self._plan.forest,
-        size_bytes=_ITEM * self._pool.size,
+      formation=formation,
+      linking=lambda say: Linking(
+        formation,
+        Surveyor(
+          kept=kept,
+          send=say,
+          tell=reception.events.put,
+          timeout_s=self.timeout_s,
+        ),
+        workers=self._workers,
       ),
       books=self._books,
       timeout_s=self.timeout_s,
@@ -126,10 +142,6 @@ class ReducedSite(Process):
     if not self._replica(self.meeting.role.lead):
       sys.exit(STOPPED)
 
-  def _links(self) -> Cluster:
-    """Returns the links that forests are packed for."""
-    return self._plan.cluster or links.believed('', self._workers)
-
   def _run_local(self, address: str) -> None:
     self._replica(address)
 
@@ -150,6 +162,7 @@ class ReducedSite(Process):
         host=self.meeting.address,
         security=self.security,
         timeout_s=self.timeout_s,
+        pace=self._pace,
       )
     return Replica(
       self.meeting.role.index,

@@ -1,7 +1,9 @@
 """How replicas sum: by our executors over a forest, or by XLA (`native`)."""
 
+import itertools
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +12,7 @@ from cluster.distributed.faults import Fault
 from cluster.distributed.reduced.executor import Executor, Reduction
 from cluster.distributed.reduced.filling import CheckedFilling
 from cluster.distributed.reduced.group import group_of
+from cluster.speed.layers import Range
 from cluster.transport import memory
 from cluster.transport.greeting import Security
 from data.stream import Ranges
@@ -26,7 +29,10 @@ class Summing(Protocol):
 
   Attributes:
     steps: Grows with what comes and goes in an iteration.
+    paced: Whether computing takes time alone, which `compute` lets pass.
   """
+
+  paced: bool
 
   @property
   def steps(self) -> int:
@@ -76,6 +82,7 @@ class Summing(Protocol):
     worker: int,
     iteration: int,
     fault: Fault | None,
+    least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; parts of it may travel at once.
 
@@ -86,6 +93,7 @@ class Summing(Protocol):
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
       fault: What goes wrong with it on purpose, if anything.
+      least_s: How long it takes at least, if it takes nothing but time.
 
     Returns:
       The loss summed over the examples, None if there is none; and whether all
@@ -123,6 +131,7 @@ class HostSumming:
     host: str,
     security: Security,
     timeout_s: float,
+    pace: Sequence[Range] = (),
   ):
     """Listens to nobody yet.
 
@@ -133,8 +142,16 @@ class HostSumming:
       host: Address to listen on.
       security: Of all connections.
       timeout_s: After which a peer that does not answer is gone.
+      pace: Without a model: which parts of the pool become ready when, in
+        parts of the time that an iteration takes.
     """
-    self._index = index
+    self._index, self._pace = index, pace
+    self.paced = bool(pace)
+    self._ranges = pool.ranges
+    if pace:
+      ends = itertools.accumulate(part.bytes // _ITEM for part in pace[:-1])
+      cuts = [0, *ends, pool.size]
+      self._ranges = tuple(itertools.pairwise(cuts))
     self._gradient, self._pool = gradient, pool
     self._of_executor: dict[str, Any] = {
       'host': host,
@@ -199,17 +216,32 @@ class HostSumming:
     worker: int,
     iteration: int,
     fault: Fault | None,
+    least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; its ranges travel once they are full."""
     self._vectors.reverse()
     vector = self._vectors[0]
-    reduction = self._running.begin(version, vector, self._pool.ranges)
-    filling = CheckedFilling(self._pool, vector, reduction.ready, fault)
+    reduction = self._running.begin(version, vector, self._ranges)
+    ready = reduction.ready
+    if self.paced:
+      last = len(self._ranges) - 1
+      self._let_pass(reduction, least_s)
+      ready = lambda number: reduction.ready(last)  # noqa: E731
+    filling = CheckedFilling(self._pool, vector, ready, fault)
     self._reduction, self._filling = reduction, filling
     self._stats, loss = self._gradient.stream(
       params, ranges, worker=worker, iteration=iteration, into=filling
     )
     return None if loss is None else float(loss), filling.finite
+
+  def _let_pass(self, reduction: Reduction, seconds: float) -> None:
+    """Lets all but the last range become ready, in their time."""
+    start = time.monotonic()
+    for number, part in enumerate(self._pace[:-1]):
+      rest_s = start + part.ready * seconds - time.monotonic()
+      if rest_s > 0:
+        time.sleep(rest_s)
+      reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:
     """Fills what is left of the pool."""

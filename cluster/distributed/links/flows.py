@@ -25,13 +25,17 @@ _BLOCK = os.urandom(2**16).replace(_LAST, b'\0')
 # Bytes that may wait in the kernel beside those on their way: buffers of
 # megabytes would keep slow links busy for seconds after a test.
 _UNSENT = 2**16
-_LATE_S = 0.1  # How much later than others a process may hear that it begins.
+LATE_S = 0.1  # How much later than others a process may hear that it begins.
 _PINGS = 20
 PINGS_S = 1.0  # After which there are no more of them.
 
 
 class Broken(Exception):
   """A transfer has not gone as it should; says with whom."""
+
+
+class Failure(Exception):
+  """It cannot go on; says because of whom."""
 
 
 class Peer(NamedTuple):
@@ -48,9 +52,9 @@ class Peer(NamedTuple):
   port: int
 
 
-def duration_s(seconds: float) -> float:
+def duration_s(seconds: float, late_s: float = LATE_S) -> float:
   """Returns how long transfers go on of which so many seconds are counted."""
-  return 1.5 * seconds + _LATE_S
+  return 1.5 * seconds + late_s
 
 
 class Endpoint:
@@ -80,6 +84,10 @@ class Endpoint:
     return self
 
   def __exit__(self, *exception: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Ends all connections, and listens no more."""
     self._hang_up()
     self._server.close()
 
@@ -96,7 +104,7 @@ class Endpoint:
   def connect(
     self, number: int, *, to: Sequence[int], of: Sequence[int], streams: int
   ) -> None:
-    """Opens the connections of a test.
+    """Opens the connections of a test; ends those of one that has failed.
 
     Args:
       number: Of the test, the same for all that take part.
@@ -107,6 +115,7 @@ class Endpoint:
     Raises:
       Broken: If somebody cannot be reached, or does not come.
     """
+    self._hang_up()
     hello = _HELLO.pack(self._key, number, self._own)
     for peer in [peer for peer in to for _ in range(streams)]:
       with self._named(peer):
@@ -148,11 +157,14 @@ class Endpoint:
         shortest[peer] = min(shortest.get(peer, one_way_s), one_way_s)
     return shortest
 
-  def transfer(self, seconds: float) -> dict[int, float]:
+  def transfer(
+    self, seconds: float, late_s: float = LATE_S
+  ) -> dict[int, float]:
     """Sends and receives, and closes the connections.
 
     Args:
       seconds: What arrives is counted for so long, after half as much.
+      late_s: How much later than others a process may begin.
 
     Returns:
       Bytes per second of what has arrived, by sender.
@@ -161,15 +173,18 @@ class Endpoint:
       Broken: If a connection breaks, or is silent for too long.
     """
     start = time.monotonic()
+    whole_s = duration_s(seconds, late_s)
     rates: Counter[int] = Counter()
     threads = len(self._out) + len(self._in)
     with concurrent.futures.ThreadPoolExecutor(threads or 1) as pool:
       sent = [
-        pool.submit(self._send, *each, start + duration_s(seconds))
-        for each in self._out
+        pool.submit(self._send, *each, start + whole_s) for each in self._out
       ]
       received = [
-        (peer, pool.submit(self._receive, peer, sock, start, seconds))
+        (
+          peer,
+          pool.submit(self._receive, peer, sock, start, seconds, whole_s),
+        )
         for peer, sock in self._in
       ]
     # All have ended: if one has failed, then not because of this process.
@@ -188,9 +203,14 @@ class Endpoint:
       sock.shutdown(socket.SHUT_WR)
 
   def _receive(
-    self, peer: int, sock: socket.socket, start: float, seconds: float
+    self,
+    peer: int,
+    sock: socket.socket,
+    start: float,
+    seconds: float,
+    whole_s: float,
   ) -> float:
-    deadline = start + duration_s(seconds) + self._timeout_s
+    deadline = start + whole_s + self._timeout_s
     with self._named(peer):
       return _received_Bps(sock, start + seconds / 2, seconds, deadline)
 

@@ -1,4 +1,4 @@
-"""Tests for what tools/probing/trials.py finds out, on simulated networks."""
+"""Tests for cluster.distributed.links.trials, on simulated networks."""
 
 import itertools
 import random
@@ -8,8 +8,8 @@ import networkx
 from absl.testing import absltest, parameterized
 
 import topology
+from cluster.distributed.links import trials
 from tests.support import shared_links
-from tools.probing import trials
 from topology.clusters import measured
 
 _MB = 10**6
