@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
-from cluster.distributed.host import Host, Threads
+from cluster.distributed.host import Host
 from cluster.distributed.life import Life
 from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
@@ -95,7 +96,7 @@ class Replica:
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
-    self._threads = Threads(1)
+    self._threads = ThreadPoolExecutor(1)
     self._pace = Pace()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
