@@ -13,6 +13,7 @@ slow is waited for until `abandon`.
 """
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -170,6 +171,7 @@ class Executor:
     self._usage: dict[int, Usage] = {}
     self._formed = -1  # Generation that was formed last.
     self._last = -1  # Generation that was left.
+    self._least: float = -1  # Those before were abandoned.
     self._closed = False
     self._failure: Exception | None = None
     try:
@@ -196,16 +198,20 @@ class Executor:
     own = self._roles
     return len(own.adding) * own.window * own.chunk_bytes if own else 0
 
-  def form(self, group: Group) -> None:
+  def form(self, group: Group, limit_s: float | None = None) -> None:
     """Connects this worker with the others of a new generation.
 
     Returns when its neighbours have done the same.  The generation before is
     left.
 
+    Args:
+      group: Its members.
+      limit_s: Seconds within which others have to come; None for `timeout_s`.
+
     Raises:
       PeerLost: If a member cannot be reached, or is gone.
-      Abandoned: If the generation was abandoned meanwhile.
-      TransportError: If not all have come within `timeout_s`; says who.
+      Abandoned: If the generation was abandoned, before or meanwhile.
+      TransportError: If not all have come in time; says who.
       ValueError: If the forest is none for the members, or the generation is
         not a later one.
     """
@@ -229,8 +235,9 @@ class Executor:
       raise Abandoned('the executor is closed')
     self._roles, self._formed = own, number
     self._programs = {}
-    if not forming.done.wait(self._timeout_s):
-      self._loop.ask(self._late)
+    limit_s = self._timeout_s if limit_s is None else limit_s
+    if not forming.done.wait(limit_s):
+      self._loop.ask(functools.partial(self._late, limit_s))
     if forming.error:
       raise forming.error
 
@@ -290,12 +297,16 @@ class Executor:
       reduction.end(Abandoned('the executor is closed'))
     return reduction
 
-  def abandon(self) -> None:
+  def abandon(self, before: float = math.inf) -> None:
     """Ends the reduction that runs, and the generation; from any thread.
 
     Who waits gets Abandoned; so do others, once they hear of it.
+
+    Args:
+      before: Generations of lower numbers are abandoned, also those that are
+        not formed yet; infinity for the one that there is.
     """
-    self._loop.ask(self._leave)
+    self._loop.ask(functools.partial(self._abandon, before))
 
   def traffic(self) -> dict[int, Usage]:
     """Returns what has gone to and come from each worker, from the start."""
@@ -310,8 +321,8 @@ class Executor:
   def _start(
     self, group: Group, own: Roles, found: dict[int, str], forming: _Forming
   ) -> bool:
-    if self._closed:
-      forming.end(Abandoned('the executor is closed'))
+    if self._closed or group.generation < self._least:
+      forming.end(Abandoned('the generation was abandoned'))
       return True
     self._leave()
     self._waiter = forming
@@ -328,12 +339,18 @@ class Executor:
     generation.check_formed()
     return True
 
-  def _late(self) -> None:
+  def _abandon(self, before: float) -> None:
+    if before < math.inf:
+      self._least = max(self._least, before)
+    if self._generation and self._generation.group.generation < before:
+      self._leave()
+
+  def _late(self, limit_s: float) -> None:
     generation = self._generation
     if isinstance(self._waiter, _Forming) and generation:
       missing = sorted(generation.missing)
       generation.fail(
-        Closed(f'workers {missing} have not come within {self._timeout_s:g} s')
+        Closed(f'workers {missing} have not come within {limit_s:g} s')
       )
 
   def _came(self, link: Link, hello: Hello) -> bool:

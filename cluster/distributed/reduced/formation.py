@@ -6,9 +6,9 @@ forest that is packed for the links that are left.
 """
 
 import collections
+import contextlib
 import enum
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -18,8 +18,7 @@ from cluster.transport.heart import Unmendable
 from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned
-
-_TIMEOUTS = 2  # That an answer may take; connecting may take a start.
+from topology.packing import pack as packing
 
 
 class _State(enum.Enum):
@@ -75,8 +74,6 @@ class Formation:
     pack: Forests | None,
     *,
     size_bytes: int,
-    timeout_s: float,
-    start_s: float,
   ):
     """Has no members yet.
 
@@ -84,8 +81,6 @@ class Formation:
       cluster: The links; worker i is the i-th.  None: see `know`.
       pack: Returns the forest to use; None if XLA sums.
       size_bytes: Of a pool.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: That connecting may take.
     """
     self.generation = 0
     self.members: tuple[int, ...] = ()
@@ -93,8 +88,7 @@ class Formation:
     self._cluster, self._pack = cluster, pack
     self._host_s: Mapping[str, float] = {}
     self._size_bytes = size_bytes
-    self._timeout_s, self._start_s = timeout_s, start_s
-    self._state, self._since = _State.WAITING, 0.0
+    self._state = _State.WAITING
     self._executors: dict[int, str] = {}
     self._handovers: dict[int, str] = {}
     self._gone: dict[int, str] = {}  # Members that are lost, and why.
@@ -153,6 +147,11 @@ class Formation:
     return self._executors[index]
 
   @property
+  def waits(self) -> bool:
+    """Whether it waits for the first members."""
+    return self._state is _State.WAITING
+
+  @property
   def living(self) -> list[int]:
     """Members that are not lost."""
     return [index for index in self.members if index not in self._gone]
@@ -177,7 +176,7 @@ class Formation:
       return False
     self.generation += 1
     self._told.clear()
-    self._enter(_State.STOPPING)
+    self._state = _State.STOPPING
     return True
 
   def stopped(self, index: int, version: int, books: list[float]) -> None:
@@ -189,7 +188,7 @@ class Formation:
     living = self.living
     if self._state is not _State.STOPPING or {*living} - self._told.keys():
       return None
-    self._enter(_State.ENDED)
+    self._state = _State.ENDED
     if not living:
       return -1, []
     newest = max(self._told[index][0] for index in living)
@@ -197,16 +196,16 @@ class Formation:
     self._source = next(k for k in living if self._told[k][0] == newest)
     return self._told[self._source]
 
-  def buried(self) -> Iterator[tuple[int, str]]:
-    """Yields members that were lost, and why; they are none any more."""
+  def buried(self) -> dict[int, str]:
+    """Returns members that were lost, and why; they are none any more."""
     self.members = tuple(self.living)
-    while self._gone:
-      yield self._gone.popitem()
+    gone, self._gone = self._gone, {}
+    return gone
 
   def wait(self) -> None:
     """Waits for the first members to come."""
     self.members = ()
-    self._enter(_State.WAITING)
+    self._state = _State.WAITING
 
   def form(
     self, members: Sequence[int], version: int
@@ -225,7 +224,7 @@ class Formation:
     self.members = tuple(members)
     self._digests.clear()
     self._checked.clear()
-    self._enter(_State.FORMING)
+    self._state = _State.FORMING
     said = self._described() if self.mends else {'generation': self.generation}
     source = self._source
     if source is None and version:  # The lead's has been restored.
@@ -276,11 +275,24 @@ class Formation:
     except ValueError as error:
       raise self._cut(error) from error
     try:
-      forest = self.pack(links, self._host_s)
+      forest = self._found(links, {*pairs})
     except (ValueError, TimeoutError) as error:
       raise Unmendable(f'There is no forest of the workers: {error}') from error
     self.packed = Packed(self.members, lost, cluster, links, forest)
     return self.packed
+
+  def _found(self, links: Cluster, lost: set[tuple[str, str]]) -> Forest:
+    """Returns the forest of a route, or if it needs what is lost any other."""
+    if not lost:
+      return self.pack(links, self._host_s)
+    with contextlib.suppress(ValueError):
+      forest = self.pack(links, self._host_s)
+      hops = (hop for tree in forest.trees for hop in (*tree.up, *tree.down))
+      # Others may pass it on in the cluster, but no executor does.
+      if not lost & {(hop[0], hop[-1]) for hop in hops}:
+        return forest
+    logging.warning('The forest of the route needs a link that is lost.')
+    return packing.pack(links)
 
   def formed(self, index: int, digest: str) -> bool:
     """A member is connected; returns whether all are."""
@@ -289,7 +301,7 @@ class Formation:
       self.members
     ):
       return False
-    self._enter(_State.RUNNING)
+    self._state = _State.RUNNING
     return True
 
   def compare(self, version: int) -> None:
@@ -311,26 +323,17 @@ class Formation:
     if len(found) == len(self.members):
       _compare(version, self._checked.pop(version))
 
-  def overdue(self, now: float) -> list[int]:
-    """Returns members that have not answered in time.
-
-    Args:
-      now: Monotonic seconds.
-    """
-    limit_s = _TIMEOUTS * self._timeout_s
-    if self._state is _State.FORMING:
-      limit_s = max(limit_s, self._start_s)
-      there: Sequence[int] | dict = self._digests
-    elif self._state is _State.STOPPING:
+  @property
+  def awaited(self) -> list[int]:
+    """Members that are to answer, that they have stopped or are connected."""
+    there: dict[int, Any] = {}
+    if self._state is _State.STOPPING:
       there = self._told
+    elif self._state is _State.FORMING:
+      there = self._digests
     else:
       return []
-    if now - self._since < limit_s:
-      return []
     return [index for index in self.living if index not in there]
-
-  def _enter(self, state: _State) -> None:
-    self._state, self._since = state, time.monotonic()
 
   def _note_lost(self, members: Sequence[int]) -> None:
     """What two workers have lost who are still there is a link."""
@@ -342,7 +345,10 @@ class Formation:
 
   def _cut(self, error: Exception) -> Exception:
     counts = collections.Counter(
-      index for pair in self._lost for index in pair if index
+      index
+      for pair in self._lost
+      for index in pair
+      if index and {*pair} <= {*self.members}
     )
     if not counts:
       return Unmendable(str(error))

@@ -69,7 +69,12 @@ class Handover:
 
 
 def fetch(
-  address: str, version: int, security: Security, timeout_s: float
+  address: str,
+  version: int,
+  security: Security,
+  timeout_s: float,
+  *,
+  step: Callable[[], None] = lambda: None,
 ) -> Any:
   """Returns the learner's state of a version, as far as it is plain and whole.
 
@@ -78,6 +83,7 @@ def fetch(
     version: Which one.
     security: Of the stream.
     timeout_s: Of connecting, and of each 4 MB.
+    step: Called after each of them.
 
   Raises:
     TransportError: If it cannot be had.
@@ -96,6 +102,7 @@ def fetch(
           body[start : start + chunk.size] = chunk
           start += chunk.size
           del chunk
+      step()
     next(chunks, None)
     tree, start = {}, 0
     for name, dtype, shape in message.header['arrays']:

@@ -7,6 +7,7 @@ checkpoint.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -185,15 +186,15 @@ class NativeSumming:
   def close(self) -> None:
     """Nothing to close."""
 
-  def form(self, said: Mapping[str, Any]) -> None:
+  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Compiles the sum, with all others, who do the same now."""
-    del said
+    del said, limit_s
     payload = jax.tree.map(jnp.zeros_like, self._like)
     self.finish(np.zeros_like(self._numbers))
     self._payload = self.placed(payload)
     self.total()
 
-  def abandon(self) -> None:
+  def abandon(self, before: float = math.inf) -> None:
     """Does nothing: XLA waits until the process ends."""
 
   def compute(

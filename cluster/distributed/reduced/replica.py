@@ -7,6 +7,7 @@ one ends, so that it waits for nobody but the others' gradients.
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ from cluster.transport.streams import Security
 from learning import compilations
 from learning.digest import digest
 from learning.learning import Gradient, Learner
+
+# Steps of who forms a generation and has the learner: who has not holds it up.
+_FETCHED = 2**40
 
 
 class Settings(NamedTuple):
@@ -199,13 +203,14 @@ class Replica:
     """Takes in what the lead says; in a thread of the heart."""
     if 'stop' in told and not told['ends']:
       self._stopped = told['stop']
-      self._summing.abandon()
+      self._summing.abandon(before=told['stop'])
     self._inbox.put(told)
 
   def _end(self) -> None:
     """Lets nothing wait any more; in a thread of the heart."""
-    self._summing.abandon()
     self._inbox.put({})
+    # What hangs must not keep the heart from ending this process.
+    threading.Thread(target=self._summing.abandon, daemon=True).start()
 
   def _with_beats(self) -> dict[str, Any]:
     self._pace.reach(self._summing.steps)
@@ -217,19 +222,23 @@ class Replica:
       self._form(life, told['group'])
     elif 'deal' in told:
       deal = told['deal']
-      if deal['generation'] == self._generation >= self._stopped:
+      # What was dealt ahead is of no use after an iteration that has failed.
+      at = self._generation, self.learner.version
+      if at == (deal['generation'], deal['version']) and at[0] >= self._stopped:
         self._iterate(life, deal)
     elif 'measure' in told:
       life.say(self._measurer(told['measure']))
     elif 'stop' in told:
       self._stopped = told['stop']
-      self._summing.abandon()
+      self._summing.abandon(before=told['stop'])
+      # What it has brought from elsewhere is not of this run's line.
+      fresh = self._fresh
       life.say(
         {
           'told': 'stopped',
           'generation': told['stop'],
-          'version': self.learner.version,
-          'books': self._last,
+          'version': 0 if fresh else self.learner.version,
+          'books': [] if fresh else self._last,
         }
       )
 
@@ -240,17 +249,24 @@ class Replica:
     """
     settings, generation = self._settings, said['generation']
     self._generation = generation
+    self._pace.begin(said['version'])
+    self._pace.transfer()
     try:
       source = said['source']
       if source and (self._fresh or self.learner.version != said['version']):
         life.say({'doing': f'fetching version {said["version"]} from {source}'})
         state = handover.fetch(
-          source, said['version'], settings.security, settings.timeout_s
+          source,
+          said['version'],
+          settings.security,
+          settings.timeout_s,
+          step=self._pace.step,
         )
         self.learner.restore(self._summing.placed(state))
         self._last = []
       self._fresh = False
-      self._summing.form(said)
+      self._pace.reach(_FETCHED)
+      self._summing.form(said, max(settings.start_s, settings.timeout_s))
     except Abandoned:
       return
     except (PeerLost, Damaged) as error:

@@ -8,15 +8,15 @@ Workers take part in *generations*: a set of them, and a forest.  When one is
 lost, or a link, the lead stops the generation.  All who live say which version
 they have.  They differ by one at most, as nobody ends an iteration without the
 parts of all.  If somebody has ended it, all the others get the learner from
-there; if not, it is repeated by those who live.  Who comes back waits for the
-end of an iteration, and gets the learner likewise.
+there, and then it is booked; if not, it is repeated by those who live.  Who
+comes back waits for the end of an iteration, and gets the learner likewise.
 """
 
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -88,6 +88,11 @@ class ReducedRuntime:
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._running = self._started = False
     self._pausing = False
+    self._gently = False  # Whether members were told to end an iteration first.
+    # Books of an iteration that the lead's replica has not ended, but another;
+    # and who took part in it.
+    self._owed: tuple[list[float], tuple[int, ...]] | None = None
+    self._left: dict[int, str] = {}  # Lost workers that the lead still counts.
     self._dealing = Dealing(lead, self._say)
     self._look_at = 0.0  # Monotonic seconds.
     self._reactions = {
@@ -165,9 +170,6 @@ class ReducedRuntime:
     if time.monotonic() >= self._look_at:
       self._lose_silent()
       self._lose_overdue()
-      if lost := self._formation.overdue(time.monotonic()):
-        for index in lost:
-          self._lose(index, 'It has not answered in time.')
       self._look_at = time.monotonic() + self._timeout_s / BEATS
     over = self.lead.journal.finished
     self._reception.looked = math.inf if over else time.monotonic()
@@ -243,7 +245,7 @@ class ReducedRuntime:
     member.pace = Seen(moved=member.seen)
     self._formation.came(index, event['executor'], event['handover'])
     if not self._started:
-      if all(each.stream for each in self._members):
+      if self._formation.waits:
         self._form()
       return
     logging.info('Worker %d is back.', index)
@@ -255,29 +257,45 @@ class ReducedRuntime:
       return
     if self._formation.formed(event['worker'], event['digest']):
       self._formation.compare(event['version'])
+      self._settle()
       self._running = True
       self._dealing.begin(self._holder.version)
       if self._started:
         self._deal()
 
+  def _settle(self) -> None:
+    """Books what could not be before all members had the newest version."""
+    if self._owed:
+      owed, self._owed = self._owed, None
+      self._book(*owed)
+    left, self._left = self._left, {}
+    for index in sorted(left):
+      self.lead.leave(index, self.time, left[index])
+
   def _completed(self, event: dict[str, Any]) -> None:
     """An iteration has been summed, and applied."""
     if event['version'] == self._holder.version:
-      self._book(event['books'])
+      self._book(event['books'], self._formation.members)
       self._deal()
 
-  def _book(self, numbers: list[float]) -> None:
-    """Tells the scheme of an iteration that all members have ended.
+  def _book(self, numbers: list[float], members: Sequence[int]) -> None:
+    """Tells the scheme of an iteration that has been ended.
+
+    Args:
+      numbers: The books.
+      members: Who took part.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    version, members = self._holder.version, self._formation.members
+    version = self._holder.version
     looks = self._looks(sum(self.lead.workers[k].examples for k in members))
     self._dealing.check = (
       looks or self._dealing.check
     )  # What is looked at, all have.
-    joining = self._newcomers if self._dealing.newest <= version else []
+    # Others compute what is dealt ahead; who is lost is not yet gone.
+    ahead = self._dealing.newest > version
+    joining = [k for k in self._newcomers if not (ahead or self._in_lead(k))]
     self._booking(
       numbers,
       members,
@@ -292,8 +310,9 @@ class ReducedRuntime:
       return
     version, members = self._holder.version, self._formation.members
     if self._dealing.newest < version:
-      if self._newcomers:
-        self._take_in()
+      # Others have come too late for the iteration that has been begun.
+      if any(map(self._in_lead, self._newcomers)):
+        self._stop('somebody has come', ends=True)
         return
       if self._pausing:
         return
@@ -323,12 +342,9 @@ class ReducedRuntime:
       if member.stream and index not in self._formation.members
     ]
 
-  def _take_in(self) -> None:
-    """Begins another generation, with those who have come, between two."""
-    for index in self._newcomers:
-      if self.lead.workers[index].phase is None:
-        self.lead.join(index, self.time)
-    self._stop('somebody has come', ends=True)
+  def _in_lead(self, index: int) -> bool:
+    """Returns whether a worker is one for the scheme."""
+    return self.lead.workers[index].phase is not None
 
   def _failed(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
@@ -341,6 +357,8 @@ class ReducedRuntime:
   def _lose(self, index: int, reason: str) -> None:
     """A worker is gone, or as good as gone."""
     member = self._members[index]
+    if member.stream is None:  # With another.
+      return
     if index == 0:
       raise Unmendable(f'The worker of the lead is lost: {reason}')
     if self._started and not self._formation.mends:
@@ -352,6 +370,8 @@ class ReducedRuntime:
     if index in self._formation.members:
       self._formation.gone(index, reason)
       self._stop(f'worker {index} is lost')
+    elif self._started and self._in_lead(index) and index not in self._left:
+      self.lead.leave(index, self.time, reason)  # It was to come in.
 
   def _stop(self, why: str, *, ends: bool = False) -> None:
     """Ends the generation, if that has not been done yet.
@@ -360,13 +380,22 @@ class ReducedRuntime:
       why: For the log.
       ends: Whether members end the iteration first that they are in.
     """
-    if self._formation.stop():
+    begins = self._formation.stop()
+    if begins:
       logging.info('Generation %d begins: %s.', self._formation.generation, why)
       self._running = False
-      for index in self._formation.living:
-        stop = {'stop': self._formation.generation, 'ends': ends}
-        self._say(index, stop)
+    if begins or (self._gently and not ends):
+      self._gently = ends
+      self._ask({'stop': self._formation.generation, 'ends': ends})
     self._go_on()
+
+  def _ask(self, header: Mapping[str, Any]) -> None:
+    """Tells all members something that they are to answer from now on."""
+    for index in self._formation.awaited:
+      pace = self._members[index].pace
+      if not pace.computes:
+        pace.moved = time.monotonic()
+      self._say(index, header)
 
   def _stopped(self, event: dict[str, Any]) -> None:
     if self._is_current(event):
@@ -379,11 +408,13 @@ class ReducedRuntime:
     if ended is None:
       return
     version, books = ended
-    if version > self._holder.version:
-      self._book(books)
-    for index, reason in self._formation.buried():
-      if self._started:
-        self.lead.leave(index, self.time, reason)
+    if version <= self._holder.version:
+      self._owed = None  # Whoever had it is lost, too.
+    elif self._owed is None:
+      self._owed = books, self._formation.members
+    buried = self._formation.buried()
+    if self._started:
+      self._left = buried | self._left
     self._form()
 
   def _form(self) -> None:
@@ -392,7 +423,8 @@ class ReducedRuntime:
       index
       for index, member in enumerate(self._members)
       if member.stream
-      and (not self._started or self.lead.workers[index].phase is not None)
+      and (not self._started or self._in_lead(index))
+      and index not in self._left
     ]
     if not self._started and len(members) < len(self._members):
       self._formation.wait()
@@ -400,11 +432,13 @@ class ReducedRuntime:
     if self._linking.measures(members):
       return
     try:
-      groups = self._formation.form(members, self._holder.version)
+      version = self._holder.version + (self._owed is not None)
+      groups = self._formation.form(members, version)
     except Cut as cut:
       self._lose(cut.worker, str(cut))
       return
     for index, said in groups:
+      self._members[index].pace.moved = time.monotonic()
       self._say(index, {'group': said})
 
   def _measured(self, event: dict[str, Any]) -> None:
@@ -449,13 +483,13 @@ class ReducedRuntime:
         self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
 
   def _lose_overdue(self) -> None:
-    if not self._running or self._still:
+    """Gives up who holds up an iteration, or the next generation."""
+    if self._still:
       return
-    workers = self.lead.workers
+    formation, workers = self._formation, self.lead.workers
     running = [
       (index, self._members[index].pace, workers[index].examples)
-      for index in self._formation.members
-      if self._members[index].stream
+      for index in (formation.living if self._running else formation.awaited)
     ]
     overdue = self._deadlines.overdue(running, now=time.monotonic(), obeyed=0)
     for index, reason in overdue:

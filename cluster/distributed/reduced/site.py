@@ -103,8 +103,6 @@ class ReducedSite(Process):
       self._plan.cluster,
       self._plan.forest,
       size_bytes=_ITEM * self._pool.size,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
     )
     kept = Kept(self.parts.files.workdir)
     return ReducedRuntime(

@@ -1,6 +1,7 @@
 """How replicas sum: by our executors over a forest, or by XLA (`native`)."""
 
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -51,8 +52,13 @@ class Summing(Protocol):
   def close(self) -> None:
     """Ends a life."""
 
-  def form(self, said: Mapping[str, Any]) -> None:
+  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Connects to the others of a generation, as the lead has told of it.
+
+    Args:
+      said: What the lead has told.
+      limit_s: Seconds that others may need to come: they may have to fetch the
+        learner first.
 
     Raises:
       PeerLost: If one cannot be reached.
@@ -60,8 +66,12 @@ class Summing(Protocol):
       TransportError: If it takes too long.
     """
 
-  def abandon(self) -> None:
-    """Lets nothing wait any more until the next `form`; from any thread."""
+  def abandon(self, before: float = math.inf) -> None:
+    """Lets nothing wait any more until the next `form`; from any thread.
+
+    Args:
+      before: Of generations of lower numbers, also if they have not formed yet.
+    """
 
   def compute(
     self,
@@ -163,7 +173,8 @@ class HostSumming:
   @property
   def steps(self) -> int:
     """Chunks that have come and gone."""
-    return self._reduction.steps if self._reduction else 0
+    reduction = self._reduction
+    return reduction.steps if reduction else 0
 
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
@@ -187,14 +198,14 @@ class HostSumming:
     if executor:
       executor.close()
 
-  def form(self, said: Mapping[str, Any]) -> None:
+  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Connects; everybody checks the forest: it has come over the network."""
-    self._running.form(group_of(said))
+    self._running.form(group_of(said), limit_s)
 
-  def abandon(self) -> None:
+  def abandon(self, before: float = math.inf) -> None:
     """Ends what is under way."""
     if executor := self._executor:
-      executor.abandon()
+      executor.abandon(before)
 
   def compute(
     self,
@@ -238,7 +249,10 @@ class HostSumming:
 
   def total(self) -> list[float]:
     """Waits until all of the pool is summed."""
-    self._reduction.wait()
+    try:
+      self._reduction.wait()
+    finally:
+      self._reduction = None  # Its steps are not those of the next.
     return self._pool.books(self._vectors[0]).tolist()
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:

@@ -1,0 +1,333 @@
+"""Tests for the runtime of reduced routes: members are played."""
+
+import itertools
+import random
+import time
+from unittest import mock
+
+import pytest
+from absl.testing import absltest, parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batching import lb_bsp
+from cluster.transport.heart import Unmendable
+from predict import ema
+from tests.support import replicas
+
+
+def _began(workers=3, **fields):
+  world = replicas.World(workers, **fields)
+  world.begin()
+  return world
+
+
+def _trouble(seed, workers, moves, world, rate):
+  """Lets members die and come back, in any order with all else."""
+  rng, saves = random.Random(seed), False
+  for _ in range(moves):
+    if rng.random() < rate and workers > 1:
+      index = rng.randrange(1, workers)
+      if world.members[index].living:
+        world.members[index].end()
+      else:
+        world.come(index, keeps=rng.random() < 0.5)
+    saves = saves or rng.random() < 0.01
+    if saves and world.runtime.pause():
+      world.check()
+      world.pass_by()
+      saves = False
+    world.go(rng.choice)
+  if saves:
+    world.until(world.runtime.pause, rng.choice)
+    world.pass_by()
+  for index in range(1, workers):
+    if not world.members[index].living:
+      world.come(index, keeps=rng.random() < 0.5)
+  return rng
+
+
+class AnyOrderTest(parameterized.TestCase):
+  @settings(max_examples=60, deadline=None)
+  @given(
+    st.integers(0, 2**32),
+    st.integers(1, 5),
+    st.integers(20, 400),
+    st.sampled_from([0.005, 0.02, 0.06]),
+  )
+  def test_members_die_and_come_back(self, seed, workers, moves, rate):
+    self._check(seed, workers, moves, rate)
+
+  @pytest.mark.soak
+  @settings(max_examples=3000, deadline=None)
+  @given(
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(20, 800),
+    st.sampled_from([0.005, 0.02, 0.06, 0.2]),
+  )
+  def test_again_and_again(self, seed, workers, moves, rate):
+    self._check(seed, workers, moves, rate)
+
+  def _check(self, seed, workers, moves, rate):
+    world = _began(workers)
+    rng = _trouble(seed, workers, moves, world, rate)
+    world.reach(world.holder.version + 5, rng.choice)
+    world.gather(rng.choice)
+    world.reach(world.holder.version + 5, rng.choice)
+    world.check()
+
+  @settings(max_examples=10, deadline=None)
+  @given(st.integers(0, 2**32))
+  def test_with_batches_that_change(self, seed):
+    batching = lb_bsp.make(
+      num_workers=3,
+      worker_batch=replicas.BATCH,
+      predictor=ema.make(num_workers=3, num_factors=0, seed=0, smoothing=0.5),
+      threshold=0.0,
+      least=1,
+      most=(64,),
+    )
+    world = _began(3, batching=batching)
+    rng = _trouble(seed, 3, 200, world, 0.02)
+    world.gather(rng.choice)
+    world.reach(world.holder.version + 6, rng.choice)
+    world.check()
+
+  @settings(max_examples=20, deadline=None)
+  @given(st.integers(0, 2**32))
+  def test_members_die_before_the_first_iteration(self, seed):
+    rng, world = random.Random(seed), replicas.World(3)
+    for _ in range(60):
+      if rng.random() < 0.1:
+        index = rng.randrange(1, 3)
+        if world.members[index].living:
+          world.members[index].end()
+        else:
+          world.come(index)
+      if world.runtime._running:
+        break
+      world.go(rng.choice)
+    for index in (1, 2):
+      if not world.members[index].living:
+        world.come(index)
+    world.begin(rng.choice)
+    world.reach(5, rng.choice)
+    world.check()
+
+
+class OrdersTest(parameterized.TestCase):
+  def test_who_comes_back_while_others_connect_waits_for_the_next_end(self):
+    world = _began()
+    world.reach(3)
+    world.members[1].end()
+    connect = {(f'{k}/0', 'connect') for k in (0, 2)}
+    world.until(lambda: world.formation.members == (0, 2), but=connect)
+    world.come(1)
+    world.until(lambda: world.reception.members[1].stream, but=connect)
+    world.gather()
+    world.reach(world.holder.version + 3)
+    world.check()
+    self.assertLen(world.ledger.lost, 1)
+
+  @parameterized.parameters(False, True)
+  def test_who_was_to_come_in_is_lost(self, other):
+    world = _began()
+    world.members[1].end()
+    world.reach(3)
+    world.come(1)
+    world.until(lambda: world.runtime._in_lead(1))  # All are asked to stop.
+    self.assertEqual(world.formation.members, (0, 2))
+    world.members[1].end()
+    if other:
+      world.come(1)
+    world.reach(world.holder.version + 4)
+    world.check()
+
+  def test_who_has_ended_it_gives_it_to_the_others(self):
+    world = _began(eval_every=24)
+    apply = {('0/0', 'apply'), ('1/0', 'apply')}
+    world.until(lambda: world.members[2].version == 1, but=apply)
+    world.members[1].end()
+    world.reach(1, but=apply)
+    self.assertLen(world.members[2].learned[0][1], 3)
+    world.reach(4)
+    world.check()
+    self.assertEqual(world.members[0].learned[0], world.members[2].learned[0])
+
+  def test_it_is_done_again_if_all_are_lost_who_have_ended_it(self):
+    world = _began()
+    apply = {('0/0', 'apply'), ('1/0', 'apply')}
+    world.until(lambda: world.members[2].version == 1, but=apply)
+    world.members[1].end()
+    fetch = {('0/0', 'fetch')}
+    world.until(lambda: world.members[0].doing == 'fetching', but=apply | fetch)
+    world.members[2].end()
+    world.reach(2)
+    self.assertEqual([k for k, _ in world.members[0].learned[0][1]], [0])
+    world.check()
+
+  def test_what_somebody_brings_from_elsewhere_is_nobodys(self):
+    world = _began()
+    apply = {('0/0', 'apply'), ('1/0', 'apply')}
+    world.until(lambda: world.members[2].version == 1, but=apply)
+    world.members[2].end()  # Nobody knows that it has ended an iteration.
+    world.reach(1)
+    world.come(2, keeps=True)
+    world.until(lambda: world.members[2].doing == 'fetching')
+    at = world.holder.version
+    world.members[2].learned += [('elsewhere', ())] * (at + 1)
+    world.members[1].end()
+    world.come(1)
+    world.gather()
+    world.reach(at + 4)
+    world.check()
+
+  def test_a_death_hurries_those_who_were_to_end_their_iteration(self):
+    world = _began(4)
+    world.members[1].end()
+    world.reach(2)
+    world.come(1)
+    runtime, holder = world.runtime, world.holder
+    world.until(
+      lambda: (
+        runtime._newcomers
+        and runtime._dealing.newest == holder.version
+        and holder.version == world.members[2].version
+      )
+    )
+    wait = {('2/0', 'apply'), ('2/0', 'lose')}
+    world.until(lambda: {'ends': True} in _stops(world, 2), but=wait)
+    world.members[3].end()
+    world.until(lambda: {'ends': False} in _stops(world, 2), but=wait)
+    world.until(lambda: world.formation.members == (0, 1, 2), but=wait)
+    world.reach(holder.version + 2)
+    world.check()
+
+  def test_all_but_the_lead_may_die(self):
+    world = _began(4)
+    world.reach(2)
+    for index in (1, 2, 3):
+      world.members[index].end()
+    world.reach(6)
+    self.assertEqual(world.formation.members, (0,))
+    for index in (3, 1, 2):
+      world.come(index)
+    world.gather()
+    world.reach(world.holder.version + 3)
+    world.check()
+
+  def test_it_can_be_paused_while_somebody_comes(self):
+    world = _began()
+    world.members[1].end()
+    world.reach(2)
+    world.come(1)
+    world.until(world.runtime.pause)
+    world.check()
+    state = world.runtime.state()
+    self.assertEqual(state['lead']['_stream'].used, world.ledger.examples)
+    world.pass_by()
+    world.gather()
+    world.reach(world.holder.version + 3)
+    world.check()
+
+  def test_a_link_alone_is_lost(self):
+    world = _began(4)
+    world.until(lambda: world.members[2].doing == 'waiting')
+    world.members[2].lose(peer=3)
+    world.reach(3)
+    self.assertEqual(world.formation.members, (0, 1, 2, 3))
+    hops = {
+      (hop[0], hop[-1])
+      for tree in world.formation.forest.trees
+      for hop in (*tree.up, *tree.down)
+    }
+    self.assertNotIn(('w2', 'w3'), hops)
+    world.check()
+
+  def test_replicas_that_differ_end_the_run(self):
+    world = _began(eval_every=24)
+    world.reach(2)
+    world.members[1].learned[0] = ('something else', ())
+    with self.assertRaisesRegex(RuntimeError, r'workers \[1\] from the other'):
+      world.reach(8)
+
+  def test_the_worker_of_the_lead_is_needed(self):
+    world = _began()
+    world.members[0].end()
+    with self.assertRaisesRegex(Unmendable, 'The worker of the lead is lost'):
+      world.reach(world.holder.version + 3)
+
+
+def _stops(world, index):
+  life = world.members[index]
+  told = [*life.wire, *life.inbox]
+  return [{'ends': each['ends']} for each in told if 'stop' in each]
+
+
+class DeadlinesTest(parameterized.TestCase):
+  """With a clock that is moved by hand."""
+
+  def setUp(self):
+    super().setUp()
+    self.now = itertools.count(100.0, 1e-6)
+    self._ahead_s = 0.0
+    self.enterContext(
+      mock.patch.object(
+        time, 'monotonic', lambda: next(self.now) + self._ahead_s
+      )
+    )
+    self.world = _began(timeout_s=10.0)
+    self.world.reach(3)
+
+  def _pass(self, seconds, hung=()):
+    """Lets seconds go by, in which all give signs of life."""
+    for _ in range(round(seconds)):
+      self._ahead_s += 1.0
+      for index, member in enumerate(self.world.reception.members):
+        if member.stream:
+          member.seen = time.monotonic()
+          life = self.world.members[index]
+          doing = 'compute' if index in hung else 'transfer'
+          steps = 1 if life.doing == 'fetching' else 2  # It has less.
+          pace = (doing, self.world.holder.version, steps)
+          member.pace.tell(pace, member.seen)
+      self.world.pass_by()
+
+  def test_who_computes_for_long_may_answer_late(self):
+    world, late = self.world, {('2/0', 'compute')}
+    world.until(lambda: world.members[2].doing == 'computing', but=late)
+    world.members[1].end()
+    world.until(lambda: world.formation.awaited == [2], but=late)
+    self._pass(25, hung=[2])  # 2 timeouts and 4 times its 3 s are 32.
+    self.assertEqual(world.formation.awaited, [2])
+    world.reach(5)
+    self.assertEqual(world.formation.members, (0, 2))
+
+  @parameterized.parameters('arrive', 'heed', 'connect')
+  def test_who_does_not_answer_is_lost(self, action):
+    world, late = self.world, {('2/0', action)}
+    world.members[1].end()
+    world.rest(but=late)
+    self.assertEqual(world.formation.awaited, [2])
+    self._pass(23)
+    self.assertIsNone(world.reception.members[2].stream)
+    world.reach(world.holder.version + 2)
+    self.assertEqual(world.formation.members, (0,))
+
+  def test_who_gets_the_learner_holds_up_the_others_who_wait_for_it(self):
+    world = self.world
+    world.members[1].end()
+    world.reach(5)
+    world.come(1)
+    late = {('1/1', 'fetch')}
+    world.rest(but=late)
+    self.assertEqual(world.members[1].doing, 'fetching')
+    self._pass(23)
+    self.assertTrue(world.reception.members[0].stream)
+    self.assertTrue(world.reception.members[2].stream)
+    self.assertIsNone(world.reception.members[1].stream)
+
+
+if __name__ == '__main__':
+  absltest.main()
