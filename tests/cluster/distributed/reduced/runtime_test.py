@@ -239,7 +239,7 @@ class OrdersTest(parameterized.TestCase):
     self.assertEqual(world.formation.members, (0, 1, 2, 3))
     hops = {
       (hop[0], hop[-1])
-      for tree in world.formation.forest.trees
+      for tree in world.formation.packed.forest.trees
       for hop in (*tree.up, *tree.down)
     }
     self.assertNotIn(('w2', 'w3'), hops)
