@@ -50,6 +50,7 @@ _BASE_MBIT = 200
 _PLANNED = 0.94  # Of a nominal rate is left for what executors send.
 _GAP = 0.01
 _TIMEOUT_S = 20.0
+_PREPARE_S, _PREPARE_S_PER_BYTE = 0.1, 2e-8  # For pools, before a round.
 _LIMIT_S = 600.0
 _SCHEMES = {
   'forest': None,
@@ -274,10 +275,11 @@ class _Worker:
     self._executor.form(group)
     self._members = len(members)
 
-  def _sum(self, size: int) -> dict[str, float]:
+  def _sum(self, size: int, at_s: float) -> dict[str, float]:
     pool = (np.arange(size // 4) % 1000 + self._index).astype(np.float32)
     self._iteration += 1
     sent = self._sent()
+    time.sleep(max(at_s - time.monotonic(), 0.0))
     cpu_s, start_s = time.process_time(), time.monotonic()
     reduction = self._executor.begin(self._iteration, pool, [(0, pool.size)])
     reduction.ready(0)
@@ -367,8 +369,12 @@ def _lead(folder: pathlib.Path) -> None:
       results.append({'took_s': took})
       continue
     order('form', generation=generation, scheme=scheme, addresses=addresses)
-    order('sum', size=size)
-    each = [order('sum', size=size) for _ in range(task['rounds'])]
+    each = []
+    for _ in range(1 + task['rounds']):
+      # All have their pools by then, and start at once.
+      at_s = time.monotonic() + _PREPARE_S + size * _PREPARE_S_PER_BYTE
+      each.append(order('sum', size=size, at_s=at_s))
+    del each[0]
     parts = [part for some in each for part in some]
     results.append(
       {
@@ -384,6 +390,7 @@ def _lead(folder: pathlib.Path) -> None:
   (folder / 'results').write_text(json.dumps(results))
   for worker in workers:
     worker.stdin.close()
+  for worker in workers:  # That end together, once JAX is among them.
     worker.wait()
 
 

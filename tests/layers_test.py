@@ -53,6 +53,7 @@ _MAY = {
   ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
+    'data.stream '
     'learning outputs route.links route.route topology wire'
   ),
   'train': (

@@ -22,6 +22,8 @@ _MB = 10**6
 
 def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
   own = {} if cluster is None else {'cluster': cluster}
+  if name == 'native':
+    own = {'port': 0}
   return (
     importlib.import_module(f'route.{name}')
     .make(**own)

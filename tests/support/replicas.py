@@ -16,6 +16,7 @@ import data.stream
 from batching import fixed
 from cluster import lead
 from cluster.distributed.links.linking import Linking
+from cluster.distributed.links.surveyor import Surveyor
 from cluster.distributed.members import Member
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reduced.books import Books, Entry
@@ -275,14 +276,13 @@ class World:
       ring.in_order,
       size_bytes=1000,
     )
-    linking = mock.create_autospec(Linking, instance=True)
-    linking.measures.return_value = False
+    surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)
     self.runtime = ReducedRuntime(
       lead=self.lead,
       holder=holder,
       reception=self.reception,
       formation=self.formation,
-      linking=lambda say: linking,
+      linking=lambda say: Linking(self.formation, surveyor, workers=workers),
       books=self.books,
       timeout_s=timeout_s,
       start_s=timeout_s,

@@ -18,7 +18,6 @@ from cluster.transport.heart import Unmendable
 from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned
-from topology.clusters.cluster import Ends
 from topology.packing import pack as packing
 
 
@@ -106,11 +105,6 @@ class Formation:
     return self._pack is not None
 
   @property
-  def waits(self) -> bool:
-    """Whether it waits for the first members."""
-    return self._state is _State.WAITING
-
-  @property
   def knows(self) -> bool:
     """Whether the links are known, or nobody asks for them."""
     return self._cluster is not None or not self.mends
@@ -151,6 +145,11 @@ class Formation:
   def address(self, index: int) -> str:
     """Returns 'host:port' of a worker's executor."""
     return self._executors[index]
+
+  @property
+  def waits(self) -> bool:
+    """Whether it waits for the first members."""
+    return self._state is _State.WAITING
 
   @property
   def living(self) -> list[int]:
@@ -278,13 +277,13 @@ class Formation:
     except ValueError as error:
       raise self._cut(error) from error
     try:
-      forest = self._whole(links, {*pairs})
+      forest = self._found(links, {*pairs})
     except (ValueError, TimeoutError) as error:
       raise Unmendable(f'There is no forest of the workers: {error}') from error
     self.packed = Packed(self.members, lost, cluster, links, forest)
     return self.packed
 
-  def _whole(self, links: Cluster, lost: set[Ends]) -> Forest:
+  def _found(self, links: Cluster, lost: set[tuple[str, str]]) -> Forest:
     """Returns the forest of a route, or if it needs what is lost any other."""
     if not lost:
       return self.pack(links, self._host_s)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
-from cluster.distributed.host import Host, Threads
+from cluster.distributed.host import Host
 from cluster.distributed.life import Life
 from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
@@ -99,7 +100,7 @@ class Replica:
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
-    self._threads = Threads(1)
+    self._threads = ThreadPoolExecutor(1)
     self._pace = Pace()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
@@ -107,6 +108,7 @@ class Replica:
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
     self._compiled: int | None = None
+    self._damaged: set[int] = set()  # Workers of whom something came so.
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -316,8 +318,14 @@ class Replica:
       self._last = self._summing.total()
     except Abandoned:
       return
-    except (PeerLost, Damaged) as error:
+    except PeerLost as error:
       self._broken(life, deal['generation'], error.worker, str(error))
+      return
+    except Damaged as error:
+      # That may happen once; a link where it happens again is of no use.
+      peer = error.worker if error.worker in self._damaged else None
+      self._damaged.add(error.worker)
+      self._broken(life, deal['generation'], peer, str(error))
       return
     self._apply(deal)
 
@@ -326,8 +334,9 @@ class Replica:
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
     self._pace.compute()
-    late = self._faults.due(self.index, iteration, Phase.PULL)
-    self._faults.happen(late)
+    if not self._summing.travels:
+      late = self._faults.due(self.index, iteration, Phase.PULL)
+      self._faults.happen(late)
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
     self._gradient.prepare(ranges)

@@ -5,7 +5,9 @@ again, as a new life, when the lead has given it up or a stream is lost.
 """
 
 import functools
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +26,7 @@ from cluster.distributed.faults import (
   corrupted,
   spoilt,
 )
-from cluster.distributed.host import Host, Threads
+from cluster.distributed.host import Host
 from cluster.distributed.pace import Pace
 from cluster.distributed.served.life import ServedLife
 from cluster.distributed.served.window import Window
@@ -96,7 +98,7 @@ class Worker:
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
     # A pull and a push at a time of each server, and the next input.
-    self._pool = Threads(2 * len(servers) + 1)
+    self._pool = _Threads(2 * len(servers) + 1)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
@@ -346,3 +348,35 @@ def _push(
   if window.pieces and not short:
     chunks = window.cut(*message)
   stream.send(report, through(chunks), size, spoil=corrupt)
+
+
+class _Threads:
+  """Calls functions in daemon threads, a few at a time.
+
+  An executor of concurrent.futures would be waited for at the end.
+  """
+
+  def __init__(self, count: int):
+    """Starts them.
+
+    Args:
+      count: How many functions can be called at a time.
+    """
+    self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(count):
+      threading.Thread(target=self._call, daemon=True).start()
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> Future:
+    """Returns what will hold what the call returns or raises."""
+    future: Future = Future()
+    self._calls.put((future, function, args))
+    return future
+
+  def _call(self) -> None:
+    while True:
+      future, function, args = self._calls.get()
+      try:
+        future.set_result(function(*args))
+      except BaseException as error:  # For who asks the future.
+        future.set_exception(error)
+      del future, function, args
