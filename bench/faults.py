@@ -1,7 +1,7 @@
 """What every kind of fault does in every phase: python -m bench.faults.
 
-  python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers]
-    [--out=DIR]
+  python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers,
+    ring,forest] [--out=DIR]
 
 Needs root, for links that are cut: hosts of a lab, six workers and a dedicated
 server.  In each run five of the workers die, hang, are slow and lose their
@@ -9,9 +9,11 @@ links for 5 and 30 s (config.cluster.faults), in every phase of an iteration, at
 the start of a life and at the end of the run, and pushes are corrupt;
 checkpoints are saved and evaluations made all the time.  In the run `servers`,
 of ElasticBSP, the lead and another server are in trouble in the middle of
-checkpoints and evaluations.  A cell is how often the fault happened, of how
-often it was to; below it stands what must hold of the run.  The exit code is 1
-if anything does not.  About 3 minutes a run, 5 that of servers.
+checkpoints and evaluations.  In `ring` and `forest` there is no server, and
+phases are of the sum: chunks that workers send each other.  A cell is how often
+the fault happened, of how often it was to; below it stands what must hold of
+the run.  The exit code is 1 if anything does not.  About 3 minutes a run, 5
+that of servers.
 """
 
 import argparse
@@ -39,6 +41,8 @@ _RUNS = {
     'cluster.timeout_s': 10.0,
     'cluster.start_s': 30.0,
   },
+  'ring': {'sync.name': 'bsp', 'route.name': 'ring'},
+  'forest': {'sync.name': 'bsp', 'route.name': 'forest'},
 }
 _WORKERS = 6  # The first one is spared.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
@@ -115,15 +119,17 @@ def _entries_of_servers() -> list[_Entry]:
 
 def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   """Makes a run and prints what came of it; returns whether all holds."""
-  served = path.name == 'servers'
-  entries = _entries_of_servers() if served else _entries()
+  in_trouble = path.name == 'servers'  # The servers.
+  reduced = 'route.name' in fields
+  entries = _entries_of_servers() if in_trouble else _entries()
   fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
   words = clusters.command(
     path,
     'configs/default.py',
     fields | {'cluster.faults': repr(tuple(entries))},
     workers=_WORKERS,
-    servers=1 + served,
+    servers=0 if reduced else 1 + in_trouble,
+    dedicated=not reduced,
     link='1gbit',
     restarts=len(entries),
   )
@@ -140,7 +146,8 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     cells = [counts.get((phase, kind)) for kind in rows[0][1:]]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
   print(f'\n{clusters.table(*rows)}\n')
-  checks = list(_judged(path, counts, still_s / fields['cluster.timeout_s']))
+  still = still_s / fields['cluster.timeout_s']
+  checks = list(_judged(path, counts, still, reduced=reduced))
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
   sys.stdout.flush()
@@ -162,7 +169,12 @@ def _starting_s(path: pathlib.Path, words: list[str]) -> float:
       seen.look()
       now = time.monotonic()
       if seen.pushes > pushes:
-        servers = {r: p for r, p in seen.living.items() if r[0] == 's'}
+        # Or the lead among workers.
+        servers = {
+          role: process
+          for role, process in seen.living.items()
+          if role[0] == 's' or role == 'worker:0'
+        }
         if servers != before and pushes:
           cut_s = _cut_s(path, now - moved)
           starting_s = max(starting_s, now - moved - cut_s)
@@ -193,7 +205,9 @@ def _cut_s(path: pathlib.Path, last_s: float) -> float:
   )
 
 
-def _judged(path: pathlib.Path, counts: dict, still: float) -> Iterator[Check]:
+def _judged(
+  path: pathlib.Path, counts: dict, still: float, *, reduced: bool
+) -> Iterator[Check]:
   summary = records.read_summary(path)
   missing = [cell for cell, (was, due) in counts.items() if was < due]
   yield Check('all faults happened', not missing, f'all but {missing}')
@@ -201,7 +215,8 @@ def _judged(path: pathlib.Path, counts: dict, still: float) -> Iterator[Check]:
   detail = f'{still:.1f} timeouts between two pushes at most'
   yield Check('goes on', still <= _STANDSTILL, detail)
   yield from accounts(path)
-  yield from kept(path)
+  if not reduced:  # Replicas compare what they have by themselves.
+    yield from kept(path)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,433 @@
+"""Tests for what the lead of reduced routes is made of, part by part."""
+
+import math
+import pathlib
+import tempfile
+import time
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data.stream
+from batching import fixed
+from cluster import lead
+from cluster.distributed.faults import Faults
+from cluster.distributed.members import Member
+from cluster.distributed.reduced import handover
+from cluster.distributed.reduced.booking import Booking
+from cluster.distributed.reduced.books import Books, Entry
+from cluster.distributed.reduced.dealing import Dealing
+from cluster.distributed.reduced.formation import Cut, Formation
+from cluster.transport.errors import TransportError
+from cluster.transport.heart import Unmendable
+from cluster.transport.streams import Security
+from outputs.journal import Journal
+from route import links, ring
+from sync import bsp
+
+_float32 = st.floats(-1e6, 1e6, width=32)
+_entries = st.builds(
+  Entry,
+  began=_float32,
+  computed=_float32,
+  compute_s=_float32,
+  examples=st.integers(0, 2**20),
+  compilations=st.integers(0, 99),
+  loss=st.one_of(st.just(math.nan), _float32),
+  finite=st.integers(0, 1),
+)
+
+
+class BooksTest(parameterized.TestCase):
+  @settings(deadline=None, max_examples=40)
+  @given(st.lists(_entries, min_size=1, max_size=5), st.randoms())
+  def test_the_sum_gives_what_each_has_written(self, entries, random):
+    workers, factors = len(entries) + 1, 2
+    books = Books(workers, factors)
+    written = []
+    for worker, entry in enumerate(entries):
+      numbers = np.full(books.size, 7.0, np.float32)
+      books.write(numbers, worker, entry, (worker, -0.5))
+      written.append(numbers)
+    random.shuffle(written)
+    found = books.read(sum(written))
+    for worker, entry in enumerate(entries):
+      got, driving = found[worker]
+      np.testing.assert_array_equal(np.array(got), np.array(entry))
+      self.assertEqual(driving, (worker, -0.5))
+    self.assertEqual(found[workers - 1][0].examples, 0)  # It was not there.
+
+  def test_a_loss_that_is_not_finite_spoils_nothing(self):
+    books = Books(2, 0)
+    numbers = np.zeros((2, books.size), np.float32)
+    for worker, loss in enumerate((math.inf, 2.0)):
+      entry = Entry(0.0, 0.0, 0.0, 1, 0, loss, math.isfinite(loss))
+      books.write(numbers[worker], worker, entry, ())
+    found = books.read(numbers.sum(0))
+    self.assertEqual(found[0][0].finite, 0)
+    self.assertEqual(found[1][0].loss, 2.0)
+
+
+def _lead(workers, *, ahead=True, batch=8):
+  holder = mock.Mock(version=0)
+  stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
+  journal = mock.create_autospec(Journal, instance=True, finished=False)
+  made = lead.Lead(
+    scheme=bsp.make(num_workers=workers),
+    batching=fixed.make(num_workers=workers, worker_batch=batch),
+    holder=holder,
+    stream=stream,
+    journal=journal,
+    num_workers=workers,
+    ahead=ahead,
+  )
+  made.attach(release=lambda index: None, wake_at=lambda at: None)
+
+  def commit(update):
+    del update
+    holder.version += 1
+
+  holder.commit.side_effect = commit
+  return made, stream, journal
+
+
+def _push(made, index, time):
+  made.push(index, time, compute_s=1.0, factors=(), loss=1.0, computed=8)
+
+
+class BookingTest(parameterized.TestCase):
+  def _booked(self, entries, *, time, joining=()):
+    made, _, journal = _lead(3)
+    made.start(10.0)
+    for index in joining:
+      made.leave(index, 10.0, '')
+    books = Books(3, 0)
+    numbers = np.zeros(books.size, np.float32)
+    for worker, entry in entries.items():
+      own = np.empty_like(numbers)
+      books.write(own, worker, entry, ())
+      numbers += own
+    booking = Booking(
+      made, books, [Member(life=0) for _ in range(3)], lambda n: 100 * n
+    )
+    booking(numbers.tolist(), sorted(entries), joining, dealt_at=10, time=time)
+    return made, journal
+
+  def test_phases_are_those_of_the_computations(self):
+    entries = {
+      0: Entry(0.5, 2.0, 1.5, 8, 0, 1.0, 1),
+      1: Entry(0.5, 4.0, 3.5, 8, 0, 1.0, 1),
+      2: Entry(1.0, 3.0, 2.0, 8, 0, 1.0, 1),
+    }
+    made, journal = self._booked(entries, time=16.0)
+    spans = {}
+    for call in journal.span.call_args_list:
+      worker, phase, start, end, _ = call.args
+      if end > start:
+        spans.setdefault(worker, {})[phase] = (start, end)
+    self.assertEqual(
+      spans[0],
+      {'pull': (10.0, 10.5), 'compute': (10.5, 12.0), 'wait': (12.0, 14.0)}
+      | {'push': (14.0, 16.0)},
+    )
+    self.assertNotIn('wait', spans[1])  # The others have waited for it.
+    self.assertEqual(spans[2]['compute'], (11.0, 13.0))
+    made.carried.assert_called_once_with(300)
+
+  def test_clocks_that_differ_make_no_phase_negative(self):
+    entries = {0: Entry(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
+    _, journal = self._booked(entries, time=12.0, joining=(1, 2))
+    for call in journal.span.call_args_list:
+      _, _, start, end, _ = call.args
+      self.assertLessEqual(10.0, start)
+      self.assertLessEqual(start, end)
+      self.assertLessEqual(end, 12.0)
+
+  def test_who_joins_is_released_with_the_others(self):
+    entries = {k: Entry(0.0, 1.0, 1.0, 8, 0, 1.0, 1) for k in (0, 1)}
+    made, _ = self._booked(entries, time=12.0, joining=(2,))
+    self.assertEqual([w.phase for w in made.workers], ['pull'] * 3)
+    self.assertEqual(made.workers[2].version, 1)
+
+  def test_what_is_not_finite_ends_the_run(self):
+    entries = {k: Entry(0.0, 1.0, 1.0, 8, 0, 1.0, k != 1) for k in range(3)}
+    with self.assertRaisesRegex(FloatingPointError, 'worker 1, iteration 0'):
+      self._booked(entries, time=12.0)
+
+
+class AheadTest(parameterized.TestCase):
+  @settings(deadline=None, max_examples=25)
+  @given(
+    st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), max_size=8),
+    st.lists(st.sampled_from(['', '1', '2']), max_size=8),
+  )
+  def test_each_example_once_and_batches_one_iteration_later(self, plan, gone):
+    found = {}
+    for ahead in (False, True):
+      made, stream, _ = _lead(3, ahead=ahead)
+      given_ = iter(plan)
+      made.batching = mock.Mock(barrier=True)
+      made.batching.assign.side_effect = lambda released, given_=given_: dict(
+        zip(range(3), next(given_, (4, 4, 4)), strict=True)
+      )
+      made.start(0.0)
+      sizes, used, alive = [], [], {0, 1, 2}
+      for step in range(8):
+        if step < len(gone) and gone[step]:
+          index = int(gone[step])
+          if index in alive:
+            made.leave(index, step, '')
+            alive.remove(index)
+        sizes.append({k: made.workers[k].examples for k in sorted(alive)})
+        for k in sorted(alive):
+          used += [p for r in made.workers[k].ranges for p in range(*r)]
+        dealt = {k: made.workers[k].ahead for k in alive}
+        for k in sorted(alive):
+          _push(made, k, step)
+        if ahead:
+          for k in alive:
+            self.assertEqual(made.workers[k].ranges, dealt[k])
+      self.assertLen({*used}, len(used))
+      self.assertEqual(stream.used, len(used))
+      held = sum(b - a for a, b in stream.outstanding())
+      self.assertEqual(stream.used + held, stream.cursor)
+      found[ahead] = sizes
+    self.assertEqual(found[True][:1], found[False][:1])
+    for before, after in zip(found[False], found[True][1:], strict=False):
+      for k in after:
+        self.assertEqual(after[k], before[k])
+
+
+class DealingTest(parameterized.TestCase):
+  def test_it_deals_this_iteration_and_the_next(self):
+    made, _, _ = _lead(2)
+    made.start(0.0)
+    said = []
+    dealing = Dealing(made, lambda k, header: said.append((k, header['deal'])))
+    dealing.begin(0)
+    self.assertEqual(dealing.newest, -1)
+    dealing.check = True
+    dealing.send(3, 0, (0, 1))
+    dealing.send(3, 1, (0, 1))
+    for k in range(2):
+      _push(made, k, 1.0)
+    self.assertEqual(dealing.newest, 1)
+    self.assertEqual([deal['iteration'] for _, deal in said], [0, 0, 1, 1])
+    self.assertEqual(
+      [deal['check'] for _, deal in said], [True, True] + 2 * [0]
+    )
+    self.assertEqual({deal['total'] for _, deal in said}, {16})
+    ranges = [deal['ranges'] for _, deal in said]
+    self.assertEqual(ranges[2:], [w.ranges for w in made.workers])
+    positions = [p for each in ranges for r in each for p in range(*r)]
+    self.assertCountEqual(positions, range(32))
+    self.assertLessEqual(dealing.at(0), time.monotonic())
+    with self.assertRaises(KeyError):
+      dealing.at(0)
+
+
+class FormationTest(parameterized.TestCase):
+  def _formation(self, workers):
+    formation = Formation(
+      links.believed('', workers), ring.in_order, size_bytes=1000
+    )
+    for index in range(workers):
+      formation.came(index, f'1.1.1.1:{index + 1}', f'2.2.2.2:{index + 1}')
+    return formation
+
+  @settings(deadline=None, max_examples=30)
+  @given(st.integers(2, 5), st.randoms())
+  def test_the_newest_version_wins(self, workers, random):
+    formation = self._formation(workers)
+    version = 0
+    formation.form(range(workers), 0)
+    for round_ in range(4):
+      order = [*formation.members]
+      random.shuffle(order)
+      done = [formation.formed(k, 'same') for k in order]
+      self.assertEqual(done, [False] * (len(order) - 1) + [True])
+      self.assertTrue(formation.stop())
+      self.assertFalse(formation.stop())
+      self.assertEqual(formation.generation, round_ + 1)
+      versions = {k: version + random.randint(0, 1) for k in order}
+      lost = {k for k in order if k and random.random() < 0.3}
+      told = None
+      for k in order:
+        self.assertIsNone(told)
+        if k in lost:
+          formation.gone(k, 'dead')
+        else:
+          formation.stopped(k, versions[k], [float(k)])
+        told = formation.ended()
+      self.assertIsNone(formation.ended())
+      version = max(versions[k] for k in order if k not in lost)
+      self.assertEqual(told[0], version)
+      self.assertEqual(versions[int(told[1][0])], version)
+      self.assertEqual(formation.buried(), dict.fromkeys(lost, 'dead'))
+      members = [k for k in order if k not in lost]
+      said = dict(formation.form(sorted(members), version))
+      source = int(told[1][0])
+      for k in members:
+        expected = None if k == source else f'2.2.2.2:{source + 1}'
+        self.assertEqual(said[k]['source'], expected)
+        self.assertEqual(said[k]['generation'], round_ + 1)
+
+  def test_an_answer_of_before_is_none(self):
+    formation = self._formation(2)
+    formation.form((0, 1), 0)
+    formation.stop()
+    self.assertEqual(formation.awaited, [0, 1])
+    formation.stopped(0, 3, [])
+    self.assertEqual(formation.awaited, [1])
+    self.assertFalse(formation.formed(0, ''))
+    formation.stopped(1, 3, [])
+    self.assertIsNotNone(formation.ended())
+
+  def test_the_lead_gives_what_was_restored(self):
+    formation = self._formation(3)
+    said = dict(formation.form((0, 1, 2), 5))
+    sources = [said[k]['source'] for k in range(3)]
+    self.assertEqual(sources, [None, '2.2.2.2:1', '2.2.2.2:1'])
+
+  def test_who_cannot_be_reached_by_anybody_is_named(self):
+    formation = self._formation(3)
+    formation.form((0, 1, 2), 0)
+    for other in (0, 1):
+      formation.suspect(2, other)
+    with self.assertRaises(Cut) as cut:
+      formation.form((0, 1, 2), 0)
+    self.assertEqual(cut.exception.worker, 2)
+    formation.came(2, '1.1.1.1:3', '2.2.2.2:3')  # Anew.
+    formation.form((0, 1, 2), 0)
+
+  def test_links_of_those_who_are_lost_blame_nobody(self):
+    formation = self._formation(4)
+    formation.form((0, 1, 2, 3), 0)
+    formation.suspect(2, 3)
+    formation.form((0, 1, 2, 3), 0)
+    formation.suspect(0, 1)
+    formation.suspect(1, 0)
+    with self.assertRaises(Cut) as cut:
+      formation.form((0, 1), 0)
+    self.assertEqual(cut.exception.worker, 1)
+
+  def test_without_any_forest_it_ends(self):
+    def none(*args):
+      raise ValueError('none')
+
+    formation = Formation(links.believed('', 2), none, size_bytes=1)
+    for k in (0, 1):
+      formation.came(k, '1.1.1.1:1', '')
+    with self.assertRaisesRegex(Unmendable, 'There is no forest'):
+      formation.form((0, 1), 0)
+
+
+class HandoverTest(parameterized.TestCase):
+  _TREE = {
+    'params': {
+      'a': np.arange(7, dtype=np.float32).reshape(7, 1) / 3,
+      'b': np.zeros((0, 3), np.float32),
+      'c': np.float32(0.1),
+    },
+    'count': np.int32(4),
+    'version': 3,
+    'big': np.arange(2_000_000, dtype=np.float32),
+  }
+
+  def _state(self, version):
+    if version != 3:
+      raise LookupError(f'expected to have version {version}, got 3')
+    return self._TREE
+
+  def test_it_comes_bit_for_bit(self):
+    giving = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(giving.close)
+    steps = []
+    found = handover.fetch(
+      giving.address, 3, Security(), 5.0, step=lambda: steps.append(1)
+    )
+    self.assertEqual(found['version'], 3)
+    for name in ('a', 'b', 'c'):
+      one, other = found['params'][name], self._TREE['params'][name]
+      self.assertEqual(one.dtype, other.dtype)
+      np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found['big'], self._TREE['big'])
+    self.assertGreater(len(steps), 1)
+
+  def test_another_version_is_not_given(self):
+    giving = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(giving.close)
+    with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
+      handover.fetch(giving.address, 4, Security(), 5.0)
+
+  def test_a_source_that_is_gone_is_told_in_time(self):
+    giving = handover.Handover('127.0.0.1', Security(), self._state)
+    giving.close()
+    start = time.monotonic()
+    with self.assertRaises(TransportError):
+      handover.fetch(giving.address, 3, Security(), 0.3)
+    self.assertLess(time.monotonic() - start, 3.0)
+
+
+class TravelTest(parameterized.TestCase):
+  """Faults of chunks."""
+
+  def _travel(self, *entries, whole=None):
+    faults = Faults(
+      entries,
+      num_workers=2,
+      num_servers=1,
+      directory=pathlib.Path(tempfile.mkdtemp()),
+      interface='eth0',
+      timeout_s=1.0,
+    )
+    self.happened = []
+    faults.happen = lambda fault: fault and self.happened.append(fault.phase)
+    fault = faults.due(1, 0) if whole else None
+    return faults.travel(1, 0, fault)
+
+  def test_each_comes_at_its_moment(self):
+    travel = self._travel(
+      *((1, 0, 'die', p) for p in ('pull', 'first', 'last'))
+    )
+    seen = []
+    for left in (3, 2, 1):
+      travel.goes(b'1234', left)
+      seen.append((*self.happened,))
+      travel.gone()
+      seen.append((*self.happened,))
+      travel.came()
+    self.assertEqual(seen[0], ())
+    self.assertEqual(seen[1], ('first',))
+    self.assertEqual(seen[2], ('first', 'pull'))
+    self.assertEqual(seen[3], ('first', 'pull'))
+    self.assertEqual(seen[4], ('first', 'pull', 'last'))
+    self.assertEqual(self.happened, ['first', 'pull', 'last'])
+
+  @parameterized.parameters(
+    ('compute', [1, 0, 0]), ('first', [1, 0, 0]), ('last', [0, 0, 1])
+  )
+  def test_one_chunk_is_corrupt(self, phase, expected):
+    travel = self._travel((1, 0, 'corrupt', phase), whole=phase == 'compute')
+    changed = []
+    for left in (3, 2, 1):
+      body, sent = travel.goes(b'1234', left)
+      self.assertEqual(body, b'1234')
+      changed.append(int(bytes(sent) != body))
+      travel.gone()
+    self.assertEqual(changed, expected)
+
+  def test_a_chunk_may_be_too_short(self):
+    travel = self._travel((1, 0, 'wrong_size'), whole=True)
+    self.assertEqual(travel.goes(b'12345678', 2), (b'1234', b'1234'))
+    self.assertEqual(travel.goes(b'12345678', 1), (b'12345678', b'12345678'))
+
+  def test_nothing_happens_to_others(self):
+    self.assertIsNone(self._travel((0, 0, 'die', 'first')))
+
+
+if __name__ == '__main__':
+  absltest.main()
