@@ -96,6 +96,7 @@ class Formation:
     self._digests: dict[int, str] = {}  # Of those who are connected.
     self._checked: dict[int, dict[int, str]] = {}  # By version and worker.
     self._suspects: set[tuple[int, int]] = set()
+    self._doubted: set[frozenset[int]] = set()  # Pairs, since the last sum.
     self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
     self._source: int | None = None  # Who has the newest version.
 
@@ -160,6 +161,7 @@ class Formation:
     """A worker can be reached, at these addresses, in a new life."""
     self._executors[index], self._handovers[index] = executor, handover
     self._lost = {pair for pair in self._lost if index not in pair}
+    self._doubted = {pair for pair in self._doubted if index not in pair}
 
   def gone(self, index: int, reason: str) -> None:
     """A member is lost."""
@@ -169,6 +171,10 @@ class Formation:
     """A worker has lost a connection to another, which may be lost itself."""
     if peer is not None:
       self._suspects.add((worker, peer))
+
+  def summed(self) -> None:
+    """An iteration has been ended: all links in use are sound."""
+    self._doubted.clear()
 
   def stop(self) -> bool:
     """Ends the generation; returns False if that has been done before."""
@@ -338,11 +344,14 @@ class Formation:
     return [index for index in self.living if index not in there]
 
   def _note_lost(self, members: Sequence[int]) -> None:
-    """What two workers have lost who are still there is a link."""
-    for pair in self._suspects:
-      if {*pair} <= {*members}:
+    """What two who are still there have lost twice is a link."""
+    for pair in sorted(self._suspects):
+      if not {*pair} <= {*members}:
+        continue
+      if frozenset(pair) in self._doubted:
         logging.warning('The link between workers %d and %d is lost.', *pair)
         self._lost |= {pair, pair[::-1]}
+    self._doubted |= {frozenset(pair) for pair in self._suspects}
     self._suspects.clear()
 
   def _cut(self, error: Exception) -> Exception:

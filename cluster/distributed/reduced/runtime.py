@@ -275,6 +275,7 @@ class ReducedRuntime:
   def _completed(self, event: dict[str, Any]) -> None:
     """An iteration has been summed, and applied."""
     if event['version'] == self._holder.version:
+      self._formation.summed()
       self._book(event['books'], self._formation.members)
       self._deal()
 

@@ -297,18 +297,32 @@ class FormationTest(parameterized.TestCase):
     formation.form((0, 1, 2), 0)
     for other in (0, 1):
       formation.suspect(2, other)
+    formation.form((0, 1, 2), 0)
+    for other in (0, 1):
+      formation.suspect(other, 2)
     with self.assertRaises(Cut) as cut:
       formation.form((0, 1, 2), 0)
     self.assertEqual(cut.exception.worker, 2)
     formation.came(2, '1.1.1.1:3', '2.2.2.2:3')  # Anew.
     formation.form((0, 1, 2), 0)
 
+  def test_what_is_lost_once_is_tried_again(self):
+    formation = self._formation(3)
+    formation.form((0, 1, 2), 0)
+    for _ in range(3):
+      formation.suspect(1, 2)
+      formation.form((0, 1, 2), 0)
+      self.assertEmpty(formation.packed.lost)
+      formation.summed()
+
   def test_links_of_those_who_are_lost_blame_nobody(self):
     formation = self._formation(4)
     formation.form((0, 1, 2, 3), 0)
-    formation.suspect(2, 3)
-    formation.form((0, 1, 2, 3), 0)
+    for _ in range(2):
+      formation.suspect(2, 3)
+      formation.form((0, 1, 2, 3), 0)
     formation.suspect(0, 1)
+    formation.form((0, 1), 0)
     formation.suspect(1, 0)
     with self.assertRaises(Cut) as cut:
       formation.form((0, 1), 0)
