@@ -133,6 +133,21 @@ class Faults:
       return None
     return fault
 
+  def travel(
+    self, who: int, number: int, whole: Fault | None
+  ) -> 'Travel | None':
+    """Returns what happens to the chunks of an iteration; None for nothing.
+
+    Args:
+      who: Which worker.
+      number: Of its iteration.
+      whole: What happens to the push as a whole.
+    """
+    phases = (Phase.PULL, Phase.FIRST, Phase.LAST)
+    if whole or any((who, number, phase) in self._entries for phase in phases):
+      return Travel(self, who, number, whole)
+    return None
+
   def happen(self, fault: Fault | None) -> None:
     """Lets happen what happens at a moment."""
     kind = fault.kind if fault else None
@@ -182,6 +197,55 @@ class Faults:
         up.append(f'ip route replace {route} dev {name}')
       # It goes on if this process is ended meanwhile.
       subprocess.Popen(['sh', '-c', '; '.join(up)], start_new_session=True)
+
+
+class Travel:
+  """What happens to the chunks of one iteration, where they are summed."""
+
+  def __init__(
+    self, faults: Faults, who: int, number: int, whole: Fault | None
+  ):
+    """For `Faults.travel`."""
+    self._faults, self._at = faults, (who, number)
+    self._whole = whole
+    self._come = self._gone = False
+
+  def came(self) -> None:
+    """A chunk has come."""
+    if not self._come:
+      self._come = True
+      self._faults.happen(self._due(Phase.PULL))
+
+  def goes(self, body: Any, left: int) -> tuple[Any, Any]:
+    """Returns what a chunk is said to be, and what is sent in its place.
+
+    Args:
+      body: Bytes.
+      left: Chunks that are to go, with this one.
+    """
+    faults = [self._whole, self._due(Phase.LAST) if left == 1 else None]
+    self._whole = None
+    if not self._gone:
+      self._first = self._due(Phase.FIRST)
+      faults.append(self._first)
+    kinds = {fault.kind for fault in faults if fault}
+    if Kind.WRONG_SIZE in kinds:
+      body = body[:-4]
+    sent = body
+    if Kind.CORRUPT in kinds:
+      sent = bytearray(body)
+      sent[0] ^= 1
+    self._faults.happen(faults[1])
+    return body, sent
+
+  def gone(self) -> None:
+    """It has gone."""
+    if not self._gone:
+      self._gone = True
+      self._faults.happen(self._first)
+
+  def _due(self, phase: Phase) -> Fault | None:
+    return self._faults.due(*self._at, phase)
 
 
 def make(

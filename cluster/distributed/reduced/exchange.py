@@ -119,6 +119,11 @@ class Exchange:
     """Whether the pool has all sums and others do not need it any more."""
     return not self._left and not self._going
 
+  @property
+  def going(self) -> int:
+    """Chunks that are still to go."""
+    return self._going
+
   def needs(self, worker: int) -> bool:
     """Whether something is still to come from a worker, or to go there."""
     return self._comes.get(worker, 0) > 0 or self._goes.get(worker, 0) > 0

@@ -23,7 +23,11 @@ from cluster.distributed.reduced import links, program
 from cluster.distributed.reduced.door import Door
 from cluster.distributed.reduced.errors import Abandoned, PeerLost
 from cluster.distributed.reduced.exchange import Exchange
-from cluster.distributed.reduced.generation import Generation, Usage
+from cluster.distributed.reduced.generation import (
+  Generation,
+  Travel,
+  Usage,
+)
 from cluster.distributed.reduced.links import Hello, Link
 from cluster.distributed.reduced.loop import Loop
 from cluster.distributed.reduced.program import Group, Program, Roles
@@ -242,7 +246,11 @@ class Executor:
       raise forming.error
 
   def begin(
-    self, iteration: int, pool: np.ndarray, ranges: Sequence[tuple[int, int]]
+    self,
+    iteration: int,
+    pool: np.ndarray,
+    ranges: Sequence[tuple[int, int]],
+    travel: Travel | None = None,
   ) -> Reduction:
     """Begins the sum of an iteration's pools.
 
@@ -251,6 +259,7 @@ class Executor:
       pool: float32 [n], contiguous; becomes the sum, in place.
       ranges: First element of each range, and the one after its last: in
         order, all of the pool.  The same on all workers.
+      travel: What goes wrong with chunks on purpose.
 
     Returns:
       What takes ranges and waits; none of them is ready yet.
@@ -289,7 +298,7 @@ class Executor:
     def start() -> None:
       if self._generation is generation:
         self._waiter = reduction
-        generation.begin(iteration, exchange)
+        generation.begin(iteration, exchange, travel)
       else:
         reduction.end(Abandoned('the generation was left'))
 

@@ -205,6 +205,7 @@ class Formation:
   def wait(self) -> None:
     """Waits for the first members to come."""
     self.members = ()
+    self._gone.clear()
     self._state = _State.WAITING
 
   def form(
@@ -222,6 +223,7 @@ class Formation:
     """
     self._note_lost(members)
     self.members = tuple(members)
+    self._gone.clear()
     self._digests.clear()
     self._checked.clear()
     self._state = _State.FORMING

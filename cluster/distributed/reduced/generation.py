@@ -11,7 +11,7 @@ others would take their end for a death of this worker.
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cluster.distributed.reduced import frames
 from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
@@ -21,6 +21,19 @@ from cluster.distributed.reduced.links import Link
 from cluster.distributed.reduced.loop import IN, IN_OR_ROOM, OUT, Loop
 from cluster.distributed.reduced.program import Group, Roles
 from cluster.transport.errors import Corrupt, TransportError
+
+
+class Travel(Protocol):
+  """What goes wrong with chunks on purpose: see `faults`."""
+
+  def came(self) -> None:
+    """A chunk has come."""
+
+  def goes(self, body: Any, left: int) -> tuple[Any, Any]:
+    """Returns what a chunk is said to be, and what is sent in its place."""
+
+  def gone(self) -> None:
+    """It has gone."""
 
 
 class _Out:
@@ -89,6 +102,7 @@ class Generation:
     self._formed = False
     self._gone: dict[int, Exception] = {}
     self._exchange: Exchange | None = None
+    self._travel: Travel | None = None  # What goes wrong on purpose.
     most = len(roles.adding) * roles.window
     self.buffers = Buffers(most, roles.chunk_bytes)
     self._early: dict[int, list[tuple[Frame, memoryview]]] = {}
@@ -131,9 +145,11 @@ class Generation:
       self._formed = True
       self._told(None)
 
-  def begin(self, iteration: int, exchange: Exchange) -> None:
+  def begin(
+    self, iteration: int, exchange: Exchange, travel: Travel | None
+  ) -> None:
     """Begins an iteration, with what has come for it before."""
-    self.iteration = iteration
+    self.iteration, self._travel = iteration, travel
     if self.error:
       self._told(self.error)
       return
@@ -278,15 +294,23 @@ class Generation:
       out.blocked = not out.writer.write()
       if out.blocked:
         return
-      exchange.sent(worker)
+      self._sent(exchange, worker)
     number, layout = self.group.generation, exchange.program.layout
     while item := exchange.take(worker):
       kind, chunk, body = item
+      sent: Any = body
+      if self._travel:
+        body, sent = self._travel.goes(body, exchange.going)
       header = frames.packed(number, self.iteration, layout, chunk, kind, body)
-      if not out.writer.write(header, body):
+      if not out.writer.write(header, sent):
         out.blocked = True
         return
-      exchange.sent(worker)
+      self._sent(exchange, worker)
+
+  def _sent(self, exchange: Exchange, worker: int) -> None:
+    exchange.sent(worker)
+    if self._travel:
+      self._travel.gone()
 
   def _place(self, worker: int, frame: Frame) -> memoryview:
     """Returns where the body of a frame is to go."""
@@ -306,6 +330,8 @@ class Generation:
     if self._exchange and frame.iteration == self.iteration:
       kind, chunk = frame.kind, frame.chunk
       self._exchange.arrived(worker, kind, chunk, body)
+      if self._travel:
+        self._travel.came()
     else:
       self._early.setdefault(worker, []).append((frame, body))
 
@@ -317,6 +343,8 @@ class Generation:
     self._check_layout(frame)
     exchange.check(worker, frame.kind, frame.chunk, frame.size)
     exchange.arrived(worker, frame.kind, frame.chunk, body)
+    if self._travel:
+      self._travel.came()
 
   def _check_layout(self, frame: Frame) -> None:
     if self._exchange and frame.layout != self._exchange.program.layout:

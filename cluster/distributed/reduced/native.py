@@ -137,6 +137,7 @@ class NativeSumming:
 
   steps = 0
   paced = False
+  travels = False
 
   def __init__(
     self, gradient: Gradient, pool: Pool, like: Payload, *, books: int

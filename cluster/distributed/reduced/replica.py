@@ -108,6 +108,7 @@ class Replica:
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
     self._compiled: int | None = None
+    self._damaged: set[int] = set()  # Workers of whom something came so.
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -317,8 +318,14 @@ class Replica:
       self._last = self._summing.total()
     except Abandoned:
       return
-    except (PeerLost, Damaged) as error:
+    except PeerLost as error:
       self._broken(life, deal['generation'], error.worker, str(error))
+      return
+    except Damaged as error:
+      # That may happen once; a link where it happens again is of no use.
+      peer = error.worker if error.worker in self._damaged else None
+      self._damaged.add(error.worker)
+      self._broken(life, deal['generation'], peer, str(error))
       return
     self._apply(deal)
 
@@ -327,8 +334,9 @@ class Replica:
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
     self._pace.compute()
-    late = self._faults.due(self.index, iteration, Phase.PULL)
-    self._faults.happen(late)
+    if not self._summing.travels:
+      late = self._faults.due(self.index, iteration, Phase.PULL)
+      self._faults.happen(late)
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
     self._gradient.prepare(ranges)

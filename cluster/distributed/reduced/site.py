@@ -162,6 +162,7 @@ class ReducedSite(Process):
         host=self.meeting.address,
         security=self.security,
         timeout_s=self.timeout_s,
+        faults=self.faults,
         pace=self._pace,
       )
     return Replica(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cluster.distributed.faults import Fault
+from cluster.distributed.faults import Fault, Faults
 from cluster.distributed.reduced.executor import Executor, Reduction
 from cluster.distributed.reduced.filling import CheckedFilling
 from cluster.distributed.reduced.group import group_of
@@ -30,9 +30,11 @@ class Summing(Protocol):
   Attributes:
     steps: Grows with what comes and goes in an iteration.
     paced: Whether computing takes time alone, which `compute` lets pass.
+    travels: Whether chunks do, so that faults can befall them.
   """
 
   paced: bool
+  travels: bool
 
   @property
   def steps(self) -> int:
@@ -122,6 +124,8 @@ class Summing(Protocol):
 class HostSumming:
   """See `Summing`: by the executor of this process, in the host's memory."""
 
+  travels = True
+
   def __init__(
     self,
     index: int,
@@ -131,6 +135,7 @@ class HostSumming:
     host: str,
     security: Security,
     timeout_s: float,
+    faults: Faults,
     pace: Sequence[Range] = (),
   ):
     """Listens to nobody yet.
@@ -142,10 +147,11 @@ class HostSumming:
       host: Address to listen on.
       security: Of all connections.
       timeout_s: After which a peer that does not answer is gone.
+      faults: What goes wrong on purpose.
       pace: Without a model: which parts of the pool become ready when, in
         parts of the time that an iteration takes.
     """
-    self._index, self._pace = index, pace
+    self._index, self._pace, self._faults = index, pace, faults
     self.paced = bool(pace)
     self._ranges = pool.ranges
     if pace:
@@ -221,7 +227,8 @@ class HostSumming:
     """Computes a gradient; its ranges travel once they are full."""
     self._vectors.reverse()
     vector = self._vectors[0]
-    reduction = self._running.begin(version, vector, self._ranges)
+    travel = self._faults.travel(worker, iteration, fault)
+    reduction = self._running.begin(version, vector, self._ranges, travel)
     ready = reduction.ready
     if self.paced:
       last = len(self._ranges) - 1
