@@ -1,4 +1,4 @@
-"""Labs of hosts with links of several shapes, and the clusters that they are."""
+"""Hosts of labs with links of several shapes, as clusters and for tools.lab."""
 
 import random
 from collections.abc import Sequence
