@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import pickle
-import random
 import statistics
 import subprocess
 import sys
@@ -31,22 +30,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bench import clusters
+from bench import clusters, shaped
+from bench.shaped import Case
 from cluster.distributed.reduced.executor import Executor, Group
 from cluster.transport.greeting import Security
 from cluster.transport.interfaces import interface_address
 from tools import lab
 from topology.baselines import schemes
-from topology.clusters import measured
 from topology.clusters.cluster import Cluster
 from topology.forests.trees import Forest
 from topology.packing.pack import pack
 
-_BASE_MBIT = 200
 _PLANNED = 0.94  # Of a nominal rate is left for what executors send.
 _GAP = 0.01
 _TIMEOUT_S = 20.0
@@ -61,65 +59,12 @@ _SCHEMES = {
 _PSUM = 'psum'
 
 
-class Case(NamedTuple):
-  """Hosts of a lab; rates in Mbit/s.
-
-  Attributes:
-    up: What each host may send.
-    down: What each host may receive.
-    pairs: What a host may send to another, if that is less.
-  """
-
-  up: Sequence[int]
-  down: Sequence[int]
-  pairs: dict[tuple[int, int], int]
-
-  @property
-  def cluster(self) -> Cluster:
-    """The hosts with nominal rates."""
-    return measured.graph(
-      measured.Rates(
-        tuple(map(_GBps, self.up)),
-        tuple(map(_GBps, self.down)),
-        {ends: _GBps(rate) for ends, rate in self.pairs.items()},
-      )
-    )
-
-  @property
-  def links(self) -> dict[str, Any]:
-    """What tools.lab takes."""
-    hosts = {
-      f'host{n}': {'up': f'{up}mbit', 'down': f'{down}mbit'}
-      for n, (up, down) in enumerate(zip(self.up, self.down, strict=True))
-    }
-    pairs = [
-      {'from': f'host{a}', 'to': f'host{b}', 'rate': f'{rate}mbit'}
-      for (a, b), rate in self.pairs.items()
-    ]
-    return {'hosts': hosts, 'pairs': pairs}
-
-
-def cases() -> dict[str, Case]:
-  """Returns what is measured."""
-  cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
-  return {
-    'equal4': _hosts(4),
-    'slow4': Case([200, 200, 200, 50], [200, 200, 200, 50], {}),
-    'unequal6': Case(
-      [200, 200, 100, 100, 50, 200], [200, 100, 200, 100, 200, 50], {}
-    ),
-    'groups6': _hosts(6)._replace(pairs=cross),
-    'random6': _hosts(6)._replace(pairs=_random(6)),
-    'random8': _hosts(8)._replace(pairs=_random(8)),
-  }
-
-
 def main(argv: list[str] | None = None) -> None:
   """Prints a table per case."""
   parser = argparse.ArgumentParser(
     prog='bench.allreduce', description=__doc__.splitlines()[0]
   )
-  parser.add_argument('--cases', default=','.join(cases()))
+  parser.add_argument('--cases', default=','.join(shaped.cases()))
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
@@ -136,13 +81,17 @@ def main(argv: list[str] | None = None) -> None:
     return
   chosen = given.schemes.split(',')
   unknown = set(chosen) - {*_SCHEMES, _PSUM}
-  if unknown or set(given.cases.split(',')) - {*cases()}:
-    parser.error(f'expected cases of {[*cases()]}, schemes of {[*_SCHEMES]}')
+  if unknown or set(given.cases.split(',')) - {*shaped.cases()}:
+    parser.error(
+      f'expected cases of {[*shaped.cases()]}, schemes of {[*_SCHEMES]}'
+    )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'window_s': given.window_s, 'chunk_bytes': given.chunk_bytes}
   print('DDP of torch is not measured: torch is not installed.', flush=True)
   for name in given.cases.split(','):
-    print_case(name, cases()[name], chosen, sizes, given.rounds, settings)
+    print_case(
+      name, shaped.cases()[name], chosen, sizes, given.rounds, settings
+    )
 
 
 def print_case(
@@ -187,7 +136,11 @@ def print_case(
     (path / 'links.json').write_text(json.dumps(case.links))
     (path / 'task').write_bytes(pickle.dumps(task))
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
-    words += [f'--link={_BASE_MBIT}mbit', f'--links={path}/links.json', '--']
+    words += [
+      f'--link={shaped.BASE_MBIT}mbit',
+      f'--links={path}/links.json',
+      '--',
+    ]
     words += [sys.executable, '-m', 'bench.allreduce', f'--lead={path}']
     done = subprocess.run(
       words, timeout=_LIMIT_S, stderr=subprocess.PIPE, text=True
@@ -392,24 +345,6 @@ def _lead(folder: pathlib.Path) -> None:
     worker.stdin.close()
   for worker in workers:  # That end together, once JAX is among them.
     worker.wait()
-
-
-def _hosts(count: int) -> Case:
-  return Case([_BASE_MBIT] * count, [_BASE_MBIT] * count, {})
-
-
-def _random(count: int) -> dict[tuple[int, int], int]:
-  rng = random.Random(count)
-  return {
-    (a, b): rng.randint(20, 199)
-    for a in range(count)
-    for b in range(count)
-    if a != b
-  }
-
-
-def _GBps(mbit: int) -> Fraction:
-  return Fraction(mbit, 8000)
 
 
 if __name__ == '__main__':

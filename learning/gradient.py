@@ -276,6 +276,7 @@ class _Spread:
   def __init__(self, part: Callable[..., Any], devices: Sequence[jax.Device]):
     mesh = Mesh(np.array(devices), ('examples',))
     split = NamedSharding(mesh, PartitionSpec('examples'))
+    self._split = split
     self._everywhere = NamedSharding(mesh, PartitionSpec())
     self._first, self._count = devices[0], len(devices)
     self._one = jax.jit(part)
@@ -299,13 +300,20 @@ class _Spread:
     return leaf
 
   def __call__(
-    self, copies: tuple[Any, Any], inputs: np.ndarray, *rest: Any
+    self,
+    copies: tuple[Any, Any],
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    *rest: Any,
   ) -> Any:
     """Returns the part's sums, on the first device."""
     on_first, on_all = copies
     if len(inputs) < self._count:
-      return self._one(on_first, inputs, *rest)
-    summed = self._all(on_all, inputs, *rest)
+      return self._one(on_first, inputs, targets, *rest)
+    inputs, targets = jax.device_put((inputs, targets), self._split)
+    # XLA takes no array of the host where it has several processes.
+    rest = jax.device_put(rest, self._everywhere)
+    summed = self._all(on_all, inputs, targets, *rest)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), summed)
 
 

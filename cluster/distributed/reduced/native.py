@@ -63,6 +63,7 @@ class NativeSum:
 
   Attributes:
     program: Compiled: the sums of a pool's ranges.
+    ranges: Compiled: what lies in each, [1, n].
   """
 
   def __init__(self, pool: Pool, devices: Sequence[jax.Device]):
@@ -87,7 +88,7 @@ class NativeSum:
       ),
       compiler_options=_OPTIONS,
     )
-    self._ranges = jax.jit(self._cut)
+    self.ranges = jax.jit(self._cut)
     self._payload = jax.jit(
       lambda ranges: pool.payload(_joined(ranges, pool.size))
     )
@@ -98,7 +99,7 @@ class NativeSum:
       jax.make_array_from_single_device_arrays(
         (self._count, part.size), self._split, [part]
       )
-      for part in self._ranges(payload, books)
+      for part in self.ranges(payload, books)
     ]
 
   def __call__(

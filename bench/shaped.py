@@ -1,0 +1,82 @@
+"""Hosts of labs with links of several shapes, as clusters and for tools.lab."""
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from topology.clusters import measured
+from topology.clusters.cluster import Cluster
+
+BASE_MBIT = 200
+
+
+class Case(NamedTuple):
+  """Hosts of a lab; rates in Mbit/s.
+
+  Attributes:
+    up: What each host may send.
+    down: What each host may receive.
+    pairs: What a host may send to another, if that is less.
+  """
+
+  up: Sequence[int]
+  down: Sequence[int]
+  pairs: dict[tuple[int, int], int]
+
+  @property
+  def cluster(self) -> Cluster:
+    """The hosts with nominal rates."""
+    return measured.graph(
+      measured.Rates(
+        tuple(map(_GBps, self.up)),
+        tuple(map(_GBps, self.down)),
+        {ends: _GBps(rate) for ends, rate in self.pairs.items()},
+      )
+    )
+
+  @property
+  def links(self) -> dict[str, Any]:
+    """What tools.lab takes."""
+    hosts = {
+      f'host{n}': {'up': f'{up}mbit', 'down': f'{down}mbit'}
+      for n, (up, down) in enumerate(zip(self.up, self.down, strict=True))
+    }
+    pairs = [
+      {'from': f'host{a}', 'to': f'host{b}', 'rate': f'{rate}mbit'}
+      for (a, b), rate in self.pairs.items()
+    ]
+    return {'hosts': hosts, 'pairs': pairs}
+
+
+def cases() -> dict[str, Case]:
+  """Returns what is measured."""
+  cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
+  return {
+    'equal4': _hosts(4),
+    'slow4': Case([200, 200, 200, 50], [200, 200, 200, 50], {}),
+    'unequal6': Case(
+      [200, 200, 100, 100, 50, 200], [200, 100, 200, 100, 200, 50], {}
+    ),
+    'groups6': _hosts(6)._replace(pairs=cross),
+    'random6': _hosts(6)._replace(pairs=_random(6)),
+    'random8': _hosts(8)._replace(pairs=_random(8)),
+  }
+
+
+def _hosts(count: int) -> Case:
+  return Case([BASE_MBIT] * count, [BASE_MBIT] * count, {})
+
+
+def _random(count: int) -> dict[tuple[int, int], int]:
+  rng = random.Random(count)
+  return {
+    (a, b): rng.randint(20, 199)
+    for a in range(count)
+    for b in range(count)
+    if a != b
+  }
+
+
+def _GBps(mbit: int) -> Fraction:
+  return Fraction(mbit, 8000)

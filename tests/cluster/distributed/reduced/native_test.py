@@ -1,0 +1,125 @@
+"""Tests for sums by XLA: over devices of one process, and over processes.
+
+Both have processes of their own, as XLA's devices are chosen when it starts.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cluster.distributed.reduced.native import NativeSum
+from learning import compilations
+from learning.pool import Pool
+from tests.support import processes
+from wire.codec import Payload
+
+_ROOT = pathlib.Path(__file__).parents[4]
+_MODULE = 'tests.cluster.distributed.reduced.native_test'
+_DEVICES = 8
+_SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
+_BOOKS = 6
+_RANGES = (0.0, 2000.0, float('inf'))
+
+
+def _numbers(seed):
+  """Returns whole numbers, of which sums are exact in any order."""
+  rng = np.random.default_rng(seed)
+  whole = functools.partial(rng.integers, -1000, 1000)
+  leaves = [np.asarray(whole(size=shape), np.float32) for shape in _SHAPES]
+  return Payload(leaves, leaves[1:3]), whole(size=_BOOKS).astype(np.float32)
+
+
+def _summed(range_bytes):
+  """Returns what a process of several devices makes of their numbers."""
+  every = [_numbers(seed) for seed in range(_DEVICES)]
+  payload, _ = every[0]
+  pool = Pool(*payload, range(5), range_bytes=range_bytes, books=_BOOKS)
+  native = NativeSum(pool, jax.devices())
+  split = NamedSharding(
+    jax.sharding.Mesh(np.array(jax.devices()), ('workers',)),
+    PartitionSpec('workers'),
+  )
+  parts = [native.ranges(*each) for each in every]
+  shared = [
+    jax.device_put(np.concatenate(part), split)
+    for part in zip(*map(jax.device_get, parts), strict=True)
+  ]
+  text = native.program.lower(shared).compile().as_text()
+  native.program(shared)
+  before = compilations.count()
+  ends = [np.asarray(each) for each in native.program(shared)]
+  late = compilations.count() - before
+  vector = np.concatenate(ends)
+  expected = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *every)
+  same = jax.tree.map(
+    np.array_equal, (pool.payload(vector), pool.books(vector)), expected
+  )
+  return {
+    'same': all(jax.tree.leaves(same)),
+    'ranges': len(pool.ranges),
+    'collectives': len(re.findall(r'= \S+ all-reduce(?:-start)?\(', text)),
+    'late': late,
+  }
+
+
+@functools.cache
+def _found():
+  """Returns what `_summed` has found, by bytes of a range."""
+  done = subprocess.run(
+    [sys.executable, '-m', _MODULE, 'summed'],
+    env=os.environ
+    | {'JAX_NUM_CPU_DEVICES': str(_DEVICES), 'JAX_PLATFORMS': 'cpu'},
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=100,
+  )
+  if done.returncode:
+    raise AssertionError(done.stderr)
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+class ProgramTest(parameterized.TestCase):
+  # Tensor by tensor, and what comes after them; some; all in one.
+  @parameterized.parameters(('0.0', 6), ('2000.0', 3), ('inf', 1))
+  def test_every_range_is_one_collective_and_sums_are_exact(
+    self, range_bytes, ranges
+  ):
+    wanted = {'same': True, 'ranges': ranges, 'collectives': ranges, 'late': 0}
+    self.assertEqual(_found()[range_bytes], wanted)
+
+
+class ProcessesTest(parameterized.TestCase):
+  def test_replicas_are_the_same_and_nothing_is_compiled_late(self):
+    self._check(workers=2)
+
+  @pytest.mark.soak
+  def test_so_are_eight(self):
+    self._check(workers=8)
+
+  def _check(self, workers):
+    with processes.launched(
+      workers=workers, servers=0, route__name='native', epochs=2.0
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+      # Replicas that differ at an evaluation end the run.
+      self.assertEqual(launch.summary['ended'], 'finished')
+      self.assertEqual(launch.summary['late_compilations'], 0)
+      self.assertEqual(launch.summary['staleness_max'], 0)
+
+
+if __name__ == '__main__':
+  if sys.argv[1:] == ['summed']:
+    print(json.dumps({str(each): _summed(each) for each in _RANGES}))
+  else:
+    absltest.main()
