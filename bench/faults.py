@@ -48,6 +48,8 @@ _WORKERS = 6  # The first one is spared.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
 # And which iteration; of the start, which life.
 _PHASES = {'compute': 20, 'first': 40, 'start': 1, 'pull': 60, 'last': 80}
+# Of the first worker, which goes on while all others are away.
+_CORRUPT = {'compute': 30, 'first': 350, 'last': 400}
 _APART = 3  # Iterations between the workers' faults.
 # Of servers: which checkpoint, and which evaluation of a life.
 _SERVED = {'checkpoint': range(40, 90, 10), 'evaluation': range(2, 7)}
@@ -101,8 +103,7 @@ def _entries() -> list[_Entry]:
     for worker in range(1, _WORKERS)
   ]
   corrupt = [
-    (0, number, 'corrupt', phase)
-    for phase, number in (('compute', 30), ('first', 50), ('last', 70))
+    (0, number, 'corrupt', phase) for phase, number in _CORRUPT.items()
   ]
   return [*cells, *ends, *corrupt]
 

@@ -321,6 +321,10 @@ class Executor:
     """Returns what has gone to and come from each worker, from the start."""
     return self._loop.ask(self._used) or dict(self._usage)
 
+  def unanswered(self) -> int:
+    """Returns how often this was asked since the thread came to it last."""
+    return self._loop.unanswered()
+
   def close(self) -> None:
     """Abandons the generation, and ends the listener and the thread."""
     self._loop.close()

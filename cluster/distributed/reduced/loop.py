@@ -51,6 +51,7 @@ class Loop:
     self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     self._epoll.register(self._wake, IN)
     self._ending = False
+    self._beats = self._answered = 0
     self._lock = threading.Lock()
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
     self._thread.start()
@@ -99,6 +100,20 @@ class Loop:
     if self.call(answer):
       done.wait()
     return answers[0] if answers else None
+
+  def unanswered(self) -> int:
+    """Returns how often this was asked since the thread came to it last.
+
+    From any other thread.
+    """
+    self._beats += 1
+    number = self._beats
+
+    def answer() -> None:
+      self._answered = number
+
+    self.call(answer)
+    return number - self._answered
 
   def close(self) -> None:
     """Ends the thread, after what it was asked for; from any other thread."""

@@ -196,6 +196,10 @@ class NativeSumming:
     self._payload = self.placed(payload)
     self.total()
 
+  def unanswered(self) -> int:
+    """Returns 0: there is no thread."""
+    return 0
+
   def abandon(self, before: float = math.inf) -> None:
     """Does nothing: XLA waits until the process ends."""
 

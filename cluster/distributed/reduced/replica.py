@@ -37,6 +37,8 @@ from learning.learning import Gradient, Learner
 
 # Steps of who forms a generation and has the learner: who has not holds it up.
 _FETCHED = 2**40
+# Beats that the executor may not come to: less than 2 timeouts.
+_HANGS = round(1.8 * BEATS)
 
 
 class Settings(NamedTuple):
@@ -85,7 +87,8 @@ class Replica:
       faults: What goes wrong on purpose.
       settings: What all processes agree on.
       hung: Called with what the lead has said, from another thread, if this
-        worker does not heed it: 'left', 'lost' or 'over'.
+        worker does not heed it: 'left', 'lost' or 'over'; 'executor' if
+        that hangs.
       completed: Told of each iteration once it is applied.
     """
     self.index = index
@@ -213,6 +216,9 @@ class Replica:
     threading.Thread(target=self._summing.abandon, daemon=True).start()
 
   def _with_beats(self) -> dict[str, Any]:
+    # Others cannot tell who it is that holds up a sum.
+    if self._summing.unanswered() > _HANGS:
+      self._hung('executor')
     self._pace.reach(self._summing.steps)
     return self._pace.told()
 

@@ -492,6 +492,11 @@ class ReducedRuntime:
       (index, self._members[index].pace, workers[index].examples)
       for index in (formation.living if self._running else formation.awaited)
     ]
-    overdue = self._deadlines.overdue(running, now=time.monotonic(), obeyed=0)
+    now = time.monotonic()
+    overdue = self._deadlines.overdue(running, now=now, obeyed=0)
+    if [index for index, _ in overdue] == [0] and not running[0][1].computes:
+      # If in doubt, one of those who can come back.
+      others = [each for each in running if each[0]]
+      overdue = self._deadlines.overdue(others, now=now, obeyed=0) or overdue
     for index, reason in overdue:
       self._lose(index, reason)

@@ -68,6 +68,9 @@ class Summing(Protocol):
       TransportError: If it takes too long.
     """
 
+  def unanswered(self) -> int:
+    """Returns how often this was asked since a thread came to it last."""
+
   def abandon(self, before: float = math.inf) -> None:
     """Lets nothing wait any more until the next `form`; from any thread.
 
@@ -207,6 +210,11 @@ class HostSumming:
   def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Connects; everybody checks the forest: it has come over the network."""
     self._running.form(group_of(said), limit_s)
+
+  def unanswered(self) -> int:
+    """Asks the executor."""
+    executor = self._executor
+    return executor.unanswered() if executor else 0
 
   def abandon(self, before: float = math.inf) -> None:
     """Ends what is under way."""

@@ -277,7 +277,7 @@ class DeadlinesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.now = itertools.count(100.0, 1e-6)
-    self._ahead_s = 0.0
+    self._ahead_s, self._steps = 0.0, {}
     self.enterContext(
       mock.patch.object(
         time, 'monotonic', lambda: next(self.now) + self._ahead_s
@@ -296,6 +296,7 @@ class DeadlinesTest(parameterized.TestCase):
           life = self.world.members[index]
           doing = 'compute' if index in hung else 'transfer'
           steps = 1 if life.doing == 'fetching' else 2  # It has less.
+          steps = self._steps.get(index, steps)
           pace = (doing, self.world.holder.version, steps)
           member.pace.tell(pace, member.seen)
       self.world.pass_by()
@@ -320,6 +321,14 @@ class DeadlinesTest(parameterized.TestCase):
     self.assertIsNone(world.reception.members[2].stream)
     world.reach(world.holder.version + 2)
     self.assertEqual(world.formation.members, (0,))
+
+  def test_the_lead_gives_up_its_own_worker_last(self):
+    world, late = self.world, {(f'{k}/0', 'apply') for k in range(3)}
+    world.rest(but=late)
+    self._steps = {0: 1, 1: 3, 2: 2}
+    self._pass(23)
+    self.assertIsNone(world.reception.members[2].stream)
+    self.assertTrue(world.reception.members[1].stream)
 
   def test_who_gets_the_learner_holds_up_the_others_who_wait_for_it(self):
     world = self.world
