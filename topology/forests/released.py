@@ -25,18 +25,17 @@ import numpy as np
 from topology.clusters.cluster import Cluster, Ends
 from topology.forests.trees import Forest, Tree
 
-_TURNS = 1  # Times that a chunk takes on a link: others go first.
 
 
 def slot_s(cluster: Cluster, tree: Tree, chunk_bytes: int) -> float:
   """Returns the seconds for which a chunk is under way on a hop of a tree.
 
-  By itself on the slowest link of the tree, and one of another tree before it;
-  no more than at the tree's weight, at which it need not wait.
+  By itself on the slowest link of the tree: a chunk that has come so far is one
+  of the lowest, and they go first.
   """
   ends = [e for hop in (*tree.up, *tree.down) for e in itertools.pairwise(hop)]
   slowest_Bps = min(cluster.capacity_Bps[each] for each in ends)
-  return float(chunk_bytes / max(tree.weight_Bps, slowest_Bps / _TURNS))
+  return float(chunk_bytes / slowest_Bps)
 
 
 def dealt(shares: Sequence[float], chunks: int) -> np.ndarray:
@@ -130,6 +129,8 @@ class Allreduce:
     ]
     per_byte = np.array(alone) / np.where(largest, largest, 1.0)
     self._slots_s = bytes_ * per_byte[:, None]
+    # A worker's own numbers, which others have as well, wait for their turn.
+    self._waits_s = bytes_ / rates - self._slots_s
     self._roots = np.array([cluster.rank[tree.root] for tree in trees], int)
     self._up, self._down = (
       list(_stages(cluster, trees, latency_s, down=down))
@@ -153,6 +154,7 @@ class Allreduce:
     padded = np.concatenate([ready_s, none], axis=1)
     # [trees, workers, chunks]
     known_s = padded[:, self._places].transpose(1, 0, 2).copy()
+    known_s += self._waits_s[:, None]
     for stage in self._up:
       come_s = self._passed(stage, known_s, start_s)
       come_s = np.maximum.reduceat(come_s, stage.first, axis=0)

@@ -128,9 +128,9 @@ class AllreduceTest(parameterized.TestCase):
 
     timed = released.Allreduce(star, ring, [1000] * 4000, latency_s=latency_s)
 
-    # The first hop at the weight, five more of a chunk and the one before it,
-    # and two links' latency on each hop.
-    expected = 2 * 3 / 4 * size / B + 5 * 2 * 1000 / B + 6 * 0.002
+    # The first hop at the weight, five more of a chunk, and two links' latency
+    # on each hop.
+    expected = 2 * 3 / 4 * size / B + 5 * 1000 / B + 6 * 0.002
     self.assertAlmostEqual(timed(np.zeros((4, 4000))), expected, places=6)
 
 
