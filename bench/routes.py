@@ -101,9 +101,7 @@ def main(argv: list[str] | None = None) -> None:
       print_case(runs, out, given.iterations)
 
 
-def print_case(
-  runs: Sequence[Run], out: pathlib.Path, iterations: int
-) -> None:
+def print_case(runs: Sequence[Run], out: pathlib.Path, iterations: int) -> None:
   """Prints what runs take that differ in their routes alone.
 
   Args:

@@ -53,7 +53,8 @@ _MAY = {
   ),
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
-    'learning outputs route.route topology.forests.trees wire'
+    'learning outputs route.route topology.forests.dealing '
+    'topology.forests.trees wire'
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '
