@@ -122,7 +122,7 @@ class Allreduce:
     sizes = np.asarray(chunks, np.int64)
     shares = [float(tree.share) for tree in forest.trees]
     if of_tree is None:
-      of_tree = np.array(dealt(shares, sizes) if shares else [], int)
+      of_tree = np.array(dealt(shares, chunks) if shares else [], int)
     used = [t for t in range(len(shares)) if (of_tree == t).any()]
     own = [np.flatnonzero(of_tree == t) for t in used]
     chosen = [forest.trees[t] for t in used]
