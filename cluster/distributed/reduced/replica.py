@@ -24,7 +24,11 @@ from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
-from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  Damaged,
+  PeerLost,
+)
 from cluster.distributed.reduced.inbox import Inbox
 from cluster.distributed.reduced.summing import Summing
 from cluster.speed.speed import Speed

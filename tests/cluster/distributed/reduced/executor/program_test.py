@@ -1,10 +1,10 @@
-"""Tests of cluster.distributed.reduced.program."""
+"""Tests of cluster.distributed.reduced.executor.program."""
 
 import dataclasses
 
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.reduced import program
+from cluster.distributed.reduced.executor import program
 from tests.support import groups
 from topology.clusters import shapes
 from topology.packing.pack import pack
