@@ -19,6 +19,7 @@ from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host, Threads
 from cluster.distributed.life import Life
 from cluster.distributed.links.measurer import Measurer
+from cluster.distributed.links.traffic import Telling
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
@@ -41,13 +42,14 @@ _ITEM = np.dtype(np.float32).itemsize
 
 
 class Settings(NamedTuple):
-  """What all processes of a run agree on: see `Process`."""
+  """What all processes of a run agree on: see `Process` and `Reduced`."""
 
   address: str
   fingerprint: str
   security: Security
   timeout_s: float
   start_s: float
+  adapt: bool = False
 
 
 class Replica:
@@ -203,6 +205,8 @@ class Replica:
       timeout_s=settings.timeout_s,
     )
     life.stack.callback(self._executor.close)
+    if settings.adapt:
+      life.stack.enter_context(Telling(self._executor.traffic, life.say))
     life.stack.callback(self._measurer.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)

@@ -101,6 +101,8 @@ class ReducedRuntime:
       'completed': self._completed,
       'answered': self._linking.answered,
       'measured': self._measured,
+      'traffic': self._linking.traffic,
+      'packed': lambda event: self._linking.packed(event, self.time),
     }
     lead.attach(release=lambda index: None, wake_at=lambda time: None)
 
@@ -256,6 +258,7 @@ class ReducedRuntime:
     if self._formation.formed(event['worker'], event['digest']):
       self._formation.compare(event['version'])
       self._running = True
+      self._linking.formed()
       self._dealing.begin(self._holder.version)
       if self._started:
         self._deal()
@@ -285,6 +288,7 @@ class ReducedRuntime:
       dealt_at=self._dealing.at(version) - (self._began or 0.0),
       time=self.time,
     )
+    self._linking.iterated(self.time, self._booking.exposed_s)
 
   def _deal(self) -> None:
     """Deals what can be dealt of this iteration and of the next."""
@@ -295,6 +299,9 @@ class ReducedRuntime:
       if self._newcomers:
         self._take_in()
         return
+      if why := self._linking.turns:
+        self._stop(why, ends=True)
+        return
       if self._pausing:
         return
       for index in members:
@@ -302,6 +309,7 @@ class ReducedRuntime:
       self._dealing.send(self._formation.generation, version, members)
     examples = sum(self.lead.workers[index].examples for index in members)
     still = self._pausing or self._looks(examples) or self._newcomers
+    still = still or self._linking.turns
     if self._dealing.newest == version and not still:
       self._dealing.send(self._formation.generation, version + 1, members)
 
@@ -379,10 +387,14 @@ class ReducedRuntime:
     version, books = ended
     if version > self._holder.version:
       self._book(books)
+    self._bury()
+    self._form()
+
+  def _bury(self) -> None:
+    """Lets those leave the scheme who are lost."""
     for index, reason in self._formation.buried():
       if self._started:
         self.lead.leave(index, self.time, reason)
-    self._form()
 
   def _form(self) -> None:
     """Lets all who take part connect, over a forest of them."""
@@ -407,7 +419,8 @@ class ReducedRuntime:
 
   def _measured(self, event: dict[str, Any]) -> None:
     """Goes on with what is known of the links now."""
-    self._linking.measured(event)
+    self._linking.measured(event, self.time)
+    self._bury()
     self._form()
 
   def _broken(self, event: dict[str, Any]) -> None:
