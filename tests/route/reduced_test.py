@@ -175,6 +175,14 @@ class ChosenLinksTest(parameterized.TestCase):
 
 
 class PlanTest(parameterized.TestCase):
+  def test_links_of_the_virtual_clock_are_not_followed(self):
+    route = forest.make(cluster='', adapt=True)
+    fields = {'divisible': True, 'range_bytes': 0.0, 'overlap': True}
+    plan = route.plan(None, num_workers=4, distributed=True, **fields)
+    self.assertTrue(plan.adapt)
+    with self.assertRaisesRegex(ValueError, 'adapt: expected False under the'):
+      route.plan(None, num_workers=4, distributed=False, **fields)
+
   def test_native_finds_no_forest(self):
     self.assertEqual(_plan('native'), Reduced('native', None, None, 1e6, False))
 

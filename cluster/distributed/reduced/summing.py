@@ -9,7 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from cluster.distributed.faults import Fault, Faults
-from cluster.distributed.reduced.executor.executor import Executor, Reduction
+from cluster.distributed.reduced.executor.executor import (
+  Executor,
+  Reduction,
+)
 from cluster.distributed.reduced.filling import CheckedFilling
 from cluster.distributed.reduced.group import group_of
 from cluster.speed.layers import Range

@@ -19,10 +19,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.distributed.reduced.executor import links, program
 from cluster.distributed.reduced.executor.door import Door
-from cluster.distributed.reduced.executor.errors import Abandoned, PeerLost
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  PeerLost,
+)
 from cluster.distributed.reduced.executor.exchange import Exchange
+from cluster.distributed.reduced.executor.executor import links, program
 from cluster.distributed.reduced.executor.generation import (
   Generation,
   Travel,
@@ -30,7 +33,11 @@ from cluster.distributed.reduced.executor.generation import (
 )
 from cluster.distributed.reduced.executor.links import Hello, Link
 from cluster.distributed.reduced.executor.loop import Loop
-from cluster.distributed.reduced.executor.program import Group, Program, Roles
+from cluster.distributed.reduced.executor.program import (
+  Group,
+  Program,
+  Roles,
+)
 from cluster.transport import sockets
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
