@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cluster.distributed.reduced.executor.executor import links
+from cluster.distributed.reduced.executor import links
 from cluster.distributed.reduced.executor.links import Hello, Link
 from cluster.distributed.reduced.executor.loop import IN, Loop
 from cluster.transport.door import WAIT_S

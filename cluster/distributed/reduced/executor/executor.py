@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cluster.distributed.reduced.executor import links, program
 from cluster.distributed.reduced.executor.door import Door
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   PeerLost,
 )
 from cluster.distributed.reduced.executor.exchange import Exchange
-from cluster.distributed.reduced.executor.executor import links, program
 from cluster.distributed.reduced.executor.generation import (
   Generation,
   Travel,

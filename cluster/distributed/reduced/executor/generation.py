@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from cluster.distributed.reduced.executor import frames
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   Damaged,
@@ -22,7 +23,6 @@ from cluster.distributed.reduced.executor.exchange import (
   Buffers,
   Exchange,
 )
-from cluster.distributed.reduced.executor.executor import frames
 from cluster.distributed.reduced.executor.frames import (
   Frame,
   Reader,

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from cluster.distributed.reduced.executor.executor import exchange, program
+from cluster.distributed.reduced.executor import exchange, program
 from cluster.distributed.reduced.executor.frames import DOWN, UP
 from cluster.transport.errors import Corrupt
 from tests.support import groups

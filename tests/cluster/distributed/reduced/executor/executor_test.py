@@ -16,12 +16,12 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from cluster.distributed.reduced.executor import door, executor, frames
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   Damaged,
   PeerLost,
 )
-from cluster.distributed.reduced.executor.executor import door, executor, frames
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from tests.support import groups

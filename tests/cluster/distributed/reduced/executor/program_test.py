@@ -4,7 +4,7 @@ import dataclasses
 
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.reduced.executor.executor import program
+from cluster.distributed.reduced.executor import program
 from tests.support import groups
 from topology.clusters import shapes
 from topology.packing.pack import pack
