@@ -48,8 +48,6 @@ class AdaptationTest(absltest.TestCase):
       shapes.star(_FAST),
       forest.forest,
       size_bytes=_SIZE,
-      timeout_s=1.0,
-      start_s=1.0,
     )
     for index in range(4):
       self.formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
