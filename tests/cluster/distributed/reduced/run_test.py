@@ -1,0 +1,165 @@
+"""Tests for reduced runs of real processes."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+from outputs import checkpoints, stores
+from tests.support import processes
+from tools import replay
+
+_TIMEOUT_S = 2.0
+_SLOW = {
+  'cluster__timeout_s': _TIMEOUT_S,
+  'cluster__speed__injected': True,
+  'cluster__speed__name': 'constant',
+  'cluster__speed__fixed_s': 0.02,
+  'cluster__speed__per_example_s': 0.0,
+  'log_every': 10**6,
+}
+
+
+def _saved(launch):
+  """Returns the learner and the lead of the newest checkpoint."""
+  directory = launch.folder / 'checkpoints'
+  newest = stores.steps(directory)[-1]
+  state = checkpoints.thawed(stores.read(directory / str(newest)))
+  return state['runtime']['holder']['learner'], state['runtime']['lead']
+
+
+class RunTest(processes.TestCase, parameterized.TestCase):
+  def _launched(self, **fields):
+    fields = {'route__name': 'ring', **_SLOW} | fields
+    return processes.launched(servers=0, **fields)
+
+  def _check_run(self, launch, *, ended='finished'):
+    """Checks accounts, the record, and that nothing is left."""
+    self._check_nothing_left(launch)
+    summary, told = launch.summary, launch.rows('events.jsonl')
+    self.assertEqual(summary['ended'], ended, launch.text)
+    pushed = [event['examples'] for event in told if event['told'] == 'push']
+    self.assertLen(pushed, summary['iterations'])
+    self.assertEqual(sum(pushed), summary['examples'])
+    held = sum(stop - start for start, stop in summary['outstanding'])
+    self.assertEqual(summary['issued'], sum(pushed) + held)
+    self.assertEqual(summary['late_compilations'], 0, launch.text)
+    self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
+    self.assertNotIn('Replicas differ', launch.text)
+
+  def _check_learner(self, launch):
+    learner, lead = _saved(launch)
+    for leaf in learner['params'].values():
+      for array in leaf.values() if isinstance(leaf, dict) else [leaf]:
+        self.assertTrue(np.isfinite(np.asarray(array)).all())
+    stream = lead['_stream']
+    self.assertEqual(learner['examples'], stream.used)
+
+  def test_one_dies_and_comes_back(self):
+    with self._launched(
+      workers=3,
+      model=False,
+      epochs=1000.0,
+      cluster__faults=((1, 10, 'die', 'last'),),
+    ) as launch:
+      launch.until('Worker 1 is back')
+      launch.until('Generation 2 begins: somebody has come')
+      rows = len(launch.rows('events.jsonl'))
+      while len(launch.rows('events.jsonl')) < rows + 30:
+        time.sleep(0.05)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self._check_run(launch, ended='interrupted')
+    self.assertEqual(launch.summary['lives'], [1, 2, 1])
+    self.assertLen(launch.summary['lost'], 1)
+    told = launch.rows('events.jsonl')
+    joined = [k for k, event in enumerate(told) if event['told'] == 'join']
+    self.assertLen(joined, 1)
+    after = {e['worker'] for e in told[joined[0] :] if e['told'] == 'push'}
+    self.assertEqual(after, {0, 1, 2})
+
+  @parameterized.parameters('ring', 'forest')
+  @pytest.mark.soak
+  def test_deaths_in_every_phase(self, route):
+    phases = ('pull', 'compute', 'first', 'last')
+    faults = [
+      (worker, 20 + 60 * k + 2 * worker, kind, phase)
+      for k, phase in enumerate(phases)
+      for worker, kind in ((1, 'die'), (2, 'die'), (3, 'hang'))
+    ]
+    with self._launched(
+      workers=4,
+      route__name=route,
+      epochs=60.0,
+      cluster__faults=tuple(faults),
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.assertLen(list((launch.folder / 'faults').iterdir()), len(faults))
+    self._check_run(launch)
+    self._check_learner(launch)
+
+  @pytest.mark.soak
+  def test_replicas_are_equal_while_batches_change(self):
+    with self._launched(
+      workers=3,
+      epochs=40.0,
+      eval_every=0.5,
+      batching__name='lb_bsp',
+      batching__lb_bsp__threshold=0.0,
+      batching__lb_bsp__predictor__name='ema',
+      cluster__speed__slowdown=(1.0, 1.5, 3.0),
+      cluster__speed__per_example_s=0.001,
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self._check_run(launch)
+    self._check_learner(launch)
+    self.assertGreaterEqual(launch.summary['updates'], 200)
+    told = launch.rows('events.jsonl')
+    sizes = {(e['worker'], e['examples']) for e in told if e['told'] == 'push'}
+    self.assertGreater(len(sizes), 6)
+
+  @pytest.mark.soak
+  def test_it_goes_on_after_all_were_killed_with_as_many_as_there_are(self):
+    rng, folder = random.Random(7), None
+    for workers in (3, 3, 2, 4, 3):
+      with self._launched(
+        workers=workers,
+        folder=folder,
+        epochs=30.0,
+        cluster__speed__slowdown=(1.0,),
+        checkpoint__every_examples=96,
+      ) as launch:
+        folder = launch.folder
+        done = _examples(folder)
+        while _examples(folder) < done + 300 and launch.process.poll() is None:
+          time.sleep(0.05)
+        time.sleep(rng.uniform(0.0, 0.3))
+        for row in launch.rows('launch.jsonl'):
+          if row['event'] == 'start':
+            with contextlib.suppress(ProcessLookupError):
+              os.kill(row['pid'], signal.SIGKILL)
+        launch.process.kill()
+        launch.process.wait()
+    with self._launched(workers=3, folder=folder, epochs=30.0) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self._check_run(launch)
+    self._check_learner(launch)
+
+
+def _examples(folder):
+  path = folder / 'events.jsonl'
+  if not path.exists():
+    return 0
+  lines = path.read_text().splitlines()[:-1]
+  rows = map(json.loads, lines)
+  return sum(row['examples'] for row in rows if row['told'] == 'push')
+
+
+if __name__ == '__main__':
+  absltest.main()
