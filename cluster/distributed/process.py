@@ -17,6 +17,7 @@ from cluster.distributed.faults import Phase
 from cluster.distributed.pace import Deadlines, Jobs
 from cluster.runtime import Parts
 from cluster.transport import trust
+from cluster.transport.greeting import Security
 from outputs.files import fingerprint
 
 
@@ -34,6 +35,17 @@ class Meeting(NamedTuple):
   address: str
   finished: bool
   devices: int
+
+
+class Settings(NamedTuple):
+  """What all processes of a run agree on: see `Process` and `Reduced`."""
+
+  address: str
+  fingerprint: str
+  security: Security
+  timeout_s: float
+  start_s: float
+  adapt: bool = False
 
 
 class Process:

@@ -289,7 +289,7 @@ class World:
       timeout_s=timeout_s,
       start_s=timeout_s,
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
-      local=lambda address: None,
+      local=None,
       iteration_bytes=lambda count: count,
     )
     self.holder = holder

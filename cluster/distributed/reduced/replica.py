@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -23,6 +23,7 @@ from cluster.distributed.life import Life
 from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.links.traffic import Telling
 from cluster.distributed.pace import Pace
+from cluster.distributed.process import Settings
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
 from cluster.distributed.reduced.executor.errors import (
@@ -35,7 +36,6 @@ from cluster.distributed.reduced.summing import Summing
 from cluster.speed.speed import Speed
 from cluster.transport.errors import Refused, TransportError
 from cluster.transport.heart import BEATS, LOST
-from cluster.transport.streams import Security
 from learning import compilations
 from learning.digest import digest
 from learning.learning import Gradient, Learner
@@ -44,17 +44,6 @@ from learning.learning import Gradient, Learner
 _FETCHED = 2**40
 # Beats that the executor may not come to: less than 2 timeouts.
 _HANGS = round(1.8 * BEATS)
-
-
-class Settings(NamedTuple):
-  """What all processes of a run agree on: see `Process` and `Reduced`."""
-
-  address: str
-  fingerprint: str
-  security: Security
-  timeout_s: float
-  start_s: float
-  adapt: bool = False
 
 
 class Replica:

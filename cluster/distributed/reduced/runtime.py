@@ -13,16 +13,14 @@ comes back waits for the end of an iteration, and gets the learner likewise.
 """
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
+from cluster.distributed.leading import Leading
 from cluster.distributed.links.linking import Linking
-from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.reduced.booking import Booking
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.dealing import Dealing
@@ -32,10 +30,8 @@ from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
 from cluster.transport.heart import BEATS, Unmendable
 
-_TELL_S = 10.0  # Between two lines on who is not there.
 
-
-class ReducedRuntime:
+class ReducedRuntime(Leading):
   """Replicas of the learner.
 
   Attributes:
@@ -52,11 +48,8 @@ class ReducedRuntime:
     formation: Formation,
     linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
     books: Books,
-    timeout_s: float,
-    start_s: float,
-    deadlines: Deadlines,
-    local: Callable[[str], object],
     iteration_bytes: Callable[[int], int],
+    **of_leading: Any,
   ):
     """Listens to nobody yet.
 
@@ -67,25 +60,16 @@ class ReducedRuntime:
       formation: Makes groups.
       linking: Makes what knows the links, given what sends to a worker.
       books: Of iterations.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: Until all have to be there.
-      deadlines: After which one that does not go on counts as lost.
-      local: Runs the worker of this process, given the address to connect to.
       iteration_bytes: Returns what crosses the network in an iteration of so
         many workers.
+      **of_leading: As of `Leading`.
     """
-    self.time = 0.0
-    self.lead = lead
+    super().__init__(lead=lead, reception=reception, **of_leading)
     self._holder = holder
-    self._reception, self._members = reception, reception.members
+    self._reception = reception
     self._formation = formation
     self._linking = linking(self._say)
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
-    self._timeout_s, self._start_s = timeout_s, start_s
-    self._deadlines = deadlines
-    self._local = local
-    self._began: float | None = None
-    self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._running = self._started = False
     self._pausing = False
     self._gently = False  # Whether members were told to end an iteration first.
@@ -94,7 +78,6 @@ class ReducedRuntime:
     self._owed: tuple[list[float], tuple[int, ...]] | None = None
     self._left: dict[int, str] = {}  # Lost workers that the lead still counts.
     self._dealing = Dealing(lead, self._say)
-    self._look_at = 0.0  # Monotonic seconds.
     self._reactions = {
       'ready': self._ready,
       'failed': self._failed,
@@ -117,26 +100,11 @@ class ReducedRuntime:
     Raises:
       Unmendable: If one does not; says what is known of it.
     """
-    now = time.monotonic()
-    deadline, tell_at = now + self._start_s, now + _TELL_S
-    address = self._reception.listen()
-    threading.Thread(
-      target=self._run_local, args=[address], daemon=True
-    ).start()
-    while not self._running:
-      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
-      self._take(next_s)
-      self._lose_silent()
-      now = time.monotonic()
-      missing = self._reception.missing()
-      if now >= deadline:
-        waits = missing or self._linking.waits
-        raise Unmendable(
-          f'Not all were there within {self._start_s:g} s:\n{waits}'
-        )
-      if now >= tell_at:
-        tell_at = now + _TELL_S
-        logging.info('The run waits for\n%s', missing or self._linking.waits)
+    self._wait(
+      self._reception.listen(),
+      done=lambda: self._running,
+      missing=lambda: self._reception.missing() or self._linking.waits,
+    )
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -213,38 +181,10 @@ class ReducedRuntime:
     """Whether no iteration is under way that has been dealt."""
     return self._running and self._dealing.newest < self._holder.version
 
-  def _run_local(self, address: str) -> None:
-    try:
-      self._local(address)
-    except BaseException as error:  # The thread has nobody else to tell.
-      self._reception.give_up(f'The worker of the lead failed: {error!r}')
-      raise
-
-  def _take(self, wait_s: float) -> None:
-    """Deals with the next event, if one comes in time."""
-    try:
-      event = self._reception.events.get(timeout=max(wait_s, 0.0))
-    except queue.Empty:
-      self._tick(time.monotonic())
-      return
-    self._tick(event.get('at', time.monotonic()))
-    self._reactions[event['told']](event)
-
-  def _tick(self, at: float) -> None:
-    if self._began is not None:
-      self.time = max(self.time, at - self._began)
-
   def _ready(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] < member.life:
-      reason = 'It has come back as another process.'
-      self._reception.send(event['stream'], {'end': 'left', 'reason': reason})
+    if not self._admits(event):
       return
-    if member.stream is not None:
-      self._lose(index, 'It has come back as another process.')
-    member.life = event['life']
-    member.stream, member.seen = event['stream'], time.monotonic()
-    member.pace = Seen(moved=member.seen)
+    index = event['worker']
     self._formation.came(index, event['executor'], event['handover'])
     if not self._started:
       if self._formation.waits:
@@ -359,9 +299,6 @@ class ReducedRuntime:
     index, member = event['worker'], self._members[event['worker']]
     if event['life'] == member.life and member.stream is not None:
       self._lose(index, event['reason'])
-
-  def _unmendable(self, event: dict[str, Any]) -> None:
-    raise Unmendable(event['reason'])
 
   def _lose(self, index: int, reason: str) -> None:
     """A worker is gone, or as good as gone."""
@@ -489,12 +426,6 @@ class ReducedRuntime:
       and event['life'] == self._members[index].life
       and self._members[index].stream is not None
     )
-
-  def _lose_silent(self) -> None:
-    now = time.monotonic()
-    for index, member in enumerate(self._members):
-      if member.stream is not None and now - member.seen > self._timeout_s:
-        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
 
   def _lose_overdue(self) -> None:
     """Gives up who holds up an iteration, or the next generation."""

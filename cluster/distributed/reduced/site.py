@@ -16,6 +16,7 @@ from cluster.distributed.links.surveyor import Surveyor
 from cluster.distributed.process import (
   Meeting,
   Process,
+  Settings,
   end,
   leave_it_to_the_lead,
 )
@@ -24,7 +25,7 @@ from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
 from cluster.distributed.reduced.native import NativeSumming
 from cluster.distributed.reduced.reception import ReducedReception
-from cluster.distributed.reduced.replica import Replica, Settings
+from cluster.distributed.reduced.replica import Replica
 from cluster.distributed.reduced.runtime import ReducedRuntime
 from cluster.distributed.reduced.summing import HostSumming, Summing
 from cluster.lead import Lead
@@ -132,7 +133,7 @@ class ReducedSite(Process):
       timeout_s=self.timeout_s,
       start_s=self.start_s,
       deadlines=self.deadlines,
-      local=self._run_local,
+      local=lambda lead: functools.partial(self._replica, lead),
       iteration_bytes=lambda n: 2 * (n - 1) * _ITEM * self._pool.size,
     )
 
@@ -149,9 +150,6 @@ class ReducedSite(Process):
     leave_it_to_the_lead()
     if not self._replica(self.meeting.role.lead):
       sys.exit(STOPPED)
-
-  def _run_local(self, address: str) -> None:
-    self._replica(address)
 
   def _made(self) -> Replica:
     learned, gradient = self.parts.learned, self.parts.learned.gradient

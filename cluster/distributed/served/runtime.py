@@ -7,25 +7,23 @@ scheme says.
 
 import math
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
 
-from cluster.distributed.pace import Deadlines, Seen
+from cluster.distributed.leading import Leading
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
 from cluster.transport.heart import BEATS, Unmendable
 
-_TELL_S = 10.0  # Between two lines on who is not there.
 _MOST = 64  # Events whose orders wait for one another.
 
 
-class ServedRuntime:
+class ServedRuntime(Leading):
   """Real workers and servers.
 
   Attributes:
@@ -41,10 +39,7 @@ class ServedRuntime:
     reception: ServedReception,
     server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
-    timeout_s: float,
-    start_s: float,
-    deadlines: Deadlines,
-    local: Callable[[str], Callable[[], object]] | None,
+    **of_leading: Any,
   ):
     """Listens to nobody yet.
 
@@ -54,29 +49,16 @@ class ServedRuntime:
       reception: Talks to workers and servers.
       server: Makes server 0, given how it reports and how servers are greeted.
       num_servers: Number of servers.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: Until all have to be there, or one again if all were lost.
-      deadlines: After which one that does not go on counts as lost.
-      local: Makes the worker of this process, to be called in a thread, given
-        the address to connect to; None if it has none.
+      **of_leading: As of `Leading`.
     """
-    self.time = 0.0
-    self.lead = lead
+    super().__init__(lead=lead, reception=reception, **of_leading)
     self._orders = orders
     self._reception = reception
-    self._members = reception.members
     self._server = server
     self._num_servers = num_servers
-    self._timeout_s = timeout_s
-    self._start_s = start_s
-    self._deadlines = deadlines
-    self._local = local
     self._wake: float | None = None
     self._running = False
-    self._began: float | None = None
-    self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._alone_since = math.inf
-    self._look_at = 0.0  # Monotonic seconds.
     self._reactions = {
       'here': lambda event: None,
       'ready': self._ready,
@@ -92,27 +74,12 @@ class ServedRuntime:
     Raises:
       Unmendable: If one does not; says what is known of it.
     """
-    now = time.monotonic()
-    deadline, tell_at = now + self._start_s, now + _TELL_S
-    address = self._reception.open(self._server)
-    if self._local:
-      threading.Thread(
-        target=self._run_local, args=[address], daemon=True
-      ).start()
-    while not (servers := self._reception.begin()):
-      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
-      self._take(next_s)
-      self._lose_silent()
-      now = time.monotonic()
-      missing = self._reception.missing()
-      if now >= deadline:
-        raise Unmendable(
-          f'Not all were there within {self._start_s:g} s:\n{missing}'
-        )
-      if now >= tell_at and missing:
-        tell_at = now + _TELL_S
-        logging.info('The run waits for\n%s', missing)
-    self._orders.attach(servers)
+    self._wait(
+      self._reception.open(self._server),
+      done=self._reception.begin,
+      missing=self._reception.missing,
+    )
+    self._orders.attach(self._reception.begin())
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -200,6 +167,8 @@ class ServedRuntime:
   def _over(self) -> bool:
     return self.lead.journal.finished
 
+  # As of `Leading`, in this file of those that a gradient passes.
+
   def _run_local(self, address: str) -> None:
     try:
       self._local(address)()
@@ -220,16 +189,10 @@ class ServedRuntime:
     self._reactions[event['told']](event)
 
   def _ready(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] < member.life:
-      reason = 'It has come back as another process.'
-      self._reception.send(event['stream'], {'end': 'left', 'reason': reason})
+    if not self._admits(event):
       return
-    if member.stream is not None:
-      self._lose(index, 'It has come back as another process.')
-    member.life = self._orders.lives[index] = event['life']
-    member.stream, member.seen = event['stream'], time.monotonic()
-    member.pace = Seen(moved=member.seen)
+    index, member = event['worker'], self._members[event['worker']]
+    self._orders.lives[index] = event['life']
     member.arrived = 0
     if self._running:
       logging.info('Worker %d is back.', index)
@@ -275,9 +238,6 @@ class ServedRuntime:
     elif event['life'] != member.life:
       self._orders.end(index, event['life'])  # Servers may wait for it.
 
-  def _unmendable(self, event: dict[str, Any]) -> None:
-    raise Unmendable(event['reason'])
-
   def _lose(self, index: int, reason: str) -> None:
     """A worker is gone, or as good as gone."""
     member = self._members[index]
@@ -299,12 +259,6 @@ class ServedRuntime:
     self._alone_since = min(self._alone_since, now)
     if now - self._alone_since > self._start_s:
       raise Unmendable('No worker has come back.')
-
-  def _lose_silent(self) -> None:
-    now = time.monotonic()
-    for index, member in enumerate(self._members):
-      if member.stream is not None and now - member.seen > self._timeout_s:
-        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
 
   def _lose_overdue(self) -> None:
     workers = self.lead.workers
@@ -334,6 +288,3 @@ class ServedRuntime:
 
   def _wake_at(self, time: float | None) -> None:
     self._wake = time
-
-  def _now(self) -> float:
-    return 0.0 if self._began is None else time.monotonic() - self._began

@@ -16,8 +16,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.distributed import leading
 from cluster.distributed.roll import Roll
-from cluster.distributed.served import runtime
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security, connect
 from learning.nothing import NoGradient
@@ -177,7 +177,7 @@ class StartTest(parameterized.TestCase):
     lead.begin()
     self.assertEqual(lead.cluster.summary()['lives'], [1])
 
-  @mock.patch.object(runtime, '_TELL_S', 0.1)
+  @mock.patch.object(leading, '_TELL_S', 0.1)
   def test_the_start_has_a_limit_and_tells_who_is_missing(self):
     with self.assertLogs('absl', 'INFO') as logs:
       lead = self._lead(num_workers=2, start_s=3.0)

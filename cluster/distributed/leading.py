@@ -1,0 +1,148 @@
+"""What leads of all real runs do: events from a queue, and who is silent."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.pace import Deadlines, Seen
+from cluster.distributed.reception import Reception
+from cluster.lead import Lead
+from cluster.transport.heart import BEATS, Unmendable
+
+_TELL_S = 10.0  # Between two lines on who is not there.
+
+
+class Leading:
+  """Part of a `Runtime`: see `cluster.runtime`.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  # What follows from an event, by what is told.
+  _reactions: Mapping[str, Callable[[dict[str, Any]], None]]
+
+  def __init__(
+    self,
+    *,
+    lead: Lead,
+    reception: Reception,
+    timeout_s: float,
+    start_s: float,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      lead: Asks the scheme.
+      reception: Talks to workers.
+      timeout_s: Silence after which a process counts as lost.
+      start_s: Until all have to be there, or one again if all were lost.
+      deadlines: After which one that does not go on counts as lost.
+      local: Makes the worker of this process, to be called in a thread, given
+        the address to connect to; None if it has none.
+    """
+    self.time = 0.0
+    self.lead = lead
+    self._reception_of_workers = reception
+    self._members = reception.members
+    self._timeout_s, self._start_s = timeout_s, start_s
+    self._deadlines = deadlines
+    self._local = local
+    self._began: float | None = None  # Monotonic seconds.
+    self._before: dict[str, Any] = {}  # The lead's state to go on from.
+    self._look_at = 0.0  # Monotonic seconds.
+
+  def _wait(
+    self,
+    address: str,
+    *,
+    done: Callable[[], object],
+    missing: Callable[[], str],
+  ) -> None:
+    """Starts the worker of this process, and waits until all are there.
+
+    Args:
+      address: That workers connect to.
+      done: Returns whether they are.
+      missing: Returns what is known of what is not, lines.
+
+    Raises:
+      Unmendable: If it takes too long.
+    """
+    if self._local:
+      threading.Thread(
+        target=self._run_local, args=[address], daemon=True
+      ).start()
+    now = time.monotonic()
+    deadline, tell_at = now + self._start_s, now + _TELL_S
+    while not done():
+      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
+      self._take(next_s)
+      self._lose_silent()
+      now, what = time.monotonic(), missing()
+      if now >= deadline:
+        raise Unmendable(
+          f'Not all were there within {self._start_s:g} s:\n{what}'
+        )
+      if now >= tell_at and what:
+        tell_at = now + _TELL_S
+        logging.info('The run waits for\n%s', what)
+
+  def _run_local(self, address: str) -> None:
+    try:
+      self._local(address)()
+    except BaseException as error:  # The thread has nobody else to tell.
+      reason = f'The worker of the lead failed: {error!r}'
+      self._reception_of_workers.give_up(reason)
+      raise
+
+  def _take(self, wait_s: float) -> None:
+    """Deals with the next event, if one comes in time."""
+    try:
+      events = self._reception_of_workers.events
+      event = events.get(timeout=max(wait_s, 0.0))
+    except queue.Empty:
+      self.time = max(self.time, self._now())
+      return
+    at = event.get('at', time.monotonic())
+    if self._began is not None:
+      self.time = max(self.time, at - self._began)
+    self._reactions[event['told']](event)
+
+  def _admits(self, event: dict[str, Any]) -> bool:
+    """Takes in a worker that is ready; returns False if it is an old life."""
+    index, member = event['worker'], self._members[event['worker']]
+    reason = 'It has come back as another process.'
+    if event['life'] < member.life:
+      end = {'end': 'left', 'reason': reason}
+      self._reception_of_workers.send(event['stream'], end)
+      return False
+    if member.stream is not None:
+      self._lose(index, reason)
+    member.life = event['life']
+    member.stream, member.seen = event['stream'], time.monotonic()
+    member.pace = Seen(moved=member.seen)
+    return True
+
+  def _unmendable(self, event: dict[str, Any]) -> None:
+    raise Unmendable(event['reason'])
+
+  def _lose(self, index: int, reason: str) -> None:
+    """A worker is gone, or as good as gone."""
+    raise NotImplementedError
+
+  def _lose_silent(self) -> None:
+    now = time.monotonic()
+    for index, member in enumerate(self._members):
+      if member.stream is not None and now - member.seen > self._timeout_s:
+        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+
+  def _now(self) -> float:
+    return 0.0 if self._began is None else time.monotonic() - self._began
