@@ -22,17 +22,17 @@ class Linking:
     self,
     formation: Formation,
     surveyor: Surveyor,
+    adaptation: Adaptation | None,
     *,
     workers: int,
-    adaptation: Adaptation | None = None,
   ):
     """Knows what the formation knows.
 
     Args:
       formation: Makes groups.
       surveyor: Has links measured.
-      workers: How many there are.
       adaptation: Follows them; None if they are taken to stay as they are.
+      workers: How many there are.
     """
     self._formation, self._surveyor = formation, surveyor
     self._adaptation = adaptation

@@ -183,7 +183,7 @@ class LinkingTest(parameterized.TestCase):
   )
   def test_links_within_a_host_are_equal_and_not_measured(self, addresses):
     formation, surveyor = self._made(addresses)
-    linking = Linking(formation, surveyor, workers=2)
+    linking = Linking(formation, surveyor, None, workers=2)
     self.assertFalse(linking.measures([0, 1]))
     surveyor.begin.assert_not_called()
     ((graph, host_s), _) = formation.know.call_args
@@ -193,7 +193,7 @@ class LinkingTest(parameterized.TestCase):
 
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
     formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
-    linking = Linking(formation, surveyor, workers=2)
+    linking = Linking(formation, surveyor, None, workers=2)
     self.assertTrue(linking.measures([0, 1]))
     surveyor.begin.assert_called_once()
     formation.knows = True
