@@ -71,6 +71,8 @@ class SurveyTest(absltest.TestCase):
     super().setUp()
     self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
     self.workdir.mkdir()
+    # Rates do not matter here.
+    self.enterContext(mock.patch.object(trials, 'QUICK_S', 0.03))
 
   def _workers(self, count, **fields):
     workers = _Workers(count, self.workdir, **fields)
