@@ -1,9 +1,12 @@
 """Every benchmark: python -m bench, or `make bench`.
 
 Not among them, as they take longer: python -m bench.lab (real runs on shaped
-links, needs root), python -m bench.lead (many workers), python -m bench.fuzz
-(nonsense sent to a run), python -m bench.faults (every fault in every phase,
-needs root) and, or `make soak`, python -m bench.soak (killed processes).
+links, needs root), python -m bench.routes (the same by route, needs root),
+python -m bench.lead (many workers), python -m bench.fuzz (nonsense sent to a
+run), python -m bench.faults (every fault in every phase, needs root), python -m
+bench.allreduce and python -m bench.adapt (sums between hosts, and links that
+change; both need root) and, or `make soak`, python -m bench.soak (killed
+processes).
 """
 
 from bench import (

@@ -36,7 +36,10 @@ import numpy as np
 
 from bench import clusters, shaped
 from bench.shaped import Case
-from cluster.distributed.reduced.executor import Executor, Group
+from cluster.distributed.reduced.executor.executor import (
+  Executor,
+  Group,
+)
 from cluster.transport.greeting import Security
 from cluster.transport.interfaces import interface_address
 from tools import lab

@@ -129,6 +129,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.double_tree.cluster = ''  # As of ring.
   config.route.forest = ConfigDict()  # Trees packed for the links.
   config.route.forest.cluster = 'probe'  # As of ring.
+  # Real links are followed, and another forest takes over if it is worth it.
+  config.route.forest.adapt = False
   config.route.auto = ConfigDict()  # The fastest of them, by prediction.
   config.route.auto.cluster = 'probe'  # As of ring.
 

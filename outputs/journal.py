@@ -120,6 +120,10 @@ class Journal:
     """Records what the scheme was told and said."""
     self._files.event(record.row(told, dict(event), verdict))
 
+  def links(self, row: Mapping[str, Any]) -> None:
+    """Records what was found out about links, and what follows."""
+    self._files.event({'told': 'links', **row})
+
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:

@@ -17,7 +17,7 @@ from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
 from topology.bounds.prices import Prices, proven
 from topology.clusters.cluster import Ends
-from topology.forests import released, timing, trees
+from topology.forests import released, trees
 from topology.packing import approximate
 
 CHUNK_BYTES = 32 * 1024  # Of what one message carries.
@@ -76,20 +76,15 @@ def predicted(
 ) -> Predicted:
   """Returns how long a forest takes, in chunks of 32 KiB.
 
-  A tree has its weight of a link, but a chunk passes at the link's full rate,
-  once it is its turn: see `topology.forests.released`.  In pieces that take as
-  long at the tree's weight, `timing.simulate` says the same.
+  Whatever overlaps computing: as `topology.forests.released` has it for what is
+  ready at once.
   """
-  counts = []
-  parts = forest.byte_ranges(size_bytes)
-  for tree, (start, stop) in zip(forest.trees, parts, strict=True):
-    slot_s = released.slot_s(cluster, tree, CHUNK_BYTES)
-    pieces = float((stop - start) / tree.weight_Bps) / slot_s
-    counts.append(max(math.ceil(pieces), 1))
-  timed = timing.simulate(
-    cluster, forest, size_bytes, latency_s=latency_s, chunks=counts
+  if not isinstance(latency_s, Mapping):
+    latency_s = dict.fromkeys(cluster.capacity_Bps, latency_s)
+  seconds = released.all_ready_s(
+    cluster, forest, size_bytes, latency_s=latency_s, chunk_bytes=CHUNK_BYTES
   )
-  return Predicted(name, forest, timed.total_s)
+  return Predicted(name, forest, seconds)
 
 
 def fastest(found: Sequence[Predicted]) -> Predicted:

@@ -55,10 +55,11 @@ def forest(
   return taken.forest
 
 
-def make(*, cluster: str) -> ReducedRoute:
+def make(*, cluster: str, adapt: bool = False) -> ReducedRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`.
+    adapt: Whether links are followed, and forests changed with them.
   """
-  return ReducedRoute('forest', cluster, forest)
+  return ReducedRoute('forest', cluster, forest, adapt=adapt)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from configs.checks import require
 from route import links
 from route.choosing import GOODPUT
 from route.route import LATENCY_S, Forests, Reduced
@@ -22,12 +23,14 @@ class ReducedRoute:
     links: As the field `cluster`: see `links.believed`.
     forest: Finds the forest.
     fits: Raises ValueError if there is no such forest over these links.
+    adapt: As of `Reduced`.
   """
 
   name: str
   links: str
   forest: Forests
   fits: Callable[[Cluster], None] = lambda cluster: None
+  adapt: bool = False
 
   def plan(
     self,
@@ -50,7 +53,11 @@ class ReducedRoute:
     if known is not None:
       self.fits(known)
     forest = Real(self.forest) if distributed else self.forest
-    return Reduced(self.name, believed, forest, range_bytes, overlap)
+    expected = 'False under the virtual clock, whose links do not change'
+    require(distributed or not self.adapt, 'adapt', expected, self.adapt)
+    return Reduced(
+      self.name, believed, forest, range_bytes, overlap, self.adapt
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Reduced(NamedTuple):
     range_bytes: A part of the gradients is summed as soon as it has so many
       bytes; 0: tensor by tensor, inf: all in one.
     overlap: Whether it is while the others are still computed.
+    adapt: Whether links are followed, and forests changed with them.
   """
 
   name: str
@@ -72,6 +73,7 @@ class Reduced(NamedTuple):
   forest: Forests | None
   range_bytes: float
   overlap: bool
+  adapt: bool = False
 
 
 Plan = Served | Reduced

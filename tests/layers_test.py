@@ -54,7 +54,7 @@ _MAY = {
   'cluster.distributed': (
     'batching.batching cluster cluster.speed cluster.transport configs '
     'data.stream '
-    'learning outputs route.links route.route topology wire'
+    'learning outputs route.choosing route.links route.route topology wire'
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed configs '

@@ -21,9 +21,9 @@ _MB = 10**6
 
 
 def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
-  own = {} if cluster is None else {'cluster': cluster}
-  if name == 'native':
-    own = {'port': 0}
+  own = {'port': 0} if name == 'native' else {}
+  if cluster is not None:
+    own['cluster'] = cluster
   return (
     importlib.import_module(f'route.{name}')
     .make(**own)
@@ -175,6 +175,14 @@ class ChosenLinksTest(parameterized.TestCase):
 
 
 class PlanTest(parameterized.TestCase):
+  def test_links_of_the_virtual_clock_are_not_followed(self):
+    route = forest.make(cluster='', adapt=True)
+    fields = {'divisible': True, 'range_bytes': 0.0, 'overlap': True}
+    plan = route.plan(None, num_workers=4, distributed=True, **fields)
+    self.assertTrue(plan.adapt)
+    with self.assertRaisesRegex(ValueError, 'adapt: expected False under the'):
+      route.plan(None, num_workers=4, distributed=False, **fields)
+
   def test_native_finds_no_forest(self):
     self.assertEqual(_plan('native'), Reduced('native', None, None, 1e6, False))
 
@@ -226,9 +234,10 @@ class PredictedTest(parameterized.TestCase):
 
     timed = choosing.predicted(name, star, found, 25 * _MB, 1e-3)
 
-    # One more hop of two chunks' time, and two hops of two links.
-    expected = 2 * 3 / 4 * 25 / 25 + 2 * 2**15 / 25e6 + 4e-3
-    self.assertAlmostEqual(timed.seconds, expected, delta=2e-5)
+    # Links are full until all is with the roots; then a chunk goes down.  Two
+    # hops of two links.
+    expected = 2 * 3 / 4 * 25 / 25 + 2**15 / 25e6 + 4e-3
+    self.assertAlmostEqual(timed.seconds, expected, places=9)
 
 
 if __name__ == '__main__':

@@ -286,7 +286,9 @@ class World:
       holder=holder,
       reception=self.reception,
       formation=self.formation,
-      linking=lambda say: Linking(self.formation, surveyor, workers=workers),
+      linking=lambda say: Linking(
+        self.formation, surveyor, None, workers=workers
+      ),
       books=self.books,
       timeout_s=timeout_s,
       start_s=timeout_s,

@@ -197,6 +197,21 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {own} route add {route}'
 
 
+def changed(lab: str, host: str, rate: int) -> Iterator[str]:
+  """Yields what changes a host's rates, of one without rates of its own pairs.
+
+  Args:
+    lab: Name of the lab.
+    host: Name of the host.
+    rate: What it may send, and receive, from now on, bit/s.
+  """
+  ends = (f'{lab}-{host}', 'eth0'), (f'{lab}-{SWITCH}', host)
+  for namespace, device in ends:
+    for parent, number in (('1:', 1), ('1:1', _OTHERS)):
+      added = _class(f'tc -n {namespace}', device, parent, number, rate, rate)
+      yield added.replace('class add', 'class change')
+
+
 def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
   """Returns the bridge that hosts hang on: that of the least group with more.
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+_LINKS = 'links'  # What is told of them is for no scheme.
 _SHOWN = 64  # Workers whose spans are read, at most.
 _WINDOW = 16  # Iterations of a mean worker whose spans are read.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -154,8 +155,26 @@ def events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """
   whole = read_summary(path) is not None
   for where, row in _lines(path / 'events.jsonl', whole):
-    _check(row, ('told', 'said'), where)
-    yield row
+    if row.get('told') != _LINKS:
+      _check(row, ('told', 'said'), where)
+      yield row
+
+
+def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields what was found out about links, of which no scheme is told.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If a line is broken; names file and line.
+    OSError: If the file cannot be read.
+  """
+  whole = read_summary(path) is not None
+  for where, row in _lines(path / 'events.jsonl', whole):
+    if row.get('told') == _LINKS:
+      _check(row, ('time', 'did', 'why'), where)
+      yield row
 
 
 def _metrics(path: pathlib.Path, whole: bool) -> Iterator[dict[str, Any]]:

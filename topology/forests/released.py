@@ -1,64 +1,74 @@
 """How long an allreduce takes whose parts become ready one after the other.
 
-As in `timing`, each tree has its weight in bytes per second to itself, carries
-its chunks in their order, and workers store and forward them.  Beside that, a
-worker can send a chunk only once its own numbers are there, and the others have
-become ready elsewhere, each at its own time.  And a chunk need not take as long
-as the weight of its tree says: between two of a tree there is time for those of
-others, but each passes at the rate of the link.  So on each hop chunk c, of b
-bytes, is through at
+Trees take as much of the links as they have to carry: all together are through
+when the fullest link is, after `whole` seconds of which each byte has an equal
+part, its turn.  Workers store and forward chunks.  A worker can send a chunk
+only once its own numbers are there, and the others have become ready elsewhere,
+each at its own time.
 
-  max(ready + q, the one before + b / weight, start + (all up to c) / weight)
+Who sends sends the lowest chunks first.  So what has come from another worker
+passes a hop at the rate of its slowest link, though others use that as well.
+What many have at the same time, their own numbers, waits for those before it.
+So on each hop a chunk is through at
 
-where `ready` is when it has come from all from which it has to come, q is the
-time that it takes by itself, and `start` is when the first chunk of all was
-ready.  With q = b / weight and everything ready at once, this is what
-`timing.simulate` has a closed form for.
+  max(known + alone, due)
+  due = max(ready, due of the chunk before) + turn
+
+where `ready` is when the sender's own numbers are there, `known` when those
+from others have come as well, and `alone` the time that the chunk takes by
+itself.  With everything ready at once that is what `all_ready_s` says.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from topology.clusters.cluster import Cluster, Ends
-from topology.forests.trees import Forest, Tree
-
-_TURNS = 1  # Times that a chunk takes on a link: others go first.
-
-
-def slot_s(cluster: Cluster, tree: Tree, chunk_bytes: int) -> float:
-  """Returns the seconds for which a chunk is under way on a hop of a tree.
-
-  By itself on the slowest link of the tree, and one of another tree before it;
-  no more than at the tree's weight, at which it need not wait.
-  """
-  ends = [e for hop in (*tree.up, *tree.down) for e in itertools.pairwise(hop)]
-  slowest_Bps = min(cluster.capacity_Bps[each] for each in ends)
-  return float(chunk_bytes / max(tree.weight_Bps, slowest_Bps / _TURNS))
+from topology.forests import trees
+from topology.forests.dealing import dealt
+from topology.forests.trees import Forest, Hop, Tree
 
 
-def dealt(shares: Sequence[float], chunks: int) -> np.ndarray:
-  """Returns the tree of each chunk, by smooth weighted round robin.
+def all_ready_s(
+  cluster: Cluster,
+  forest: Forest,
+  size_bytes: int,
+  *,
+  latency_s: Mapping[Ends, float],
+  chunk_bytes: int,
+) -> float:
+  """Returns how long an allreduce takes if everything is ready at once.
 
-  Each tree is given its share at each chunk; the one that has been given most
-  gets it, and pays with what all are given together.  So after any number of
-  chunks each tree has its share of them, give or take one.  Ties go to the
-  first tree.
+  As long as all bytes, and the last chunk of a tree on each hop after its
+  first.  O(hops).
 
   Args:
-    shares: Of the trees; positive.
-    chunks: How many there are.
+    cluster: That of the forest.
+    forest: Sound, an allreduce; without trees for a single worker.
+    size_bytes: Of the whole.
+    latency_s: Of each link.
+    chunk_bytes: Of a chunk, at most.
   """
-  given = np.asarray(shares, np.float64)
-  total, held = given.sum(), np.zeros(len(given))
-  found = np.zeros(chunks, np.int64)
-  for chunk in range(chunks):
-    held += given
-    found[chunk] = tree = int(np.argmax(held))
-    held[tree] -= total
-  return found
+  fills = []
+  for tree in forest.trees:
+    size = min(chunk_bytes, float(tree.share * size_bytes))
+    above, below = {tree.root: 0.0}, {tree.root: 0.0}
+    first = []
+    for hop in reversed(tree.up):
+      later_s = _later_s(hop, latency_s)
+      first.append(above[hop[-1]] + later_s)
+      above[hop[0]] = first[-1] + size * _per_byte_s(cluster, hop)
+    for hop in tree.down:
+      alone_s = size * _per_byte_s(cluster, hop)
+      below[hop[-1]] = below[hop[0]] + alone_s + _later_s(hop, latency_s)
+    fills.append(max(first) + max(below.values()))
+  load = trees.loads(
+    (tree.share, (*tree.up, *tree.down)) for tree in forest.trees
+  )
+  return size_bytes * _whole_s(cluster, load) + max(fills, default=0.0)
 
 
 class _Stage(NamedTuple):
@@ -68,6 +78,7 @@ class _Stage(NamedTuple):
     trees: Int [hops].
     senders: Int [hops].
     receivers: Int [hops].
+    per_byte_s: Float [hops, 1], of a chunk by itself.
     latency_s: Float [hops, 1].
     first: Int [ends]: the first hop to each worker of each tree.
   """
@@ -75,6 +86,7 @@ class _Stage(NamedTuple):
   trees: np.ndarray
   senders: np.ndarray
   receivers: np.ndarray
+  per_byte_s: np.ndarray
   latency_s: np.ndarray
   first: np.ndarray
 
@@ -104,35 +116,36 @@ class Allreduce:
       chunks: Bytes of each, in the order in which they are sent.
       latency_s: Of each link.
       of_tree: Int [chunks], the tree of each; as `dealt` says if None.
-      slots_s: Of each tree, seconds of its largest chunk on a hop by itself; as
-        `slot_s` says if None.
+      slots_s: Of each tree, seconds of its largest chunk on a hop by itself;
+        as the slowest link of each hop has it if None.
     """
-    sizes = np.asarray(chunks, np.float64)
-    weights_Bps = [float(tree.weight_Bps) for tree in forest.trees]
+    sizes = np.asarray(chunks, np.int64)
+    shares = [float(tree.share) for tree in forest.trees]
     if of_tree is None:
-      of_tree = dealt(weights_Bps, len(sizes)) if weights_Bps else sizes[:0]
-    used = [t for t in range(len(weights_Bps)) if (of_tree == t).any()]
+      of_tree = np.array(dealt(shares, chunks) if shares else [], int)
+    used = [t for t in range(len(shares)) if (of_tree == t).any()]
     own = [np.flatnonzero(of_tree == t) for t in used]
-    trees = [forest.trees[t] for t in used]
+    chosen = [forest.trees[t] for t in used]
     most = max(map(len, own), default=0)
     # Chunks that are not there have no bytes, and are ready before all others.
     self._places = np.full((len(used), most), len(sizes))
-    bytes_ = np.zeros((len(used), most))
+    self._bytes = np.zeros((len(used), most))
     for row, places in enumerate(own):
       self._places[row, : len(places)] = places
-      bytes_[row, : len(places)] = sizes[places]
-    rates = np.array([weights_Bps[t] for t in used])[:, None]
-    self._until_s = np.cumsum(bytes_ / rates, axis=1)  # [trees, chunks]
-    largest = bytes_.max(axis=1, initial=0.0)
-    alone = [
-      slot_s(cluster, tree, 1) * size if slots_s is None else slots_s[t]
-      for t, tree, size in zip(used, trees, largest, strict=True)
-    ]
-    per_byte = np.array(alone) / np.where(largest, largest, 1.0)
-    self._slots_s = bytes_ * per_byte[:, None]
-    self._roots = np.array([cluster.rank[tree.root] for tree in trees], int)
+      self._bytes[row, : len(places)] = sizes[places]
+    load = trees.loads(
+      (int(sizes[places].sum()), (*tree.up, *tree.down))
+      for places, tree in zip(own, chosen, strict=True)
+    )
+    whole_s = _whole_s(cluster, load)
+    self._turns_s = sizes / max(sizes.sum(), 1) * whole_s
+    per_byte_s = None
+    if slots_s is not None:
+      largest = self._bytes.max(axis=1, initial=0.0)
+      per_byte_s = np.array([slots_s[t] for t in used]) / largest
+    self._roots = np.array([cluster.rank[tree.root] for tree in chosen], int)
     self._up, self._down = (
-      list(_stages(cluster, trees, latency_s, down=down))
+      list(_stages(cluster, chosen, latency_s, per_byte_s, down=down))
       for down in (False, True)
     )
     hops = [len(tree.up) + len(tree.down) for tree in forest.trees]
@@ -146,61 +159,83 @@ class Allreduce:
     Args:
       ready_s: Float [workers, chunks], when each worker has its own numbers.
     """
-    start_s = ready_s.min()
     if not self._places.size:
       return float(ready_s.max())
-    none = np.full((len(ready_s), 1), -np.inf)
-    padded = np.concatenate([ready_s, none], axis=1)
-    # [trees, workers, chunks]
-    known_s = padded[:, self._places].transpose(1, 0, 2).copy()
+    until_s = np.cumsum(self._turns_s)
+    due_s = np.maximum.accumulate(ready_s + self._turns_s - until_s, axis=1)
+    due_s = self._by_tree(due_s + until_s)
+    known_s = self._by_tree(ready_s)
     for stage in self._up:
-      come_s = self._passed(stage, known_s, start_s)
+      come_s = self._through_s(stage, known_s, due_s)
       come_s = np.maximum.reduceat(come_s, stage.first, axis=0)
       place = stage.trees[stage.first], stage.receivers[stage.first]
       known_s[place] = np.maximum(known_s[place], come_s)
-    rows = np.arange(len(self._roots))
-    latest_s = known_s[rows, self._roots].max()
+    latest_s = known_s[np.arange(len(self._roots)), self._roots].max()
     for stage in self._down:
-      come_s = self._passed(stage, known_s, start_s)
+      come_s = self._through_s(stage, known_s, due_s)
       known_s[stage.trees, stage.receivers] = come_s
       latest_s = max(latest_s, come_s.max())
     return float(latest_s)
 
-  def _passed(
-    self, stage: _Stage, known_s: np.ndarray, start_s: float
+  def _by_tree(self, times_s: np.ndarray) -> np.ndarray:
+    """Of [workers, chunks], a copy as [trees, workers, chunks of a tree]."""
+    none = np.full((len(times_s), 1), -np.inf)
+    padded = np.concatenate([times_s, none], axis=1)
+    return padded[:, self._places].transpose(1, 0, 2).copy()
+
+  def _through_s(
+    self, stage: _Stage, known_s: np.ndarray, due_s: np.ndarray
   ) -> np.ndarray:
     """When the chunks of each hop are where it ends; [hops, chunks]."""
-    until_s = self._until_s[stage.trees]
-    first_s = known_s[stage.trees, stage.senders] + self._slots_s[stage.trees]
-    through_s = np.maximum(first_s - until_s, start_s)
-    np.maximum.accumulate(through_s, axis=1, out=through_s)
-    return through_s + until_s + stage.latency_s
+    place = stage.trees, stage.senders
+    alone_s = self._bytes[stage.trees] * stage.per_byte_s
+    through_s = np.maximum(known_s[place] + alone_s, due_s[place])
+    return through_s + stage.latency_s
 
 
 def _stages(
   cluster: Cluster,
-  trees: Sequence[Tree],
+  chosen: Sequence[Tree],
   latency_s: Mapping[Ends, float],
+  per_byte_s: np.ndarray | None,
   *,
   down: bool,
 ) -> list[_Stage]:
   """The hops of all trees, those that wait for no others first."""
   rank, rows = cluster.rank, []
-  for t, tree in enumerate(trees):
+  for t, tree in enumerate(chosen):
     # After how many hops a worker has all that it is to pass on.
     after = [0] * len(rank)
     for hop in tree.down if down else tree.up:
       src, dst = rank[hop[0]], rank[hop[-1]]
-      hop_s = sum(latency_s[ends] for ends in itertools.pairwise(hop))
-      rows.append((after[src], t, dst, src, hop_s))
+      byte_s = (
+        _per_byte_s(cluster, hop) if per_byte_s is None else per_byte_s[t]
+      )
+      rows.append((after[src], t, dst, src, byte_s, _later_s(hop, latency_s)))
       after[dst] = max(after[dst], after[src] + 1)
   rows.sort()
   stages = []
   for _, group in itertools.groupby(rows, key=lambda row: row[0]):
     _, *columns = zip(*group, strict=True)
-    of_tree, receivers, senders, later_s = map(np.array, columns)
+    of_tree, receivers, senders = map(np.array, columns[:3])
+    byte_s, later_s = (np.array(column)[:, None] for column in columns[3:])
     ends = of_tree * len(rank) + receivers
     first = np.flatnonzero(np.diff(ends, prepend=-1))
-    later_s = later_s[:, None].astype(np.float64)
-    stages.append(_Stage(of_tree, senders, receivers, later_s, first))
+    stages.append(_Stage(of_tree, senders, receivers, byte_s, later_s, first))
   return stages
+
+
+def _whole_s(cluster: Cluster, load: Mapping[Ends, Fraction]) -> float:
+  """Seconds of the fullest link."""
+  times = (each / cluster.capacity_Bps[ends] for ends, each in load.items())
+  return float(max(times, default=0))
+
+
+def _per_byte_s(cluster: Cluster, hop: Hop) -> float:
+  """Seconds of a byte by itself, on the slowest link of a hop."""
+  ends = itertools.pairwise(hop)
+  return 1 / float(min(cluster.capacity_Bps[each] for each in ends))
+
+
+def _later_s(hop: Hop, latency_s: Mapping[Ends, float]) -> float:
+  return sum(latency_s[ends] for ends in itertools.pairwise(hop))

@@ -1,11 +1,13 @@
 """Which links the lead believes in, and whether they are measured."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
 from cluster.distributed.links import content
+from cluster.distributed.links.adaptation import Adaptation
 from cluster.distributed.links.surveyor import Surveyor
 from cluster.distributed.reduced.formation import Formation
 from cluster.transport.interfaces import is_loopback
@@ -16,16 +18,26 @@ from topology.clusters import cluster as clusters
 class Linking:
   """Lets the formation know the links; for the thread of the lead."""
 
-  def __init__(self, formation: Formation, surveyor: Surveyor, *, workers: int):
+  def __init__(
+    self,
+    formation: Formation,
+    surveyor: Surveyor,
+    adaptation: Adaptation | None,
+    *,
+    workers: int,
+  ):
     """Knows what the formation knows.
 
     Args:
       formation: Makes groups.
       surveyor: Has links measured.
+      adaptation: Follows them; None if they are taken to stay as they are.
       workers: How many there are.
     """
     self._formation, self._surveyor = formation, surveyor
+    self._adaptation = adaptation
     self._workers = workers
+    self._begun = 0.0  # Monotonic seconds, of the last measuring.
 
   @property
   def waits(self) -> str:
@@ -43,24 +55,69 @@ class Linking:
     """
     if self._surveyor.busy:
       return True
-    if self._formation.knows:
+    anew = bool(self._adaptation and self._adaptation.turned())
+    if self._formation.knows and not anew:
       return False
     if self._together(members):
-      logging.info('Links are not measured, but equal: all share one host.')
-      self._formation.know(links.equal(self._workers), {})
+      logging.info('Links are not measured: all workers share one host.')
+      if not self._formation.knows:
+        self._formation.know(links.equal(self._workers), {})
       return False
-    self._surveyor.begin(members)
+    if len(members) < self._workers:
+      return False  # Who is not there could not be packed for.
+    self._begun = time.monotonic()
+    self._surveyor.begin(members, anew=anew)
     return True
 
-  def measured(self, event: Mapping[str, Any]) -> None:
+  def measured(self, event: Mapping[str, Any], now_s: float) -> None:
     """Takes in what was measured, if anything was.
 
+    Args:
+      event: That tells of it.
+      now_s: Seconds of the run.
+
     Raises:
-      Unmendable: If it has failed again.
+      Unmendable: If it has failed again, and nothing is known of the links.
     """
-    if found := self._surveyor.ended(event):
+    known = self._formation.knows
+    found = self._surveyor.ended(event, needed=not known)
+    if known and self._adaptation:
+      took_s = time.monotonic() - self._begun
+      self._adaptation.measured(now_s, found, took_s)
+    elif found:
       cluster = clusters.from_json(found)
       self._formation.know(cluster, content.host_latency_s(found))
+
+  @property
+  def turns(self) -> str:
+    """Why the generation is to end, between two iterations; '' if it is not."""
+    return self._adaptation.turns if self._adaptation else ''
+
+  def formed(self) -> None:
+    """All members are connected."""
+    if self._adaptation:
+      self._adaptation.formed()
+
+  def iterated(self, now_s: float, exposed_s: float) -> None:
+    """An iteration has ended.
+
+    Args:
+      now_s: Seconds of the run.
+      exposed_s: Of it, for which nobody computed.
+    """
+    if self._adaptation:
+      whole = len(self._formation.members) == self._workers
+      self._adaptation.iterated(now_s, exposed_s, all_there=whole)
+
+  def traffic(self, event: Mapping[str, Any]) -> None:
+    """A worker has told what it has sent."""
+    if self._adaptation:
+      self._adaptation.traffic(event)
+
+  def packed(self, event: Mapping[str, Any], now_s: float) -> None:
+    """Another forest has been packed."""
+    if self._adaptation:
+      self._adaptation.packed(event, now_s)
 
   def answered(self, event: Mapping[str, Any]) -> None:
     """A worker has measured what it was told to."""

@@ -39,7 +39,7 @@ class Surveyor:
     self._kept, self._send, self._tell = kept, send, tell
     self._timeout_s = timeout_s
     self._survey: Survey | None = None
-    self._number = self._failed = 0
+    self._failed = 0
 
   @property
   def busy(self) -> bool:
@@ -57,8 +57,6 @@ class Surveyor:
     """
     if self._survey:
       return
-    self._number += 1
-    number = self._number
     self._survey = Survey(
       members,
       send=self._send,
@@ -67,9 +65,7 @@ class Surveyor:
       timeout_s=self._timeout_s,
     )
     self._survey.start(
-      lambda result: self._tell(
-        {'told': 'measured', 'number': number, **result}
-      )
+      lambda result: self._tell({'told': 'measured', **result})
     )
 
   def answered(self, event: Mapping[str, Any]) -> None:
@@ -82,22 +78,24 @@ class Surveyor:
     if self._survey:
       self._survey.lose(index, reason)
 
-  def ended(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+  def ended(
+    self, event: Mapping[str, Any], *, needed: bool = True
+  ) -> dict[str, Any] | None:
     """Returns what was measured: `content` of a file; None if nothing was.
 
     Args:
       event: That has told of it.
+      needed: Whether the run cannot go on without.
 
     Raises:
-      Unmendable: If it has failed again though nobody was lost; says why.
+      Unmendable: If it is needed and has failed again though nobody was lost;
+        says why.
     """
-    if event['number'] != self._number:
-      return None
     self._survey = None
     if problem := event.get('problem'):
       self._failed = 0 if event['lost'] else self._failed + 1
       said = f'Links could not be measured: {problem}'
-      if self._failed == _TRIES:
+      if needed and self._failed >= _TRIES:
         raise Unmendable(said)
       logging.warning('%s', said)
       return None

@@ -9,7 +9,11 @@ from cluster.lead import Lead
 
 
 class Booking:
-  """Tells the lead of iterations, one after the other."""
+  """Tells the lead of iterations, one after the other.
+
+  Attributes:
+    exposed_s: Of the last one, for which nobody computed.
+  """
 
   def __init__(
     self,
@@ -27,6 +31,7 @@ class Booking:
       iteration_bytes: Returns what crosses the network in an iteration of so
         many workers.
     """
+    self.exposed_s = 0.0
     self._lead, self._books, self._members = lead, books, members
     self._iteration_bytes = iteration_bytes
 
@@ -61,6 +66,7 @@ class Booking:
         )
     computed = {k: dealt_at + entries[k][0].computed for k in members}
     last = min(max(computed.values()), time)
+    self.exposed_s = time - last
     for index in members:
       moments = {
         'compute': dealt_at + entries[index][0].began,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.distributed.reduced.program import Group
+from cluster.distributed.reduced.executor.program import Group
 from topology import Cluster, Forest
 from topology.forests import export
 

@@ -8,21 +8,25 @@
                  books of the last iteration that it has applied
   told 'checked' generation, version and digest of its learner
   told 'answered' what it was told to measure: number, answer, problem
+  told 'traffic' what it has sent to each other worker from the start, and for
+                 how long something was on its way; if links are followed
 
 The worker in the process of the lead tells of each iteration, too, without a
 message:
 
   told 'completed'  generation, version before it, books, at (monotonic s)
 
-And the thread that has links measured:
+And the threads that have links measured, and that pack another forest:
 
   told 'measured'  see `links.survey`
+  told 'packed'    see `links.adaptation`
 """
 
 from typing import Any
 
 from cluster.distributed import checked
 from cluster.distributed.links.measurer import ANSWERED
+from cluster.distributed.links.traffic import TRAFFIC
 from cluster.distributed.reception import Reception
 
 
@@ -52,6 +56,7 @@ class ReducedReception(Reception):
     'formed': {**_OF_GENERATION, **_DIGEST},
     'checked': {**_OF_GENERATION, **_DIGEST},
     'answered': ANSWERED,
+    'traffic': TRAFFIC,
     'stopped': {**_OF_GENERATION, 'books': _is_list},
     'broken': {
       'generation': checked.is_count,

@@ -21,10 +21,15 @@ from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host
 from cluster.distributed.life import Life
 from cluster.distributed.links.measurer import Measurer
+from cluster.distributed.links.traffic import Telling
 from cluster.distributed.pace import Pace
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
-from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  Damaged,
+  PeerLost,
+)
 from cluster.distributed.reduced.inbox import Inbox
 from cluster.distributed.reduced.summing import Summing
 from cluster.speed.speed import Speed
@@ -42,13 +47,14 @@ _HANGS = round(1.8 * BEATS)
 
 
 class Settings(NamedTuple):
-  """What all processes of a run agree on: see `Process`."""
+  """What all processes of a run agree on: see `Process` and `Reduced`."""
 
   address: str
   fingerprint: str
   security: Security
   timeout_s: float
   start_s: float
+  adapt: bool = False
 
 
 class Replica:
@@ -191,6 +197,9 @@ class Replica:
     life.stack.callback(giving.close)
     address = self._summing.open()
     life.stack.callback(self._summing.close)
+    if settings.adapt:
+      told = Telling(self._summing.traffic, life.say)
+      life.stack.enter_context(told)
     life.stack.callback(self._measurer.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)

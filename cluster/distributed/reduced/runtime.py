@@ -106,6 +106,8 @@ class ReducedRuntime:
       'completed': self._completed,
       'answered': self._linking.answered,
       'measured': self._measured,
+      'traffic': self._linking.traffic,
+      'packed': lambda event: self._linking.packed(event, self.time),
     }
     lead.attach(release=lambda index: None, wake_at=lambda time: None)
 
@@ -259,6 +261,7 @@ class ReducedRuntime:
       self._formation.compare(event['version'])
       self._settle()
       self._running = True
+      self._linking.formed()
       self._dealing.begin(self._holder.version)
       if self._started:
         self._deal()
@@ -322,6 +325,7 @@ class ReducedRuntime:
       dealt_at=self._dealing.at(version) - (self._began or 0.0),
       time=self.time,
     )
+    self._linking.iterated(self.time, self._booking.exposed_s)
 
   def _deal(self) -> None:
     """Deals what can be dealt of this iteration and of the next."""
@@ -333,6 +337,9 @@ class ReducedRuntime:
       if any(map(self._in_lead, self._newcomers)):
         self._stop('somebody has come', ends=True)
         return
+      if why := self._linking.turns:
+        self._stop(why, ends=True)
+        return
       if self._pausing:
         return
       for index in members:
@@ -340,6 +347,7 @@ class ReducedRuntime:
       self._dealing.send(self._formation.generation, version, members)
     examples = sum(self.lead.workers[index].examples for index in members)
     still = self._pausing or self._looks(examples) or self._newcomers
+    still = still or self._linking.turns
     if self._dealing.newest == version and not still:
       self._dealing.send(self._formation.generation, version + 1, members)
 
@@ -431,10 +439,14 @@ class ReducedRuntime:
       self._owed = None  # Whoever had it is lost, too.
     elif self._owed is None:
       self._owed = books, self._formation.members
+    self._bury()
+    self._form()
+
+  def _bury(self) -> None:
+    """Notes who is lost; the lead counts them until all is booked."""
     buried = self._formation.buried()
     if self._started:
       self._left = buried | self._left
-    self._form()
 
   def _form(self) -> None:
     """Lets all who take part connect, over a forest of them."""
@@ -462,7 +474,8 @@ class ReducedRuntime:
 
   def _measured(self, event: dict[str, Any]) -> None:
     """Goes on with what is known of the links now."""
-    self._linking.measured(event)
+    self._linking.measured(event, self.time)
+    self._bury()
     self._form()
 
   def _broken(self, event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster.distributed.links.adaptation import Adaptation
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
 from cluster.distributed.links.surveyor import Surveyor
@@ -105,6 +106,12 @@ class ReducedSite(Process):
       size_bytes=_ITEM * self._pool.size,
     )
     kept = Kept(self.parts.files.workdir)
+    adaptation = Adaptation(
+      formation,
+      size_bytes=_ITEM * self._pool.size,
+      tell=reception.events.put,
+      record=lead.journal.links,
+    )
     return ReducedRuntime(
       lead=lead,
       holder=self.holder,
@@ -118,6 +125,7 @@ class ReducedSite(Process):
           tell=reception.events.put,
           timeout_s=self.timeout_s,
         ),
+        adaptation if self._plan.adapt else None,
         workers=self._workers,
       ),
       books=self._books,
@@ -180,6 +188,7 @@ class ReducedSite(Process):
         self.security,
         self.timeout_s,
         self.start_s,
+        self._plan.adapt,
       ),
       hung=self._hung,
       completed=self._tell,

@@ -3,21 +3,23 @@
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from cluster.distributed.faults import Fault, Faults
-from cluster.distributed.reduced.executor import Executor, Reduction
-from cluster.distributed.reduced.filling import CheckedFilling
+from cluster.distributed.faults import Fault, Faults, Kind
+from cluster.distributed.reduced.executor.executor import (
+  Executor,
+  Reduction,
+)
 from cluster.distributed.reduced.group import group_of
 from cluster.speed.layers import Range
 from cluster.transport import memory
 from cluster.transport.greeting import Security
 from data.stream import Ranges
 from learning.learning import Learner, Streaming
-from learning.pool import Pool
+from learning.pool import Filling, Pool
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -281,3 +283,39 @@ class HostSumming:
     if self._executor is None:
       raise RuntimeError('Expected an open executor, got none.')
     return self._executor
+
+
+class CheckedFilling(Filling):
+  """A filling that notices numbers that are not finite.
+
+  Attributes:
+    finite: Whether all were so far.
+  """
+
+  def __init__(
+    self,
+    pool: Pool,
+    vector: np.ndarray,
+    ready: Callable[[int], None],
+    fault: Fault | None,
+  ):
+    """Nothing is there yet.
+
+    Args:
+      pool: What lies where.
+      vector: Float32 [pool.size].
+      ready: Told of each range that is full.
+      fault: What goes wrong with the gradient on purpose, if anything.
+    """
+    super().__init__(pool, vector, ready)
+    self.finite = True
+    self._spoils = fault is not None and fault.kind == Kind.NAN
+
+  def put(self, leaf: int, array: np.ndarray) -> None:
+    """Takes a leaf's numbers."""
+    if self._spoils:
+      array = array * np.float32('nan')
+    # A sum is not finite if a number is not, and seldom else.
+    if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
+      self.finite = False
+    super().put(leaf, array)

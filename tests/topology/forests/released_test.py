@@ -1,6 +1,8 @@
 """Tests for topology.forests.released, against events and closed forms."""
 
+import dataclasses
 import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -10,7 +12,9 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.baselines import schemes
 from topology.clusters import randomized, shapes
-from topology.forests import released, timing
+from topology.clusters.cluster import Link
+from topology.forests import dealing, released, timing
+from topology.forests.trees import Tree
 
 _CLUSTERS = {
   'star': shapes.star(['0.004', '0.003', '0.002', '0.001']),
@@ -24,33 +28,43 @@ def _latency(cluster):
   return {ends: rng.random() * 1e-2 for ends in cluster.capacity_Bps}
 
 
-def _by_events(cluster, forest, chunks, of_tree, latency_s, slots_s, ready_s):
+def _whole_s(cluster, forest, sizes):
+  """Seconds of the fullest link."""
+  load = dict.fromkeys(cluster.capacity_Bps, 0)
+  for tree, size in zip(forest.trees, sizes, strict=True):
+    for hop in (*tree.up, *tree.down):
+      for ends in itertools.pairwise(hop):
+        load[ends] += size
+  return max(float(n / cluster.capacity_Bps[e]) for e, n in load.items())
+
+
+def _by_events(cluster, forest, chunks, of_tree, latency_s, ready_s):
   """Goes through all chunks hop by hop, as the module's docstring says."""
-  start, latest = ready_s.min(), ready_s.max()
-  for t, tree in enumerate(forest.trees):
-    weight, before = float(tree.weight_Bps), {}
-    own = [c for c in range(len(chunks)) if of_tree[c] == t]
-    largest = max((chunks[c] for c in own), default=1)
-    sent = 0
-    for c in own:
-      sent += chunks[c]
-      have = {w: ready_s[i, c] for w, i in cluster.rank.items()}
-      for number, hop in enumerate((*tree.up, *tree.down)):
-        if number == len(tree.up):
-          root = have[tree.root]
-          have = {tree.root: root}
-        through = max(
-          have[hop[0]] + slots_s[t] * chunks[c] / largest,
-          before.get(number, start) + chunks[c] / weight,
-          start + sent / weight,
-        )
-        before[number] = through
-        come = through + sum(
-          latency_s[ends] for ends in itertools.pairwise(hop)
-        )
-        have[hop[-1]] = max(have.get(hop[-1], -np.inf), come)
-        latest = max(latest, come)
+  chunks, trees = np.array(chunks), range(len(forest.trees))
+  sizes = [int(chunks[of_tree == t].sum()) for t in trees]
+  byte_s = _whole_s(cluster, forest, sizes) / sum(sizes)
+  due, latest = dict.fromkeys(cluster.workers, -np.inf), -np.inf
+  for c, t in enumerate(of_tree):
+    tree = forest.trees[t]
+    known = {w: ready_s[i, c] for w, i in cluster.rank.items()}
+    for w in cluster.workers:
+      due[w] = max(known[w], due[w]) + chunks[c] * byte_s
+    for number, hop in enumerate((*tree.up, *tree.down)):
+      if number == len(tree.up):
+        known = {tree.root: known[tree.root]}
+      links = [*itertools.pairwise(hop)]
+      slowest = min(cluster.capacity_Bps[ends] for ends in links)
+      alone_s = float(int(chunks[c]) / slowest)
+      arrival = max(known[hop[0]] + alone_s, due[hop[0]])
+      arrival += sum(latency_s[ends] for ends in links)
+      known[hop[-1]] = max(known.get(hop[-1], -np.inf), arrival)
+    latest = max(latest, *known.values())
   return latest
+
+
+def _last(of_tree, tree):
+  """The chunks of one tree after those of all others."""
+  return [*np.flatnonzero(of_tree != tree), *np.flatnonzero(of_tree == tree)]
 
 
 class AllreduceTest(parameterized.TestCase):
@@ -64,30 +78,25 @@ class AllreduceTest(parameterized.TestCase):
       forest = schemes.double_binary_tree(cluster, forest)
     latency_s = _latency(cluster)
     chunks = [*rng.integers(1, 9000, 40)]
-    of_tree = released.dealt([t.weight_Bps for t in forest.trees], 40)
-    slots_s = [
-      released.slot_s(
-        cluster, tree, max(np.array(chunks)[of_tree == t], default=0)
-      )
-      for t, tree in enumerate(forest.trees)
-    ]
+    shares = [float(tree.share) for tree in forest.trees]
+    of_tree = np.array(dealing.dealt(shares, chunks))
     ready_s = rng.random((len(cluster.workers), 40)).cumsum(axis=1)
 
     timed = released.Allreduce(cluster, forest, chunks, latency_s=latency_s)
 
-    expected = _by_events(
-      cluster, forest, chunks, of_tree, latency_s, slots_s, ready_s
-    )
+    expected = _by_events(cluster, forest, chunks, of_tree, latency_s, ready_s)
     self.assertAlmostEqual(timed(ready_s), expected, places=9)
     hops = 2 * (len(cluster.workers) - 1)
     self.assertEqual(timed.carried_bytes, hops * sum(chunks))
 
-  @parameterized.product(name=[*_CLUSTERS], count=[1, 7], size=[10**5, 10**6])
+  @parameterized.product(name=[*_CLUSTERS], count=[1, 7], times=[1, 1000])
   def test_at_the_weight_with_all_ready_it_is_the_closed_form(
-    self, name, count, size
+    self, name, count, times
   ):
     cluster = _CLUSTERS[name]
     forest, latency_s = topology.pack(cluster), _latency(cluster)
+    # So that each tree's share is of whole bytes, and its weight its due.
+    size = times * math.lcm(*(t.share.denominator for t in forest.trees))
     chunks, of_tree, slots_s = [], [], []
     for t, (start, stop) in enumerate(forest.byte_ranges(size)):
       cut = [start + (stop - start) * i // count for i in range(count + 1)]
@@ -96,20 +105,56 @@ class AllreduceTest(parameterized.TestCase):
       of_tree += [t] * count
       slots_s.append(max(parts) / float(forest.trees[t].weight_Bps))
 
-    timed = released.Allreduce(
-      cluster,
-      forest,
-      chunks,
-      latency_s=latency_s,
-      of_tree=np.array(of_tree),
-      slots_s=slots_s,
-    )
-
     expected = timing.simulate(
       cluster, forest, size, latency_s=latency_s, chunks=count
     )
     ready_s = np.full((len(cluster.workers), len(chunks)), 2.0)
-    self.assertAlmostEqual(timed(ready_s), 2.0 + expected.total_s, places=9)
+    chunks, of_tree = np.array(chunks), np.array(of_tree)
+    found = []
+    for last in range(len(forest.trees)):
+      order = _last(of_tree, last)
+      timed = released.Allreduce(
+        cluster,
+        forest,
+        chunks[order],
+        latency_s=latency_s,
+        of_tree=of_tree[order],
+        slots_s=slots_s,
+      )
+      found.append(timed(ready_s))
+    # There all trees end with their last chunk, here the one that has it.
+    self.assertAlmostEqual(max(found), 2.0 + expected.total_s, places=9)
+
+  @parameterized.product(name=[*_CLUSTERS], scheme=['packed', 'ring'])
+  def test_with_all_ready_it_is_as_long_as_is_said_without_chunks(
+    self, name, scheme
+  ):
+    cluster = _CLUSTERS[name]
+    forest, latency_s = topology.pack(cluster), _latency(cluster)
+    if scheme == 'ring':
+      forest = schemes.naive_ring(cluster, forest)
+    # Whole chunks for each tree, so that each has its share.
+    most = 50
+    count = math.lcm(*(tree.share.denominator for tree in forest.trees))
+    of_tree = np.concatenate(
+      [[t] * int(tree.share * count) for t, tree in enumerate(forest.trees)]
+    )
+
+    expected = released.all_ready_s(
+      cluster, forest, most * count, latency_s=latency_s, chunk_bytes=most
+    )
+    ready_s = np.full((len(cluster.workers), count), 2.0)
+    found = []
+    for last in range(len(forest.trees)):
+      timed = released.Allreduce(
+        cluster,
+        forest,
+        [most] * count,
+        latency_s=latency_s,
+        of_tree=of_tree[_last(of_tree, last)],
+      )
+      found.append(timed(ready_s))
+    self.assertAlmostEqual(max(found), 2.0 + expected, places=9)
 
   def test_a_single_worker_has_what_it_has(self):
     alone = topology.Cluster(('a',), ('a',), ())
@@ -128,22 +173,50 @@ class AllreduceTest(parameterized.TestCase):
 
     timed = released.Allreduce(star, ring, [1000] * 4000, latency_s=latency_s)
 
-    # The first hop at the weight, five more of a chunk and the one before it,
-    # and two links' latency on each hop.
-    expected = 2 * 3 / 4 * size / B + 5 * 2 * 1000 / B + 6 * 0.002
-    self.assertAlmostEqual(timed(np.zeros((4, 4000))), expected, places=6)
+    # The links are full until the first hop of all is through: each of the
+    # four up links carries 2 (n - 1) / n of all bytes.  Then five hops more of
+    # a chunk, and two links' latency on each hop.
+    expected = 2 * 3 / 4 * size / B + 5 * 1000 / B + 6 * 0.002
+    self.assertAlmostEqual(timed(np.zeros((4, 4000))), expected, places=9)
 
+  def test_a_burst_after_a_pause_comes_no_faster_than_links_allow(self):
+    star, B = shapes.star(['0.001'] * 4), 1e6
+    shards = schemes.sharded_server(star, topology.pack(star))
+    timed = released.Allreduce(
+      star, shards, [1000] * 4000, latency_s=dict.fromkeys(star.capacity_Bps, 0)
+    )
+    ready_s = np.zeros((4, 4000))
+    ready_s[:, 2000:] = 10.0
 
-class DealtTest(parameterized.TestCase):
-  def test_everyone_has_its_share_at_any_time(self):
-    shares = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
+    # Each link carries 2 (n - 1) / n of the second half, and then a chunk more
+    # goes down.
+    expected = 10 + 2 * 3 / 4 * 2_000_000 / B + 1000 / B
+    self.assertAlmostEqual(timed(ready_s), expected, places=9)
 
-    dealt = released.dealt([*map(float, shares)], 600)
+  def test_a_chunk_is_held_up_on_its_slow_hops_alone(self):
+    line = topology.Cluster(
+      ('a', 'b', 'c'),
+      ('a', 'b', 'c'),
+      tuple(
+        Link(*ends, Fraction(rate))
+        for pair, rate in (('ab', '0.001'), ('bc', '0.0001'))
+        for ends in (pair, pair[::-1])
+      ),
+    )
+    tree = Tree(
+      'a',
+      Fraction(10**5),
+      Fraction(1),
+      [('c', 'b'), ('b', 'a')],
+      [('a', 'b'), ('b', 'c')],
+    )
+    forest = dataclasses.replace(topology.pack(line), trees=(tree,))
+    timed = released.Allreduce(
+      line, forest, [1000], latency_s=dict.fromkeys(line.capacity_Bps, 0)
+    )
 
-    for tree, share in enumerate(shares):
-      counts = np.cumsum(dealt == tree)
-      wanted = float(share) * np.arange(1, 601)
-      self.assertLess(np.abs(counts - wanted).max(), 1)
+    # 10 ms on each of the slow links, 1 ms on each of the fast ones.
+    self.assertAlmostEqual(timed(np.zeros((3, 1))), 0.022, places=9)
 
 
 if __name__ == '__main__':

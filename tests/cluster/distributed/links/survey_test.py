@@ -133,10 +133,6 @@ class SurveyTest(absltest.TestCase):
     event = workers.measure()
     self.assertIn('no answer of workers [1]', event['problem'])
 
-  def test_what_an_earlier_measuring_tells_does_not_count(self):
-    surveyor = self._workers(2).surveyor
-    self.assertIsNone(surveyor.ended({'number': 7, 'content': {}}))
-
 
 class KeptTest(parameterized.TestCase):
   def setUp(self):
@@ -185,7 +181,7 @@ class LinkingTest(parameterized.TestCase):
   )
   def test_links_within_a_host_are_equal_and_not_measured(self, addresses):
     formation, surveyor = self._made(addresses)
-    linking = Linking(formation, surveyor, workers=2)
+    linking = Linking(formation, surveyor, None, workers=2)
     self.assertFalse(linking.measures([0, 1]))
     surveyor.begin.assert_not_called()
     ((graph, host_s), _) = formation.know.call_args
@@ -195,7 +191,7 @@ class LinkingTest(parameterized.TestCase):
 
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
     formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
-    linking = Linking(formation, surveyor, workers=2)
+    linking = Linking(formation, surveyor, None, workers=2)
     self.assertTrue(linking.measures([0, 1]))
     surveyor.begin.assert_called_once()
     formation.knows = True

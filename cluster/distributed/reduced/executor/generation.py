@@ -13,13 +13,29 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from cluster.distributed.reduced import frames
-from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
-from cluster.distributed.reduced.exchange import Buffers, Exchange
-from cluster.distributed.reduced.frames import Frame, Reader, Writer
-from cluster.distributed.reduced.links import Link
-from cluster.distributed.reduced.loop import IN, IN_OR_ROOM, OUT, Loop
-from cluster.distributed.reduced.program import Group, Roles
+from cluster.distributed.reduced.executor import frames
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  Damaged,
+  PeerLost,
+)
+from cluster.distributed.reduced.executor.exchange import (
+  Buffers,
+  Exchange,
+)
+from cluster.distributed.reduced.executor.frames import (
+  Frame,
+  Reader,
+  Writer,
+)
+from cluster.distributed.reduced.executor.links import Link
+from cluster.distributed.reduced.executor.loop import (
+  IN,
+  IN_OR_ROOM,
+  OUT,
+  Loop,
+)
+from cluster.distributed.reduced.executor.program import Group, Roles
 from cluster.transport.errors import Corrupt, TransportError
 
 

@@ -19,18 +19,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.distributed.reduced import links, program
-from cluster.distributed.reduced.door import Door
-from cluster.distributed.reduced.errors import Abandoned, PeerLost
-from cluster.distributed.reduced.exchange import Exchange
-from cluster.distributed.reduced.generation import (
+from cluster.distributed.reduced.executor import links, program
+from cluster.distributed.reduced.executor.door import Door
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  PeerLost,
+)
+from cluster.distributed.reduced.executor.exchange import Exchange
+from cluster.distributed.reduced.executor.generation import (
   Generation,
   Travel,
   Usage,
 )
-from cluster.distributed.reduced.links import Hello, Link
-from cluster.distributed.reduced.loop import Loop
-from cluster.distributed.reduced.program import Group, Program, Roles
+from cluster.distributed.reduced.executor.links import Hello, Link
+from cluster.distributed.reduced.executor.loop import Loop
+from cluster.distributed.reduced.executor.program import (
+  Group,
+  Program,
+  Roles,
+)
 from cluster.transport import sockets
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security

@@ -1,4 +1,4 @@
-"""Tests of cluster.distributed.reduced.frames, over pipes in memory."""
+"""Tests of the executor, frames: over pipes in memory."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import hypothesis
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from cluster.distributed.reduced import frames
+from cluster.distributed.reduced.executor import frames
 from cluster.transport.errors import Corrupt
 
 _BODIES = st.lists(st.binary(max_size=100), max_size=8)

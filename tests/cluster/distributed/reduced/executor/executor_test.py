@@ -1,4 +1,4 @@
-"""Tests of cluster.distributed.reduced.executor, over real connections."""
+"""Tests of the executor, executor: over real connections."""
 
 import contextlib
 import itertools
@@ -16,8 +16,12 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.reduced import door, executor, frames
-from cluster.distributed.reduced.errors import Abandoned, Damaged, PeerLost
+from cluster.distributed.reduced.executor import door, executor, frames
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  Damaged,
+  PeerLost,
+)
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from tests.support import groups

@@ -1,4 +1,4 @@
-"""Tests of cluster.distributed.reduced.exchange, over pipes in memory."""
+"""Tests of the executor, exchange: over pipes in memory."""
 
 import collections
 import functools
@@ -9,8 +9,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from cluster.distributed.reduced import exchange, program
-from cluster.distributed.reduced.frames import DOWN, UP
+from cluster.distributed.reduced.executor import exchange, program
+from cluster.distributed.reduced.executor.frames import DOWN, UP
 from cluster.transport.errors import Corrupt
 from tests.support import groups
 from topology.clusters import shapes

@@ -1,11 +1,10 @@
-"""Tests of cluster.distributed.reduced.program."""
+"""Tests of cluster.distributed.reduced.executor.program."""
 
 import dataclasses
 
-import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.reduced import program
+from cluster.distributed.reduced.executor import program
 from tests.support import groups
 from topology.clusters import shapes
 from topology.packing.pack import pack
@@ -63,25 +62,6 @@ class ProgramTest(parameterized.TestCase):
       [(57, 73), (73, 89), (89, 90)],
     ]
     self.assertEqual(found, want)
-
-  @parameterized.parameters(
-    ([5, 1, 1], 'aabacaa'),  # As nginx deals requests.
-    ([1, 1], 'abab'),
-  )
-  def test_shares_are_dealt_as_by_nginx(self, shares, dealt):
-    found = program.dealt(shares, [1] * len(dealt))
-    self.assertEqual(''.join('abc'[tree] for tree in found), dealt)
-
-  def test_every_part_of_a_pool_has_the_shares(self):
-    rng = np.random.default_rng(0)
-    shares = rng.dirichlet(np.ones(7))
-    sizes = rng.integers(1, 100, 2000)
-    trees = np.array(program.dealt(shares, sizes))
-    for start, stop in ((0, 2000), (300, 1300), (1500, 1600)):
-      part = slice(start, stop)
-      got = np.bincount(trees[part], sizes[part], minlength=7)
-      due = shares * sizes[part].sum()
-      self.assertLess(np.abs(got - due).max(), 7 * 100)
 
   def test_the_window_is_the_rate_times_the_time(self):
     star = shapes.star([1, 1, 1])

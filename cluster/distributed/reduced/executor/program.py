@@ -1,9 +1,7 @@
 """Who sends what to whom, as the forest of a group has it; no sockets here.
 
-The pool is cut into chunks, each of one range and of one tree.  Trees get their
-shares of the bytes chunk by chunk by smooth weighted round robin (that of
-nginx): always the tree that lags its share the most.  So a part of the pool of
-any length has all trees busy.  Every worker comes to the same program by
+The pool is cut into chunks, each of one range and of one tree, which
+`topology.forests.dealing` deals.  Every worker comes to the same program by
 itself: fixed arithmetic and fixed orders.
 """
 
@@ -15,6 +13,7 @@ import numpy as np
 import xxhash
 
 from configs.checks import require
+from topology.forests.dealing import dealt
 from topology.forests.trees import Forest, Hop
 
 _ELEMENT_BYTES = 4
@@ -195,25 +194,6 @@ def program(
           totals[worker] += count
   layout = xxhash.xxh32_intdigest(code.tobytes())
   return Program(own, starts, stops, trees, chunks, comes, goes, layout)
-
-
-def dealt(shares: Sequence[float], sizes: Sequence[int]) -> list[int]:
-  """Returns for each chunk the tree that gets it.
-
-  Args:
-    shares: Of the bytes, per tree.
-    sizes: Of the chunks.
-  """
-  total = math.fsum(shares)
-  due = np.asarray(shares, np.float64) / total
-  lag = np.zeros(len(shares))
-  trees = []
-  for size in map(int, sizes):
-    lag += due * size
-    tree = int(lag.argmax())
-    lag[tree] -= size
-    trees.append(tree)
-  return trees
 
 
 def _ends(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.distributed.reduced.frames import DOWN, UP
-from cluster.distributed.reduced.program import Program
+from cluster.distributed.reduced.executor.frames import DOWN, UP
+from cluster.distributed.reduced.executor.program import Program
 from cluster.transport.errors import Corrupt
 
 

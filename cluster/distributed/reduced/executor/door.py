@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cluster.distributed.reduced import links
-from cluster.distributed.reduced.links import Hello, Link
-from cluster.distributed.reduced.loop import IN, Loop
+from cluster.distributed.reduced.executor import links
+from cluster.distributed.reduced.executor.links import Hello, Link
+from cluster.distributed.reduced.executor.loop import IN, Loop
 from cluster.transport.door import WAIT_S
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from cluster.distributed.reduced.loop import IN, OUT
+from cluster.distributed.reduced.executor.loop import IN, OUT
 from cluster.transport.errors import Closed, Refused
 from cluster.transport.greeting import (
   CLIENT,

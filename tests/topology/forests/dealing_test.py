@@ -1,0 +1,41 @@
+"""Tests for topology.forests.dealing."""
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from topology.forests import dealing
+
+
+class DealtTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ([5, 1, 1], 'aabacaa'),  # As nginx deals requests.
+    ([1, 1], 'abab'),
+  )
+  def test_shares_are_dealt_as_by_nginx(self, shares, dealt):
+    found = dealing.dealt(shares, [1] * len(dealt))
+    self.assertEqual(''.join('abc'[tree] for tree in found), dealt)
+
+  def test_every_part_has_the_shares(self):
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.ones(7))
+    sizes = rng.integers(1, 100, 2000)
+    trees = np.array(dealing.dealt(shares, sizes))
+    for start, stop in ((0, 2000), (300, 1300), (1500, 1600)):
+      part = slice(start, stop)
+      got = np.bincount(trees[part], sizes[part], minlength=7)
+      due = shares * sizes[part].sum()
+      self.assertLess(np.abs(got - due).max(), 7 * 100)
+
+  def test_equal_chunks_give_everyone_its_share_at_any_time(self):
+    shares = [1 / 2, 1 / 3, 1 / 6]
+
+    dealt = np.array(dealing.dealt(shares, [10] * 600))
+
+    for tree, share in enumerate(shares):
+      counts = np.cumsum(dealt == tree)
+      wanted = share * np.arange(1, 601)
+      self.assertLess(np.abs(counts - wanted).max(), 1)
+
+
+if __name__ == '__main__':
+  absltest.main()
