@@ -152,6 +152,8 @@ class Life:
       deal = told['deal']
       if self.world.replica_takes(self, deal):
         self.doing, self.deal = 'computing', deal
+    elif 'check' in told:
+      self.check(told['check'])
     elif 'stop' in told:
       self.stopped = max(self.stopped, told['stop'])
       version, last = self.version, self.last
@@ -197,15 +199,17 @@ class Life:
       told='broken', generation=self.generation, peer=peer, reason='gone'
     )
 
+  def check(self, generation):
+    self.say(
+      told='checked',
+      generation=generation,
+      version=self.version,
+      digest=str(self.learned),
+    )
+
   def compute(self):
     if self.deal['check']:
-      digest = str(self.learned)
-      self.say(
-        told='checked',
-        generation=self.generation,
-        version=self.version,
-        digest=digest,
-      )
+      self.check(self.generation)
     parts = self.world.parts.setdefault(
       (self.generation, self.deal['version']), {}
     )

@@ -66,6 +66,7 @@ class Formation:
     generation: The running one, from 0.
     members: Of it, or of the one before while it forms; ascending.
     packed: Its forest, and what for; None before the first.
+    agreed: The last version of which all members held the same.
   """
 
   def __init__(
@@ -83,6 +84,7 @@ class Formation:
       size_bytes: Of a pool.
     """
     self.generation = 0
+    self.agreed = -1
     self.members: tuple[int, ...] = ()
     self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
@@ -329,6 +331,7 @@ class Formation:
     found = self._checked.setdefault(version, {})
     found[index] = digest
     if len(found) == len(self.members):
+      self.agreed = version
       _compare(version, self._checked.pop(version))
 
   @property

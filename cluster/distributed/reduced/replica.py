@@ -232,6 +232,8 @@ class Replica:
         self._iterate(life, deal)
     elif 'measure' in told:
       life.say(self._measurer(told['measure']))
+    elif 'check' in told:
+      self._check(life, told['check'])
     elif 'stop' in told:
       self._stopped = told['stop']
       self._summing.abandon(before=told['stop'])
@@ -303,14 +305,7 @@ class Replica:
   def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
     if deal['check']:
-      life.say(
-        {
-          'told': 'checked',
-          'generation': deal['generation'],
-          'version': self.learner.version,
-          'digest': digest(self.learner.state()),
-        }
-      )
+      self._check(life, deal['generation'])
     if self._compiled is None:
       self._compiled = compilations.count()
     try:
@@ -325,6 +320,17 @@ class Replica:
       self._broken(life, deal['generation'], error.worker, str(error))
       return
     self._apply(deal)
+
+  def _check(self, life: Life, generation: int) -> None:
+    """Tells what it holds, for others to compare."""
+    life.say(
+      {
+        'told': 'checked',
+        'generation': generation,
+        'version': self.learner.version,
+        'digest': digest(self.learner.state()),
+      }
+    )
 
   def _compute(self, life: Life, deal: Mapping[str, Any]) -> None:
     """Computes a gradient, parts of which may travel at once."""

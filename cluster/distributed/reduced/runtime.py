@@ -206,6 +206,22 @@ class ReducedRuntime(Leading):
       if self._started:
         self._deal()
 
+  def _agree(self) -> None:
+    """Compares what all members hold in the end, if they tell in time.
+
+    Raises:
+      RuntimeError: If some differ; names them.
+    """
+    formation, version = self._formation, self._holder.version
+    for index in formation.living:
+      self._say(index, {'check': formation.generation})
+    deadline = time.monotonic() + self._timeout_s
+    while self._running and formation.agreed < version:
+      if time.monotonic() >= deadline:
+        logging.warning('Not all have told what they hold in the end.')
+        return
+      self._take(deadline - time.monotonic())
+
   def _settle(self) -> None:
     """Books what could not be before all members had the newest version."""
     if self._owed:
@@ -220,6 +236,8 @@ class ReducedRuntime(Leading):
     if event['version'] == self._holder.version:
       self._formation.summed()
       self._book(event['books'], self._formation.members)
+      if self.lead.journal.finished:
+        self._agree()
       self._deal()
 
   def _book(self, numbers: list[float], members: Sequence[int]) -> None:

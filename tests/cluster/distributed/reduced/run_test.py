@@ -1,21 +1,33 @@
 """Tests for reduced runs of real processes."""
 
 import contextlib
+import importlib
 import json
+import math
 import os
 import random
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from outputs import checkpoints, stores
+from outputs import checkpoints
 from tests.support import processes
 from tools import replay
 
 _TIMEOUT_S = 2.0
+# Checkpoints hold classes of these.
+_CLASSES = (
+  'optax',
+  'batching.fixed',
+  'batching.lb_bsp',
+  'predict.ema',
+  'sync.bsp',
+  'train',
+)
 _SLOW = {
   'cluster__timeout_s': _TIMEOUT_S,
   'cluster__speed__injected': True,
@@ -28,10 +40,16 @@ _SLOW = {
 
 def _saved(launch):
   """Returns the learner and the lead of the newest checkpoint."""
-  directory = launch.folder / 'checkpoints'
-  newest = stores.steps(directory)[-1]
-  state = checkpoints.thawed(stores.read(directory / str(newest)))
-  return state['runtime']['holder']['learner'], state['runtime']['lead']
+  for name in _CLASSES:
+    importlib.import_module(name)
+  saved = checkpoints.Checkpoints(
+    launch.folder / 'checkpoints',
+    every_s=math.inf,
+    every_examples=10**9,
+    keep=2,
+  )
+  state = saved.restore()['runtime']
+  return state['holder']['learner'], state['lead']
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):
@@ -55,9 +73,9 @@ class RunTest(processes.TestCase, parameterized.TestCase):
 
   def _check_learner(self, launch):
     learner, lead = _saved(launch)
-    for leaf in learner['params'].values():
-      for array in leaf.values() if isinstance(leaf, dict) else [leaf]:
-        self.assertTrue(np.isfinite(np.asarray(array)).all())
+    for leaf in jax.tree.leaves(learner['params']):
+      self.assertTrue(np.isfinite(leaf).all())
+    self.assertEqual(learner['version'], launch.summary['updates'])
     stream = lead['_stream']
     self.assertEqual(learner['examples'], stream.used)
 
@@ -96,7 +114,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     with self._launched(
       workers=4,
       route__name=route,
-      epochs=60.0,
+      epochs=150.0,
       cluster__faults=tuple(faults),
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)

@@ -258,6 +258,24 @@ class OrdersTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, r'workers \[1\] from the other'):
       world.reach(8)
 
+  @parameterized.parameters(False, True)
+  def test_they_are_compared_in_the_end(self, differ):
+    world = _began(timeout_s=5.0)
+    world.reach(2)
+    world.until(world.runtime.pause)
+    if differ:
+      world.members[1].learned[0] = ('something else', ())
+    for life in world.members.values():
+      life.check(world.formation.generation)
+      world.reception.events.put(life.says.pop())
+    if differ:
+      with self.assertRaisesRegex(RuntimeError, r'workers \[1\] from the'):
+        world.runtime._agree()
+    else:
+      world.runtime._agree()
+      self.assertEqual(world.formation.agreed, world.holder.version)
+    self.assertIn({'check': world.formation.generation}, world.members[2].wire)
+
   def test_the_worker_of_the_lead_is_needed(self):
     world = _began()
     world.members[0].end()
