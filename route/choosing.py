@@ -76,8 +76,9 @@ def predicted(
 ) -> Predicted:
   """Returns how long a forest takes, in chunks of 32 KiB.
 
-  Whatever overlaps computing: as `topology.forests.released` has it for what is
-  ready at once.
+  At most: as `topology.forests.released` has it if all is ready at once and
+  nobody runs ahead.  So of forests of about the same rate those with the
+  shortest ways come first.
   """
   if not isinstance(latency_s, Mapping):
     latency_s = dict.fromkeys(cluster.capacity_Bps, latency_s)

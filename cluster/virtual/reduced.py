@@ -24,8 +24,10 @@ from topology import Cluster
 from topology.baselines.moved import moved
 from topology.clusters.pruned import without
 from topology.forests import released
+from topology.forests.dealing import window
 
 _CHUNK = 32 * 1024  # Bytes of what one message carries.
+_WINDOW_S = 0.05  # By which executors run ahead.
 
 
 class _Group(NamedTuple):
@@ -117,7 +119,14 @@ class Sums:
       chunks = [_CHUNK] * whole + ([rest] if rest else [])
       sizes += chunks
       of_chunk += [number] * len(chunks)
-    allreduce = released.Allreduce(left, forest, sizes, latency_s=latency_s)
+    ahead = window(forest, chunk_bytes=_CHUNK, window_s=_WINDOW_S)
+    allreduce = released.Allreduce(
+      left,
+      forest,
+      sizes,
+      latency_s=latency_s,
+      ahead_bytes=ahead * _CHUNK,
+    )
     return _Group(allreduce, np.array(of_chunk, int))
 
 

@@ -1,9 +1,29 @@
-"""Which chunk of a message goes over which tree of a forest."""
+"""Which chunk of a message goes over which tree of a forest, and how early."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
+
+from topology.forests.trees import Forest
+
+_LEAST_CHUNKS, _LEAST_PER_TREE = 8, 2  # Of a window.
+
+
+def window(forest: Forest, *, chunk_bytes: int, window_s: float) -> int:
+  """Returns how many chunks a worker may run ahead.
+
+  From the lowest on whose sum it has not got; so links need not wait for what
+  is on its way.
+
+  Args:
+    forest: That carries them.
+    chunk_bytes: Of each.
+    window_s: Seconds at the rate of the forest; at least 8 chunks, and 2 for
+      each of its trees.
+  """
+  ahead = math.ceil(float(forest.rate_Bps or 0) * window_s / chunk_bytes)
+  return max(ahead, _LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
 
 
 def dealt(shares: Sequence[float], sizes: Sequence[int]) -> list[int]:

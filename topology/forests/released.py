@@ -8,15 +8,19 @@ each at its own time.
 
 Who sends sends the lowest chunks first.  So what has come from another worker
 passes a hop at the rate of its slowest link, though others use that as well.
-What many have at the same time, their own numbers, waits for those before it.
-So on each hop a chunk is through at
+What many have at the same time, their own numbers, waits for those before it;
+it goes earlier while links have nothing else to carry, but not by more than a
+window.  So on each hop a chunk is through at
 
-  max(known + alone, due)
+  max(known + alone, due - ahead)
   due = max(ready, due of the chunk before) + turn
 
 where `ready` is when the sender's own numbers are there, `known` when those
-from others have come as well, and `alone` the time that the chunk takes by
-itself.  With everything ready at once that is what `all_ready_s` says.
+from others have come as well, `alone` the time that the chunk takes by itself,
+and `ahead` that of the window.  Its sum is nowhere before it is due.
+
+So what a chunk takes from hop to hop is hidden as far as workers run ahead.  If
+they do not, and everything is ready at once, it takes what `all_ready_s` says.
 """
 
 import itertools
@@ -40,10 +44,10 @@ def all_ready_s(
   latency_s: Mapping[Ends, float],
   chunk_bytes: int,
 ) -> float:
-  """Returns how long an allreduce takes if everything is ready at once.
+  """Returns how long an allreduce takes at most, with everything ready at once.
 
   As long as all bytes, and the last chunk of a tree on each hop after its
-  first.  O(hops).
+  first: what nobody has hidden by running ahead.  O(hops).
 
   Args:
     cluster: That of the forest.
@@ -107,6 +111,7 @@ class Allreduce:
     latency_s: Mapping[Ends, float],
     of_tree: np.ndarray | None = None,
     slots_s: Sequence[float] | None = None,
+    ahead_bytes: int = 0,
   ) -> None:
     """Works out what does not depend on when parts are ready.
 
@@ -118,6 +123,7 @@ class Allreduce:
       of_tree: Int [chunks], the tree of each; as `dealt` says if None.
       slots_s: Of each tree, seconds of its largest chunk on a hop by itself;
         as the slowest link of each hop has it if None.
+      ahead_bytes: By which workers run ahead, at most.
     """
     sizes = np.asarray(chunks, np.int64)
     shares = [float(tree.share) for tree in forest.trees]
@@ -138,7 +144,8 @@ class Allreduce:
       for places, tree in zip(own, chosen, strict=True)
     )
     whole_s = _whole_s(cluster, load)
-    self._turns_s = sizes / max(sizes.sum(), 1) * whole_s
+    byte_s = whole_s / max(sizes.sum(), 1)
+    self._turns_s, self._ahead_s = sizes * byte_s, ahead_bytes * byte_s
     per_byte_s = None
     if slots_s is not None:
       largest = self._bytes.max(axis=1, initial=0.0)
@@ -162,17 +169,19 @@ class Allreduce:
     if not self._places.size:
       return float(ready_s.max())
     until_s = np.cumsum(self._turns_s)
-    due_s = np.maximum.accumulate(ready_s + self._turns_s - until_s, axis=1)
-    due_s = self._by_tree(due_s + until_s)
+    later_s = ready_s + self._turns_s - until_s
+    due_s = until_s + np.maximum.accumulate(later_s, axis=1)
+    early_s = self._by_tree(due_s - self._ahead_s)
     known_s = self._by_tree(ready_s)
     for stage in self._up:
-      come_s = self._through_s(stage, known_s, due_s)
+      come_s = self._through_s(stage, known_s, early_s)
       come_s = np.maximum.reduceat(come_s, stage.first, axis=0)
       place = stage.trees[stage.first], stage.receivers[stage.first]
       known_s[place] = np.maximum(known_s[place], come_s)
-    latest_s = known_s[np.arange(len(self._roots)), self._roots].max()
+    roots = np.arange(len(self._roots)), self._roots
+    latest_s = max(due_s.max(), known_s[roots].max())
     for stage in self._down:
-      come_s = self._through_s(stage, known_s, due_s)
+      come_s = self._through_s(stage, known_s, early_s)
       known_s[stage.trees, stage.receivers] = come_s
       latest_s = max(latest_s, come_s.max())
     return float(latest_s)
@@ -184,12 +193,12 @@ class Allreduce:
     return padded[:, self._places].transpose(1, 0, 2).copy()
 
   def _through_s(
-    self, stage: _Stage, known_s: np.ndarray, due_s: np.ndarray
+    self, stage: _Stage, known_s: np.ndarray, early_s: np.ndarray
   ) -> np.ndarray:
     """When the chunks of each hop are where it ends; [hops, chunks]."""
     place = stage.trees, stage.senders
     alone_s = self._bytes[stage.trees] * stage.per_byte_s
-    through_s = np.maximum(known_s[place] + alone_s, due_s[place])
+    through_s = np.maximum(known_s[place] + alone_s, early_s[place])
     return through_s + stage.latency_s
 
 

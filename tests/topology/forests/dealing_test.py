@@ -1,8 +1,12 @@
 """Tests for topology.forests.dealing."""
 
+import dataclasses
+
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import topology
+from topology.clusters import shapes
 from topology.forests import dealing
 
 
@@ -35,6 +39,19 @@ class DealtTest(parameterized.TestCase):
       counts = np.cumsum(dealt == tree)
       wanted = share * np.arange(1, 601)
       self.assertLess(np.abs(counts - wanted).max(), 1)
+
+
+class WindowTest(parameterized.TestCase):
+  def test_it_is_the_rate_times_the_time_and_some_for_each_tree(self):
+    forest = topology.pack(shapes.star([1, 1, 1]))
+    own = {'chunk_bytes': 1000}
+    want = round(float(forest.rate_Bps) * 0.01 / 1000)
+    found = dealing.window(forest, window_s=0.01, **own)
+    self.assertEqual(found, want)
+    self.assertEqual(dealing.window(forest, window_s=0.0, **own), 8)
+    many = dataclasses.replace(forest, trees=forest.trees * 5)
+    found = dealing.window(many, window_s=0.0, **own)
+    self.assertEqual(found, 2 * len(many.trees))
 
 
 if __name__ == '__main__':

@@ -38,7 +38,9 @@ def _whole_s(cluster, forest, sizes):
   return max(float(n / cluster.capacity_Bps[e]) for e, n in load.items())
 
 
-def _by_events(cluster, forest, chunks, of_tree, latency_s, ready_s):
+def _by_events(
+  cluster, forest, chunks, of_tree, latency_s, ready_s, ahead_bytes
+):
   """Goes through all chunks hop by hop, as the module's docstring says."""
   chunks, trees = np.array(chunks), range(len(forest.trees))
   sizes = [int(chunks[of_tree == t].sum()) for t in trees]
@@ -49,13 +51,15 @@ def _by_events(cluster, forest, chunks, of_tree, latency_s, ready_s):
     known = {w: ready_s[i, c] for w, i in cluster.rank.items()}
     for w in cluster.workers:
       due[w] = max(known[w], due[w]) + chunks[c] * byte_s
+      latest = max(latest, due[w])
     for number, hop in enumerate((*tree.up, *tree.down)):
       if number == len(tree.up):
         known = {tree.root: known[tree.root]}
       links = [*itertools.pairwise(hop)]
       slowest = min(cluster.capacity_Bps[ends] for ends in links)
       alone_s = float(int(chunks[c]) / slowest)
-      arrival = max(known[hop[0]] + alone_s, due[hop[0]])
+      early_s = due[hop[0]] - ahead_bytes * byte_s
+      arrival = max(known[hop[0]] + alone_s, early_s)
       arrival += sum(latency_s[ends] for ends in links)
       known[hop[-1]] = max(known.get(hop[-1], -np.inf), arrival)
     latest = max(latest, *known.values())
@@ -68,8 +72,10 @@ def _last(of_tree, tree):
 
 
 class AllreduceTest(parameterized.TestCase):
-  @parameterized.product(name=[*_CLUSTERS], scheme=['packed', 'ring', 'tree'])
-  def test_it_is_what_events_say(self, name, scheme):
+  @parameterized.product(
+    name=[*_CLUSTERS], scheme=['packed', 'ring', 'tree'], ahead=[0, 30_000]
+  )
+  def test_it_is_what_events_say(self, name, scheme, ahead):
     cluster, rng = _CLUSTERS[name], np.random.default_rng(5)
     forest = topology.pack(cluster)
     if scheme == 'ring':
@@ -82,9 +88,13 @@ class AllreduceTest(parameterized.TestCase):
     of_tree = np.array(dealing.dealt(shares, chunks))
     ready_s = rng.random((len(cluster.workers), 40)).cumsum(axis=1)
 
-    timed = released.Allreduce(cluster, forest, chunks, latency_s=latency_s)
+    timed = released.Allreduce(
+      cluster, forest, chunks, latency_s=latency_s, ahead_bytes=ahead
+    )
 
-    expected = _by_events(cluster, forest, chunks, of_tree, latency_s, ready_s)
+    expected = _by_events(
+      cluster, forest, chunks, of_tree, latency_s, ready_s, ahead
+    )
     self.assertAlmostEqual(timed(ready_s), expected, places=9)
     hops = 2 * (len(cluster.workers) - 1)
     self.assertEqual(timed.carried_bytes, hops * sum(chunks))
@@ -176,8 +186,33 @@ class AllreduceTest(parameterized.TestCase):
     # The links are full until the first hop of all is through: each of the
     # four up links carries 2 (n - 1) / n of all bytes.  Then five hops more of
     # a chunk, and two links' latency on each hop.
-    expected = 2 * 3 / 4 * size / B + 5 * 1000 / B + 6 * 0.002
+    whole_s, hops_s = 2 * 3 / 4 * size / B, 5 * 1000 / B + 6 * 0.002
+    self.assertAlmostEqual(timed(np.zeros((4, 4000))), whole_s + hops_s)
+
+  @parameterized.parameters(4, 8, 100)
+  def test_what_workers_run_ahead_hides_the_hops(self, chunks):
+    star, size, B = shapes.star(['0.001'] * 4), 4_000_000, 1e6
+    ring = schemes.naive_ring(star, topology.pack(star))
+    latency_s = dict.fromkeys(star.capacity_Bps, 0.001)
+
+    timed = released.Allreduce(
+      star,
+      ring,
+      [1000] * 4000,
+      latency_s=latency_s,
+      ahead_bytes=chunks * 1000,
+    )
+
+    # The same; but each chunk that they are ahead is 2 (n - 1) / n of a chunk
+    # on each link.
+    whole_s, hops_s = 2 * 3 / 4 * size / B, 5 * 1000 / B + 6 * 0.002
+    hidden_s = min(chunks * 2 * 3 / 4 * 1000 / B, hops_s)
+    expected = whole_s + hops_s - hidden_s
     self.assertAlmostEqual(timed(np.zeros((4, 4000))), expected, places=9)
+    # A single chunk takes all its hops, whatever may run ahead.
+    ready_s = np.concatenate([[-1e9] * 3999, [0.0]]) * np.ones((4, 1))
+    expected = 6 * 1000 / B + 6 * 0.002
+    self.assertAlmostEqual(timed(ready_s), expected, places=9)
 
   def test_a_burst_after_a_pause_comes_no_faster_than_links_allow(self):
     star, B = shapes.star(['0.001'] * 4), 1e6

@@ -5,7 +5,6 @@ The pool is cut into chunks, each of one range and of one tree, which
 itself: fixed arithmetic and fixed orders.
 """
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,11 +12,10 @@ import numpy as np
 import xxhash
 
 from configs.checks import require
-from topology.forests.dealing import dealt
+from topology.forests.dealing import dealt, window
 from topology.forests.trees import Forest, Hop
 
 _ELEMENT_BYTES = 4
-_LEAST_CHUNKS, _LEAST_PER_TREE = 8, 2  # Of a window.
 
 
 class Group(NamedTuple):
@@ -139,14 +137,13 @@ def roles(
   sources = {role.source for role in found} - {None}
   parents = {role.parent for role in found} - {None}
   sinks = {worker for role in found for worker in role.sinks}
-  ahead = math.ceil(float(forest.rate_Bps or 0) * window_s / chunk_bytes)
   return Roles(
     tuple(found),
     tuple(float(tree.share) for tree in trees) or (1.0,),
     frozenset(adding | sources),
     frozenset(parents | sinks),
     frozenset(adding),
-    max(ahead, _LEAST_CHUNKS, _LEAST_PER_TREE * len(trees)),
+    window(forest, chunk_bytes=chunk_bytes, window_s=window_s),
     chunk_bytes,
   )
 
