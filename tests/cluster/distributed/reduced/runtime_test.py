@@ -48,7 +48,7 @@ def _trouble(seed, workers, moves, world, rate):
 
 
 class AnyOrderTest(parameterized.TestCase):
-  @settings(max_examples=60, deadline=None)
+  @settings(max_examples=40, deadline=None)
   @given(
     st.integers(0, 2**32),
     st.integers(1, 5),
@@ -94,7 +94,7 @@ class AnyOrderTest(parameterized.TestCase):
     world.reach(world.holder.version + 6, rng.choice)
     world.check()
 
-  @settings(max_examples=20, deadline=None)
+  @settings(max_examples=12, deadline=None)
   @given(st.integers(0, 2**32))
   def test_members_die_before_the_first_iteration(self, seed):
     rng, world = random.Random(seed), replicas.World(3)
