@@ -81,9 +81,8 @@ class Replica:
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
       settings: What all processes agree on.
-      hung: Called with what the lead has said, from another thread, if this
-        worker does not heed it: 'left', 'lost' or 'over'; 'executor' if
-        that hangs.
+      hung: Called from another thread with what the lead has said, if this
+        worker does not heed it: 'left', 'lost', 'over'; or 'executor'.
       completed: Told of each iteration once it is applied.
     """
     self.index = index
@@ -93,8 +92,7 @@ class Replica:
     self._batching = batching
     self._host = Host(index, batching, speed)
     self._faults = faults
-    self._lead = ''
-    self._settings = settings
+    self._lead, self._settings = '', settings
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.

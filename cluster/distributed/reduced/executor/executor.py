@@ -14,8 +14,7 @@ slow is waited for until `abandon`.
 
 import functools
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from cluster.distributed.reduced.executor.program import (
   Program,
   Roles,
 )
+from cluster.distributed.reduced.executor.reduction import Forming, Reduction
 from cluster.transport import sockets
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
@@ -45,90 +45,6 @@ from configs.checks import require
 
 __all__ = ['Executor', 'Group', 'Reduction', 'Usage']
 _PROGRAMS = 8  # Layouts of pools whose programs are kept.
-
-
-class Reduction:
-  """The sum of one iteration's pools, on its way."""
-
-  def __init__(
-    self, index: int, exchange: Exchange, tell_ready: Callable[[int], None]
-  ):
-    """For `Executor.begin`."""
-    self._index = index
-    self._exchange = exchange
-    self._tell_ready = tell_ready
-    self._unready = set(range(len(exchange.program.chunks)))
-    self._done = threading.Event()
-    self._error: Exception | None = None
-
-  @property
-  def steps(self) -> int:
-    """Grows with each chunk that comes or goes."""
-    return self._exchange.steps
-
-  @property
-  def waits_for(self) -> tuple[int, ...]:
-    """Workers whom the lowest chunk waits for; this one if it is not ready."""
-    if self._done.is_set():
-      return ()
-    return self._exchange.waits_for(self._index)
-
-  @property
-  def ended(self) -> bool:
-    """Whether `wait` does not wait."""
-    return self._done.is_set()
-
-  def ready(self, index: int) -> None:
-    """Says that a range of the pool has this worker's numbers.
-
-    From any thread, in any order.  From here on the range is the executor's
-    until `wait` returns or raises.
-
-    Raises:
-      ValueError: If there is no such range, or it was ready before.
-    """
-    known = index in self._unready
-    require(known, 'index', 'a range that was not ready before', index)
-    self._unready.discard(index)
-    self._tell_ready(index)
-
-  def wait(self, timeout_s: float | None = None) -> None:
-    """Waits until the pool has all sums; it is the caller's again then.
-
-    If it raises, then numbers of the pool are of no use.
-
-    Args:
-      timeout_s: Seconds; None for as long as it takes.
-
-    Raises:
-      PeerLost: If a worker is gone; says which.
-      Damaged: If what a worker sent is not what arrived; says which.
-      Abandoned: If this or another worker has abandoned the generation.
-      TimeoutError: If it took longer; says whom it waits for.
-    """
-    if not self._done.wait(timeout_s):
-      raise TimeoutError(
-        f'No sums within {timeout_s:g} s; waiting for workers {self.waits_for}.'
-      )
-    if self._error is not None:
-      raise self._error
-
-  def end(self, error: Exception | None) -> None:
-    """For the executor: wakes who waits."""
-    if not self._done.is_set():
-      self._error = error
-      self._done.set()
-
-
-class _Forming:
-  def __init__(self) -> None:
-    self.done = threading.Event()
-    self.error: Exception | None = None
-
-  def end(self, error: Exception | None) -> None:
-    if not self.done.is_set():
-      self.error = error
-      self.done.set()
 
 
 class Executor:
@@ -178,7 +94,7 @@ class Executor:
     self._programs: dict[tuple, Program] = {}
     self._generation: Generation | None = None
     self._reduction: Reduction | None = None  # The last.
-    self._waiter: Reduction | _Forming | None = None
+    self._waiter: Reduction | Forming | None = None
     self._usage: dict[int, Usage] = {}
     self._formed = -1  # Generation that was formed last.
     self._last = -1  # Generation that was left.
@@ -240,7 +156,7 @@ class Executor:
         found[worker] = sockets.resolved(group.addresses[worker])
       except OSError as error:
         raise PeerLost(worker, str(error)) from error
-    forming = _Forming()
+    forming = Forming()
     start = functools.partial(self._start, group, own, found, forming)
     if self._loop.ask(start) is None:
       raise Abandoned('the executor is closed')
@@ -339,7 +255,7 @@ class Executor:
   # What follows is for the thread of the loop.
 
   def _start(
-    self, group: Group, own: Roles, found: dict[int, str], forming: _Forming
+    self, group: Group, own: Roles, found: dict[int, str], forming: Forming
   ) -> bool:
     if self._closed or group.generation < self._least:
       forming.end(Abandoned('the generation was abandoned'))
@@ -367,7 +283,7 @@ class Executor:
 
   def _late(self, limit_s: float) -> None:
     generation = self._generation
-    if isinstance(self._waiter, _Forming) and generation:
+    if isinstance(self._waiter, Forming) and generation:
       missing = sorted(generation.missing)
       generation.fail(
         Closed(f'workers {missing} have not come within {limit_s:g} s')

@@ -17,8 +17,7 @@ from cluster import lead
 from cluster.distributed.faults import Faults
 from cluster.distributed.members import Member
 from cluster.distributed.reduced import handover
-from cluster.distributed.reduced.booking import Booking
-from cluster.distributed.reduced.books import Books, Entry
+from cluster.distributed.reduced.books import Booking, Books, Entry
 from cluster.distributed.reduced.dealing import Dealing
 from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.transport.errors import TransportError
