@@ -168,12 +168,21 @@ class Booking:
           f'The loss ({entry.loss}) or the gradient of worker {index}, '
           f'iteration {iteration}, is not finite.'
         )
-    computed = {k: dealt_at + entries[k][0].computed for k in members}
-    last = min(max(computed.values()), time)
+    began, computed = {}, {}
+    for index in members:
+      entry = entries[index][0]
+      began[index] = dealt_at + entry.began
+      # Nobody begins before it is released, nor ends after all have: else its
+      # clock is not compared well yet, which tells nothing of how long it took.
+      late = max(lead.workers[index].since - began[index], 0.0)
+      early = max(dealt_at + entry.computed + late - time, 0.0)
+      began[index] += late - early
+      computed[index] = dealt_at + entry.computed + late - early
+    last = max(computed.values())
     self.exposed_s = time - last
     for index in members:
       moments = {
-        'compute': dealt_at + entries[index][0].began,
+        'compute': began[index],
         'wait': computed[index],  # For others to have computed.
         'push': last,
       }
