@@ -1,8 +1,6 @@
 """Tests for what the lead of reduced routes is made of, part by part."""
 
 import math
-import pathlib
-import tempfile
 import time
 from unittest import mock
 
@@ -14,17 +12,10 @@ from hypothesis import strategies as st
 import data.stream
 from batching import fixed
 from cluster import lead
-from cluster.distributed.faults import Faults
 from cluster.distributed.members import Member
-from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Booking, Books, Entry
 from cluster.distributed.reduced.dealing import Dealing
-from cluster.distributed.reduced.formation import Cut, Formation
-from cluster.transport.errors import TransportError
-from cluster.transport.heart import Unmendable
-from cluster.transport.streams import Security
 from outputs.journal import Journal
-from route import links, ring
 from sync import bsp
 
 _float32 = st.floats(-1e6, 1e6, width=32)
@@ -226,220 +217,6 @@ class DealingTest(parameterized.TestCase):
     self.assertLessEqual(dealing.at(0), time.monotonic())
     with self.assertRaises(KeyError):
       dealing.at(0)
-
-
-class FormationTest(parameterized.TestCase):
-  def _formation(self, workers):
-    formation = Formation(
-      links.believed('', workers), ring.in_order, size_bytes=1000
-    )
-    for index in range(workers):
-      formation.came(index, f'1.1.1.1:{index + 1}', f'2.2.2.2:{index + 1}')
-    return formation
-
-  @settings(deadline=None, max_examples=30)
-  @given(st.integers(2, 5), st.randoms())
-  def test_the_newest_version_wins(self, workers, random):
-    formation = self._formation(workers)
-    version = 0
-    formation.form(range(workers), 0)
-    for round_ in range(4):
-      order = [*formation.members]
-      random.shuffle(order)
-      done = [formation.formed(k, 'same') for k in order]
-      self.assertEqual(done, [False] * (len(order) - 1) + [True])
-      self.assertTrue(formation.stop())
-      self.assertFalse(formation.stop())
-      self.assertEqual(formation.generation, round_ + 1)
-      versions = {k: version + random.randint(0, 1) for k in order}
-      lost = {k for k in order if k and random.random() < 0.3}
-      told = None
-      for k in order:
-        self.assertIsNone(told)
-        if k in lost:
-          formation.gone(k, 'dead')
-        else:
-          formation.stopped(k, versions[k], [float(k)])
-        told = formation.ended()
-      self.assertIsNone(formation.ended())
-      version = max(versions[k] for k in order if k not in lost)
-      self.assertEqual(told[0], version)
-      self.assertEqual(versions[int(told[1][0])], version)
-      self.assertEqual(formation.buried(), dict.fromkeys(lost, 'dead'))
-      members = [k for k in order if k not in lost]
-      said = dict(formation.form(sorted(members), version))
-      source = int(told[1][0])
-      for k in members:
-        expected = None if k == source else f'2.2.2.2:{source + 1}'
-        self.assertEqual(said[k]['source'], expected)
-        self.assertEqual(said[k]['generation'], round_ + 1)
-
-  def test_an_answer_of_before_is_none(self):
-    formation = self._formation(2)
-    formation.form((0, 1), 0)
-    formation.stop()
-    self.assertEqual(formation.awaited, [0, 1])
-    formation.stopped(0, 3, [])
-    self.assertEqual(formation.awaited, [1])
-    self.assertFalse(formation.formed(0, ''))
-    formation.stopped(1, 3, [])
-    self.assertIsNotNone(formation.ended())
-
-  def test_the_lead_gives_what_was_restored(self):
-    formation = self._formation(3)
-    said = dict(formation.form((0, 1, 2), 5))
-    sources = [said[k]['source'] for k in range(3)]
-    self.assertEqual(sources, [None, '2.2.2.2:1', '2.2.2.2:1'])
-
-  def test_who_cannot_be_reached_by_anybody_is_named(self):
-    formation = self._formation(3)
-    formation.form((0, 1, 2), 0)
-    for other in (0, 1):
-      formation.suspect(2, other)
-    formation.form((0, 1, 2), 0)
-    for other in (0, 1):
-      formation.suspect(other, 2)
-    with self.assertRaises(Cut) as cut:
-      formation.form((0, 1, 2), 0)
-    self.assertEqual(cut.exception.worker, 2)
-    formation.came(2, '1.1.1.1:3', '2.2.2.2:3')  # Anew.
-    formation.form((0, 1, 2), 0)
-
-  def test_what_is_lost_once_is_tried_again(self):
-    formation = self._formation(3)
-    formation.form((0, 1, 2), 0)
-    for _ in range(3):
-      formation.suspect(1, 2)
-      formation.form((0, 1, 2), 0)
-      self.assertEmpty(formation.packed.lost)
-      formation.summed()
-
-  def test_links_of_those_who_are_lost_blame_nobody(self):
-    formation = self._formation(4)
-    formation.form((0, 1, 2, 3), 0)
-    for _ in range(2):
-      formation.suspect(2, 3)
-      formation.form((0, 1, 2, 3), 0)
-    formation.suspect(0, 1)
-    formation.form((0, 1), 0)
-    formation.suspect(1, 0)
-    with self.assertRaises(Cut) as cut:
-      formation.form((0, 1), 0)
-    self.assertEqual(cut.exception.worker, 1)
-
-  def test_without_any_forest_it_ends(self):
-    def none(*args):
-      raise ValueError('none')
-
-    formation = Formation(links.believed('', 2), none, size_bytes=1)
-    for k in (0, 1):
-      formation.came(k, '1.1.1.1:1', '')
-    with self.assertRaisesRegex(Unmendable, 'There is no forest'):
-      formation.form((0, 1), 0)
-
-
-class HandoverTest(parameterized.TestCase):
-  _TREE = {
-    'params': {
-      'a': np.arange(7, dtype=np.float32).reshape(7, 1) / 3,
-      'b': np.zeros((0, 3), np.float32),
-      'c': np.float32(0.1),
-    },
-    'count': np.int32(4),
-    'version': 3,
-    'big': np.arange(2_000_000, dtype=np.float32),
-  }
-
-  def _state(self, version):
-    if version != 3:
-      raise LookupError(f'expected to have version {version}, got 3')
-    return self._TREE
-
-  def test_it_comes_bit_for_bit(self):
-    giving = handover.Handover('127.0.0.1', Security(), self._state)
-    self.addCleanup(giving.close)
-    steps = []
-    found = handover.fetch(
-      giving.address, 3, Security(), 5.0, step=lambda: steps.append(1)
-    )
-    self.assertEqual(found['version'], 3)
-    for name in ('a', 'b', 'c'):
-      one, other = found['params'][name], self._TREE['params'][name]
-      self.assertEqual(one.dtype, other.dtype)
-      np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(found['big'], self._TREE['big'])
-    self.assertGreater(len(steps), 1)
-
-  def test_another_version_is_not_given(self):
-    giving = handover.Handover('127.0.0.1', Security(), self._state)
-    self.addCleanup(giving.close)
-    with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
-      handover.fetch(giving.address, 4, Security(), 5.0)
-
-  def test_a_source_that_is_gone_is_told_in_time(self):
-    giving = handover.Handover('127.0.0.1', Security(), self._state)
-    giving.close()
-    start = time.monotonic()
-    with self.assertRaises(TransportError):
-      handover.fetch(giving.address, 3, Security(), 0.3)
-    self.assertLess(time.monotonic() - start, 3.0)
-
-
-class TravelTest(parameterized.TestCase):
-  """Faults of chunks."""
-
-  def _travel(self, *entries, whole=None):
-    faults = Faults(
-      entries,
-      num_workers=2,
-      num_servers=1,
-      directory=pathlib.Path(tempfile.mkdtemp()),
-      interface='eth0',
-      timeout_s=1.0,
-    )
-    self.happened = []
-    faults.happen = lambda fault: fault and self.happened.append(fault.phase)
-    fault = faults.due(1, 0) if whole else None
-    return faults.travel(1, 0, fault)
-
-  def test_each_comes_at_its_moment(self):
-    travel = self._travel(
-      *((1, 0, 'die', p) for p in ('pull', 'first', 'last'))
-    )
-    seen = []
-    for left in (3, 2, 1):
-      travel.goes(b'1234', left)
-      seen.append((*self.happened,))
-      travel.gone()
-      seen.append((*self.happened,))
-      travel.came()
-    self.assertEqual(seen[0], ())
-    self.assertEqual(seen[1], ('first',))
-    self.assertEqual(seen[2], ('first', 'pull'))
-    self.assertEqual(seen[3], ('first', 'pull'))
-    self.assertEqual(seen[4], ('first', 'pull', 'last'))
-    self.assertEqual(self.happened, ['first', 'pull', 'last'])
-
-  @parameterized.parameters(
-    ('compute', [1, 0, 0]), ('first', [1, 0, 0]), ('last', [0, 0, 1])
-  )
-  def test_one_chunk_is_corrupt(self, phase, expected):
-    travel = self._travel((1, 0, 'corrupt', phase), whole=phase == 'compute')
-    changed = []
-    for left in (3, 2, 1):
-      body, sent = travel.goes(b'1234', left)
-      self.assertEqual(body, b'1234')
-      changed.append(int(bytes(sent) != body))
-      travel.gone()
-    self.assertEqual(changed, expected)
-
-  def test_a_chunk_may_be_too_short(self):
-    travel = self._travel((1, 0, 'wrong_size'), whole=True)
-    self.assertEqual(travel.goes(b'12345678', 2), (b'1234', b'1234'))
-    self.assertEqual(travel.goes(b'12345678', 1), (b'12345678', b'12345678'))
-
-  def test_nothing_happens_to_others(self):
-    self.assertIsNone(self._travel((0, 0, 'die', 'first')))
 
 
 if __name__ == '__main__':

@@ -1,13 +1,8 @@
 """Tests of the executor, executor: over real connections."""
 
-import contextlib
 import itertools
 import os
-import pathlib
-import shutil
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 import unittest
@@ -16,85 +11,19 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.distributed.reduced.executor import door, executor, frames
+from cluster.distributed.reduced.executor import executor, frames
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   Damaged,
   PeerLost,
 )
-from cluster.transport.errors import Closed, TransportError
-from cluster.transport.greeting import Security
-from tests.support import groups
+from tests.support import executors, groups
 from topology.baselines import schemes
 from topology.clusters import shapes
 from topology.packing.pack import pack
 
-_HOST = '127.0.0.1'
-_OPEN = Security()
-_WAIT_S = 20.0
 
-
-def _star(count):
-  """Returns a forest in which all pairs have connections, and the workers."""
-  star = shapes.star([1] * count)
-  return schemes.equal_shards(star, pack(star)), star.workers
-
-
-def _parallel(functions):
-  """Calls all at once; returns what they return or raise."""
-  results = [None] * len(functions)
-
-  def call(place, function):
-    try:
-      results[place] = function()
-    except Exception as error:
-      results[place] = error
-
-  threads = [
-    threading.Thread(target=call, args=each) for each in enumerate(functions)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  return results
-
-
-class _TestCase(parameterized.TestCase):
-  def executor(self, index, security=_OPEN, timeout_s=_WAIT_S, **kwargs):
-    made = executor.Executor(
-      index, host=_HOST, security=security, timeout_s=timeout_s, **kwargs
-    )
-    self.addCleanup(made.close)
-    return made
-
-  def formed(self, count, forest=None, **kwargs):
-    """Returns executors that are connected, and their group."""
-    made = [self.executor(index, **kwargs) for index in range(count)]
-    forest = forest or _star(count)
-    addresses = {i: each.address for i, each in enumerate(made)}
-    group = groups.group(*forest, addresses)
-    self.form(made, group)
-    return made, group
-
-  def form(self, made, group):
-    forms = [lambda each=each: each.form(group) for each in made]
-    self.assertEqual(_parallel(forms), [None] * len(made))
-
-  def sums(self, made, iteration, pools, ranges, orders=None, wait_s=_WAIT_S):
-    """Runs an iteration; returns what each wait has returned or raised."""
-
-    def run(index):
-      reduction = made[index].begin(iteration, pools[index], ranges)
-      for number in orders[index] if orders else range(len(ranges)):
-        reduction.ready(number)
-      reduction.wait(wait_s)
-
-    runs = [lambda index=index: run(index) for index in range(len(made))]
-    return _parallel(runs)
-
-
-class ExecutorTest(_TestCase):
+class ExecutorTest(executors.TestCase):
   @parameterized.parameters((2, 1), (3, 3), (4, 100_000), (5, 30_001), (4, 0))
   def test_pools_become_sums(self, count, size):
     made, _ = self.formed(count)
@@ -138,7 +67,7 @@ class ExecutorTest(_TestCase):
     with self.assertRaisesRegex(TimeoutError, r'workers \(3,\)'):
       reduction.wait(0.02)
     reduction.ready(0)
-    reduction.wait(_WAIT_S)
+    reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(pool, np.arange(5))
     self.assertEqual(reduction.waits_for, ())
 
@@ -161,7 +90,7 @@ class ExecutorTest(_TestCase):
       late = made[2].begin(iteration, pools[2], ranges)
       late.ready(0)
       for each in (*early, late):
-        each.wait(_WAIT_S)
+        each.wait(executors.WAIT_S)
       peak = buffers.peak * 1024
       self.assertLessEqual(peak, made[2].bound_bytes)
       self.assertEqual(buffers.lent, 0)
@@ -178,7 +107,7 @@ class ExecutorTest(_TestCase):
     for each in reductions:
       each.ready(0)
     for each in reductions:
-      each.wait(_WAIT_S)
+      each.wait(executors.WAIT_S)
     # Each chunk goes up once and down once.
     self.assertEqual([each.steps for each in reductions], [14, 14])
     usage = [each.traffic() for each in made]
@@ -199,12 +128,14 @@ class ExecutorTest(_TestCase):
       link.sock.shutdown(socket.SHUT_RDWR)
     for each in reductions:
       with self.assertRaisesRegex(PeerLost, 'worker 2: ') as raised:
-        each.wait(_WAIT_S)
+        each.wait(executors.WAIT_S)
       self.assertEqual(raised.exception.worker, 2)
     with self.assertRaises(PeerLost):  # Until there is another generation.
-      made[0].begin(1, pools[0], ranges).wait(_WAIT_S)
+      made[0].begin(1, pools[0], ranges).wait(executors.WAIT_S)
     addresses = {i: made[i].address for i in (0, 1)}
-    self.form(made[:2], groups.group(*_star(2), addresses, generation=2))
+    self.form(
+      made[:2], groups.group(*executors.star(2), addresses, generation=2)
+    )
     pools[:] = 1
     self.assertEqual(self.sums(made[:2], 0, pools, ranges), [None, None])
     np.testing.assert_array_equal(pools[:2], np.full((2, 10_000), 2.0))
@@ -219,11 +150,11 @@ class ExecutorTest(_TestCase):
     made[1].abandon()
     for each in reductions:
       with self.assertRaises(Abandoned):
-        each.wait(_WAIT_S)
+        each.wait(executors.WAIT_S)
     with self.assertRaises(Abandoned):
       made[1].begin(1, pools[1], [(0, 10**5)])
     with self.assertRaises(Abandoned):
-      made[0].begin(1, pools[0], [(0, 10**5)]).wait(_WAIT_S)
+      made[0].begin(1, pools[0], [(0, 10**5)]).wait(executors.WAIT_S)
     with self.assertRaisesRegex(ValueError, 'generation: expected one after 1'):
       made[0].form(group)
 
@@ -256,7 +187,7 @@ class ExecutorTest(_TestCase):
         reduction.ready(number)
       reduction.wait(0.5)
 
-    errors = _parallel(
+    errors = executors.parallel(
       [lambda: run(0, [(0, 100)]), lambda: run(1, [(0, 50), (50, 100)])]
     )
     found = [each for each in errors if isinstance(each, Damaged)]
@@ -292,10 +223,10 @@ class ExecutorTest(_TestCase):
     thread = threading.Timer(0.05, made[0].close)
     thread.start()
     with self.assertRaises(Abandoned):
-      reduction.wait(_WAIT_S)
+      reduction.wait(executors.WAIT_S)
     thread.join()
     with self.assertRaises(Abandoned):
-      made[0].begin(1, np.ones(9, np.float32), [(0, 9)]).wait(_WAIT_S)
+      made[0].begin(1, np.ones(9, np.float32), [(0, 9)]).wait(executors.WAIT_S)
 
   def test_what_is_done_needs_nobody(self):
     made, _ = self.formed(2)
@@ -303,7 +234,7 @@ class ExecutorTest(_TestCase):
     self.assertEqual(self.sums(made, 0, pools, [(0, 100)]), [None, None])
     made[1].close()
     with self.assertRaisesRegex(Abandoned, 'worker 1 has left generation 1'):
-      made[0].begin(1, pools[0], [(0, 100)]).wait(_WAIT_S)
+      made[0].begin(1, pools[0], [(0, 100)]).wait(executors.WAIT_S)
 
   @parameterized.parameters(
     ({'pool': np.ones(3)}, 'pool: expected float32'),
@@ -326,149 +257,7 @@ class ExecutorTest(_TestCase):
     reduction.ready(0)
     with self.assertRaisesRegex(ValueError, 'got 0'):
       reduction.ready(0)
-    reduction.wait(_WAIT_S)
-
-
-class DoorTest(_TestCase):
-  def test_who_has_another_token_is_kept_out(self):
-    made = [
-      self.executor(0, Security('a secret'), timeout_s=1.0),
-      self.executor(1, Security('another'), timeout_s=1.0),
-    ]
-    addresses = {i: each.address for i, each in enumerate(made)}
-    group = groups.group(*_star(2), addresses)
-    start = time.monotonic()
-    errors = _parallel([lambda e=e: e.form(group) for e in made])
-    self.assertLess(time.monotonic() - start, 5.0)
-    for error in errors:
-      self.assertIsInstance(error, PeerLost)
-      self.assertRegex(str(error), 'the token is not that of the listener')
-
-  def test_the_token_is_not_sent(self):
-    token = 'this is the secret'
-    heard = []
-    made = self.executor(0, Security(token), timeout_s=1.0)
-    with socket.create_server((_HOST, 0)) as server:
-      address = '{}:{}'.format(*server.getsockname())
-      group = groups.group(*_star(2), {0: made.address, 1: address})
-
-      def listen():
-        with contextlib.closing(server.accept()[0]) as sock:
-          heard.append(sock.recv(1000))
-          sock.sendall(bytes(64))
-          heard.append(sock.recv(1000))
-
-      thread = threading.Thread(target=listen)
-      thread.start()
-      with self.assertRaisesRegex(PeerLost, 'token'):
-        made.form(group)
-      thread.join()
-    self.assertLen(heard[0], 40)
-    self.assertEqual(heard[1], b'')
-
-  def test_strangers_are_refused_in_few_lines(self):
-    with self.assertLogs(level='WARNING') as logs:
-      made = self.executor(0, Security('secret'))
-      host, port = made.address.split(':')
-      for _ in range(20):
-        with socket.create_connection((host, int(port)), _WAIT_S) as stranger:
-          stranger.sendall(b'GET / HTTP/1.1\r\n\r\n' * 10)
-          stranger.settimeout(_WAIT_S)
-          with contextlib.suppress(ConnectionResetError):
-            self.assertEqual(stranger.recv(100), b'')
-      made.close()
-    self.assertLess(len(logs.output), 4)
-    self.assertIn('refused: it does not greet', logs.output[0])
-    self.assertIn('19 more', logs.output[-1])
-
-  def test_who_says_nothing_is_cut_off_and_does_no_harm(self):
-    with (
-      unittest.mock.patch.object(door, 'WAIT_S', 0.3),
-      unittest.mock.patch.object(door, '_MOST', 3),
-    ):
-      made = [self.executor(index) for index in range(2)]
-      host, port = made[0].address.split(':')
-      silent = [
-        socket.create_connection((host, int(port)), _WAIT_S) for _ in range(6)
-      ]
-      addresses = {i: each.address for i, each in enumerate(made)}
-      self.form(made, groups.group(*_star(2), addresses))
-      for sock in silent:
-        sock.settimeout(_WAIT_S)
-        self.assertEqual(sock.recv(1), b'')
-        sock.close()
-
-  def test_only_the_given_address_is_bound(self):
-    port = int(self.executor(0).address.rpartition(':')[2])
-    with self.assertRaises(ConnectionRefusedError):
-      socket.create_connection(('127.0.0.2', port), 1.0)
-    for host in ('0.0.0.0', 'localhost', ''):
-      with self.assertRaisesRegex(ValueError, 'host: expected'):
-        executor.Executor(0, host=host, security=_OPEN, timeout_s=1.0)
-    with self.assertRaisesRegex(TransportError, '192.0.2.1'):
-      executor.Executor(0, host='192.0.2.1', security=_OPEN, timeout_s=1.0)
-
-  def test_who_does_not_come_is_named(self):
-    made = [self.executor(index, timeout_s=0.3) for index in range(3)]
-    addresses = {i: each.address for i, each in enumerate(made)}
-    group = groups.group(*_star(3), addresses)
-    errors = _parallel([lambda e=e: e.form(group) for e in made[:2]])
-    for error in errors:
-      self.assertIsInstance(error, Closed)
-      self.assertRegex(str(error), r'2')
-    made[2].close()
-    later = group._replace(generation=2)
-    errors = _parallel([lambda e=e: e.form(later) for e in made[:2]])
-    for error in errors:
-      self.assertIsInstance(error, Closed)
-
-  def test_who_is_of_another_generation_waits_or_is_refused(self):
-    made, group = self.formed(2, timeout_s=2.0)
-    later = group._replace(generation=5)
-    forming = threading.Thread(target=made[0].form, args=(later,))
-    forming.start()
-    time.sleep(0.1)
-    made[1].form(later)  # That waits for it.
-    forming.join()
-    other = self.executor(0, timeout_s=0.5)
-    stale = group._replace(
-      generation=3, addresses={0: other.address, 1: made[1].address}
-    )
-    with self.assertRaisesRegex(PeerLost, 'it does not expect us'):
-      other.form(stale)
-
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
-  def test_tls(self):
-    security = _certified('secret')
-    made, _ = self.formed(3, security=security)
-    pools = np.ones((3, 100_000), np.float32)
-    for iteration in range(2):
-      results = self.sums(made, iteration, pools, [(0, 10), (10, 100_000)])
-      self.assertEqual(results, [None] * 3)
-    np.testing.assert_array_equal(pools, np.full_like(pools, 9.0))
-    made[1].abandon()
-    for each in (made[0], made[2]):
-      with self.assertRaises(Abandoned):
-        each.begin(2, pools[0], [(0, 100_000)]).wait(_WAIT_S)
-    for other in (Security('secret'), _certified('secret')):
-      strange = self.executor(0, other, timeout_s=1.0)
-      addresses = {0: strange.address, 1: made[1].address}
-      with self.assertRaises(Closed):
-        strange.form(groups.group(*_star(2), addresses))
-    with self.assertRaisesRegex(ValueError, 'certificate and key'):
-      self.executor(0, security._replace(key=b''))
-
-
-def _certified(token, name=f'IP:{_HOST}'):
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder)
-    command = (
-      'openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=syncopate '
-      f'-addext subjectAltName={name} -keyout {path}/key -out {path}/cert'
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    certificate, key = path / 'cert', path / 'key'
-    return Security(token, certificate.read_bytes(), key.read_bytes())
+    reduction.wait(executors.WAIT_S)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,204 @@
+"""Played workers of reduced runs, for tests: see `replicas`."""
+
+import queue
+
+from cluster.distributed.members import Member
+
+BATCH = 8
+
+
+class Reception:
+  """What the runtime sees of members."""
+
+  def __init__(self, workers):
+    self.events = queue.SimpleQueue()
+    self.members = [Member() for _ in range(workers)]
+    self.looked = 0.0
+
+  def send(self, stream, header):
+    stream.wire.append(header)
+
+  def missing(self):
+    return ''
+
+  def listen(self):
+    return ''
+
+  def close(self, *, finished):
+    del finished
+
+
+class Life:
+  """A member's stream to the lead, from its first word to its last.
+
+  Attributes:
+    wire: What the lead has said and has not arrived.
+    says: What it has said and has not arrived.
+    index: Of the worker.
+    version: Updates that it has applied.
+    learned: They, each as version and who computed which examples.
+    doing: What it is at.
+  """
+
+  def __init__(self, world, index, number, learned):
+    self.world, self.index, self.number = world, index, number
+    self.wire, self.says, self.inbox = [], [], []
+    self.learned = learned
+    self.fresh, self.last = True, []
+    self.generation = self.stopped = -1
+    self.living = True
+    self.doing, self.deal, self.group = 'nothing', None, None
+    self.address = f'{index}/{number}'
+    self.say(
+      told='ready', executor=self.address, handover=self.address, stream=self
+    )
+
+  @property
+  def version(self):
+    return len(self.learned)
+
+  # The learner, as the holder sees it.
+  params = stats = ()
+
+  def state(self):
+    return list(self.learned)
+
+  def say(self, **said):
+    self.says.append({'worker': self.index, 'life': self.number} | said)
+
+  def end(self):
+    """Its process dies, or its stream ends."""
+    if self.living:
+      self.living, self.doing = False, 'nothing'
+      self.say(told='failed', reason='the stream has ended')
+
+  def arrive(self):
+    """Takes in the next thing that the lead has said, as its heart does."""
+    told = self.wire.pop(0)
+    if 'end' in told:
+      self.end()
+      return
+    if 'stop' in told and not told['ends']:
+      self.stopped = max(self.stopped, told['stop'])
+    self.inbox.append(told)
+
+  def actions(self):
+    """Yields what its main thread may do now."""
+    if self.doing == 'nothing':
+      if self.inbox:
+        yield self.heed
+    elif self.doing == 'fetching':
+      yield self.fetch
+    elif self.doing == 'forming':
+      peers = self.world.peers(self.group)
+      if self.stopped > self.generation:
+        yield self.give_up
+      elif all(self.generation in peer.joined for peer in peers):
+        yield self.connect
+      elif any(not p.living or p.stopped > self.generation for p in peers):
+        yield self.lose
+    elif self.doing == 'computing':
+      yield self.compute
+    elif self.doing == 'waiting':
+      peers = self.world.peers(self.group)
+      parts = self.world.parts[self.generation, self.deal['version']]
+      lost = any(not p.living or p.stopped > self.generation for p in peers)
+      if len(parts) == len(peers) and self.stopped <= self.generation:
+        yield self.apply
+      if self.stopped > self.generation:
+        yield self.give_up
+      elif lost:
+        yield self.lose
+
+  @property
+  def joined(self):
+    return self.world.joined[self.address]
+
+  def heed(self):
+    told = self.inbox.pop(0)
+    if 'group' in told:
+      self.group, self.generation = told['group'], told['group']['generation']
+      source, version = self.group['source'], self.group['version']
+      if source and (self.fresh or self.version != version):
+        self.doing = 'fetching'
+      else:
+        self.join()
+    elif 'deal' in told:
+      deal = told['deal']
+      if self.world.replica_takes(self, deal):
+        self.doing, self.deal = 'computing', deal
+    elif 'check' in told:
+      self.check(told['check'])
+    elif 'stop' in told:
+      self.stopped = max(self.stopped, told['stop'])
+      version, last = self.version, self.last
+      if self.fresh:
+        version, last = 0, []
+      self.say(
+        told='stopped', generation=told['stop'], version=version, books=last
+      )
+
+  def join(self):
+    self.fresh, self.doing = False, 'forming'
+    self.joined.add(self.generation)
+
+  def fetch(self):
+    source = self.world.lives[self.group['source']]
+    if source.living and source.version == self.group['version']:
+      self.learned, self.last = list(source.learned), []
+      self.join()
+    else:
+      self.lose(None)
+
+  def connect(self):
+    self.doing = 'nothing'
+    digest = str(self.learned)
+    self.say(
+      told='formed',
+      generation=self.generation,
+      version=self.version,
+      digest=digest,
+    )
+
+  def give_up(self):
+    self.doing = 'nothing'
+
+  def lose(self, peer=-1):
+    self.doing = 'nothing'
+    if peer == -1:
+      lost = [p.index for p in self.world.peers(self.group) if not p.living]
+      if not lost:  # They have left: no death.
+        return
+      peer = lost[0]
+    self.say(
+      told='broken', generation=self.generation, peer=peer, reason='gone'
+    )
+
+  def check(self, generation):
+    self.say(
+      told='checked',
+      generation=generation,
+      version=self.version,
+      digest=str(self.learned),
+    )
+
+  def compute(self):
+    if self.deal['check']:
+      self.check(self.generation)
+    parts = self.world.parts.setdefault(
+      (self.generation, self.deal['version']), {}
+    )
+    parts[self.index] = self.deal['ranges']
+    self.doing = 'waiting'
+
+  def apply(self):
+    version = self.deal['version']
+    if version != self.version:
+      raise AssertionError(f'{version} applied to {self.version}')
+    parts = self.world.parts[self.generation, version]
+    self.learned.append((version, tuple(sorted(parts.items()))))
+    numbers = sum(self.world.written(index) for index in parts)
+    self.last = numbers.tolist()
+    self.doing = 'nothing'
+    if self.index == 0:
+      self.world.completed(version, self.last)
