@@ -11,11 +11,11 @@ the nominal rates, of which frames and their headers leave 95.6 %; efficiency is
 the optimum's time over that of a round.  CPU is that of all processes, per GB
 that their executors send.
 
-forest: packed, of those within 1 % of the optimum the one with the fewest and
-shallowest trees.  ring: through the hosts in their order; best_ring: in the
-fastest order; sharded: each host the root of an equal shard.  psum: XLA's gloo
-ring over jax.distributed in the same lab.  DDP of torch over gloo is not among
-them: torch is no requirement of this project.
+forest: what the route of this name takes for so many bytes. ring: through the
+hosts in their order; best_ring: in the fastest order; sharded: each host the
+root of an equal shard. psum: XLA's gloo ring over jax.distributed in the same
+lab. DDP of torch over gloo is not among them: torch is no requirement of this
+project.
 """
 
 import argparse
@@ -42,14 +42,13 @@ from cluster.distributed.reduced.executor.executor import (
 )
 from cluster.transport.greeting import Security
 from cluster.transport.interfaces import interface_address
+from route import forest
 from tools import lab
 from topology.baselines import schemes
-from topology.clusters.cluster import Cluster
 from topology.forests.trees import Forest
 from topology.packing.pack import pack
 
 _PLANNED = 0.94  # Of a nominal rate is left for what executors send.
-_GAP = 0.01
 _TIMEOUT_S = 20.0
 _PREPARE_S, _PREPARE_S_PER_BYTE = 0.1, 2e-8  # For pools, before a round.
 _LIMIT_S = 600.0
@@ -117,16 +116,20 @@ def print_case(
   """
   cluster = case.cluster
   best = pack(cluster)
-  forests = {
-    each: planned(make(cluster, best) if make else chosen_forest(cluster, best))
-    for each, make in _SCHEMES.items()
-    if each in chosen
-  }
   jobs = [
-    (each, size)
+    (f'{each}, {size / 1e6:g} MB' if each == 'forest' else each, size)
     for each in chosen
     for size in (sizes if each == 'forest' else sizes[:1])
   ]
+  forests = {
+    each: planned(
+      make(cluster, best)
+      if (make := _SCHEMES.get(each))
+      else forest.forest(cluster, round(size / _PLANNED))
+    )
+    for each, size in jobs
+    if each != _PSUM
+  }
   task = {
     'names': {worker: i for i, worker in enumerate(cluster.workers)},
     'forests': forests,
@@ -154,11 +157,10 @@ def print_case(
   rows = [('', 'MB', 'trees', 'depth', 'optimum s', 'round s', 'efficiency')]
   rows[0] += ('CPU s/GB',)
   for (each, size), result in zip(jobs, results, strict=True):
-    forest = forests.get(each)
     shape = ('', '')
-    if forest:
-      deepest = max(tree.depth for tree in forest.trees)
-      shape = (str(len(forest.trees)), str(deepest))
+    if used := forests.get(each):
+      deepest = max(tree.depth for tree in used.trees)
+      shape = (str(len(used.trees)), str(deepest))
     optimum_s = size / float(best.bound_Bps or 1)
     cells = ('failed', '', '')
     if result:
@@ -166,32 +168,24 @@ def print_case(
       cells = (f'{took_s:.3f}', f'{optimum_s / took_s:.3f}')
       cpu = result.get('cpu_s_per_GB')
       cells += ('' if cpu is None else f'{cpu:.2f}',)
-    rows.append((each, f'{size / 1e6:g}', *shape, f'{optimum_s:.3f}', *cells))
+    rows.append(
+      (
+        each.split(',')[0],
+        f'{size / 1e6:g}',
+        *shape,
+        f'{optimum_s:.3f}',
+        *cells,
+      )
+    )
   print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
 
 
-def chosen_forest(cluster: Cluster, best: Forest) -> Forest:
-  """Returns a forest within 1 % of the best with few and shallow trees."""
-  rate = best.rate_Bps or Fraction(0)
-  found = [best]
-  count = len(cluster.workers)
-  for most in (count, 2 * count):
-    try:
-      found.append(pack(cluster, max_trees=most, gap=_GAP, time_limit_s=5.0))
-    except TimeoutError:
-      continue
-  fits = [
-    f for f in found if (f.rate_Bps or 0) >= (1 - Fraction(1, 100)) * rate
-  ]
-  return min(fits, key=lambda f: len(f.trees) * max(t.depth for t in f.trees))
-
-
-def planned(forest: Forest) -> Forest:
+def planned(found: Forest) -> Forest:
   """Returns the forest with what frames and chunks leave of its rate."""
   share = Fraction(str(_PLANNED))
-  rate = (forest.rate_Bps or Fraction(0)) * share
+  rate = (found.rate_Bps or Fraction(0)) * share
   return Forest(
-    forest.collective, forest.trees, rate, forest.bound_Bps, forest.certificate
+    found.collective, found.trees, rate, found.bound_Bps, found.certificate
   )
 
 
