@@ -107,10 +107,10 @@ class Replica:
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
-    batching = self._batching
-    self._summing.warm_up(
-      self.learner, batching.largest, changing=batching.changes
-    )
+    batching, own = self._batching, handover.copied(self.learner.state())
+    self.learner.restore(self._summing.placed(own))  # As one that is fetched.
+    changing = batching.changes
+    self._summing.warm_up(self.learner, batching.largest, changing=changing)
 
   def __call__(self, lead: str) -> bool:
     """Takes part in the run until it is over.
