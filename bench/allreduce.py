@@ -1,7 +1,7 @@
 """Allreduces between hosts of a lab, beside the fluid optimum.
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
-    [--rounds=5] [--schemes=forest,ring,...] [--window_s=0.05]
+    [--rounds=5] [--schemes=forest,ring,...]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor; all sum pools of float32 that hold whole numbers, and what comes
@@ -70,7 +70,6 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--window_s', type=float, default=0.05)
   parser.add_argument('--chunk_bytes', type=int, default=32768)
   parser.add_argument('--worker', help='for itself')
   parser.add_argument('--lead', help='for itself')
@@ -88,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
       f'expected cases of {[*shaped.cases()]}, schemes of {[*_SCHEMES]}'
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
-  settings = {'window_s': given.window_s, 'chunk_bytes': given.chunk_bytes}
+  settings = {'chunk_bytes': given.chunk_bytes}
   print('DDP of torch is not measured: torch is not installed.', flush=True)
   for name in given.cases.split(','):
     print_case(

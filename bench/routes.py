@@ -158,7 +158,7 @@ def real(
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
   out.mkdir(parents=True, exist_ok=True)
   links, lab = out / f'{run.case}.json', out / f'{run.case}_lab.json'
-  _write(links, hosts.cluster)
+  write_links(links, hosts.cluster)
   lab.write_text(json.dumps(hosts.links))
   fields = {
     **_moving(run, compute_s, iterations, count),
@@ -206,7 +206,7 @@ def virtual(run: Run, compute_s: float) -> float | None:
       }
     else:
       links = pathlib.Path(folder, 'links.json')
-      _write(links, hosts.cluster)
+      write_links(links, hosts.cluster)
       fields['cluster.links'] = str(links)
       if run.route in _TOLD:
         fields[f'route.{run.route}.cluster'] = str(links)
@@ -245,7 +245,7 @@ def _moving(
   }
 
 
-def _write(path: pathlib.Path, nominal: Cluster) -> None:
+def write_links(path: pathlib.Path, nominal: Cluster) -> None:
   """Writes links with what frames leave of them."""
   links = [Link(src, dst, GBps * _LEFT) for src, dst, GBps in nominal.links]
   left = Cluster(nominal.nodes, nominal.workers, tuple(links))

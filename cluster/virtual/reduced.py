@@ -27,7 +27,6 @@ from topology.forests import released
 from topology.forests.dealing import window
 
 _CHUNK = 32 * 1024  # Bytes of what one message carries.
-_WINDOW_S = 0.05  # By which executors run ahead.
 
 
 class _Group(NamedTuple):
@@ -119,7 +118,7 @@ class Sums:
       chunks = [_CHUNK] * whole + ([rest] if rest else [])
       sizes += chunks
       of_chunk += [number] * len(chunks)
-    ahead = window(forest, chunk_bytes=_CHUNK, window_s=_WINDOW_S)
+    ahead = window(forest, chunk_bytes=_CHUNK)
     allreduce = released.Allreduce(
       left,
       forest,

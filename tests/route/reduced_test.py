@@ -89,9 +89,9 @@ class ForestTest(parameterized.TestCase):
     self.assertLess(taken.seconds * 1.05, min(plain))
     self.assertLessEqual(len(taken.forest.trees), 32)
 
-  def test_of_equal_links_shards_are_taken(self):
+  def test_of_equal_links_a_ring_is_taken_whose_senders_do_not_meet(self):
     taken, _ = forest.chosen(shapes.star(['0.025'] * 4), 5 * _MB, 1e-4)
-    self.assertEqual(taken.name, 'sharded')
+    self.assertEqual(taken.name, 'ring')
     self.assertEqual(taken.forest.rate_Bps, Fraction(4 * 25 * _MB, 6))
 
   def test_few_bytes_and_much_latency_make_shallow_trees(self):

@@ -43,6 +43,7 @@ def all_ready_s(
   *,
   latency_s: Mapping[Ends, float],
   chunk_bytes: int,
+  hidden_s: float = 0.0,
 ) -> float:
   """Returns how long an allreduce takes at most, with everything ready at once.
 
@@ -55,6 +56,7 @@ def all_ready_s(
     size_bytes: Of the whole.
     latency_s: Of each link.
     chunk_bytes: Of a chunk, at most.
+    hidden_s: Of what the last chunk takes, hidden by running ahead.
   """
   fills = []
   for tree in forest.trees:
@@ -72,7 +74,8 @@ def all_ready_s(
   load = trees.loads(
     (tree.share, (*tree.up, *tree.down)) for tree in forest.trees
   )
-  return size_bytes * _whole_s(cluster, load) + max(fills, default=0.0)
+  fill_s = max(max(fills, default=0.0) - hidden_s, 0.0)
+  return size_bytes * _whole_s(cluster, load) + fill_s
 
 
 class _Stage(NamedTuple):

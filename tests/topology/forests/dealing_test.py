@@ -1,6 +1,7 @@
 """Tests for topology.forests.dealing."""
 
 import dataclasses
+import math
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -44,13 +45,13 @@ class DealtTest(parameterized.TestCase):
 class WindowTest(parameterized.TestCase):
   def test_it_is_the_rate_times_the_time_and_some_for_each_tree(self):
     forest = topology.pack(shapes.star([1, 1, 1]))
-    own = {'chunk_bytes': 1000}
-    want = round(float(forest.rate_Bps) * 0.01 / 1000)
-    found = dealing.window(forest, window_s=0.01, **own)
-    self.assertEqual(found, want)
-    self.assertEqual(dealing.window(forest, window_s=0.0, **own), 8)
+    self.assertEqual({tree.depth for tree in forest.trees}, {1})
+    self.assertAlmostEqual(dealing.ahead_s(forest), 0.025)
+    want = math.ceil(float(forest.rate_Bps) * 0.025 / 100_000)
+    self.assertEqual(dealing.window(forest, chunk_bytes=100_000), want)
+    self.assertEqual(dealing.window(forest, chunk_bytes=10**9), 8)
     many = dataclasses.replace(forest, trees=forest.trees * 5)
-    found = dealing.window(many, window_s=0.0, **own)
+    found = dealing.window(many, chunk_bytes=10**9)
     self.assertEqual(found, 2 * len(many.trees))
 
 

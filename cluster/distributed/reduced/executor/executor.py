@@ -5,7 +5,7 @@ are in `exchange`, its connections in `generation`, `door` and `links`.
 
 Memory: besides the pool, chunks that cannot be added yet, of each worker whose
 parts this one adds at most a window of them (see `Executor.bound_bytes`), and
-the system's buffers.  A window is what the forest carries in `window_s`, or two
+the system's buffers.  A window is what the forest carries in some time, or two
 chunks for each of its trees, or eight, whichever is most.
 
 A wait ends: a peer that does not answer is gone after `timeout_s`, one that is
@@ -63,7 +63,6 @@ class Executor:
     host: str,
     security: Security,
     timeout_s: float,
-    window_s: float = 0.05,
     chunk_bytes: int = 32768,
   ):
     """Listens from here on.
@@ -73,7 +72,6 @@ class Executor:
       host: IPv4 address to listen on, and no other.
       security: Of the run; both `certificate` and `key`, or neither.
       timeout_s: Seconds after which a peer that does not answer is gone.
-      window_s: Seconds at the rate of the forest that a worker runs ahead.
       chunk_bytes: Of a chunk, at most; a multiple of 4.
 
     Raises:
@@ -85,11 +83,10 @@ class Executor:
     valid = bool(security.certificate) == bool(security.key)
     require(valid, 'security', 'both certificate and key', 'one of them')
     require(timeout_s > 0, 'timeout_s', 'a time above 0', timeout_s)
-    require(window_s >= 0, 'window_s', 'a time', window_s)
     valid = chunk_bytes > 0 and chunk_bytes % 4 == 0
     require(valid, 'chunk_bytes', 'a multiple of 4 above 0', chunk_bytes)
     self._index, self._timeout_s = index, timeout_s
-    self._window_s, self._chunk_bytes = window_s, chunk_bytes
+    self._chunk_bytes = chunk_bytes
     self._roles: Roles | None = None
     self._programs: dict[tuple, Program] = {}
     self._generation: Generation | None = None
@@ -144,12 +141,7 @@ class Executor:
     """
     number, last = group.generation, self._formed
     require(number > last, 'generation', f'one after {last}', number)
-    own = program.roles(
-      group,
-      self._index,
-      chunk_bytes=self._chunk_bytes,
-      window_s=self._window_s,
-    )
+    own = program.roles(group, self._index, chunk_bytes=self._chunk_bytes)
     found = {}
     for worker in own.receivers:
       try:

@@ -97,16 +97,13 @@ class Program(NamedTuple):
   layout: int
 
 
-def roles(
-  group: Group, index: int, *, chunk_bytes: int, window_s: float
-) -> Roles:
+def roles(group: Group, index: int, *, chunk_bytes: int) -> Roles:
   """Returns what a worker is in a group.
 
   Args:
     group: With the worker.
     index: Of the worker.
     chunk_bytes: Of a chunk, a multiple of 4.
-    window_s: Seconds at the rate of the forest that a worker runs ahead.
 
   Raises:
     ValueError: If the forest is none for the members.
@@ -143,7 +140,7 @@ def roles(
     frozenset(adding | sources),
     frozenset(parents | sinks),
     frozenset(adding),
-    window(forest, chunk_bytes=chunk_bytes, window_s=window_s),
+    window(forest, chunk_bytes=chunk_bytes),
     chunk_bytes,
   )
 

@@ -40,7 +40,7 @@ class _Workers:
     self.exchanges, self.buffers = {}, {}
     self.pipes = collections.defaultdict(collections.deque)
     for index, pool in enumerate(pools):
-      own = program.roles(group, index, chunk_bytes=_CHUNK_BYTES, window_s=0)
+      own = program.roles(group, index, chunk_bytes=_CHUNK_BYTES)
       own = own._replace(window=window)
       made = program.program(own, pool.size, ranges)
       most = window * len(own.adding)

@@ -43,9 +43,7 @@ class ExecutorTest(executors.TestCase):
     rng = np.random.default_rng(0)
     for name, forest, workers in groups.forests(1):
       with self.subTest(name):
-        made, _ = self.formed(
-          len(workers), (forest, workers), window_s=0.0, chunk_bytes=256
-        )
+        made, _ = self.formed(len(workers), (forest, workers), chunk_bytes=256)
         draw = rng.normal(size=(len(made), 3000)).astype(np.float32)
         seen = []
         for iteration in range(2):
@@ -72,7 +70,7 @@ class ExecutorTest(executors.TestCase):
     self.assertEqual(reduction.waits_for, ())
 
   def test_who_is_early_waits_and_does_not_fill_the_memory(self):
-    made, _ = self.formed(3, window_s=0.0, chunk_bytes=1024)
+    made, _ = self.formed(3, chunk_bytes=1024)
     pools = np.ones((3, 100_000), np.float32)
     ranges = [(0, 100_000)]
     for iteration in range(2):

@@ -10,10 +10,10 @@ from topology.clusters import shapes
 from topology.packing.pack import pack
 
 
-def _programs(group, size, ranges, chunk_bytes=64, window_s=0.0):
+def _programs(group, size, ranges, chunk_bytes=64):
   return {
     index: program.program(
-      program.roles(group, index, chunk_bytes=chunk_bytes, window_s=window_s),
+      program.roles(group, index, chunk_bytes=chunk_bytes),
       size,
       ranges,
     )
@@ -63,19 +63,10 @@ class ProgramTest(parameterized.TestCase):
     ]
     self.assertEqual(found, want)
 
-  def test_the_window_is_the_rate_times_the_time(self):
-    star = shapes.star([1, 1, 1])
-    forest = pack(star)
-    group = groups.group(forest, star.workers)
-    own = program.roles(group, 0, chunk_bytes=1000, window_s=0.01)
-    self.assertEqual(own.window, round(float(forest.rate_Bps) * 0.01 / 1000))
-    few = program.roles(group, 0, chunk_bytes=1000, window_s=0.0)
-    self.assertGreaterEqual(few.window, 2 * len(forest.trees))
-
   def test_one_member_sends_nothing(self):
     alone = program.Group(1, {3: '127.0.0.1:1'}, pack(shapes.star([1])), {})
     made = program.program(
-      program.roles(alone, 3, chunk_bytes=64, window_s=1.0), 40, [(0, 40)]
+      program.roles(alone, 3, chunk_bytes=64), 40, [(0, 40)]
     )
     self.assertEqual((made.goes, made.comes), ({}, {}))
     self.assertEqual(made.trees, [0, 0, 0])
@@ -95,7 +86,7 @@ class ProgramTest(parameterized.TestCase):
     star = shapes.star([1, 1, 1])
     forest = pack(star)
     group = groups.group(forest, star.workers)
-    given = {'chunk_bytes': 64, 'window_s': 0.0}
+    given = {'chunk_bytes': 64}
     with self.assertRaisesRegex(ValueError, 'worker 5'):
       program.roles(group, 5, **given)
     more = group._replace(addresses={**group.addresses, 3: ''})
