@@ -18,11 +18,13 @@ class Case(NamedTuple):
     up: What each host may send.
     down: What each host may receive.
     pairs: What a host may send to another, if that is less.
+    groups: Hosts that share a link to all others, and its rate each way.
   """
 
   up: Sequence[int]
   down: Sequence[int]
   pairs: dict[tuple[int, int], int]
+  groups: Sequence[tuple[tuple[int, ...], int]] = ()
 
   @property
   def cluster(self) -> Cluster:
@@ -32,6 +34,10 @@ class Case(NamedTuple):
         tuple(map(_GBps, self.up)),
         tuple(map(_GBps, self.down)),
         {ends: _GBps(rate) for ends, rate in self.pairs.items()},
+        tuple(
+          measured.Group(hosts, _GBps(rate), _GBps(rate))
+          for hosts, rate in self.groups
+        ),
       )
     )
 
@@ -46,7 +52,15 @@ class Case(NamedTuple):
       {'from': f'host{a}', 'to': f'host{b}', 'rate': f'{rate}mbit'}
       for (a, b), rate in self.pairs.items()
     ]
-    return {'hosts': hosts, 'pairs': pairs}
+    groups = [
+      {
+        'hosts': [f'host{n}' for n in some],
+        'up': f'{rate}mbit',
+        'down': f'{rate}mbit',
+      }
+      for some, rate in self.groups
+    ]
+    return {'hosts': hosts, 'pairs': pairs, 'groups': groups}
 
 
 def cases() -> dict[str, Case]:
@@ -59,6 +73,7 @@ def cases() -> dict[str, Case]:
       [200, 200, 100, 100, 50, 200], [200, 100, 200, 100, 200, 50], {}
     ),
     'groups6': _hosts(6)._replace(pairs=cross),
+    'shared6': _hosts(6)._replace(groups=[((3, 4, 5), 20)]),
     'random6': _hosts(6)._replace(pairs=_random(6)),
     'random8': _hosts(8)._replace(pairs=_random(8)),
   }
