@@ -1,0 +1,173 @@
+"""Tests of a replica: its real executor and handover, a lead that is played."""
+
+import contextlib
+import pathlib
+import queue
+import tempfile
+import threading
+import types
+from unittest import mock
+
+from absl.testing import absltest
+
+from batching import fixed
+from cluster.distributed.faults import Faults
+from cluster.distributed.links import traffic
+from cluster.distributed.process import Settings
+from cluster.distributed.reduced import group, replica
+from cluster.distributed.reduced.books import Books
+from cluster.distributed.reduced.summing import HostSumming
+from cluster.transport.streams import Security
+from learning.nothing import NoGradient, NoLearner
+from learning.pool import Pool
+from route import links, ring
+
+_HOST, _WAIT_S = '127.0.0.1', 20.0
+
+
+class _Life:
+  """The stream of a replica to the lead: what it says is put into a queue."""
+
+  def __init__(self, played, told):
+    self.number, self.told = 0, told
+    self.stack = contextlib.ExitStack()
+    self.heart = types.SimpleNamespace(
+      ended=threading.Event(),
+      verdict={'end': 'over', 'finished': True},
+      lead_time=lambda here: here,
+    )
+    self._played = played
+
+  def __enter__(self):
+    self._played.life = self
+    return self
+
+  def __exit__(self, *exception):
+    self.stack.close()
+
+  def say(self, header):
+    self._played.said.put(header)
+
+
+class _Played:
+  """A replica in a thread, and the lead that a test plays for it.
+
+  Attributes:
+    replica: The real one.
+    said: What it has said.
+    ready: What it has said of where it is.
+  """
+
+  def __init__(self, index, *, workers, gradient=None, adapt=False):
+    self.said, self.workers = queue.SimpleQueue(), workers
+    books = Books(workers, 0)
+    security = Security()
+    pool = Pool((), (), (), blank=100, range_bytes=0, books=books.size)
+    gradient = gradient or NoGradient()
+    faults = Faults(
+      (),
+      num_workers=workers,
+      num_servers=1,
+      directory=pathlib.Path(tempfile.mkdtemp()),
+      interface='lo',
+      timeout_s=1.0,
+    )
+    self.replica = replica.Replica(
+      index,
+      gradient=gradient,
+      learner=NoLearner((), ()),
+      summing=HostSumming(
+        index,
+        gradient=gradient,
+        pool=pool,
+        host=_HOST,
+        security=security,
+        timeout_s=5.0,
+        faults=faults,
+      ),
+      books=books,
+      batching=fixed.make(num_workers=workers, worker_batch=8),
+      speed=None,
+      faults=faults,
+      settings=Settings(_HOST, '', security, 5.0, 5.0, adapt),
+      hung=mock.Mock(),
+      completed=self.said.put,
+    )
+    made = mock.Mock(side_effect=lambda *args, told, **_: _Life(self, told))
+    with mock.patch.object(replica, 'Life', made):
+      self._thread = threading.Thread(target=self.replica, args=['lead'])
+      self._thread.start()
+      self.ready = self.hear('ready')
+
+  def close(self):
+    self.life.heart.ended.set()
+    self.replica._end()
+    self._thread.join()
+
+  def tell(self, **said):
+    self.life.told(said)
+
+  def hear(self, name, value=None):
+    """Returns the next of what it says that has a field, of a value."""
+    while True:
+      said = self.said.get(timeout=_WAIT_S)
+      if name in said and value in (None, said[name]):
+        return said
+
+  def form(self, *others, generation=0, version=0, source=None):
+    """Has it form a generation with others; does not wait."""
+    own = (self, *others)
+    cluster = links.believed('', self.workers)
+    addresses = {p.replica.index: p.ready['executor'] for p in own}
+    told = group.described(
+      generation,
+      dict(sorted(addresses.items())),
+      cluster.workers,
+      cluster,
+      ring.in_order(cluster),
+    )
+    told |= {'version': version, 'source': source}
+    for played in own:
+      played.tell(group=told)
+
+  def deal(self, version, ranges, *, generation=0):
+    self.tell(
+      deal={
+        'generation': generation,
+        'version': version,
+        'iteration': version,
+        'ranges': ranges,
+        'examples': 8,
+        'total': 8 * self.workers,
+        'members': [*range(self.workers)],
+        'at': 0.0,
+        'check': False,
+      }
+    )
+
+
+class ReplicaTest(absltest.TestCase):
+  def _played(self, index=0, *, workers=1, **fields):
+    played = _Played(index, workers=workers, **fields)
+    self.addCleanup(played.close)
+    return played
+
+  def test_who_follows_links_tells_what_was_sent(self):
+    with mock.patch.object(traffic.Telling.__init__, '__defaults__', (0.01,)):
+      both = [self._played(k, workers=2, adapt=True) for k in range(2)]
+    both[0].form(both[1])
+    for played in both:
+      played.hear('told', 'formed')
+      played.deal(0, [[0, 8]])
+    for played in both:
+      played.hear('books')
+    told = both[0].hear('told', 'traffic')
+    while not told['sent']:
+      told = both[0].hear('told', 'traffic')
+    ((worker, sent_bytes, _),) = told['sent']
+    self.assertEqual(worker, 1)
+    self.assertGreaterEqual(sent_bytes, 4 * 100)
+
+
+if __name__ == '__main__':
+  absltest.main()
