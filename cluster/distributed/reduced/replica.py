@@ -256,8 +256,10 @@ class Replica:
     self._pace.begin(said['version'])
     self._pace.transfer()
     try:
-      source = said['source']
-      if source and (self._fresh or self.learner.version != said['version']):
+      source, version = said['source'], said['version']
+      # Nobody has anything else at version 0 than all begin with.
+      other = self.learner.version != version or (self._fresh and version)
+      if source and other:
         life.say({'doing': f'fetching version {said["version"]} from {source}'})
         state = handover.fetch(
           source,
