@@ -1,16 +1,15 @@
 """Tests of a replica: its real executor and handover, a lead that is played."""
 
-import contextlib
 import pathlib
 import queue
 import tempfile
 import threading
-import types
 from unittest import mock
 
 from absl.testing import absltest
 
 from batching import fixed
+from cluster.distributed import life
 from cluster.distributed.faults import Faults
 from cluster.distributed.links import traffic
 from cluster.distributed.process import Settings
@@ -25,28 +24,20 @@ from route import links, ring
 _HOST, _WAIT_S = '127.0.0.1', 20.0
 
 
-class _Life:
-  """The stream of a replica to the lead: what it says is put into a queue."""
+class _Heart:
+  """That of a life which ends when a test says so."""
 
-  def __init__(self, played, told):
-    self.number, self.told = 0, told
-    self.stack = contextlib.ExitStack()
-    self.heart = types.SimpleNamespace(
-      ended=threading.Event(),
-      verdict={'end': 'over', 'finished': True},
-      lead_time=lambda here: here,
-    )
-    self._played = played
+  def __init__(self, stream, *, told, ending, **_):
+    self.ended, self.told, self._ending = threading.Event(), told, ending
+    self.verdict = {'end': 'over', 'finished': True}
+    stream.heart = self
 
-  def __enter__(self):
-    self._played.life = self
-    return self
+  def lead_time(self, here):
+    return here
 
-  def __exit__(self, *exception):
-    self.stack.close()
-
-  def say(self, header):
-    self._played.said.put(header)
+  def end(self):
+    self.ended.set()
+    self._ending()
 
 
 class _Played:
@@ -93,19 +84,30 @@ class _Played:
       hung=mock.Mock(),
       completed=self.said.put,
     )
-    made = mock.Mock(side_effect=lambda *args, told, **_: _Life(self, told))
-    with mock.patch.object(replica, 'Life', made):
+    with (
+      mock.patch.object(life, 'join', lambda *_, **__: (self, {'life': 0})),
+      mock.patch.object(life, 'Heart', _Heart),
+    ):
       self._thread = threading.Thread(target=self.replica, args=['lead'])
       self._thread.start()
       self.ready = self.hear('ready')
 
-  def close(self):
-    self.life.heart.ended.set()
-    self.replica._end()
+  def end(self):
+    self.heart.end()
     self._thread.join()
 
+  # The stream, as the life of the replica sees it.
+
+  def send(self, header):
+    self.said.put(header)
+
+  def cancel(self):
+    """Nothing waits for it."""
+
+  close = cancel
+
   def tell(self, **said):
-    self.life.told(said)
+    self.heart.told(said)
 
   def hear(self, name, value=None):
     """Returns the next of what it says that has a field, of a value."""
@@ -149,7 +151,7 @@ class _Played:
 class ReplicaTest(absltest.TestCase):
   def _played(self, index=0, *, workers=1, **fields):
     played = _Played(index, workers=workers, **fields)
-    self.addCleanup(played.close)
+    self.addCleanup(played.end)
     return played
 
   def test_who_follows_links_tells_what_was_sent(self):
