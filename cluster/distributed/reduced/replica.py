@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -95,7 +94,7 @@ class Replica:
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
-    self._threads = ThreadPoolExecutor(1)
+    self._preparing: threading.Thread | None = None
     self._pace = Pace()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
@@ -293,7 +292,10 @@ class Replica:
       self._compute(life, deal)
       if following := self._inbox.next_deal():
         ranges = tuple(map(tuple, following['ranges']))
-        self._threads.submit(self._gradient.prepare, ranges)
+        self._preparing = threading.Thread(
+          target=self._gradient.prepare, args=[ranges], daemon=True
+        )
+        self._preparing.start()
       self._last = self._summing.total()
     except Abandoned:
       return
@@ -323,6 +325,8 @@ class Replica:
       self._faults.happen(late)
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
+    if self._preparing:  # Perhaps something else, of what was dealt ahead.
+      self._preparing.join()
     self._gradient.prepare(ranges)
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed

@@ -4,6 +4,7 @@ import pathlib
 import queue
 import tempfile
 import threading
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -183,6 +184,35 @@ class ReplicaTest(absltest.TestCase):
     both[0].form(both[1], source=f'{_HOST}:1')  # Nobody is there.
     for played in both:
       played.hear('told', 'formed')
+
+  def test_one_thread_at_a_time_gathers_examples(self):
+    gradient = _Slow()
+    played = self._played(gradient=gradient)
+    played.form()
+    played.hear('told', 'formed')
+    for version in range(3):
+      played.deal(version, [[8 * version, 8 * version + 8]])
+    for version in range(3):
+      played.hear('version', version)
+    self.assertEqual(gradient.most, 1)
+    self.assertEqual(
+      [*dict.fromkeys(gradient.gathered)],
+      [((8 * k, 8 * k + 8),) for k in (0, 1, 2)],
+    )
+
+
+class _Slow(NoGradient):
+  """Notes which examples are gathered, by how many threads at a time."""
+
+  def __init__(self):
+    self.gathered, self.most, self._now = [], 0, 0
+
+  def prepare(self, ranges):
+    self.gathered.append(ranges)
+    self._now += 1
+    self.most = max(self.most, self._now)
+    time.sleep(0.05)
+    self._now -= 1
 
 
 if __name__ == '__main__':
