@@ -1,9 +1,11 @@
 """What leads of all real runs do: events from a queue, and who is silent."""
 
+import contextlib
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -50,14 +52,42 @@ class Leading:
     """
     self.time = 0.0
     self.lead = lead
-    self._reception_of_workers = reception
+    self._reception = reception
     self._members = reception.members
     self._timeout_s, self._start_s = timeout_s, start_s
     self._deadlines = deadlines
     self._local = local
+    self._started = False
     self._began: float | None = None  # Monotonic seconds.
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._look_at = 0.0  # Monotonic seconds.
+
+  def start(self) -> None:
+    """Releases the first iterations."""
+    self._began = time.monotonic() - self.time
+    self._started = True
+    self.lead.start(self.time)
+
+  def close(self) -> None:
+    """Ends the run for all processes, however it went."""
+    self._reception.looked = math.inf
+    self.lead.close(self.time)
+    self._started = False
+    self._reception.close(finished=self._over)
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone."""
+    return {
+      'virtual_s': None,
+      'lives': [member.lives for member in self._members],
+      'late_compilations': sum(
+        sum(member.compilations.values()) for member in self._members
+      ),
+    }
+
+  @property
+  def _over(self) -> bool:
+    return self.lead.journal.finished
 
   def _wait(
     self,
@@ -77,9 +107,8 @@ class Leading:
       Unmendable: If it takes too long.
     """
     if self._local:
-      threading.Thread(
-        target=self._run_local, args=[address], daemon=True
-      ).start()
+      worker = self._telling()(self._local(address))
+      threading.Thread(target=worker, daemon=True).start()
     now = time.monotonic()
     deadline, tell_at = now + self._start_s, now + _TELL_S
     while not done():
@@ -95,26 +124,42 @@ class Leading:
         tell_at = now + _TELL_S
         logging.info('The run waits for\n%s', what)
 
-  def _run_local(self, address: str) -> None:
+  @contextlib.contextmanager
+  def _telling(self) -> Iterator[None]:
+    """Tells the lead of what the worker of this process raises."""
     try:
-      self._local(address)()
+      yield
     except BaseException as error:  # The thread has nobody else to tell.
-      reason = f'The worker of the lead failed: {error!r}'
-      self._reception_of_workers.give_up(reason)
+      self._reception.give_up(f'The worker of the lead failed: {error!r}')
       raise
 
   def _take(self, wait_s: float) -> None:
     """Deals with the next event, if one comes in time."""
+    if event := self._next(wait_s):
+      self._reactions[event['told']](event)
+
+  def _next(self, wait_s: float) -> dict[str, Any] | None:
+    """Returns the next event, if one comes in time; it is then."""
     try:
-      events = self._reception_of_workers.events
-      event = events.get(timeout=max(wait_s, 0.0))
+      event = self._reception.events.get(timeout=max(wait_s, 0.0))
     except queue.Empty:
       self.time = max(self.time, self._now())
-      return
+      return None
     at = event.get('at', time.monotonic())
     if self._began is not None:
       self.time = max(self.time, at - self._began)
-    self._reactions[event['told']](event)
+    return event
+
+  def _look(self) -> None:
+    """Looks around, once in a beat: who has hundreds of workers has events."""
+    if time.monotonic() >= self._look_at:
+      self._look_around()
+      self._look_at = time.monotonic() + self._timeout_s / BEATS
+    self._reception.looked = math.inf if self._over else time.monotonic()
+
+  def _look_around(self) -> None:
+    """Gives up who is silent or does not go on."""
+    raise NotImplementedError
 
   def _admits(self, event: dict[str, Any]) -> bool:
     """Takes in a worker that is ready; returns False if it is an old life."""
@@ -122,7 +167,7 @@ class Leading:
     reason = 'It has come back as another process.'
     if event['life'] < member.life:
       end = {'end': 'left', 'reason': reason}
-      self._reception_of_workers.send(event['stream'], end)
+      self._reception.send(event['stream'], end)
       return False
     if member.stream is not None:
       self._lose(index, reason)

@@ -1,13 +1,18 @@
 """A life of a worker: its stream to the lead, first word to last."""
 
 import contextlib
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from absl import logging
+
+from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.joining import dropped, join
-from cluster.transport.heart import Heart
-from cluster.transport.streams import Security
+from cluster.distributed.process import Settings
+from cluster.transport.errors import Refused, TransportError
+from cluster.transport.heart import BEATS, LOST, Heart
 
 
 class Life:
@@ -16,16 +21,15 @@ class Life:
   Attributes:
     number: Which life of its worker, from 0.
     heart: Of the stream.
+    stack: What ends with it.
   """
 
   def __init__(
     self,
     lead: str,
-    hello: dict[str, Any],
+    index: int,
+    settings: Settings,
     *,
-    security: Security,
-    timeout_s: float,
-    start_s: float,
     with_beats: Callable[[], dict[str, Any]],
     hung: Callable[[str], None],
     told: Callable[[dict[str, Any]], None],
@@ -35,10 +39,8 @@ class Life:
 
     Args:
       lead: HOST:PORT.
-      hello: What the worker says of itself.
-      security: Of all streams.
-      timeout_s: Silence after which the lead counts as lost.
-      start_s: How long to try to join it.
+      index: Of the worker.
+      settings: What all processes of the run agree on.
       with_beats: Returns what every beat says.
       hung: Called with what the lead has said, from another thread, if the
         context does not end then.
@@ -49,11 +51,16 @@ class Life:
     Raises:
       TransportError: If it cannot be joined.
     """
+    timeout_s = settings.timeout_s
     self._control, welcome = join(
-      lead, hello, security=security, timeout_s=timeout_s, start_s=start_s
+      lead,
+      {'worker': index, 'fingerprint': settings.fingerprint},
+      security=settings.security,
+      timeout_s=timeout_s,
+      start_s=settings.start_s,
     )
     self.number = welcome['life']
-    self._timeout_s = timeout_s
+    self._index, self._timeout_s = index, timeout_s
     self._hung = hung
     self._ending = ending
     self._heeded = threading.Event()
@@ -79,8 +86,48 @@ class Life:
     if not self.heart.ended.is_set():
       self._control.send(header)
 
+  @contextlib.contextmanager
+  def lived(self, faults: Faults) -> Iterator[None]:
+    """A context that ends well with what the end of this life raises in it.
+
+    Args:
+      faults: What goes wrong on purpose.
+    """
+    try:
+      yield
+    except Refused:
+      raise
+    except TransportError as error:
+      # The lead knows why, and tells.
+      self.heart.ended.wait(self._timeout_s / BEATS)
+      logging.info('Worker %d: %s', self._index, error)
+    verdict = self.heart.verdict
+    logging.info('Worker %d: %s', self._index, verdict)
+    if verdict['end'] == 'over':
+      faults.happen(faults.due(self._index, -1, Phase.END))
+
   def _cut(self) -> None:
     """Lets nothing wait any more; in a thread of the heart."""
     self._ending()
     if not self._heeded.wait(self._timeout_s):
       self._hung(self.heart.verdict['end'])
+
+
+@contextlib.contextmanager
+def explained(index: int) -> Iterator[None]:
+  """Makes codes of exit of what ends a worker for good.
+
+  Args:
+    index: Of the worker.
+
+  Raises:
+    SystemExit: With LOST if the lead is lost for too long, with 1 if it refuses
+      this worker.
+  """
+  try:
+    yield
+  except Refused as error:
+    sys.exit(f'Refused: {error}')
+  except TransportError as error:
+    logging.error('Worker %d has lost the cluster: %s', index, error)
+    sys.exit(LOST)

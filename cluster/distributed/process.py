@@ -18,6 +18,7 @@ from cluster.distributed.pace import Deadlines, Jobs
 from cluster.runtime import Parts
 from cluster.transport import trust
 from cluster.transport.greeting import Security
+from cluster.transport.heart import STOPPED
 from outputs.files import fingerprint
 
 
@@ -38,7 +39,16 @@ class Meeting(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """What all processes of a run agree on: see `Process` and `Reduced`."""
+  """What all processes of a run agree on, but for the address.
+
+  Attributes:
+    address: Of this host, to listen on.
+    fingerprint: Of the run.
+    security: Of all streams.
+    timeout_s: Silence after which a process counts as lost.
+    start_s: Until all have to be there.
+    adapt: As of `route.route.Reduced`.
+  """
 
   address: str
   fingerprint: str
@@ -55,10 +65,7 @@ class Process:
     clock: What times are.
     meeting: Which process this is, and where the others are.
     parts: What the run is made of.
-    fingerprint: Of the run.
-    security: Of all streams.
-    timeout_s: Silence after which a process counts as lost.
-    start_s: Until all have to be there.
+    settings: What it agrees on with the others.
     faults: What goes wrong on purpose.
     deadlines: After which a process that does not go on counts as lost.
     jobs: That the lead has others do.
@@ -88,16 +95,62 @@ class Process:
       ValueError: If a setting is wrong; names the field.
     """
     self.meeting, self.parts = meeting, parts
-    self.fingerprint = fingerprint(parts.described)
-    self.security = trust.security(config.cluster, meeting.address)
-    self.timeout_s = config.cluster.timeout_s
-    self.start_s = config.cluster.start_s
+    self.settings = Settings(
+      meeting.address,
+      fingerprint(parts.described),
+      trust.security(config.cluster, meeting.address),
+      config.cluster.timeout_s,
+      config.cluster.start_s,
+    )
     self.faults = faults.make(config, servers, parts.files.workdir / 'faults')
     self.deadlines = Deadlines(
-      timeout_s=self.timeout_s, start_s=self.start_s, windows=windows
+      timeout_s=config.cluster.timeout_s,
+      start_s=config.cluster.start_s,
+      windows=windows,
     )
     self.jobs = Jobs(self.deadlines)
     self._evaluations = itertools.count()
+
+  def __call__(self) -> None:
+    """Takes part in a run that another process leads.
+
+    Raises:
+      SystemExit: With LOST if the cluster is lost: starting again may help.
+        With STOPPED if the lead has ended the run before it has finished.
+    """
+    if self.meeting.finished:
+      logging.info('The run has finished before.')
+      return
+    _leave_it_to_the_lead()
+    if not self._take_part():
+      sys.exit(STOPPED)
+
+  def _take_part(self) -> bool:
+    """Returns whether the run has finished, once it is over."""
+    raise NotImplementedError
+
+  @property
+  def _of_reception(self) -> dict[str, Any]:
+    """Arguments of a `Reception`, but for the number of workers."""
+    settings = self.settings
+    return {
+      'host': settings.address,
+      'port': int(self.meeting.role.lead.rpartition(':')[2]),
+      'fingerprint': settings.fingerprint,
+      'security': settings.security,
+      'timeout_s': settings.timeout_s,
+      'start_s': settings.start_s,
+      'jobs': self.jobs,
+    }
+
+  @property
+  def _of_leading(self) -> dict[str, Any]:
+    """Arguments of a `Leading` that say how long it waits."""
+    return {
+      'timeout_s': self.settings.timeout_s,
+      'start_s': self.settings.start_s,
+      'deadlines': self.deadlines,
+    }
 
   @functools.cached_property
   def later(self) -> Callable[[Callable[[], Any]], Future]:
@@ -124,7 +177,7 @@ def end(code: int) -> NoReturn:
   os._exit(code)
 
 
-def leave_it_to_the_lead() -> None:
+def _leave_it_to_the_lead() -> None:
   """Does not heed the first SIGTERM.
 
   Where all processes get it, the lead saves a checkpoint and then ends the

@@ -183,8 +183,8 @@ def _derived(
 ) -> str:
   """Returns the address of the lead, which has a rank, from the environment."""
   if source == 'SLURM_PROCID':
-    job = _number(environ, 'SLURM_JOB_ID')
-    return f'{_slurm_host(environ, rank)}:{_PORT + job % _JOBS}'
+    number = _number(environ, 'SLURM_JOB_ID')
+    return f'{_slurm_host(environ, rank)}:{_PORT + number % _JOBS}'
   needed, job = 'HOST:PORT', ''
   if source == 'OMPI_COMM_WORLD_RANK':
     local = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE')

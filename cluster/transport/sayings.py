@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from absl import logging
+from absl.logging import converter
 
 _APART_S = 1.0
 
@@ -42,7 +43,7 @@ class Sayings:
       unsaid, self._unsaid = self._unsaid, 0
     more = f' ({unsaid} more of these since the last line)' if unsaid else ''
     logging.log(
-      logging.converter.standard_to_absl(level),
+      converter.standard_to_absl(level),
       '%s%s',
       text,
       more,

@@ -17,6 +17,7 @@ from cluster import lead
 from cluster.distributed import roles
 from cluster.distributed.faults import Faults
 from cluster.distributed.pace import Deadlines, Jobs
+from cluster.distributed.process import Settings
 from cluster.distributed.served import worker as worker_
 from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
@@ -35,6 +36,7 @@ from wire.flat import Flat
 
 TIMEOUT_S = 1.0  # Of what is in this process.
 START_S = 20.0
+_SETTINGS = Settings('127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S)
 
 
 class Lead:
@@ -158,12 +160,8 @@ class Lead:
     return host(
       index,
       functools.partial(self._server, index),
-      lead=address,
-      address='127.0.0.1',
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=TIMEOUT_S,
-      start_s=START_S,
+      address,
+      _SETTINGS,
     )
 
   def _silent(self, index):
@@ -202,10 +200,7 @@ class Lead:
       speed=None,
       faults=faults,
       lead=self._way(self.address),
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=TIMEOUT_S,
-      start_s=START_S,
+      settings=_SETTINGS,
       hung=print,
     )
     return self._pool.submit(worker)

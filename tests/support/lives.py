@@ -119,7 +119,7 @@ class Life:
     if 'group' in told:
       self.group, self.generation = told['group'], told['group']['generation']
       source, version = self.group['source'], self.group['version']
-      if source and (self.fresh or self.version != version):
+      if source and (self.version != version or (self.fresh and version)):
         self.doing = 'fetching'
       else:
         self.join()

@@ -236,18 +236,16 @@ class Formation:
     self._checked.clear()
     self._state = _State.FORMING
     said = self._described() if self.mends else {'generation': self.generation}
-    source = self._source
-    if source is None and version:  # The lead's has been restored.
-      source = 0
+    # At first the lead's is what has been restored, or what all begin with: who
+    # comes from another lead has something else.
+    source = 0 if self._source is None else self._source
     return [
       (
         index,
         said
         | {
           'version': version,
-          'source': None
-          if source in (None, index)
-          else self._handovers[source],
+          'source': None if source == index else self._handovers[source],
         },
       )
       for index in members

@@ -40,11 +40,10 @@ class Generations(Leading):
     """There is none yet; arguments as of `ReducedRuntime`."""
     super().__init__(lead=lead, reception=reception, **of_leading)
     self._holder = holder
-    self._reception = reception
     self._formation = formation
     self._linking = linking(self._say)
     self._dealing = Dealing(lead, self._say)
-    self._running = self._started = False
+    self._running = False
     self._gently = False  # Whether members were told to end an iteration first.
     # Books of an iteration that the lead's replica has not ended, but another;
     # and who took part in it.
@@ -204,6 +203,10 @@ class Generations(Leading):
       and event['life'] == self._members[index].life
       and self._members[index].stream is not None
     )
+
+  def _look_around(self) -> None:
+    self._lose_silent()
+    self._lose_overdue()
 
   def _lose_overdue(self) -> None:
     """Gives up who holds up an iteration, or the next generation."""

@@ -6,11 +6,9 @@ one ends, so that it waits for nobody but the others' gradients.
 """
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from absl import logging
 from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host
-from cluster.distributed.life import Life
+from cluster.distributed.life import Life, explained
 from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.links.traffic import Telling
 from cluster.distributed.pace import Pace
@@ -34,8 +32,8 @@ from cluster.distributed.reduced.executor.errors import (
 from cluster.distributed.reduced.inbox import Inbox
 from cluster.distributed.reduced.summing import Summing
 from cluster.speed.speed import Speed
-from cluster.transport.errors import Refused, TransportError
-from cluster.transport.heart import BEATS, LOST
+from cluster.transport.errors import TransportError
+from cluster.transport.heart import BEATS
 from learning import compilations
 from learning.digest import digest
 from learning.learning import Gradient, Learner
@@ -96,7 +94,7 @@ class Replica:
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
-    self._threads = ThreadPoolExecutor(1)
+    self._preparing: threading.Thread | None = None
     self._pace = Pace()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
@@ -126,50 +124,32 @@ class Replica:
         refuses this worker.
     """
     self._lead = lead
-    try:
-      with self._host:
-        while (verdict := self._session())['end'] != 'over':
-          logging.info('Worker %d joins again.', self.index)
-        return verdict['finished']
-    except Refused as error:
-      sys.exit(f'Refused: {error}')
-    except TransportError as error:
-      logging.error('Worker %d has lost the cluster: %s', self.index, error)
-      sys.exit(LOST)
+    with explained(self.index), self._host:
+      while (verdict := self._session())['end'] != 'over':
+        logging.info('Worker %d joins again.', self.index)
+    return verdict['finished']
 
   def _session(self) -> dict[str, Any]:
     """Works until the lead ends it, or is lost; returns what it has said."""
-    settings = self._settings
     self._pace, self._inbox = Pace(), Inbox()
     self._generation = self._stopped = -1
     self._fresh = True
-    with Life(
-      self._lead,
-      {'worker': self.index, 'fingerprint': settings.fingerprint},
-      security=settings.security,
-      timeout_s=settings.timeout_s,
-      start_s=settings.start_s,
-      with_beats=self._with_beats,
-      hung=self._hung,
-      told=self._told,
-      ending=self._end,
-    ) as life:
-      ended = life.heart.ended
-      try:
-        self._prepare(life)
-        while not ended.is_set():
-          self._heed(life, self._inbox.take())
-      except Refused:
-        raise
-      except TransportError as error:
-        # The lead knows why, and tells.
-        ended.wait(settings.timeout_s / BEATS)
-        logging.info('Worker %d: %s', self.index, error)
-      verdict = life.heart.verdict
-      logging.info('Worker %d: %s', self.index, verdict)
-      if verdict['end'] == 'over':
-        self._faults.happen(self._faults.due(self.index, -1, Phase.END))
-      return verdict
+    with (
+      Life(
+        self._lead,
+        self.index,
+        self._settings,
+        with_beats=self._with_beats,
+        hung=self._hung,
+        told=self._told,
+        ending=self._end,
+      ) as life,
+      life.lived(self._faults),
+    ):
+      self._prepare(life)
+      while not life.heart.ended.is_set():
+        self._heed(life, self._inbox.take())
+    return life.heart.verdict
 
   def _prepare(self, life: Life) -> None:
     """Gets ready for a new life."""
@@ -256,8 +236,10 @@ class Replica:
     self._pace.begin(said['version'])
     self._pace.transfer()
     try:
-      source = said['source']
-      if source and (self._fresh or self.learner.version != said['version']):
+      source, version = said['source'], said['version']
+      # Nobody has anything else at version 0 than all begin with.
+      other = self.learner.version != version or (self._fresh and version)
+      if source and other:
         life.say({'doing': f'fetching version {said["version"]} from {source}'})
         state = handover.fetch(
           source,
@@ -310,7 +292,10 @@ class Replica:
       self._compute(life, deal)
       if following := self._inbox.next_deal():
         ranges = tuple(map(tuple, following['ranges']))
-        self._threads.submit(self._gradient.prepare, ranges)
+        self._preparing = threading.Thread(
+          target=self._gradient.prepare, args=[ranges], daemon=True
+        )
+        self._preparing.start()
       self._last = self._summing.total()
     except Abandoned:
       return
@@ -340,6 +325,8 @@ class Replica:
       self._faults.happen(late)
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
+    if self._preparing:  # Perhaps something else, of what was dealt ahead.
+      self._preparing.join()
     self._gradient.prepare(ranges)
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed

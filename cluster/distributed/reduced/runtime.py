@@ -5,7 +5,6 @@ iteration while the one before it is computed: nobody waits for it, but where
 the run is looked at (evaluations, checkpoints) or workers come and go.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from cluster.distributed.reduced.books import Booking, Books
 from cluster.distributed.reduced.generations import Generations
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
-from cluster.transport.heart import BEATS
 
 
 class ReducedRuntime(Generations):
@@ -81,9 +79,7 @@ class ReducedRuntime(Generations):
 
   def start(self) -> None:
     """Releases the first iterations."""
-    self._began = time.monotonic() - self.time
-    self._started = True
-    self.lead.start(self.time)
+    super().start()
     self._deal()
 
   def resume(self) -> None:
@@ -110,12 +106,7 @@ class ReducedRuntime(Generations):
     if not self._pausing and self._still:
       self._deal()  # After a pause.
     self._take(max(self._look_at - time.monotonic(), 0.0))
-    if time.monotonic() >= self._look_at:
-      self._lose_silent()
-      self._lose_overdue()
-      self._look_at = time.monotonic() + self._timeout_s / BEATS
-    over = self.lead.journal.finished
-    self._reception.looked = math.inf if over else time.monotonic()
+    self._look()
 
   def state(self) -> dict[str, Any]:
     """Returns all that a run goes on from, between two iterations."""
@@ -131,23 +122,10 @@ class ReducedRuntime(Generations):
     self._before = state['lead']
     self._holder.restore(state['holder'])
 
-  def close(self) -> None:
-    """Ends the run for all workers, however it went."""
-    self._reception.looked = math.inf
-    self.lead.close(self.time)
-    self._started = False
-    self._reception.close(finished=self.lead.journal.finished)
-
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""
-    return {
-      'virtual_s': None,
-      'lives': [member.lives for member in self._members],
-      'generations': self._formation.generation + 1,
-      'late_compilations': sum(
-        sum(member.compilations.values()) for member in self._members
-      ),
-    }
+    own = {'generations': self._formation.generation + 1}
+    return super().summary() | own
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
@@ -204,7 +182,7 @@ class ReducedRuntime(Generations):
     if event['version'] == self._holder.version:
       self._formation.summed()
       self._book(event['books'], self._formation.members)
-      if self.lead.journal.finished:
+      if self._over:
         self._agree()
       self._deal()
 
@@ -237,7 +215,7 @@ class ReducedRuntime(Generations):
 
   def _deal(self) -> None:
     """Deals what can be dealt of this iteration and of the next."""
-    if not self._running or self.lead.journal.finished:
+    if not self._running or self._over:
       return
     version, members = self._holder.version, self._formation.members
     if self._dealing.newest < version:

@@ -2,7 +2,6 @@
 
 import faulthandler
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +12,7 @@ from cluster.distributed.links.adaptation import Adaptation
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
 from cluster.distributed.links.surveyor import Surveyor
-from cluster.distributed.process import (
-  Meeting,
-  Process,
-  Settings,
-  end,
-  leave_it_to_the_lead,
-)
+from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
@@ -31,7 +24,7 @@ from cluster.distributed.reduced.summing import HostSumming, Summing
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
-from cluster.transport.heart import LOST, STOPPED
+from cluster.transport.heart import LOST
 from configs.sections import named
 from outputs.checkpoints import Checkpoints
 from route.route import Reduced
@@ -89,14 +82,7 @@ class ReducedSite(Process):
   def runtime(self, lead: Lead) -> ReducedRuntime:
     """Returns what runs the events, for the process that leads."""
     reception = ReducedReception(
-      num_workers=self._workers,
-      host=self.meeting.address,
-      port=int(self.meeting.role.lead.rpartition(':')[2]),
-      fingerprint=self.fingerprint,
-      security=self.security,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
-      jobs=self.jobs,
+      num_workers=self._workers, **self._of_reception
     )
     self._completed = lambda told: reception.events.put(
       told | {'told': 'completed'}
@@ -124,32 +110,19 @@ class ReducedSite(Process):
           kept=kept,
           send=say,
           tell=reception.events.put,
-          timeout_s=self.timeout_s,
+          timeout_s=self.settings.timeout_s,
         ),
         adaptation if self._plan.adapt else None,
         workers=self._workers,
       ),
       books=self._books,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
-      deadlines=self.deadlines,
       local=lambda lead: functools.partial(self._replica, lead),
       iteration_bytes=lambda n: 2 * (n - 1) * _ITEM * self._pool.size,
+      **self._of_leading,
     )
 
-  def __call__(self) -> None:
-    """Takes part in a run that another process leads.
-
-    Raises:
-      SystemExit: With LOST if the cluster is lost: starting again may help.
-        With STOPPED if the lead has ended the run before it has finished.
-    """
-    if self.meeting.finished:
-      logging.info('The run has finished before.')
-      return
-    leave_it_to_the_lead()
-    if not self._replica(self.meeting.role.lead):
-      sys.exit(STOPPED)
+  def _take_part(self) -> bool:
+    return self._replica(self.meeting.role.lead)
 
   def _made(self) -> Replica:
     learned, gradient = self.parts.learned, self.parts.learned.gradient
@@ -166,8 +139,8 @@ class ReducedSite(Process):
         gradient=gradient,
         pool=self._pool,
         host=self.meeting.address,
-        security=self.security,
-        timeout_s=self.timeout_s,
+        security=self.settings.security,
+        timeout_s=self.settings.timeout_s,
         faults=self.faults,
         pace=self._pace,
       )
@@ -180,14 +153,7 @@ class ReducedSite(Process):
       batching=self.parts.batching,
       speed=self.parts.speed,
       faults=self.faults,
-      settings=Settings(
-        self.meeting.address,
-        self.fingerprint,
-        self.security,
-        self.timeout_s,
-        self.start_s,
-        self._plan.adapt,
-      ),
+      settings=self.settings._replace(adapt=self._plan.adapt),
       hung=self._hung,
       completed=self._tell,
     )

@@ -12,6 +12,7 @@ from cluster.distributed.faults import Fault, Faults, Kind
 from cluster.distributed.reduced.executor.executor import (
   Executor,
   Reduction,
+  Usage,
 )
 from cluster.distributed.reduced.group import group_of
 from cluster.speed.layers import Range
@@ -27,7 +28,8 @@ _ITEM = np.dtype(np.float32).itemsize
 class Summing(Protocol):
   """Sums what the workers of a generation have computed, again and again.
 
-  Called by the thread of a replica, but for `abandon` and `steps`.
+  Called by the thread of a replica, but for `abandon`, `steps`, `traffic` and
+  `unanswered`.
 
   Attributes:
     steps: Grows with what comes and goes in an iteration.
@@ -72,6 +74,9 @@ class Summing(Protocol):
 
   def unanswered(self) -> int:
     """Returns how often this was asked since a thread came to it last."""
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Returns what has gone to and come from each worker, in this life."""
 
   def abandon(self, before: float = math.inf) -> None:
     """Lets nothing wait any more until the next `form`; from any thread.
@@ -217,6 +222,11 @@ class HostSumming:
     """Asks the executor."""
     executor = self._executor
     return executor.unanswered() if executor else 0
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Asks the executor; there is nothing before a life and after it."""
+    executor = self._executor
+    return executor.traffic() if executor else {}
 
   def abandon(self, before: float = math.inf) -> None:
     """Ends what is under way."""

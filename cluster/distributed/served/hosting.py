@@ -9,11 +9,11 @@ import numpy as np
 from absl import logging
 
 from cluster.distributed.joining import join
+from cluster.distributed.process import Settings
 from cluster.distributed.served.server import Report, Server
 from cluster.transport.heart import Heart, Unmendable
 from cluster.transport.streams import (
   Refused,
-  Security,
   TransportError,
   chunked,
 )
@@ -22,13 +22,8 @@ from cluster.transport.streams import (
 def host(
   index: int,
   make: Callable[[Report, Mapping[str, Any]], Server],
-  *,
   lead: str,
-  address: str,
-  fingerprint: str,
-  security: Security,
-  timeout_s: float,
-  start_s: float,
+  settings: Settings,
 ) -> bool:
   """Runs a server other than the lead's, until the lead ends it.
 
@@ -38,11 +33,7 @@ def host(
     index: Which server.
     make: Makes it, given how it reports and what the lead greets it with.
     lead: HOST:PORT of the lead.
-    address: To listen on, at any free port.
-    fingerprint: Of the config: the lead's must be the same.
-    security: Of all streams.
-    timeout_s: Silence after which the lead counts as lost.
-    start_s: How long to try to come to it.
+    settings: What all processes agree on.
 
   Returns:
     Whether the run has finished; else it goes on from a checkpoint one day.
@@ -51,6 +42,7 @@ def host(
     Unmendable: If the lead is lost.
     Refused: If the lead refuses this server.
   """
+  address, fingerprint, security, timeout_s, start_s, _ = settings
   hello = {'server': index, 'fingerprint': fingerprint}
   server: Server | None = None
   first: Mapping[str, Any] = {}

@@ -7,11 +7,11 @@ from absl import logging
 
 from cluster.distributed.joining import dropped
 from cluster.distributed.life import Life
+from cluster.distributed.process import Settings
 from cluster.transport.heart import within
 from cluster.transport.streams import (
   Closed,
   Refused,
-  Security,
   Stream,
   TransportError,
   connect,
@@ -29,38 +29,34 @@ class ServedLife(Life):
   def __init__(
     self,
     lead: str,
-    hello: dict[str, Any],
-    *,
-    security: Security,
-    timeout_s: float,
+    index: int,
+    settings: Settings,
     **of_life: Any,
   ):
     """Joins the lead: see `Life`.
 
     Args:
       lead: HOST:PORT.
-      hello: What the worker says of itself.
-      security: Of all streams.
-      timeout_s: Silence after which the lead counts as lost.
+      index: Of the worker.
+      settings: What all processes of the run agree on.
       **of_life: As of `Life`.
 
     Raises:
       TransportError: If it cannot be joined.
     """
     self._servers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    self._security = security
+    self._settings = settings
     self.streams: list[Stream] = []
     self.pieces: list[list[int]] = []
     super().__init__(
       lead,
-      hello,
-      security=security,
-      timeout_s=timeout_s,
+      index,
+      settings,
       told=self._servers.put,
       ending=self._cancel,
       **of_life,
     )
-    self._key = {'worker': hello['worker'], 'life': self.number}
+    self._key = {'worker': index, 'life': self.number}
 
   def meet(self) -> None:
     """Connects to all servers, once the lead has said where they are.
@@ -82,7 +78,10 @@ class ServedLife(Life):
     """Returns a stream to a server, as soon as it can be reached."""
     while not self.heart.ended.is_set():
       try:
-        return connect(address, self._key, self._security, self._timeout_s)
+        settings = self._settings
+        return connect(
+          address, self._key, settings.security, settings.timeout_s
+        )
       except Refused:
         raise
       except TransportError as error:

@@ -6,7 +6,6 @@ scheme says.
 """
 
 import math
-import queue
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
-from cluster.transport.heart import BEATS, Unmendable
+from cluster.transport.heart import Unmendable
 
 _MOST = 64  # Events whose orders wait for one another.
 
@@ -53,11 +52,10 @@ class ServedRuntime(Leading):
     """
     super().__init__(lead=lead, reception=reception, **of_leading)
     self._orders = orders
-    self._reception = reception
+    self._reception: ServedReception = reception
     self._server = server
     self._num_servers = num_servers
     self._wake: float | None = None
-    self._running = False
     self._alone_since = math.inf
     self._reactions = {
       'here': lambda event: None,
@@ -83,9 +81,7 @@ class ServedRuntime(Leading):
 
   def start(self) -> None:
     """Releases the first iterations."""
-    self._began = time.monotonic() - self.time
-    self._running = True
-    self.lead.start(self.time)
+    super().start()
     self._orders.flush()
 
   def resume(self) -> None:
@@ -106,22 +102,19 @@ class ServedRuntime(Leading):
     wait_s = self._look_at - time.monotonic()
     if self._wake is not None:
       wait_s = min(wait_s, self._wake - self._now())
-    self._take(max(wait_s, 0.0))
-    # What has happened meanwhile, too: its orders go out in one message.
-    for _ in range(_MOST - 1):
+    for _ in range(_MOST):
+      if event := self._next(wait_s):
+        self._reactions[event['told']](event)
+      # What has happened meanwhile, too: its orders go out in one message.
       if self._reception.events.empty() or self._due or self._over:
         break
-      self._take(0.0)
+      wait_s = 0.0
     if self._due:
       self._wake = None
       self.time = max(self.time, self._now())
       self.lead.wake(self.time)
-    # Not at each event: who has hundreds of workers has thousands of these.
-    if time.monotonic() >= self._look_at:
-      self._look_around()
-      self._look_at = time.monotonic() + self._timeout_s / BEATS
+    self._look()
     self._orders.flush()
-    self._reception.looked = math.inf if self._over else time.monotonic()
 
   def pause(self) -> bool:
     """Returns True: pushes under way are lost, and their examples are not."""
@@ -141,52 +134,10 @@ class ServedRuntime(Leading):
     self._before = state['lead']
     self._orders.restore(state['servers'])
 
-  def close(self) -> None:
-    """Ends the run for all workers and servers, however it went."""
-    self._reception.looked = math.inf
-    self.lead.close(self.time)
-    self._running = False
-    self._reception.close(finished=self._over)
-
-  def summary(self) -> dict[str, Any]:
-    """Returns what summary.json says of this runtime alone."""
-    return {
-      'virtual_s': None,
-      'lives': [member.lives for member in self._members],
-      'late_compilations': sum(
-        sum(member.compilations.values()) for member in self._members
-      ),
-    }
-
   @property
   def _due(self) -> bool:
     """Whether the scheme wants to look at the clock."""
     return self._wake is not None and self._now() >= self._wake
-
-  @property
-  def _over(self) -> bool:
-    return self.lead.journal.finished
-
-  # As of `Leading`, in this file of those that a gradient passes.
-
-  def _run_local(self, address: str) -> None:
-    try:
-      self._local(address)()
-    except BaseException as error:  # The thread has nobody else to tell.
-      self._reception.give_up(f'The worker of the lead failed: {error!r}')
-      raise
-
-  def _take(self, wait_s: float) -> None:
-    """Deals with the next event, if one comes in time."""
-    try:
-      event = self._reception.events.get(timeout=max(wait_s, 0.0))
-    except queue.Empty:
-      self.time = max(self.time, self._now())
-      return
-    at = event.get('at', time.monotonic())
-    if self._began is not None:
-      self.time = max(self.time, at - self._began)
-    self._reactions[event['told']](event)
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
@@ -194,7 +145,7 @@ class ServedRuntime(Leading):
     index, member = event['worker'], self._members[event['worker']]
     self._orders.lives[index] = event['life']
     member.arrived = 0
-    if self._running:
+    if self._started:
       logging.info('Worker %d is back.', index)
       self.lead.join(index, self.time)
 
@@ -245,7 +196,7 @@ class ServedRuntime(Leading):
     stream, member.stream = member.stream, None
     self._reception.send(stream, {'end': 'left', 'reason': reason})
     self._orders.end(index, member.life)
-    if self._running:
+    if self._started:
       self.lead.leave(index, self.time, reason)
 
   def _look_around(self) -> None:

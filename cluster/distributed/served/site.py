@@ -17,12 +17,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.distributed.faults import Phase
-from cluster.distributed.process import (
-  Meeting,
-  Process,
-  end,
-  leave_it_to_the_lead,
-)
+from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
@@ -105,15 +100,9 @@ class ServedSite(Process):
       orders=self.holder,
       num_workers=len(lead.workers),
       num_servers=self._plan.servers,
-      host=self.meeting.address,
-      port=int(self.meeting.role.lead.rpartition(':')[2]),
       greeting=lambda: {'restore': self.checkpoints.found},
-      fingerprint=self.fingerprint,
-      security=self.security,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
       deadlines=self.deadlines,
-      jobs=self.jobs,
+      **self._of_reception,
     )
     return ServedRuntime(
       lead=lead,
@@ -121,37 +110,22 @@ class ServedSite(Process):
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=self._plan.servers,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
-      deadlines=self.deadlines,
       local=None if self._plan.dedicated else self._worker,
+      **self._of_leading,
     )
 
-  def __call__(self) -> None:
-    """Takes part in a run that another process leads.
-
-    Raises:
-      SystemExit: With LOST if the cluster is lost: starting again may help.
-        With STOPPED if the lead has ended the run before it has finished.
-    """
-    if self.meeting.finished:
-      logging.info('The run has finished before.')
-      return
-    leave_it_to_the_lead()
+  def _take_part(self) -> bool:
     role, plan = self.meeting.role, self._plan
     if role.kind == 'server':
-      if not self._host():
-        sys.exit(STOPPED)
-      return
+      return self._host()
     beside = None
     if not plan.dedicated and role.index < plan.servers:
       beside = threading.Thread(target=self._host_beside, daemon=True)
       beside.start()
     finished = self._worker(role.lead)()
     if beside:
-      beside.join(self.start_s)
-    if not finished:
-      sys.exit(STOPPED)
+      beside.join(self.settings.start_s)
+    return finished
 
   def _worker(self, lead: str) -> Worker:
     return Worker(
@@ -162,10 +136,7 @@ class ServedSite(Process):
       speed=self.parts.speed,
       faults=self.faults,
       lead=lead,
-      fingerprint=self.fingerprint,
-      security=self.security,
-      timeout_s=self.timeout_s,
-      start_s=self.start_s,
+      settings=self.settings,
       hung=self._hung,
     )
 
@@ -192,12 +163,8 @@ class ServedSite(Process):
       return host(
         role.index,
         functools.partial(self._server, role.index),
-        lead=role.lead,
-        address=self.meeting.address,
-        fingerprint=self.fingerprint,
-        security=self.security,
-        timeout_s=self.timeout_s,
-        start_s=self.start_s,
+        role.lead,
+        self.settings,
       )
     except Unmendable as error:
       logging.error('%s', error)

@@ -6,7 +6,6 @@ again, as a new life, when the lead has given it up or a stream is lost.
 
 import functools
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,15 +26,17 @@ from cluster.distributed.faults import (
   spoilt,
 )
 from cluster.distributed.host import Host
+from cluster.distributed.life import explained
 from cluster.distributed.pace import Pace
+from cluster.distributed.process import Settings
 from cluster.distributed.served.life import ServedLife
 from cluster.distributed.served.window import Window
 from cluster.speed.speed import Speed
 from cluster.transport import memory
-from cluster.transport.errors import Corrupt, Refused, TransportError
-from cluster.transport.heart import BEATS, LOST, Heart
+from cluster.transport.errors import Corrupt, TransportError
+from cluster.transport.heart import Heart
 from cluster.transport.messages import Spoil
-from cluster.transport.streams import Security, Stream, chunked
+from cluster.transport.streams import Stream, chunked
 from learning import compilations
 from learning.learning import Gradient
 from wire.flat import Flat, views
@@ -57,10 +58,7 @@ class Worker:
     speed: Speed | None,
     faults: Faults,
     lead: str,
-    fingerprint: str,
-    security: Security,
-    timeout_s: float,
-    start_s: float,
+    settings: Settings,
     hung: Callable[[str], None],
   ):
     """Connects to nobody yet.
@@ -73,10 +71,7 @@ class Worker:
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
       lead: HOST:PORT of the lead.
-      fingerprint: Of the config: the lead's must be the same.
-      security: Of all streams.
-      timeout_s: Silence after which the lead counts as lost.
-      start_s: How long to try to join it.
+      settings: What all processes agree on.
       hung: Called with what the lead has said, from another thread, if this
         worker does not heed it: 'left', 'lost' or 'over'.
     """
@@ -86,11 +81,7 @@ class Worker:
     self._codec: Any = None  # What it remembers, in this life.
     self._batching = batching
     self._faults = faults
-    self._lead = lead
-    self._hello = {'worker': index, 'fingerprint': fingerprint}
-    self._security = security
-    self._timeout_s = timeout_s
-    self._start_s = start_s
+    self._lead, self._settings = lead, settings
     self._hung = hung
     self._warm = False
     self._host = Host(index, batching, speed)
@@ -127,50 +118,33 @@ class Worker:
       SystemExit: With LOST if the lead is lost for too long, with 1 if it
         refuses this worker.
     """
-    try:
-      with self._host:
-        while (verdict := self._session())['end'] != 'over':
-          logging.info('Worker %d joins again.', self.index)
-        return verdict['finished']
-    except Refused as error:
-      sys.exit(f'Refused: {error}')
-    except TransportError as error:
-      logging.error('Worker %d has lost the cluster: %s', self.index, error)
-      sys.exit(LOST)
+    with explained(self.index), self._host:
+      while (verdict := self._session())['end'] != 'over':
+        logging.info('Worker %d joins again.', self.index)
+    return verdict['finished']
 
   def _session(self) -> dict[str, Any]:
     """Works until the lead ends it, or is lost; returns what it has said."""
     pace = self._pace = Pace()
-    with ServedLife(
-      self._lead,
-      self._hello,
-      security=self._security,
-      timeout_s=self._timeout_s,
-      start_s=self._start_s,
-      with_beats=pace.told,
-      hung=self._hung,
-    ) as life:
-      ended = life.heart.ended
-      try:
-        self._prepare(life)
-        life.meet()
-        self._windows = list(map(Window, life.pieces))
-        start = self._faults.due(self.index, life.number, Phase.START)
-        self._faults.happen(start)
-        life.say({'ready': True})
-        while not ended.is_set():
-          self._iterate(life.streams, life.heart)
-      except Refused:
-        raise
-      except TransportError as error:
-        # The lead knows why, and tells.
-        ended.wait(self._timeout_s / BEATS)
-        logging.info('Worker %d: %s', self.index, error)
-      verdict = life.heart.verdict
-      logging.info('Worker %d: %s', self.index, verdict)
-      if verdict['end'] == 'over':
-        self._faults.happen(self._faults.due(self.index, -1, Phase.END))
-      return verdict
+    with (
+      ServedLife(
+        self._lead,
+        self.index,
+        self._settings,
+        with_beats=pace.told,
+        hung=self._hung,
+      ) as life,
+      life.lived(self._faults),
+    ):
+      self._prepare(life)
+      life.meet()
+      self._windows = list(map(Window, life.pieces))
+      start = self._faults.due(self.index, life.number, Phase.START)
+      self._faults.happen(start)
+      life.say({'ready': True})
+      while not life.heart.ended.is_set():
+        self._iterate(life.streams, life.heart)
+    return life.heart.verdict
 
   def _prepare(self, life: ServedLife) -> None:
     """Gets ready for a new life."""

@@ -238,8 +238,8 @@ class Generation:
     return found
 
   def _links(self) -> list[Link]:
-    both = (*self._ins.values(), *self._outs.values())
-    return [each.link for each in both]
+    ins = [each.link for each in self._ins.values()]
+    return [*ins, *(each.link for each in self._outs.values())]
 
   def _guarded(self, worker: int, function: Callable, *args: Any) -> Any:
     """Calls what uses a connection; what it raises is of its worker."""

@@ -89,9 +89,10 @@ class FormationTest(parameterized.TestCase):
     formation.stopped(1, 3, [])
     self.assertIsNotNone(formation.ended())
 
-  def test_the_lead_gives_what_was_restored(self):
+  @parameterized.parameters(0, 5)
+  def test_the_lead_gives_what_was_restored_or_what_it_begins_with(self, at):
     formation = self._formation(3)
-    said = dict(formation.form((0, 1, 2), 5))
+    said = dict(formation.form((0, 1, 2), at))
     sources = [said[k]['source'] for k in range(3)]
     self.assertEqual(sources, [None, '2.2.2.2:1', '2.2.2.2:1'])
 

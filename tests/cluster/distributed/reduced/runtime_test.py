@@ -183,6 +183,13 @@ class OrdersTest(parameterized.TestCase):
     world.reach(at + 4)
     world.check()
 
+  def test_what_somebody_brings_to_a_new_beginning_is_nobodys(self):
+    world = replicas.World(3)  # The lead before had left no checkpoint.
+    world.members[1].learned += [('elsewhere', ())] * 7
+    world.begin()
+    world.reach(3)
+    world.check()
+
   def test_a_death_hurries_those_who_were_to_end_their_iteration(self):
     world = _began(4)
     world.members[1].end()

@@ -1,0 +1,219 @@
+"""Tests of a replica: its real executor and handover, a lead that is played."""
+
+import pathlib
+import queue
+import tempfile
+import threading
+import time
+from unittest import mock
+
+from absl.testing import absltest
+
+from batching import fixed
+from cluster.distributed import life
+from cluster.distributed.faults import Faults
+from cluster.distributed.links import traffic
+from cluster.distributed.process import Settings
+from cluster.distributed.reduced import group, replica
+from cluster.distributed.reduced.books import Books
+from cluster.distributed.reduced.summing import HostSumming
+from cluster.transport.streams import Security
+from learning.nothing import NoGradient, NoLearner
+from learning.pool import Pool
+from route import links, ring
+
+_HOST, _WAIT_S = '127.0.0.1', 20.0
+
+
+class _Heart:
+  """That of a life which ends when a test says so."""
+
+  def __init__(self, stream, *, told, ending, **_):
+    self.ended, self.told, self._ending = threading.Event(), told, ending
+    self.verdict = {'end': 'over', 'finished': True}
+    stream.heart = self
+
+  def lead_time(self, here):
+    return here
+
+  def end(self):
+    self.ended.set()
+    self._ending()
+
+
+class _Played:
+  """A replica in a thread, and the lead that a test plays for it.
+
+  Attributes:
+    replica: The real one.
+    said: What it has said.
+    ready: What it has said of where it is.
+  """
+
+  def __init__(self, index, *, workers, gradient=None, adapt=False):
+    self.said, self.workers = queue.SimpleQueue(), workers
+    books = Books(workers, 0)
+    security = Security()
+    pool = Pool((), (), (), blank=100, range_bytes=0, books=books.size)
+    gradient = gradient or NoGradient()
+    faults = Faults(
+      (),
+      num_workers=workers,
+      num_servers=1,
+      directory=pathlib.Path(tempfile.mkdtemp()),
+      interface='lo',
+      timeout_s=1.0,
+    )
+    self.replica = replica.Replica(
+      index,
+      gradient=gradient,
+      learner=NoLearner((), ()),
+      summing=HostSumming(
+        index,
+        gradient=gradient,
+        pool=pool,
+        host=_HOST,
+        security=security,
+        timeout_s=5.0,
+        faults=faults,
+      ),
+      books=books,
+      batching=fixed.make(num_workers=workers, worker_batch=8),
+      speed=None,
+      faults=faults,
+      settings=Settings(_HOST, '', security, 5.0, 5.0, adapt),
+      hung=mock.Mock(),
+      completed=self.said.put,
+    )
+    with (
+      mock.patch.object(life, 'join', lambda *_, **__: (self, {'life': 0})),
+      mock.patch.object(life, 'Heart', _Heart),
+    ):
+      self._thread = threading.Thread(target=self.replica, args=['lead'])
+      self._thread.start()
+      self.ready = self.hear('ready')
+
+  def end(self):
+    self.heart.end()
+    self._thread.join()
+
+  # The stream, as the life of the replica sees it.
+
+  def send(self, header):
+    self.said.put(header)
+
+  def cancel(self):
+    """Nothing waits for it."""
+
+  close = cancel
+
+  def tell(self, **said):
+    self.heart.told(said)
+
+  def hear(self, name, value=None):
+    """Returns the next of what it says that has a field, of a value."""
+    while True:
+      said = self.said.get(timeout=_WAIT_S)
+      if name in said and value in (None, said[name]):
+        return said
+
+  def form(self, *others, generation=0, version=0, source=None):
+    """Has it form a generation with others; does not wait."""
+    own = (self, *others)
+    cluster = links.believed('', self.workers)
+    addresses = {p.replica.index: p.ready['executor'] for p in own}
+    told = group.described(
+      generation,
+      dict(sorted(addresses.items())),
+      cluster.workers,
+      cluster,
+      ring.in_order(cluster),
+    )
+    told |= {'version': version, 'source': source}
+    for played in own:
+      played.tell(group=told)
+
+  def deal(self, version, ranges, *, generation=0):
+    self.tell(
+      deal={
+        'generation': generation,
+        'version': version,
+        'iteration': version,
+        'ranges': ranges,
+        'examples': 8,
+        'total': 8 * self.workers,
+        'members': [*range(self.workers)],
+        'at': 0.0,
+        'check': False,
+      }
+    )
+
+
+class ReplicaTest(absltest.TestCase):
+  def _played(self, index=0, *, workers=1, **fields):
+    played = _Played(index, workers=workers, **fields)
+    self.addCleanup(played.end)
+    return played
+
+  def test_who_follows_links_tells_what_was_sent(self):
+    with mock.patch.object(traffic.Telling.__init__, '__defaults__', (0.01,)):
+      both = [self._played(k, workers=2, adapt=True) for k in range(2)]
+    both[0].form(both[1])
+    for played in both:
+      played.hear('told', 'formed')
+      played.deal(0, [[0, 8]])
+    for played in both:
+      played.hear('books')
+    told = both[0].hear('told', 'traffic')
+    while not told['sent']:
+      told = both[0].hear('told', 'traffic')
+    ((worker, sent_bytes, _),) = told['sent']
+    self.assertEqual(worker, 1)
+    self.assertGreaterEqual(sent_bytes, 4 * 100)
+
+  def test_who_has_learned_for_another_lead_begins_anew(self):
+    both = [self._played(k, workers=2) for k in range(2)]
+    both[1].replica.learner.version = 7
+    both[0].form(both[1], source=both[0].ready['handover'])
+    formed = [played.hear('told', 'formed') for played in both]
+    self.assertEqual([said['version'] for said in formed], [0, 0])
+    self.assertEqual(formed[0]['digest'], formed[1]['digest'])
+
+  def test_who_has_learned_nothing_yet_begins_with_what_it_has(self):
+    both = [self._played(k, workers=2) for k in range(2)]
+    both[0].form(both[1], source=f'{_HOST}:1')  # Nobody is there.
+    for played in both:
+      played.hear('told', 'formed')
+
+  def test_one_thread_at_a_time_gathers_examples(self):
+    gradient = _Slow()
+    played = self._played(gradient=gradient)
+    played.form()
+    played.hear('told', 'formed')
+    for version in range(3):
+      played.deal(version, [[8 * version, 8 * version + 8]])
+    for version in range(3):
+      played.hear('version', version)
+    self.assertEqual(gradient.most, 1)
+    self.assertEqual(
+      [*dict.fromkeys(gradient.gathered)],
+      [((8 * k, 8 * k + 8),) for k in (0, 1, 2)],
+    )
+
+
+class _Slow(NoGradient):
+  """Notes which examples are gathered, by how many threads at a time."""
+
+  def __init__(self):
+    self.gathered, self.most, self._now = [], 0, 0
+
+  def prepare(self, ranges):
+    self.gathered.append(ranges)
+    self._now += 1
+    self.most = max(self.most, self._now)
+    time.sleep(0.05)
+    self._now -= 1
+
+
+if __name__ == '__main__':
+  absltest.main()
