@@ -35,7 +35,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import train
-from bench import allreduce, clusters
+from bench import clusters, shaped
 from configs import default
 from topology.clusters import cluster as topologies
 from topology.clusters.cluster import Cluster, Link
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     for each in (given.cases, given.sizes, given.ways, given.routes)
   ]
   cases, sizes, ways, routes = lists
-  known = {*allreduce.cases()}, {*_WAYS}, {*_ROUTES}
+  known = {*shaped.cases()}, {*_WAYS}, {*_ROUTES}
   if any({*a} - b for a, b in zip((cases, ways, routes), known, strict=True)):
     parser.error(f'expected cases, ways and routes of {[*map(sorted, known)]}')
   out = pathlib.Path(given.out or tempfile.mkdtemp())
@@ -110,7 +110,7 @@ def print_case(runs: Sequence[Run], out: pathlib.Path, iterations: int) -> None:
     iterations: Of each, at most; fewer if they are long.
   """
   case, size_bytes, way, _ = runs[0]
-  hosts = allreduce.cases()[case]
+  hosts = shaped.cases()[case]
   optimum_s = size_bytes / float(pack(hosts.cluster).rate_Bps or 1)
   compute_s = _ALONE_S if way == 'alone' else optimum_s
   head = ('route', 'real s', 'virtual s', 'real/virtual', 'exposed/optimum')
@@ -153,7 +153,7 @@ def real(
   Raises:
     RuntimeError: If the run fails.
   """
-  hosts = allreduce.cases()[run.case]
+  hosts = shaped.cases()[run.case]
   count = len(hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
   out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def virtual(run: Run, compute_s: float) -> float | None:
   None if there are links that it knows nothing of; arguments are those of
   `real`.
   """
-  hosts = allreduce.cases()[run.case]
+  hosts = shaped.cases()[run.case]
   count = len(hosts.up)
   fields = _moving(run, compute_s, _FEWEST, count)
   fields['cluster.workers'] = count
