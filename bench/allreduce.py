@@ -56,7 +56,7 @@ _SCHEMES = {
   'forest': None,
   'ring': schemes.naive_ring,
   'best_ring': schemes.best_ring,
-  'sharded': schemes.equal_shards,
+  'sharded': schemes.sharded_server,
 }
 _PSUM = 'psum'
 
