@@ -8,6 +8,7 @@ that is formed here.
 
 import contextlib
 import functools
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -87,7 +88,8 @@ class Door:
       address: IPv4 'address:port' of its listener.
       host: Of the address as it was given.
       hello: What to say.
-      done: Called once it has let us in.
+      done: Called once it has let us in, which may be later than a greeting
+        takes: whoever waits for it has a limit, and hangs up.
       failed: Called with what went wrong.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -100,7 +102,13 @@ class Door:
       sock.close()
       failed(error)
       return
-    steps = links.ask(link, self._security, self._contexts.client, host, hello)
+
+    def shown() -> None:
+      greeting = self._greetings[link]
+      self._greetings[link] = greeting._replace(until_s=math.inf)
+
+    context = self._contexts.client
+    steps = links.ask(link, self._security, context, host, hello, shown)
     until_s = time.monotonic() + self._timeout_s
     self._greet(
       link, _Greeting(False, steps, until_s, lambda _: done(link), failed)

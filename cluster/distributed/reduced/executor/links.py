@@ -213,6 +213,7 @@ def ask(
   context: ssl.SSLContext | None,
   host: str,
   hello: Hello,
+  shown: Callable[[], None],
 ) -> Steps:
   """Shows a listener, as the client, who has connected; waits to be let in.
 
@@ -222,6 +223,8 @@ def ask(
     context: Of TLS, if there is any.
     host: What a certificate names, unless the security says something else.
     hello: To say to who knows the token.
+    shown: Called once each end has shown that it does: from there on it is for
+      the listener to say when.
 
   Raises:
     TransportError: If the listener is a stranger, refuses or goes.
@@ -245,6 +248,7 @@ def ask(
   text = _HELLO.pack(*hello)
   code = _proof(security, CLIENT, *numbers, f'{link.peer} {text.hex()}')
   yield from _send(link, code + text)
+  shown()
   said = yield from _received(link, len(_YES))
   if said != _YES:
     raise Refused('it does not expect us')

@@ -122,6 +122,18 @@ class DoorTest(executors.TestCase):
     for error in errors:
       self.assertIsInstance(error, Closed)
 
+  def test_others_may_come_as_late_as_the_limit_says(self):
+    made = [self.executor(index, timeout_s=0.4) for index in range(2)]
+    addresses = {i: each.address for i, each in enumerate(made)}
+    group = groups.group(*executors.star(2), addresses)
+
+    def late():
+      time.sleep(1.2)  # It gets the learner first.
+      made[1].form(group, 10.0)
+
+    errors = executors.parallel([lambda: made[0].form(group, 10.0), late])
+    self.assertEqual(errors, [None, None])
+
   def test_who_is_of_another_generation_waits_or_is_refused(self):
     made, group = self.formed(2, timeout_s=2.0)
     later = group._replace(generation=5)
