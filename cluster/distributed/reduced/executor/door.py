@@ -22,7 +22,7 @@ from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from cluster.transport.sayings import Sayings
 
-_MOST = 256  # That greet, and that wait.
+_MOST = 256  # That greet, and that wait, if workers are not more.
 _ERRORS = (TransportError, OSError)
 
 
@@ -48,6 +48,7 @@ class Door:
     security: Security,
     *,
     index: int,
+    workers: int,
     timeout_s: float,
     came: Callable[[Link, Hello], bool],
   ):
@@ -58,6 +59,7 @@ class Door:
       sock: That listens.
       security: Of this worker.
       index: Of this worker.
+      workers: How many may have to come at once.
       timeout_s: Of connections.
       came: Called with who knows the token; returns whether it takes the
         connection.  If not, it may be claimed until it ends.
@@ -65,6 +67,7 @@ class Door:
     self.address = '{}:{}'.format(*sock.getsockname())
     self._loop, self._sock, self._security = loop, sock, security
     self._index, self._timeout_s, self._came = index, timeout_s, came
+    self._most = max(_MOST, 2 * workers)  # Strangers may be among them.
     self._contexts: links.Contexts = links.contexts(security)
     self._sayings = Sayings()
     self._greetings: dict[Link, _Greeting] = {}
@@ -176,7 +179,7 @@ class Door:
       self._sayings.say(f'{link.peer}: refused: {why}')
 
     strangers = [x for x, g in self._greetings.items() if g.inbound]
-    if len(strangers) >= _MOST:
+    if len(strangers) >= self._most:
       self._drop(strangers[0])
     until_s = time.monotonic() + WAIT_S
     known = functools.partial(self._known, link)
@@ -186,7 +189,7 @@ class Door:
     if hello.receiver != self._index:
       self.refuse(link, f'it looks for worker {hello.receiver}')
     elif not self._came(link, hello):
-      if len(self._waiting) >= _MOST:
+      if len(self._waiting) >= self._most:
         self._drop(next(iter(self._waiting)))
       self._waiting[link] = hello
       # It says nothing more until it is let in: this is its end.

@@ -63,6 +63,7 @@ class Executor:
     host: str,
     security: Security,
     timeout_s: float,
+    workers: int = 1,
     window_s: float = 0.05,
     chunk_bytes: int = 32768,
   ):
@@ -73,6 +74,7 @@ class Executor:
       host: IPv4 address to listen on, and no other.
       security: Of the run; both `certificate` and `key`, or neither.
       timeout_s: Seconds after which a peer that does not answer is gone.
+      workers: How many there are in all groups, at most.
       window_s: Seconds at the rate of the forest that a worker runs ahead.
       chunk_bytes: Of a chunk, at most; a multiple of 4.
 
@@ -113,6 +115,7 @@ class Executor:
       sock,
       security,
       index=index,
+      workers=workers,
       timeout_s=timeout_s,
       came=self._came,
     )

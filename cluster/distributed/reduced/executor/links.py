@@ -33,7 +33,7 @@ _PURPOSE = b'syncopate reduce 1'
 _MAGIC = b'syncred1'
 _HELLO = struct.Struct('<QII')
 _YES, _NO = b'\1', b'\0'
-_BACKLOG = 256
+_BACKLOG = 4096
 _INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
 
 

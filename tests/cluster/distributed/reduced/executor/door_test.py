@@ -14,7 +14,7 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest
 
-from cluster.distributed.reduced.executor import door, executor
+from cluster.distributed.reduced.executor import door, executor, links, loop
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   PeerLost,
@@ -133,6 +133,33 @@ class DoorTest(executors.TestCase):
 
     errors = executors.parallel([lambda: made[0].form(group, 10.0), late])
     self.assertEqual(errors, [None, None])
+
+  def test_300_workers_may_come_before_one_is_ready(self):
+    made, failed = self.executor(0, workers=300), []
+    others = loop.Loop(
+      'others', each=lambda: None, tick=lambda: None, ended=lambda _: None
+    )
+    self.addCleanup(others.close)
+    opened = door.Door(
+      others,
+      links.listening(executors.HOST),
+      executors.OPEN,
+      index=1,
+      workers=300,
+      timeout_s=executors.WAIT_S,
+      came=lambda link, hello: True,
+    )
+    self.addCleanup(others.ask, opened.close)
+    for worker in range(1, 300):
+      hello = links.Hello(1, worker, 0)
+      args = made.address, executors.HOST, hello, lambda link: None
+      others.call(lambda args=args: opened.connect(*args, failed.append))
+    end = time.monotonic() + executors.WAIT_S
+    waiting = made._door._waiting
+    while len(waiting) + len(failed) < 299 and time.monotonic() < end:
+      time.sleep(0.01)
+    self.assertEmpty(failed)
+    self.assertLen(waiting, 299)
 
   def test_who_is_of_another_generation_waits_or_is_refused(self):
     made, group = self.formed(2, timeout_s=2.0)
