@@ -34,6 +34,7 @@ _MAGIC = b'syncred1'
 _HELLO = struct.Struct('<QII')
 _YES, _NO = b'\1', b'\0'
 _BACKLOG = 4096
+_LONGEST_S = 2**15 - 1  # Without a word, that the system takes.
 _INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
 
 
@@ -113,10 +114,11 @@ class Link:
     self.sock = sock
     self.peer = peer
     sock.setblocking(False)
-    idle_s = max(int(timeout_s / 2), 1)
+    idle_s = max(int(min(timeout_s / 2, _LONGEST_S)), 1)
+    lost_ms = max(round(1000 * min(timeout_s, 4 * _LONGEST_S)), 1)  # 0: never.
     for option, value in (
       (socket.TCP_NODELAY, 1),
-      (socket.TCP_USER_TIMEOUT, round(1000 * timeout_s)),
+      (socket.TCP_USER_TIMEOUT, lost_ms),
       (socket.TCP_KEEPIDLE, idle_s),
       (socket.TCP_KEEPINTVL, max(idle_s // 4, 1)),
     ):

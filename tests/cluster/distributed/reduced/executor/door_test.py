@@ -134,6 +134,13 @@ class DoorTest(executors.TestCase):
     errors = executors.parallel([lambda: made[0].form(group, 10.0), late])
     self.assertEqual(errors, [None, None])
 
+  def test_any_time_will_do(self):
+    for timeout_s in (1e-4, 1e9):
+      with socket.socket() as sock:
+        links.Link(sock, 'peer', timeout_s)
+        own = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        self.assertBetween(own, 1, 1e9)
+
   def test_300_workers_may_come_before_one_is_ready(self):
     made, failed = self.executor(0, workers=300), []
     others = loop.Loop(
