@@ -191,6 +191,16 @@ class LinkingTest(parameterized.TestCase):
     self.assertLen(graph.workers, 2)
     self.assertEqual(host_s, {})
 
+  def test_links_within_a_host_are_not_followed(self):
+    formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
+    formation.knows, formation.members = True, (0, 1)
+    turns = 'links are measured, as 2 links are idle'
+    adaptation = mock.Mock(turns=turns, turned=lambda: True)
+    linking = Linking(formation, surveyor, adaptation, workers=2)
+    self.assertEqual(linking.turns, turns)
+    self.assertFalse(linking.measures([0, 1]))
+    self.assertEqual(linking.turns, '')  # It would stop the run for nothing.
+
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
     formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
     linking = Linking(formation, surveyor, None, workers=2)
