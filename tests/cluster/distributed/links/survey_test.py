@@ -141,8 +141,12 @@ class KeptTest(parameterized.TestCase):
     super().setUp()
     self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
     self.kept = Kept(self.workdir)
-    graph = measured.graph(measured.fit([_equal(3)], hosts=3, tolerance=0.1))
-    self.content = cluster.to_json(graph) | {'measured_at': time.time()}
+    latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
+    test = trials.Test('pairs', tuple(_equal(3)))
+    found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
+    fields = {'seconds': 1.0, 'streams': 1, 'tolerance': 0.1, 'command': ''}
+    written = content.content(found, **fields)
+    self.content = written | {'measured_at': time.time()}
 
   def test_is_for_the_same_hosts_in_the_same_order_alone(self):
     self.kept.save(_HOSTS, self.content)
@@ -171,6 +175,12 @@ class KeptTest(parameterized.TestCase):
   def test_what_is_damaged_does_not_count(self, text):
     self.kept.save(_HOSTS, self.content)
     self.kept._path(_HOSTS).write_text(text)
+    self.assertIsNone(self.kept.load(_HOSTS))
+
+  @parameterized.parameters('hosts', 'pairs', 'groups', 'latency_s', 'links')
+  def test_what_another_version_has_written_does_not_count(self, field):
+    del self.content[field]
+    self.kept.save(_HOSTS, self.content)
     self.assertIsNone(self.kept.load(_HOSTS))
 
   def test_what_cannot_be_kept_is_no_error(self):
