@@ -4,6 +4,8 @@ BlueConnect (Cho et al., MLSys 2019) on two levels.  Groups are workers whose
 links to each other are faster than those to others (`baselines.ways`).
 """
 
+from absl import logging
+
 from configs.checks import require
 from route import choosing
 from route.choosing import Latency
@@ -19,12 +21,16 @@ def forest(
 ) -> Forest:
   """Returns the hierarchy: see `Forests`.
 
-  Survivors of a run may be in one group: they make its ring.
+  Survivors of a run may be in one group, and so may all whose links were
+  measured: they make its ring.
   """
   del size_bytes, latency_s
-  grouped = len(ways_of(cluster).groups()) > 1
-  scheme = schemes.hierarchical if grouped else schemes.naive_ring
-  return scheme(cluster, choosing.empty(cluster))
+  count = len(cluster.workers)
+  if len(ways_of(cluster).groups()) > 1:
+    return schemes.hierarchical(cluster, choosing.empty(cluster))
+  if count > 1:
+    logging.warning('%d workers are one group, and sum over a ring.', count)
+  return schemes.naive_ring(cluster, choosing.empty(cluster))
 
 
 def fits(cluster: Cluster) -> None:

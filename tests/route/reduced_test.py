@@ -75,6 +75,13 @@ class ForestTest(parameterized.TestCase):
     found = _plan(name, cluster='probe').forest(alone, 5 * _MB)
     self.assertEqual(found.trees, ())
 
+  def test_a_hierarchy_of_one_group_is_a_ring_and_says_so(self):
+    plan = _plan('hierarchical', cluster='probe', distributed=True)
+    with self.assertLogs(level='WARNING') as logs:
+      found = plan.forest(shapes.star([1] * 3), 5 * _MB)
+    self.assertIn('3 workers are one group, and sum over a ring', str(logs))
+    self.assertEqual(found, ring.in_order(shapes.star([1] * 3)))
+
   @parameterized.parameters(5, 25)
   def test_of_unequal_links_a_forest_makes_the_most(self, megabytes):
     cluster = _groups()

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 
 class Relay:
@@ -14,18 +15,19 @@ class Relay:
     seen: What they were.
   """
 
-  def __init__(self, address, most_bytes=None, reads=True):
+  def __init__(self, address, most_bytes=None, reads=True, back_Bps=None):
     """Listens.
 
     Args:
       address: Where to pass it on to.
       most_bytes: Of a client; all that comes later is swallowed.  None: any.
       reads: Whether what the listener sends is read.
+      back_Bps: Bytes per second that clients get at most; None for any.
     """
     host, _, port = address.rpartition(':')
     self._there = host, int(port)
     self._most = float('inf') if most_bytes is None else most_bytes
-    self._reads = reads
+    self._reads, self._back_Bps = reads, back_Bps
     self._socket = socket.create_server(('127.0.0.1', 0))
     self.address = f'127.0.0.1:{self._socket.getsockname()[1]}'
     self.passed, self.seen = 0, bytearray()
@@ -73,5 +75,7 @@ class Relay:
           self.seen += data
           left, self.passed = self._most - self.passed, self.passed + len(data)
           data = data[: int(min(max(left, 0), len(data)))]
+        elif self._back_Bps:
+          time.sleep(len(data) / self._back_Bps)
         target.sendall(data)
       stack.pop_all()

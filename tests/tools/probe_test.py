@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from concurrent import futures
 from unittest import mock
@@ -162,6 +163,17 @@ class EndpointTest(absltest.TestCase):
     sent, received = self.both(lambda end, _: end.transfer(0.05))
     self.assertEqual(sent, {})
     self.assertEqual([*received], [0])
+
+  def test_strangers_who_say_nothing_hold_nobody_up(self):
+    with contextlib.ExitStack() as stack:
+      for _ in range(3):
+        stack.enter_context(socket.create_connection(self.peers[1][1:]))
+      start = time.monotonic()
+      self.connect()
+      self.assertLess(time.monotonic() - start, 0.4)
+      with self.assertRaisesRegex(flows.Broken, 'host0: timed out'):
+        self.ends[1].connect(1, to=[], of=[0], streams=1)
+      self.assertLess(time.monotonic() - start, 1.5)
 
   def test_who_does_not_come_is_named(self):
     with self.assertRaisesRegex(flows.Broken, 'host0: timed out'):

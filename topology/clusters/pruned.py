@@ -42,13 +42,22 @@ def without(
     raise ValueError('workers: expected some to be left, got all of them.')
   links = [link for link in cluster.links if not {*link[:2]} & {*workers}]
   lost = [pair for pair in pairs if not {*pair} & {*workers}]
+  way_out, way_in = _unused(cluster)
   for sender in dict.fromkeys(src for src, _ in lost):
     barred = {dst for src, dst in lost if src == sender}
-    links = _barred(links, kept, sender, barred)
+    links = _barred(links, kept, sender, barred, way_out, way_in)
   ends = (end for link in links for end in link[:2])
   before = [node for node in cluster.nodes if node not in workers]
   nodes = dict.fromkeys([*before, *ends])
   return Cluster(tuple(nodes), tuple(kept), tuple(links))
+
+
+def _unused(cluster: Cluster) -> tuple[str, str]:
+  """Returns what makes new ids of nodes of those of workers."""
+  ends = '.out', '.in'
+  while {w + end for w in cluster.workers for end in ends} & {*cluster.nodes}:
+    ends = f'{ends[0]}*', f'{ends[1]}*'
+  return ends
 
 
 def _barred(
@@ -56,9 +65,11 @@ def _barred(
   workers: Sequence[str],
   sender: str,
   barred: Collection[str],
+  way_out: str,
+  way_in: str,
 ) -> list[Link]:
   """The links, but for those by which a worker reaches some others."""
-  out = f'{sender}.out'
+  out = f'{sender}{way_out}'
   width = _widest(links, workers, sender)
   reached = [each for each in workers if each in width and each not in barred]
   kept = []
@@ -70,15 +81,15 @@ def _barred(
         kept.append(Link(src, dst, GBps))
     elif src == sender:
       up_GBps += GBps
-    elif dst in reached and src not in (*workers, f'{dst}.in'):
+    elif dst in reached and src not in (*workers, f'{dst}{way_in}'):
       down_GBps[dst] += GBps
-      kept.append(Link(src, f'{dst}.in', GBps))
+      kept.append(Link(src, f'{dst}{way_in}', GBps))
     else:
       kept.append(Link(src, dst, GBps))
   if not up_GBps or not reached:
     return kept
-  ways = [Link(out, f'{each}.in', width[each]) for each in reached]
-  ins = [Link(f'{w}.in', w, GBps) for w, GBps in down_GBps.items() if GBps]
+  ways = [Link(out, f'{each}{way_in}', width[each]) for each in reached]
+  ins = [Link(f'{w}{way_in}', w, GBps) for w, GBps in down_GBps.items() if GBps]
   return [*kept, Link(sender, out, up_GBps), *ways, *ins]
 
 

@@ -143,7 +143,7 @@ class Adaptation:
     self._note(now_s, did, switch.why, rates=rows, **_numbers(switch))
     if switch.worth:
       self._before, self._expected = running, new
-      self._formation.packed = new
+      self._formation.use(new)
       self.turns = f'another forest is faster: {switch.why}'
 
   def _judged(
@@ -154,7 +154,8 @@ class Adaptation:
     self._note(now_s, 'stay' if good else 'back', why, **numbers)
     before, self._before = self._before, None
     if not good and before and before.members == self._formation.members:
-      self._expected = self._formation.packed = before
+      self._expected = before
+      self._formation.use(before)
       self.turns = f'the forest of before is used: {why}'
 
   def _pack(
@@ -164,7 +165,8 @@ class Adaptation:
     event: dict[str, Any] = {'told': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
-      new = Packed(running.members, running.lost, cluster, cluster, forest)
+      # All pairs were measured: none is lost.
+      new = Packed(running.members, frozenset(), cluster, cluster, forest)
       before, there = running.cluster.workers, cluster.workers
       name_of = dict(zip(before, there, strict=True))
       old = moved(running.forest, cluster, name_of)

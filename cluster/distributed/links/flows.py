@@ -10,15 +10,15 @@ import concurrent.futures
 import contextlib
 import hmac
 import os
+import selectors
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
-_HELLO_S = 2.0  # For whoever connects to say it.
 _READ = 2**20
 _LAST = b'\1'  # Ends what is sent, and is nowhere else in it.
 _BLOCK = os.urandom(2**16).replace(_LAST, b'\0')
@@ -76,6 +76,7 @@ class Endpoint:
     """
     self._timeout_s = timeout_s
     self._server = socket.create_server((host, 0), backlog=4096)
+    self._server.setblocking(False)
     self.port: int = self._server.getsockname()[1]
     self._out: list[tuple[int, socket.socket]] = []
     self._in: list[tuple[int, socket.socket]] = []
@@ -125,18 +126,7 @@ class Endpoint:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         sock.sendall(hello)
-    missing = Counter(dict.fromkeys(of, streams))
-    deadline = time.monotonic() + self._timeout_s
-    while +missing:
-      with self._named(min(+missing)):
-        self._server.settimeout(max(0.001, deadline - time.monotonic()))
-        sock, _ = self._server.accept()
-        peer = self._sender(sock, number)
-        if missing[peer] > 0:
-          missing[peer] -= 1
-          self._in.append((peer, sock))
-        else:
-          sock.close()
+    self._accept(number, Counter(dict.fromkeys(of, streams)))
 
   def ping(self) -> dict[int, float]:
     """Returns half of the shortest round trip, seconds, by receiver.
@@ -214,14 +204,33 @@ class Endpoint:
     with self._named(peer):
       return _received_Bps(sock, start + seconds / 2, seconds, deadline)
 
-  def _sender(self, sock: socket.socket, number: int) -> int | None:
+  def _accept(self, number: int, missing: Counter[int]) -> None:
+    """Takes in the connections of a test; strangers hold nobody up.
+
+    Args:
+      number: Of the test.
+      missing: How many of them are to come, by sender.
+    """
+    deadline = time.monotonic() + self._timeout_s
+    with _Arrivals(self._server) as arrivals:
+      while +missing:
+        with self._named(min(+missing)):
+          if (left_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError('timed out')
+          for sock, hello in arrivals.wait(left_s):
+            peer = self._sender(hello, number)
+            if missing[peer] > 0:
+              missing[peer] -= 1
+              sock.settimeout(self._timeout_s)
+              self._in.append((peer, sock))
+            else:
+              sock.close()
+
+  def _sender(self, hello: bytes, number: int) -> int | None:
     """Returns who has opened a connection of a test; None if nobody of us."""
-    sock.settimeout(_HELLO_S)
-    try:
-      key, test, peer = _HELLO.unpack(_exactly(sock, _HELLO.size))
-    except OSError:
+    if len(hello) < _HELLO.size:
       return None
-    sock.settimeout(self._timeout_s)
+    key, test, peer = _HELLO.unpack(hello)
     ours = hmac.compare_digest(key, self._key) and test == number
     return peer if ours else None
 
@@ -238,6 +247,48 @@ class Endpoint:
     for _, sock in (*self._out, *self._in):
       sock.close()
     self._out, self._in = [], []
+
+
+class _Arrivals:
+  """Connections to a listener, and what they say first; a context manager."""
+
+  def __init__(self, server: socket.socket):
+    self._server = server
+    self._said: dict[socket.socket, bytes] = {}  # By who has not said all.
+    self._coming = selectors.DefaultSelector()
+    self._coming.register(server, selectors.EVENT_READ)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._coming.close()
+    for sock in self._said:
+      sock.close()
+
+  def wait(self, limit_s: float) -> Iterator[tuple[socket.socket, bytes]]:
+    """Yields who has said a hello, or gone before its end, if anybody has."""
+    for key, _ in self._coming.select(limit_s):
+      sock: Any = key.fileobj
+      with contextlib.suppress(BlockingIOError):
+        if sock is self._server:
+          new, _ = sock.accept()
+          new.setblocking(False)
+          self._said[new] = b''
+          self._coming.register(new, selectors.EVENT_READ)
+        elif self._has_said(sock):
+          self._coming.unregister(sock)
+          yield sock, self._said.pop(sock)
+
+  def _has_said(self, sock: socket.socket) -> bool:
+    try:
+      more = sock.recv(_HELLO.size - len(self._said[sock]))
+    except BlockingIOError:
+      raise
+    except OSError:
+      return True
+    self._said[sock] += more
+    return not more or len(self._said[sock]) == _HELLO.size
 
 
 def _received_Bps(

@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.links import content
 from topology.clusters import cluster as clusters
 
 FOLDER = '.links'
@@ -42,14 +43,16 @@ class Kept:
     """
     path = self._path(hosts)
     try:
-      content = json.loads(path.read_text())
-      age_s = time.time() - content['measured_at']
-      clusters.from_json(content)
-      same = content['identity'] == _identity(hosts)
+      kept = json.loads(path.read_text())
+      age_s = time.time() - kept['measured_at']
+      # Whoever goes on with it needs all of this.
+      clusters.from_json(kept)
+      content.summary(kept)
+      same = kept['identity'] == _identity(hosts)
     except FileNotFoundError:
       return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-      logging.warning('%s cannot be read: %s', path, error)
+      logging.warning('%s cannot be read: %r', path, error)
       return None
     if not same or not 0 <= age_s < self._age_s:
       return None
@@ -58,23 +61,23 @@ class Kept:
       age_s / 3600,
       path,
     )
-    return content
+    return kept
 
   def save(
-    self, hosts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]
+    self, hosts: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
   ) -> None:
     """Keeps what was measured of these hosts, if that can be written."""
     path = self._path(hosts)
     try:
       path.parent.mkdir(exist_ok=True)
-      _write(path, {**content, 'identity': _identity(hosts)})
+      _write(path, {**found, 'identity': _identity(hosts)})
     except OSError as error:
       logging.warning('Measured links are not kept: %s', error)
 
-  def write(self, content: Mapping[str, Any]) -> pathlib.Path:
+  def write(self, found: Mapping[str, Any]) -> pathlib.Path:
     """Writes what is known of the links into the run's folder."""
     path = self._workdir / 'cluster.json'
-    _write(path, content)
+    _write(path, found)
     return path
 
   def _path(self, hosts: Sequence[Mapping[str, Any]]) -> pathlib.Path:
@@ -87,7 +90,7 @@ def _identity(hosts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   return [[host[name] for name in _NAMES] for host in hosts]
 
 
-def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+def _write(path: pathlib.Path, found: Mapping[str, Any]) -> None:
   new = path.with_name(f'{path.name}.{os.getpid()}.new')
-  new.write_text(json.dumps(content, indent=1) + '\n')
+  new.write_text(json.dumps(found, indent=1) + '\n')
   new.replace(path)

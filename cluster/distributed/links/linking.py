@@ -58,13 +58,16 @@ class Linking:
     anew = bool(self._adaptation and self._adaptation.turned())
     if self._formation.knows and not anew:
       return False
+    if len(members) < self._workers:
+      return False  # Who is not there could not be packed for.
     if self._together(members):
-      logging.info('Links are not measured: all workers share one host.')
+      follows = self._adaptation is not None
+      done = 'neither measured nor followed' if follows else 'not measured'
+      logging.info('Links are %s: all workers share one host.', done)
+      self._adaptation = None
       if not self._formation.knows:
         self._formation.know(links.equal(self._workers), {})
       return False
-    if len(members) < self._workers:
-      return False  # Who is not there could not be packed for.
     self._begun = time.monotonic()
     self._surveyor.begin(members, anew=anew)
     return True

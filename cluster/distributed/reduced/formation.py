@@ -124,6 +124,13 @@ class Formation:
     """
     self._cluster, self._host_s = cluster, host_s
 
+  def use(self, packed: Packed) -> None:
+    """Takes another forest from the next generation on, if members stay.
+
+    Pairs that can talk again as it was packed are no longer lost.
+    """
+    self.packed, self._lost = packed, {*packed.lost}
+
   def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
     """Returns a forest for some links; from any thread.
 

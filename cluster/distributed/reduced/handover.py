@@ -22,7 +22,9 @@ from cluster.transport.streams import (
 )
 from outputs import checkpoints
 
-_STEP = 1 << 22  # Bytes that have to come within a timeout.
+# Bytes that have to come within a timeout, and of a chunk: many may share the
+# source's link, as all others do when a run goes on from a checkpoint.
+_STEP = 1 << 18
 
 
 class Handover:
@@ -63,7 +65,7 @@ class Handover:
     told = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
     parts = [_bytes(array) for array in arrays.values() if array.size]
     stream.send(
-      {'arrays': told}, chunked(parts), sum(part.size for part in parts)
+      {'arrays': told}, chunked(parts, _STEP), sum(p.size for p in parts)
     )
     stream.receive(0)  # Until it has it all.
 
@@ -82,7 +84,7 @@ def fetch(
     address: Of the `Handover` of a replica.
     version: Which one.
     security: Of the stream.
-    timeout_s: Of connecting, and of each 4 MB.
+    timeout_s: Of connecting, and of each 256 KiB.
     step: Called after each of them.
 
   Raises:

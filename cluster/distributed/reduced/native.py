@@ -18,6 +18,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
+from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
 from learning.pool import Pool
@@ -45,13 +46,17 @@ def join(
     port: Of the coordination service; 0 for the one after the lead's.
     index: Of this worker.
     workers: How many there are.
-    start_s: Until all have to be there.
+    start_s: Until all have to be there: if they are not, then JAX ends this
+      process with SIGABRT.
 
   Raises:
-    RuntimeError: If they are not.
+    ValueError: If there is no port after the lead's; names the field.
   """
   host, _, own = lead.rpartition(':')
-  address = f'{host}:{port or int(own) + 1}'
+  port = port or int(own) + 1
+  expected = f'a port, as there is none after that of the lead, {own}'
+  require(port < 2**16, 'config.route.native.port', expected, 0)
+  address = f'{host}:{port}'
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
     address, workers, index, initialization_timeout=max(round(start_s), 1)

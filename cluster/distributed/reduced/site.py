@@ -136,6 +136,7 @@ class ReducedSite(Process):
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
       summing = HostSumming(
         self.meeting.role.index,
+        workers=self._workers,
         gradient=gradient,
         pool=self._pool,
         host=self.meeting.address,

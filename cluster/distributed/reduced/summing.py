@@ -140,6 +140,7 @@ class HostSumming:
     self,
     index: int,
     *,
+    workers: int,
     gradient: Streaming,
     pool: Pool,
     host: str,
@@ -152,6 +153,7 @@ class HostSumming:
 
     Args:
       index: Of this worker.
+      workers: How many there are.
       gradient: Computes, and hands out what is there.
       pool: What lies where.
       host: Address to listen on.
@@ -173,6 +175,7 @@ class HostSumming:
       'host': host,
       'security': security,
       'timeout_s': timeout_s,
+      'workers': workers,
     }
     # Of the iteration before, which the update may still read, and of this one.
     # What lies between leaves stays 0.

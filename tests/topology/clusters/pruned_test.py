@@ -6,7 +6,7 @@ from fractions import Fraction
 from absl.testing import absltest, parameterized
 
 import topology
-from topology.clusters import measured, shapes
+from topology.clusters import measured, parts, shapes
 from topology.clusters.pruned import without
 
 
@@ -54,6 +54,19 @@ class WithoutTest(parameterized.TestCase):
 
     hops = itertools.chain.from_iterable((*t.up, *t.down) for t in packed.trees)
     self.assertEmpty({(hop[0], hop[-1]) for hop in hops} & {*lost})
+
+  @parameterized.parameters('a.out', 'b.in', "a.out'")
+  def test_switches_may_have_any_names(self, switch):
+    links = [(w, switch, 1) for w in 'abc'] + [(switch, w, 1) for w in 'abc']
+    left = without(parts.of('abc', [switch], links), pairs=[('a', 'b')])
+
+    # Only c is reached by a, whatever passes through no other worker.
+    reached, ends = set(), {'a'}
+    while ends:
+      ends = {dst for src, dst, _ in left.links if src in ends} - reached
+      reached |= ends
+      ends -= {*'abc'}
+    self.assertEqual(reached & {*'abc'}, {'c'})
 
   @parameterized.parameters(
     ({'workers': ['w9']}, "workers: expected some of .* got 'w9'"),

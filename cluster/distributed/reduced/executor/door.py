@@ -8,6 +8,7 @@ that is formed here.
 
 import contextlib
 import functools
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from cluster.transport.sayings import Sayings
 
-_MOST = 256  # That greet, and that wait.
+_MOST = 256  # That greet, and that wait, if workers are not more.
 _ERRORS = (TransportError, OSError)
 
 
@@ -47,6 +48,7 @@ class Door:
     security: Security,
     *,
     index: int,
+    workers: int,
     timeout_s: float,
     came: Callable[[Link, Hello], bool],
   ):
@@ -57,6 +59,7 @@ class Door:
       sock: That listens.
       security: Of this worker.
       index: Of this worker.
+      workers: How many may have to come at once.
       timeout_s: Of connections.
       came: Called with who knows the token; returns whether it takes the
         connection.  If not, it may be claimed until it ends.
@@ -64,6 +67,7 @@ class Door:
     self.address = '{}:{}'.format(*sock.getsockname())
     self._loop, self._sock, self._security = loop, sock, security
     self._index, self._timeout_s, self._came = index, timeout_s, came
+    self._most = max(_MOST, 2 * workers)  # Strangers may be among them.
     self._contexts: links.Contexts = links.contexts(security)
     self._sayings = Sayings()
     self._greetings: dict[Link, _Greeting] = {}
@@ -87,7 +91,8 @@ class Door:
       address: IPv4 'address:port' of its listener.
       host: Of the address as it was given.
       hello: What to say.
-      done: Called once it has let us in.
+      done: Called once it has let us in, which may be later than a greeting
+        takes: whoever waits for it has a limit, and hangs up.
       failed: Called with what went wrong.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -100,7 +105,13 @@ class Door:
       sock.close()
       failed(error)
       return
-    steps = links.ask(link, self._security, self._contexts.client, host, hello)
+
+    def shown() -> None:
+      greeting = self._greetings[link]
+      self._greetings[link] = greeting._replace(until_s=math.inf)
+
+    context = self._contexts.client
+    steps = links.ask(link, self._security, context, host, hello, shown)
     until_s = time.monotonic() + self._timeout_s
     self._greet(
       link, _Greeting(False, steps, until_s, lambda _: done(link), failed)
@@ -168,7 +179,7 @@ class Door:
       self._sayings.say(f'{link.peer}: refused: {why}')
 
     strangers = [x for x, g in self._greetings.items() if g.inbound]
-    if len(strangers) >= _MOST:
+    if len(strangers) >= self._most:
       self._drop(strangers[0])
     until_s = time.monotonic() + WAIT_S
     known = functools.partial(self._known, link)
@@ -178,7 +189,7 @@ class Door:
     if hello.receiver != self._index:
       self.refuse(link, f'it looks for worker {hello.receiver}')
     elif not self._came(link, hello):
-      if len(self._waiting) >= _MOST:
+      if len(self._waiting) >= self._most:
         self._drop(next(iter(self._waiting)))
       self._waiting[link] = hello
       # It says nothing more until it is let in: this is its end.

@@ -63,6 +63,7 @@ class Executor:
     host: str,
     security: Security,
     timeout_s: float,
+    workers: int = 1,
     chunk_bytes: int = 32768,
   ):
     """Listens from here on.
@@ -72,6 +73,7 @@ class Executor:
       host: IPv4 address to listen on, and no other.
       security: Of the run; both `certificate` and `key`, or neither.
       timeout_s: Seconds after which a peer that does not answer is gone.
+      workers: How many there are in all groups, at most.
       chunk_bytes: Of a chunk, at most; a multiple of 4.
 
     Raises:
@@ -110,6 +112,7 @@ class Executor:
       sock,
       security,
       index=index,
+      workers=workers,
       timeout_s=timeout_s,
       came=self._came,
     )

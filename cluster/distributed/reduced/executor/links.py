@@ -33,7 +33,8 @@ _PURPOSE = b'syncopate reduce 1'
 _MAGIC = b'syncred1'
 _HELLO = struct.Struct('<QII')
 _YES, _NO = b'\1', b'\0'
-_BACKLOG = 256
+_BACKLOG = 4096
+_LONGEST_S = 2**15 - 1  # Without a word, that the system takes.
 _INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
 
 
@@ -113,10 +114,11 @@ class Link:
     self.sock = sock
     self.peer = peer
     sock.setblocking(False)
-    idle_s = max(int(timeout_s / 2), 1)
+    idle_s = max(int(min(timeout_s / 2, _LONGEST_S)), 1)
+    lost_ms = max(round(1000 * min(timeout_s, 4 * _LONGEST_S)), 1)  # 0: never.
     for option, value in (
       (socket.TCP_NODELAY, 1),
-      (socket.TCP_USER_TIMEOUT, round(1000 * timeout_s)),
+      (socket.TCP_USER_TIMEOUT, lost_ms),
       (socket.TCP_KEEPIDLE, idle_s),
       (socket.TCP_KEEPINTVL, max(idle_s // 4, 1)),
     ):
@@ -213,6 +215,7 @@ def ask(
   context: ssl.SSLContext | None,
   host: str,
   hello: Hello,
+  shown: Callable[[], None],
 ) -> Steps:
   """Shows a listener, as the client, who has connected; waits to be let in.
 
@@ -222,6 +225,8 @@ def ask(
     context: Of TLS, if there is any.
     host: What a certificate names, unless the security says something else.
     hello: To say to who knows the token.
+    shown: Called once each end has shown that it does: from there on it is for
+      the listener to say when.
 
   Raises:
     TransportError: If the listener is a stranger, refuses or goes.
@@ -245,6 +250,7 @@ def ask(
   text = _HELLO.pack(*hello)
   code = _proof(security, CLIENT, *numbers, f'{link.peer} {text.hex()}')
   yield from _send(link, code + text)
+  shown()
   said = yield from _received(link, len(_YES))
   if said != _YES:
     raise Refused('it does not expect us')

@@ -123,6 +123,14 @@ class AdaptationTest(absltest.TestCase):
     self.adaptation.packed(self.told.get(timeout=10), self.now_s)
     self.assertEqual(self.adaptation.turns, '')
 
+  def test_a_link_that_was_lost_and_is_lost_again_is_not_used(self):
+    self._lose(0, 1)
+    self.assertNotIn((0, 1), self._pairs())
+    self._switch()  # All pairs were measured: they can talk again.
+    self.assertIn((0, 1), self._pairs())
+    self._lose(0, 1)
+    self.assertNotIn((0, 1), self._pairs())
+
   def test_a_measuring_that_fails_changes_nothing(self):
     self._iterate(40, took_s=0.5, rate=8e6)
     self.adaptation.turned()
@@ -145,6 +153,20 @@ class AdaptationTest(absltest.TestCase):
   def _form(self):
     self.formation.form([*range(4)], 0)
     self.adaptation.formed()
+
+  def _lose(self, *pair):
+    for _ in range(2):  # Once may be a mishap.
+      self.formation.suspect(*pair)
+      self._form()
+
+  def _pairs(self):
+    """Returns between which workers its forest has connections."""
+    workers = self.formation.packed.links.workers
+    return {
+      (workers.index(hop[0]), workers.index(hop[-1]))
+      for tree in self.formation.packed.forest.trees
+      for hop in (*tree.up, *tree.down)
+    }
 
   def _measure(self, rates):
     self.now_s += 3.0

@@ -141,8 +141,12 @@ class KeptTest(parameterized.TestCase):
     super().setUp()
     self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
     self.kept = Kept(self.workdir)
-    graph = measured.graph(measured.fit([_equal(3)], hosts=3, tolerance=0.1))
-    self.content = cluster.to_json(graph) | {'measured_at': time.time()}
+    latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
+    test = trials.Test('pairs', tuple(_equal(3)))
+    found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
+    fields = {'seconds': 1.0, 'streams': 1, 'tolerance': 0.1, 'command': ''}
+    written = content.content(found, **fields)
+    self.content = written | {'measured_at': time.time()}
 
   def test_is_for_the_same_hosts_in_the_same_order_alone(self):
     self.kept.save(_HOSTS, self.content)
@@ -173,6 +177,12 @@ class KeptTest(parameterized.TestCase):
     self.kept._path(_HOSTS).write_text(text)
     self.assertIsNone(self.kept.load(_HOSTS))
 
+  @parameterized.parameters('hosts', 'pairs', 'groups', 'latency_s', 'links')
+  def test_what_another_version_has_written_does_not_count(self, field):
+    del self.content[field]
+    self.kept.save(_HOSTS, self.content)
+    self.assertIsNone(self.kept.load(_HOSTS))
+
   def test_what_cannot_be_kept_is_no_error(self):
     Kept(pathlib.Path('/proc/nothing/run')).save(_HOSTS, self.content)
 
@@ -190,6 +200,16 @@ class LinkingTest(parameterized.TestCase):
     self.assertEqual(len({link.GBps for link in graph.links}), 1)
     self.assertLen(graph.workers, 2)
     self.assertEqual(host_s, {})
+
+  def test_links_within_a_host_are_not_followed(self):
+    formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
+    formation.knows, formation.members = True, (0, 1)
+    turns = 'links are measured, as 2 links are idle'
+    adaptation = mock.Mock(turns=turns, turned=lambda: True)
+    linking = Linking(formation, surveyor, adaptation, workers=2)
+    self.assertEqual(linking.turns, turns)
+    self.assertFalse(linking.measures([0, 1]))
+    self.assertEqual(linking.turns, '')  # It would stop the run for nothing.
 
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
     formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))

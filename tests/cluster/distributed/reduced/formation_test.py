@@ -1,6 +1,5 @@
 """Tests of who takes part in reduced runs, and of what reaches them."""
 
-import math
 import pathlib
 import tempfile
 import time
@@ -12,24 +11,12 @@ from hypothesis import strategies as st
 
 from cluster.distributed.faults import Faults
 from cluster.distributed.reduced import handover
-from cluster.distributed.reduced.books import Entry
 from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.transport.errors import TransportError
 from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security
 from route import links, ring
-
-_float32 = st.floats(-1e6, 1e6, width=32)
-_entries = st.builds(
-  Entry,
-  began=_float32,
-  computed=_float32,
-  compute_s=_float32,
-  examples=st.integers(0, 2**20),
-  compilations=st.integers(0, 99),
-  loss=st.one_of(st.just(math.nan), _float32),
-  finite=st.integers(0, 1),
-)
+from tests.support import relays
 
 
 class FormationTest(parameterized.TestCase):
@@ -174,6 +161,18 @@ class HandoverTest(parameterized.TestCase):
       np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(found['big'], self._TREE['big'])
     self.assertGreater(len(steps), 1)
+
+  def test_it_may_take_long_if_it_goes_on(self):
+    giving = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(giving.close)
+    steps = []
+    with relays.Relay(giving.address, back_Bps=8e6) as relay:
+      start = time.monotonic()
+      handover.fetch(
+        relay.address, 3, Security(), 0.5, step=lambda: steps.append(1)
+      )
+      self.assertGreater(time.monotonic() - start, 0.9)
+    self.assertGreater(len(steps), 20)
 
   def test_another_version_is_not_given(self):
     giving = handover.Handover('127.0.0.1', Security(), self._state)

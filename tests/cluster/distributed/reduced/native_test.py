@@ -17,7 +17,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cluster.distributed.reduced.native import NativeSum
+from cluster.distributed.reduced.native import NativeSum, join
 from learning import compilations
 from learning.pool import Pool
 from tests.support import processes
@@ -97,6 +97,12 @@ class ProgramTest(parameterized.TestCase):
   ):
     wanted = {'same': True, 'ranges': ranges, 'collectives': ranges, 'late': 0}
     self.assertEqual(_found()[range_bytes], wanted)
+
+
+class JoinTest(absltest.TestCase):
+  def test_there_is_no_port_after_the_last(self):
+    with self.assertRaisesRegex(ValueError, 'route.native.port: .* 65535'):
+      join('127.0.0.1:65535', 0, index=0, workers=1, start_s=1.0)
 
 
 class ProcessesTest(parameterized.TestCase):

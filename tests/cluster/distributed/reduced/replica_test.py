@@ -70,6 +70,7 @@ class _Played:
       learner=NoLearner((), ()),
       summing=HostSumming(
         index,
+        workers=workers,
         gradient=gradient,
         pool=pool,
         host=_HOST,

@@ -14,7 +14,7 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest
 
-from cluster.distributed.reduced.executor import door, executor
+from cluster.distributed.reduced.executor import door, executor, links, loop
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   PeerLost,
@@ -121,6 +121,52 @@ class DoorTest(executors.TestCase):
     errors = executors.parallel([lambda e=e: e.form(later) for e in made[:2]])
     for error in errors:
       self.assertIsInstance(error, Closed)
+
+  def test_others_may_come_as_late_as_the_limit_says(self):
+    made = [self.executor(index, timeout_s=0.4) for index in range(2)]
+    addresses = {i: each.address for i, each in enumerate(made)}
+    group = groups.group(*executors.star(2), addresses)
+
+    def late():
+      time.sleep(1.2)  # It gets the learner first.
+      made[1].form(group, 10.0)
+
+    errors = executors.parallel([lambda: made[0].form(group, 10.0), late])
+    self.assertEqual(errors, [None, None])
+
+  def test_any_time_will_do(self):
+    for timeout_s in (1e-4, 1e9):
+      with socket.socket() as sock:
+        links.Link(sock, 'peer', timeout_s)
+        own = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        self.assertBetween(own, 1, 1e9)
+
+  def test_300_workers_may_come_before_one_is_ready(self):
+    made, failed = self.executor(0, workers=300), []
+    others = loop.Loop(
+      'others', each=lambda: None, tick=lambda: None, ended=lambda _: None
+    )
+    self.addCleanup(others.close)
+    opened = door.Door(
+      others,
+      links.listening(executors.HOST),
+      executors.OPEN,
+      index=1,
+      workers=300,
+      timeout_s=executors.WAIT_S,
+      came=lambda link, hello: True,
+    )
+    self.addCleanup(others.ask, opened.close)
+    for worker in range(1, 300):
+      hello = links.Hello(1, worker, 0)
+      args = made.address, executors.HOST, hello, lambda link: None
+      others.call(lambda args=args: opened.connect(*args, failed.append))
+    end = time.monotonic() + executors.WAIT_S
+    waiting = made._door._waiting
+    while len(waiting) + len(failed) < 299 and time.monotonic() < end:
+      time.sleep(0.01)
+    self.assertEmpty(failed)
+    self.assertLen(waiting, 299)
 
   def test_who_is_of_another_generation_waits_or_is_refused(self):
     made, group = self.formed(2, timeout_s=2.0)
