@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 
 from models import norm as norms
@@ -78,6 +79,7 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
+  dtype: np.dtype,
   width: float,
   norm: str,
   dropout: float,
@@ -92,6 +94,7 @@ def make(
       pixels three convolutions and dense layers of 64 and `num_classes`.
     num_classes: Number of logits.
     seed: Of the initial parameters.
+    dtype: That layers compute in.
     width: Multiplies all channels and hidden widths; each is at least 1.
     norm: 'group', 'batch' or 'none', behind each convolution; 'none' is the
       usual one.
@@ -114,6 +117,7 @@ def make(
     num_classes=num_classes,
     norm=norm,
     dropout=dropout,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -131,6 +135,7 @@ class AlexNet(nnx.Module):
     num_classes: int,
     norm: str,
     dropout: float,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters; `features` is the number of colours."""
@@ -144,6 +149,7 @@ class AlexNet(nnx.Module):
         strides=strides,
         padding=padding,
         norm=norm,
+        dtype=dtype,
         rngs=rngs,
       )
       self.convs.append(conv)
@@ -151,15 +157,15 @@ class AlexNet(nnx.Module):
     features *= pixels**2
     self.hidden = nnx.List()
     for out in hidden:
-      self.hidden.append(dense(features, out, rngs))
+      self.hidden.append(dense(features, out, rngs, dtype))
       features = out
     self.dropout = nnx.Dropout(dropout)
-    self.logits = dense(features, num_classes, rngs)
+    self.logits = dense(features, num_classes, rngs, dtype)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
