@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
-from learning.pool import Into, Pool
+from learning.pool import FLOAT32, Into, Pool
 from learning.scaling import Scaling
 from learning.schedule import Schedule
 from wire.codec import Payload, Wire
@@ -249,7 +249,9 @@ class Learning(Protocol):
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""
 
-  def pool(self, *, range_bytes: float, books: int, dtype: np.dtype) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns what lies where in the pool of a replica."""
 
   def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
-from learning.pool import Into, Pool
+from learning.pool import FLOAT32, Into, Pool
 from wire.codec import Payload, Wire
 from wire.flat import Flat
 
@@ -187,7 +187,9 @@ class Nothing:
     flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
     return flat
 
-  def pool(self, *, range_bytes: float, books: int, dtype: np.dtype) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns a pool of as many numbers, in one range: nobody fills them."""
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
     return Pool((), (), (), blank=self.elements[0], **sizes)

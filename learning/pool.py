@@ -23,8 +23,8 @@ from jax.extend import core
 from configs.checks import require
 from wire.codec import Payload
 
-_FLOAT32 = np.dtype(np.float32)
-_ITEM = _FLOAT32.itemsize
+FLOAT32 = np.dtype(np.float32)
+_ITEM = FLOAT32.itemsize
 # Numbers: each leaf starts at a multiple of so many, as XLA copies what does
 # not start at one of 64 bytes.
 _ALIGNED = 64 // _ITEM
@@ -61,7 +61,7 @@ class Pool:
     range_bytes: float,
     books: int,
     blank: int = 0,
-    dtype: np.dtype = _FLOAT32,
+    dtype: np.dtype = FLOAT32,
   ):
     """Lays the leaves end to end.
 
@@ -103,13 +103,13 @@ class Pool:
     self._books = _aligned(end + blank)
     self.size = self._books + books
     exact = self._others[0][0] if others else self._books
-    last = self.size if dtype == _FLOAT32 else exact
+    last = self.size if dtype == FLOAT32 else exact
     cuts = _cuts(places[: len(leaves)], last, range_bytes / _ITEM)
     if cuts[-1] < self.size:
       cuts.append(self.size)
     self.ranges = tuple(itertools.pairwise(cuts))
     self.dtypes = tuple(
-      dtype if end <= last else _FLOAT32 for _, end in self.ranges
+      dtype if end <= last else FLOAT32 for _, end in self.ranges
     )
     # The range in which its last number is.
     ends = [max(end - 1, 0) for _, end, _ in self._leaves]

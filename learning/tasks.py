@@ -21,7 +21,7 @@ from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
-from learning.pool import Pool
+from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling
 from learning.streaming import StreamingGradient
 from models.task import Task, classification
@@ -65,7 +65,9 @@ class TaskLearning:
     """Returns how parameters and statistics are divided among servers."""
     return Flat(self.params, self.stats, servers=servers, wire=wire)
 
-  def pool(self, *, range_bytes: float, books: int, dtype: np.dtype) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns what lies where in the pool of a replica."""
     order = self.gradient.order(self.params)
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}

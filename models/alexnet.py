@@ -18,7 +18,7 @@ from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 
 class _Layer(NamedTuple):
@@ -79,10 +79,10 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   width: float,
   norm: str,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns an AlexNet.
 
@@ -94,12 +94,12 @@ def make(
       pixels three convolutions and dense layers of 64 and `num_classes`.
     num_classes: Number of logits.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     width: Multiplies all channels and hidden widths; each is at least 1.
     norm: 'group', 'batch' or 'none', behind each convolution; 'none' is the
       usual one.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

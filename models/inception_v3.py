@@ -15,7 +15,7 @@ from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 _SMALLEST = 75  # Pixels that leave one at the end.
 
@@ -29,10 +29,10 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   width: float,
   norm: str,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns an Inception-v3.
 
@@ -43,11 +43,11 @@ def make(
       pixels; height and width are at least 75.
     num_classes: Number of logits.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     width: Multiplies all channels; each is at least 1.
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
     dropout: Probability that training drops an input of the dense layer; 0.2
       in the released network.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

@@ -1,4 +1,4 @@
-"""How kernels start."""
+"""How kernels start, and what layers compute in."""
 
 import math
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+FLOAT32 = np.dtype(np.float32)
 _TRUNCATED_STD = 0.87962566103423978  # Of a normal variable within -2 and 2.
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 
 def make(
@@ -21,8 +21,8 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   hidden: Sequence[int],
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a perceptron whose only state is its parameters.
 
@@ -30,8 +30,8 @@ def make(
     input_shape: Height, width and channels.
     num_classes: Number of logits.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     hidden: Width of each hidden layer; none is logistic regression.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

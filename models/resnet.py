@@ -19,7 +19,7 @@ from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import dense, he_normal
+from models.initializers import FLOAT32, dense, he_normal
 
 # Channels and number of blocks of each stage.
 _STAGES = {
@@ -37,10 +37,10 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   depth: int,
   width: float,
   norm: str,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a residual network.
 
@@ -55,10 +55,10 @@ def make(
       and a pooling, which leave 56 x 56.
     num_classes: Number of logits.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     depth: Weight layers: 20, 32, 50 or 110.
     width: Multiplies all channels; each is at least 1.
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 _EXPANSION = 4  # Hidden units of the dense branch per unit of width.
 _normal = nnx.initializers.normal(1.0)
@@ -26,11 +26,11 @@ def make(
   input_shape: tuple[int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   layers: int,
   width: int,
   heads: int,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a transformer whose only state is its parameters.
 
@@ -38,12 +38,12 @@ def make(
     input_shape: The number of tokens of an input, the longest that it reads.
     num_classes: Size of the vocabulary, whose tokens count from 0.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     layers: Pairs of an attention and a dense branch.
     width: Units per token, a multiple of `heads`.
     heads: Of each attention.
     dropout: Probability that training drops a unit of the embedding or of what
       a branch adds.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import dense, he_normal
+from models.initializers import FLOAT32, dense, he_normal
 
 _CONVS_PER_BLOCK = {
   11: (1, 1, 2, 2, 2),
@@ -30,10 +30,10 @@ def make(
   input_shape: tuple[int, int, int],
   num_classes: int,
   seed: int,
-  dtype: np.dtype,
   depth: int,
   width: float,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a VGG whose only state is its parameters.
 
@@ -44,11 +44,11 @@ def make(
       `num_classes`, as is common for CIFAR.
     num_classes: Number of logits.
     seed: Of the initial parameters.
-    dtype: That layers compute in.
     depth: Weight layers: 11, 16 or 19.
     width: Multiplies all channels and hidden widths; each is at least 1.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.

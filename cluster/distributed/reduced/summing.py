@@ -19,7 +19,7 @@ from cluster.transport import memory
 from cluster.transport.greeting import Security
 from data.stream import Ranges
 from learning.learning import Learner, Streaming
-from learning.pool import Filling, Pool
+from learning.pool import FLOAT32, Filling, Pool
 from learning.scaling import factor
 
 _ITEM = np.dtype(np.float32).itemsize
@@ -245,8 +245,9 @@ class HostSumming:
     self._vectors.reverse()
     vector = self._vectors[0]
     travel = self._faults.travel(worker, iteration, fault)
+    dtypes = None if {*self._dtypes} == {FLOAT32} else self._dtypes
     reduction = self._running.begin(
-      version, vector, self._ranges, travel, self._dtypes
+      version, vector, self._ranges, travel, dtypes
     )
     ready = reduction.ready
     if self.paced:

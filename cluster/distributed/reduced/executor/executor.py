@@ -26,7 +26,6 @@ from cluster.distributed.reduced.executor.errors import (
   PeerLost,
 )
 from cluster.distributed.reduced.executor.exchange import Exchange
-from cluster.distributed.reduced.executor.frames import DTYPES, FLOAT32
 from cluster.distributed.reduced.executor.generation import (
   Generation,
   Travel,
@@ -212,15 +211,12 @@ class Executor:
     require(iteration > last, 'iteration', f'one after {last}', iteration)
     ended = self._reduction is None or self._reduction.ended
     require(ended, 'begin', 'the iteration before to have ended', last)
-    dtypes = dtypes or [DTYPES[FLOAT32]] * len(ranges)
-    kinds = {*dtypes}
-    require(kinds <= {*DTYPES}, 'dtypes', f'some of {[*DTYPES]}', dtypes)
-    key = pool.size, tuple(ranges), tuple(dtypes)
+    key = pool.size, tuple(ranges), tuple(dtypes or ())
     if key not in self._programs:
       if len(self._programs) == _PROGRAMS:
         self._programs.clear()
       self._programs[key] = program.program(own, pool.size, ranges, dtypes)
-    if kinds != {DTYPES[FLOAT32]} and self._halves.size < pool.size:
+    if dtypes and self._halves.size < pool.size:
       self._halves = memory.aligned(2 * pool.size).view(np.uint16)
     buffers = generation.buffers
     exchange = Exchange(self._programs[key], pool, buffers, self._halves)

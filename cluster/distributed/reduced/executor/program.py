@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from cluster.distributed.reduced.executor.frames import DTYPES
+from cluster.distributed.reduced.executor.frames import DTYPES, FLOAT32
 from configs.checks import require
 from topology.forests.dealing import dealt, window
 from topology.forests.trees import Forest, Hop
@@ -153,7 +153,7 @@ def program(
   own: Roles,
   size: int,
   ranges: Sequence[tuple[int, int]],
-  dtypes: Sequence[np.dtype],
+  dtypes: Sequence[np.dtype] | None = None,
 ) -> Program:
   """Returns what a worker does with a pool.
 
@@ -162,11 +162,15 @@ def program(
     size: Elements of the pool.
     ranges: First element of each, and the one after its last: one after the
       other, all of the pool.
-    dtypes: What the numbers of each travel as.
+    dtypes: What the numbers of each travel as; None for float32.
 
   Raises:
-    ValueError: If the ranges do not cover the pool in order.
+    ValueError: If the ranges do not cover the pool in order, or if numbers
+      cannot travel so.
   """
+  dtypes = dtypes or [DTYPES[FLOAT32]] * len(ranges)
+  known = f'some of {[*map(str, DTYPES)]}'
+  require({*dtypes} <= {*DTYPES}, 'dtypes', known, [*map(str, dtypes)])
   starts: list[int] = []
   stops: list[int] = []
   each: list[int] = []
