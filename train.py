@@ -211,11 +211,11 @@ def _check_reduced(
   together = getattr(scheme, 'together', False)
   expected = f"'server', as {name} does not release all workers together"
   require(together, 'config.route.name', expected, plan.name)
+  wire_name, rounds = config.wire.name, wire.push.dtype is not None
   expected = (
-    "'server', as numbers come rounded, or not all, only to servers so far, "
-    f'and config.wire.{config.wire.name} does not leave float32 as it is'
+    f"'server', as config.wire.{wire_name} does more than round numbers"
   )
-  require(wire.plain, 'config.route.name', expected, plan.name)
+  require(rounds, 'config.route.name', expected, plan.name)
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:

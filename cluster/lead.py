@@ -14,6 +14,7 @@ from absl import logging
 
 from batching.batching import Batching, Done
 from data.stream import Ranges, Stream, size
+from learning import scaling
 from learning.learning import Holder
 from outputs.journal import Journal
 from outputs.ledger import Lost
@@ -145,6 +146,7 @@ class Lead:
     factors: Sequence[float],
     loss: Any,
     computed: int,
+    finite: bool = True,
   ) -> None:
     """Takes in the push of a worker's iteration, which the holder has.
 
@@ -155,7 +157,13 @@ class Lead:
       factors: Driving factors of the worker's next iteration; may be none.
       loss: Summed over the examples; None if there is none.
       computed: Examples that were computed, with padding.
+      finite: Whether loss and gradient are, as far as is known; if not, then
+        nothing of it is applied.
+
+    Raises:
+      FloatingPointError: If they are not, for another reason than their scale.
     """
+    self.check(index, finite=finite, loss=loss)
     worker = self.workers[index]
     push = Push(self._pushes, index, time, compute_s, worker.examples)
     self._pushes += 1
@@ -164,16 +172,33 @@ class Lead:
     worker.pushed = compute_s, tuple(factors)
     verdict = self._scheme.push(push)
     self.journal.told('push', push._asdict(), verdict)
-    self.holder.add(verdict.into, index, push.examples)
+    self.holder.add(verdict.into, index, push.examples, finite=finite)
     self.journal.pushed(
       verdict.into,
       push,
       iteration=worker.iteration,
       pulled=worker.version,
-      loss=loss,
+      loss=loss if finite else None,
+      finite=finite,
       computed=computed,
     )
     self._obey(verdict, time)
+
+  def check(self, index: int, *, finite: bool, loss: Any) -> None:
+    """Raises FloatingPointError for what no smaller loss scale would mend.
+
+    Args:
+      index: Whose loss and gradient it is.
+      finite: Whether they are; then it does nothing.
+      loss: Summed over the examples; None if that is not known.
+    """
+    if not finite:
+      iteration = self.workers[index].iteration
+      what = (
+        f'The loss ({loss}) or the gradient of worker {index}, iteration '
+        f'{iteration},'
+      )
+      scaling.check(self.holder.scalings, index, what)
 
   def wake(self, time: float) -> None:
     """Lets the scheme look at the clock."""
@@ -282,8 +307,8 @@ class Lead:
   ) -> None:
     self._wake_at(verdict.wake_at)
     for update in verdict.commit:
-      self.holder.commit(update)
-      self.journal.committed(update)
+      applied = self.holder.commit(update)
+      self.journal.committed(update, applied=applied)
     self.journal.reached(
       time, barrier=verdict.barrier, notes=self.batching.report
     )

@@ -96,7 +96,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.wire = ConfigDict()
   config.wire.name = 'dense'  # Module of wire/: all parameters.
   config.wire.dense = ConfigDict()
-  config.wire.dense.dtype = 'float32'  # Or 'bfloat16': rounded on the way.
+  # Or 'bfloat16', 'float16': rounded on the way, to be summed in float32.
+  config.wire.dense.dtype = 'float32'
 
   # Where does it travel?
   config.route = ConfigDict()
@@ -193,6 +194,14 @@ def get_config() -> ml_collections.ConfigDict:
   # Among workers, instead of their up and down links around one switch: a file
   # of nodes and links, or a builder.  Latencies stay.
   config.cluster.links = ''
+
+  # In what do layers compute?  Parameters, sums, norms and losses are float32.
+  config.precision = ConfigDict()
+  config.precision.dtype = 'float32'  # Or 'bfloat16', 'float16'.
+  # With float16 one has to say 'dynamic', or 'none' to go without.
+  config.precision.loss_scaling = ''
+  # Gradients in turn without overflow after which a dynamic scale doubles.
+  config.precision.grow_after = 2000
 
   config.model = ConfigDict()
   config.model.name = 'vgg'  # Module of models/, or 'none'.

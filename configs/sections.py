@@ -47,6 +47,7 @@ _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.flip')
 _NO_MODEL = (
   *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to'),
+  'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
 )
 _REAL = (
@@ -60,7 +61,7 @@ _REAL = (
 _UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
 _REPLACED = {
   'scheme': ('sync.*',),
-  'task': ('model.*', *_AUGMENTED),
+  'task': ('model.*', *_AUGMENTED, 'precision.dtype'),
   'dataset': _SOURCE,
 }
 

@@ -70,6 +70,7 @@ class TaskGradient:
     micro_batch: int,
     seed: int,
     devices: Sequence[jax.Device] = (),
+    scaled: bool = False,
   ):
     """Compiles nothing yet.
 
@@ -82,6 +83,7 @@ class TaskGradient:
       devices: A power of two of them.  They split every micro-batch; the first
         computes those that are smaller than their number.  With fewer than two
         devices, JAX chooses where to compute.
+      scaled: Whether losses are multiplied by a scale: see `learning.scaling`.
 
     Raises:
       ValueError: If `micro_batch` is not a power of two, or if the number of
@@ -102,7 +104,11 @@ class TaskGradient:
     self._indices = indices
     self._micro_batch = micro_batch
     self._root = jax.random.key(seed)
-    self._spread = _Spread(self.part, devices) if count > 1 else None
+    self._scaled = scaled
+    if count > 1:
+      self._spread = _Spread(self.part, devices, others=2 + scaled)
+    else:
+      self._spread = None
     self._part = self._spread or jax.jit(self.part)
     self.add = jax.jit(add_trees, donate_argnums=0)
 
@@ -113,6 +119,7 @@ class TaskGradient:
     *,
     worker: int,
     iteration: int,
+    scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
     """Returns what is pushed, and the loss summed over the examples.
 
@@ -121,8 +128,10 @@ class TaskGradient:
       ranges: Positions of the examples in the stream.
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
+      scale: What the gradient, but not the loss, is multiplied by; 1 unless it
+        was made to be scaled.
     """
-    parts = self.parts(ranges, worker=worker, iteration=iteration)
+    parts = self.parts(ranges, worker=worker, iteration=iteration, scale=scale)
     return self.summed(params, parts)
 
   @property
@@ -137,6 +146,7 @@ class TaskGradient:
     targets: jax.Array,
     real: jax.Array,
     stamp: jax.Array,
+    scale: jax.Array | None = None,
     *,
     seen: Callable[[Any], Any] = lambda params: params,
   ) -> tuple[Payload, jax.Array]:
@@ -148,6 +158,7 @@ class TaskGradient:
       targets: [B, ...].
       real: How many of the B are no padding.
       stamp: Uint32 [3], worker, iteration and number, for its random key.
+      scale: What the gradient is multiplied by, float32; None for nothing.
       seen: What the task gets of the parameters.
     """
     key = self._root
@@ -156,18 +167,20 @@ class TaskGradient:
     mask = jnp.arange(len(targets)) < real
 
     def total(params: Any) -> tuple[jax.Array, Any]:
-      loss, stats = self.task.loss(seen(params), inputs, targets, key)
-      check_each('task.loss', loss, mask)
-      return jnp.sum(jnp.where(mask, loss, 0.0)), stats
+      each, stats = self.task.loss(seen(params), inputs, targets, key)
+      check_each('task.loss', each, mask)
+      loss = jnp.sum(jnp.where(mask, each, 0.0))
+      return loss if scale is None else loss * scale, (loss, stats)
 
-    (loss, stats), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    gradient, (loss, stats) = jax.grad(total, has_aux=True)(params)
     stats = jax.tree.map(lambda s: s * real, stats)
     return Payload(gradient, stats), loss
 
   def parts(
-    self, ranges: Ranges, *, worker: int, iteration: int
+    self, ranges: Ranges, *, worker: int, iteration: int, scale: float
   ) -> list[tuple[Any, ...]]:
     """Returns what `part` takes beside parameters, for each micro-batch."""
+    last = (np.float32(scale),) if self._scaled else ()
     self.prepare(ranges)
     (_, inputs_of), self._prepared = self._prepared, None
     self.computed += sum(len(targets) for _, targets, _ in inputs_of)
@@ -177,6 +190,7 @@ class TaskGradient:
         targets,
         np.int32(real),
         np.array([worker, iteration, number], np.uint32),
+        *last,
       )
       for number, (inputs, targets, real) in enumerate(inputs_of)
     ]
@@ -273,7 +287,13 @@ class TaskGradient:
 class _Spread:
   """Computes parts of a batch on several devices, and sums over them."""
 
-  def __init__(self, part: Callable[..., Any], devices: Sequence[jax.Device]):
+  def __init__(
+    self,
+    part: Callable[..., Any],
+    devices: Sequence[jax.Device],
+    *,
+    others: int,
+  ):
     mesh = Mesh(np.array(devices), ('examples',))
     split = NamedSharding(mesh, PartitionSpec('examples'))
     self._split = split
@@ -282,7 +302,7 @@ class _Spread:
     self._one = jax.jit(part)
     self._all = jax.jit(
       part,
-      in_shardings=(self._everywhere, split, split, None, None),
+      in_shardings=(self._everywhere, split, split, *[None] * others),
       out_shardings=self._everywhere,
     )
 

@@ -1,6 +1,7 @@
 """The parameters, the optimiser and the sums of pushes not yet applied."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -11,6 +12,7 @@ import optax
 from configs.checks import require
 from learning.gradient import add_trees
 from learning.pool import Pool
+from learning.scaling import Scaling, factor
 from learning.schedule import Schedule
 from wire.codec import Payload
 
@@ -18,7 +20,8 @@ Reduction = Literal['sum', 'mean', 'barrier_mean']
 
 _KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
 # Attributes of a learner that change while it runs.
-_STATE = ('params', 'stats', 'version', 'examples', '_state', '_sums')
+_STATE = ('params', 'stats', 'version', 'examples', 'scaling')
+_STATE += ('_state', '_sums')
 
 
 class TaskLearner:
@@ -32,12 +35,18 @@ class TaskLearner:
   towards the mean of those that were pushed, at a rate that depends on the
   number of examples likewise.
 
+  Gradients may come multiplied by a power of two, by which they are divided
+  first, without rounding: each push as it is added, or, if all workers have the
+  same `scaling`, their sum.
+
   Attributes:
     params: Pytree of arrays.  Never changed in place: who pulled a version
       keeps it.
     stats: Running statistics, a pytree of arrays.
-    version: Updates applied.
+    version: Updates applied, or skipped.
     examples: Examples in them.
+    scaling: Of all sums; it follows what is applied and skipped.  None if they
+      are not scaled, or each push by itself.
   """
 
   def __init__(
@@ -50,6 +59,7 @@ class TaskLearner:
     reduction: Reduction,
     num_workers: int,
     worker_batch: int,
+    scaled: bool = False,
   ):
     """Starts at version 0.
 
@@ -61,6 +71,7 @@ class TaskLearner:
       reduction: 'sum', 'mean' or 'barrier_mean'.
       num_workers: n, as configured.
       worker_batch: X0, as configured.
+      scaled: Whether pushes may be scaled, each by itself.
 
     Raises:
       ValueError: If `reduction` is unknown.
@@ -72,6 +83,8 @@ class TaskLearner:
     self.stats = stats
     self.version = 0
     self.examples = 0
+    self.scaling: Scaling | None = None
+    self._scaled = scaled
     self._init = jax.jit(tx.init)
     self._state = self._init(params)
     # Of each update not yet applied: the sum, its examples and pushes.
@@ -87,20 +100,26 @@ class TaskLearner:
       state: Any,
       payload: Payload,
       examples: jax.Array,
+      scaled: jax.Array,
       scale: jax.Array,
       kept: jax.Array,
     ) -> tuple[Any, Any, Any]:
-      mean = jax.tree.map(lambda total: total / examples, payload)
-      updates, state = tx.update(mean.gradient, state, params)
+      mean = jax.tree.map(lambda total: total / scaled, payload.gradient)
+      updates, state = tx.update(mean, state, params)
       updates = jax.tree.map(lambda u: u * scale, updates)
+      seen = jax.tree.map(lambda total: total / examples, payload.stats)
       stats = jax.tree.map(
-        lambda old, new: kept * old + (1 - kept) * new, stats, mean.stats
+        lambda old, new: kept * old + (1 - kept) * new, stats, seen
       )
       return optax.apply_updates(params, updates), stats, state
 
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
     self._copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+    self._divided = jax.jit(
+      lambda tree, scale: jax.tree.map(lambda leaf: leaf / scale, tree),
+      donate_argnums=0,
+    )
 
   def twin(self, params: Any, stats: Any) -> 'TaskLearner':
     """Returns one of other parameters, with the same compiled programs."""
@@ -125,10 +144,19 @@ class TaskLearner:
     zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
     state = self._copied(self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
+    if self._scaled and self.scaling is None:
+      gradient = self._divided(payload.gradient, np.float32(1.0))
+      payload = payload._replace(gradient=gradient)
     jax.block_until_ready(self._applied(state, payload, 1, 1))
 
   def add(
-    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+    self,
+    update: int,
+    payload: Payload,
+    examples: int,
+    *,
+    pushes: int = 1,
+    scale: float = 1.0,
   ) -> None:
     """Sums a push, or a sum of some, into an update.
 
@@ -137,7 +165,11 @@ class TaskLearner:
       payload: Is the learner's from now on: its memory is used again.
       examples: How many it was summed over.
       pushes: How many it is the sum of.
+      scale: That its gradient is to be divided by.
     """
+    if scale != 1:
+      gradient = self._divided(payload.gradient, np.float32(scale))
+      payload = payload._replace(gradient=gradient)
     if update in self._sums:
       total, before, count = self._sums[update]
       total = self._add(total, payload)
@@ -145,14 +177,36 @@ class TaskLearner:
     else:
       self._sums[update] = payload, examples, pushes
 
+  def replace(
+    self, update: int, function: Callable[[Payload], Payload]
+  ) -> Payload:
+    """Puts a function of an update's sum in its place, and returns that."""
+    total, *counts = self._sums[update]
+    self._sums[update] = function(total), *counts
+    return self._sums[update][0]
+
   def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher."""
+    """Applies an update; the version becomes one higher.
+
+    One to which nothing was added changes nothing else.
+    """
+    if update not in self._sums:
+      self.version += 1
+      return
     payload, examples, pushes = self._sums.pop(update)
-    self.params, self.stats, self._state = self._applied(
-      self._state, payload, examples, pushes
-    )
+    applied = self._applied(self._state, payload, examples, pushes)
+    self._take(applied, examples)
+
+  def skip(self, update: int | None = None) -> None:
+    """Changes but version and scaling, after an overflow.
+
+    Args:
+      update: That is forgotten; None if nothing was added yet.
+    """
+    self._sums.pop(update, None)
     self.version += 1
-    self.examples += examples
+    if self.scaling:
+      self.scaling = self.scaling.after(finite=False)
 
   def apply_pool(
     self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
@@ -170,11 +224,8 @@ class TaskLearner:
       examples: How many it was summed over.
       pushes: How many it is the sum of.
     """
-    self.params, self.stats, self._state = jax.block_until_ready(
-      self._applied(self._state, pool.payload(vector), examples, pushes)
-    )
-    self.version += 1
-    self.examples += examples
+    applied = self._applied(self._state, pool.payload(vector), examples, pushes)
+    self._take(jax.block_until_ready(applied), examples)
 
   def warm_up_pool(self, pool: Pool) -> None:
     """Compiles what `apply_pool` needs, and changes nothing."""
@@ -209,6 +260,13 @@ class TaskLearner:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
 
+  def _take(self, applied: tuple[Any, Any, Any], examples: int) -> None:
+    self.params, self.stats, self._state = applied
+    self.version += 1
+    self.examples += examples
+    if self.scaling:
+      self.scaling = self.scaling.after(finite=True)
+
   def _applied(
     self, state: Any, payload: Payload, examples: int, pushes: int
   ) -> Any:
@@ -219,6 +277,7 @@ class TaskLearner:
       state,
       payload,
       np.float32(examples),
+      np.float32(examples * factor(self.scaling)),
       np.float32(self.learning_rate * examples / unit),
       np.float32(_KEPT ** (examples / self._worker_batch)),
     )

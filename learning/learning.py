@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
-from learning.pool import Into, Pool
+from learning.pool import FLOAT32, Into, Pool
+from learning.scaling import Scaling
 from learning.schedule import Schedule
 from wire.codec import Payload, Wire
 from wire.flat import Flat
@@ -27,9 +28,18 @@ class Gradient(Protocol):
   computed: int
 
   def __call__(
-    self, params: Any, ranges: Ranges, *, worker: int, iteration: int
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
   ) -> tuple[Payload, jax.Array | None]:
-    """Returns what is pushed, and the loss summed over the examples."""
+    """Returns what is pushed, and the loss summed over the examples.
+
+    The gradient is multiplied by the scale, and the loss is not.
+    """
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a call ahead of it."""
@@ -60,6 +70,7 @@ class Streaming(Gradient, Protocol):
     worker: int,
     iteration: int,
     into: Into,
+    scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
     """Hands out the gradient; returns the statistics and the loss, summed."""
 
@@ -75,14 +86,17 @@ class Learner(Protocol):
   Attributes:
     params: Pytree of arrays, or a vector where it is a share of them.
     stats: Running statistics, likewise; () if there are none.
-    version: Updates applied.
+    version: Updates applied, or skipped.
     examples: Examples in them.
+    scaling: Of the sums that it applies, where all workers have the same: they
+      are divided by it.  None if they are not scaled.
   """
 
   params: Any
   stats: Any
   version: int
   examples: int
+  scaling: Scaling | None
 
   @property
   def learning_rate(self) -> float | None:
@@ -98,12 +112,26 @@ class Learner(Protocol):
     """Compiles all that it needs."""
 
   def add(
-    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+    self,
+    update: int,
+    payload: Payload,
+    examples: int,
+    *,
+    pushes: int = 1,
+    scale: float = 1.0,
   ) -> None:
-    """Sums a push, or a sum of some, into an update."""
+    """Sums a push, or a sum of some, into an update, divided by its scale."""
+
+  def replace(
+    self, update: int, function: Callable[[Payload], Payload]
+  ) -> Payload:
+    """Puts a function of an update's sum in its place, and returns that."""
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
+
+  def skip(self, update: int | None = None) -> None:
+    """Forgets an update, if there is any; the version becomes one higher."""
 
   def apply_pool(
     self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
@@ -127,22 +155,37 @@ class Holder(Protocol):
   the pushes: the lead says only which push is summed into which update.
 
   Attributes:
-    version: Updates applied.
+    version: Updates applied, or skipped.
     examples: Examples in them.
+    scalings: Loss scales: of each worker, or of all; [] without.
   """
 
   version: int
   examples: int
+  scalings: list[Scaling]
 
   @property
   def learning_rate(self) -> float | None:
     """The learning rate of the next update; None if nothing is learned."""
 
-  def add(self, update: int, worker: int, examples: int) -> None:
-    """Sums the push of a worker, which has arrived, into an update."""
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
+    """Sums the push of a worker, which has arrived, into an update.
 
-  def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher."""
+    What is not finite is left out, and changes its worker's scale.  Where
+    workers have the same scale it is all of the update that is skipped.
+    """
+
+  def commit(self, update: int) -> bool:
+    """Applies an update; the version becomes one higher.
+
+    Returns:
+      Whether all of it was finite; else it is skipped.
+
+    Raises:
+      FloatingPointError: If it is not, for another reason than its scale.
+    """
 
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number.
@@ -176,6 +219,7 @@ class Learning(Protocol):
     gradient: Computes.
     evaluate: Gives the accuracy of a version; None if nothing is learned.
     schedule: Of the learning rate; None if nothing is learned.
+    scaling: What loss scales start with; None if there are none.
     params: Initial parameters, as workers of one process share them.
     stats: Initial running statistics; () if there are none.
     elements: How many float32 numbers parameters and statistics have.
@@ -189,6 +233,7 @@ class Learning(Protocol):
   gradient: Gradient
   evaluate: Evaluation | None
   schedule: Schedule | None
+  scaling: Scaling | None
   params: Any
   stats: Any
   elements: tuple[int, int]
@@ -204,7 +249,9 @@ class Learning(Protocol):
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""
 
-  def pool(self, *, range_bytes: float, books: int) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns what lies where in the pool of a replica."""
 
   def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:

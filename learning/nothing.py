@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
-from learning.pool import Into, Pool
+from learning.pool import FLOAT32, Into, Pool
 from wire.codec import Payload, Wire
 from wire.flat import Flat
 
@@ -26,7 +26,13 @@ class NoGradient:
   overlaps = False
 
   def __call__(
-    self, params: Any, ranges: Ranges, *, worker: int, iteration: int
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
   ) -> tuple[Payload, None]:
     """Returns the parameters in the place of their gradient, and no loss."""
     return Payload(params, ()), None
@@ -57,6 +63,7 @@ class NoGradient:
     worker: int,
     iteration: int,
     into: Into,
+    scale: float = 1.0,
   ) -> tuple[tuple[()], None]:
     """Hands out nothing; returns no statistics and no loss."""
     return (), None
@@ -71,9 +78,10 @@ class NoLearner:
     version: Updates applied.
     examples: Examples in them.
     learning_rate: None.
+    scaling: None.
   """
 
-  learning_rate = None
+  learning_rate = scaling = None
 
   def __init__(self, params: Any, stats: Any):
     """Starts at version 0."""
@@ -95,15 +103,31 @@ class NoLearner:
     """Nothing to compile."""
 
   def add(
-    self, update: int, payload: Payload, examples: int, *, pushes: int = 1
+    self,
+    update: int,
+    payload: Payload,
+    examples: int,
+    *,
+    pushes: int = 1,
+    scale: float = 1.0,
   ) -> None:
     """Counts a push into an update."""
     self._sums[update] = self._sums.get(update, 0) + examples
+
+  def replace(
+    self, update: int, function: Callable[[Payload], Payload]
+  ) -> Payload:
+    """Replaces nothing."""
+    return Payload((), ())
 
   def commit(self, update: int) -> None:
     """Applies an update; the version becomes one higher."""
     self.version += 1
     self.examples += self._sums.pop(update)
+
+  def skip(self, update: int | None = None) -> None:
+    """Nothing is skipped that is never computed."""
+    raise RuntimeError('Expected an update that can overflow, got none.')
 
   def apply_pool(
     self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
@@ -132,7 +156,7 @@ class NoLearner:
 class Nothing:
   """A Learning of nothing: see `learning.learning`."""
 
-  evaluate = schedule = None
+  evaluate = schedule = scaling = None
   other_bytes = 0
   params = stats = ()
   sizes: Sequence[int] = ()
@@ -163,9 +187,11 @@ class Nothing:
     flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
     return flat
 
-  def pool(self, *, range_bytes: float, books: int) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns a pool of as many numbers, in one range: nobody fills them."""
-    sizes = {'range_bytes': range_bytes, 'books': books}
+    sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
     return Pool((), (), (), blank=self.elements[0], **sizes)
 
   def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:

@@ -5,6 +5,9 @@ them, then the statistics, then numbers of the books.  The vector is cut into
 ranges, each of which travels once it is full (lazy allreduce: Sun et al.,
 'Optimizing Network Performance for Distributed DNN Training on GPU Clusters:
 ImageNet/AlexNet Training in 1.5 Minutes', 2019).
+
+The vector is float32.  Gradients may travel rounded; statistics and books never
+do, and then are a range by themselves.
 """
 
 import itertools
@@ -20,7 +23,8 @@ from jax.extend import core
 from configs.checks import require
 from wire.codec import Payload
 
-_ITEM = np.dtype(np.float32).itemsize
+FLOAT32 = np.dtype(np.float32)
+_ITEM = FLOAT32.itemsize
 # Numbers: each leaf starts at a multiple of so many, as XLA copies what does
 # not start at one of 64 bytes.
 _ALIGNED = 64 // _ITEM
@@ -43,6 +47,7 @@ class Pool:
     size: Numbers in all, float32.
     order: The gradient's leaves, by index, as they lie in the pool.
     ranges: Where each range starts and ends; together they are the pool.
+    dtypes: What the numbers of each range travel as.
     range_of: Of each leaf of the gradient: the index of its range.
     leaves_of: Of each range: its leaves of the gradient, by index, in order.
   """
@@ -56,6 +61,7 @@ class Pool:
     range_bytes: float,
     books: int,
     blank: int = 0,
+    dtype: np.dtype = FLOAT32,
   ):
     """Lays the leaves end to end.
 
@@ -64,10 +70,12 @@ class Pool:
       stats: The same; () if there are none.
       order: Indices of the leaves of `params`, as they are to lie.
       range_bytes: A range, of whole leaves, is closed as soon as it has at
-        least so many bytes: 0 for one per leaf, infinity for one in all.  The
-        last one has what is left open, the statistics and the books.
+        least so many bytes of float32: 0 for one per leaf, infinity for one in
+        all.  The last one has what is left open, the statistics and the books.
       books: Numbers at the end, whatever they stand for.
       blank: Numbers before them that stand for nothing but take their time.
+      dtype: What gradients and blanks travel as.  If that is not float32, then
+        the last range has the statistics and the books alone.
 
     Raises:
       ValueError: If a leaf is not float32, or an argument is out of range.
@@ -94,15 +102,30 @@ class Pool:
     self._leaves = [mine[number] for number in numbers]
     self._books = _aligned(end + blank)
     self.size = self._books + books
-    cuts = _cuts(places[: len(leaves)], self.size, range_bytes / _ITEM)
+    exact = self._others[0][0] if others else self._books
+    last = self.size if dtype == FLOAT32 else exact
+    cuts = _cuts(places[: len(leaves)], last, range_bytes / _ITEM)
+    if cuts[-1] < self.size:
+      cuts.append(self.size)
     self.ranges = tuple(itertools.pairwise(cuts))
+    self.dtypes = tuple(
+      dtype if end <= last else FLOAT32 for _, end in self.ranges
+    )
     # The range in which its last number is.
-    last = [max(end - 1, 0) for _, end, _ in self._leaves]
-    found = np.searchsorted(cuts, last, side='right') - 1
+    ends = [max(end - 1, 0) for _, end, _ in self._leaves]
+    found = np.searchsorted(cuts, ends, side='right') - 1
     self.range_of = tuple(found.tolist())
     self.leaves_of = tuple(
       tuple(leaf for leaf in self.order if self.range_of[leaf] == number)
       for number in range(len(self.ranges))
+    )
+
+  @property
+  def size_bytes(self) -> int:
+    """Bytes of all numbers, as they travel."""
+    return sum(
+      (end - start) * dtype.itemsize
+      for (start, end), dtype in zip(self.ranges, self.dtypes, strict=True)
     )
 
   def payload(self, vector: Any) -> Payload:
@@ -156,7 +179,8 @@ class Pool:
 class Filling:
   """Fills a pool leaf by leaf, and tells which range is full: an Into.
 
-  The last range is full once `finish` has been called.
+  The last range is full once `finish` has been called, and so are those without
+  leaves.
   """
 
   def __init__(
@@ -175,7 +199,11 @@ class Filling:
     self._left = [0] * len(pool.ranges)
     for number in pool.range_of:
       self._left[number] += 1
-    self._left[-1] += 1  # For what comes after the gradient.
+    # For what comes after the gradient.
+    self._after = {n for n, left in enumerate(self._left) if not left}
+    self._after.add(len(self._left) - 1)
+    for number in self._after:
+      self._left[number] += 1
 
   def put(self, leaf: int, array: np.ndarray) -> None:
     """Takes a leaf's numbers."""
@@ -186,7 +214,8 @@ class Filling:
     """Takes what comes after the gradient, once."""
     self._pool.put_stats(self._vector, stats)
     self._pool.books(self._vector)[...] = books
-    self._done(len(self._left) - 1)
+    for number in sorted(self._after):
+      self._done(number)
 
   def _done(self, number: int) -> None:
     with self._lock:
@@ -267,7 +296,7 @@ def _cuts(
 
   Args:
     leaves: Where each leaf of the gradient starts and ends.
-    size: Of the pool.
+    size: Of what is cut.
     least: Numbers that close a range.
   """
   cuts, has = [0], 0

@@ -61,10 +61,10 @@ class StreamingGradient:
     return self._gradient.computed
 
   def __call__(
-    self, params: Any, ranges: Ranges, *, worker: int, iteration: int
+    self, params: Any, ranges: Ranges, **of_call: Any
   ) -> tuple[Payload, jax.Array]:
     """Returns what is pushed, and the loss summed over the examples."""
-    return self._gradient(params, ranges, worker=worker, iteration=iteration)
+    return self._gradient(params, ranges, **of_call)
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a call ahead of it."""
@@ -101,6 +101,7 @@ class StreamingGradient:
     worker: int,
     iteration: int,
     into: Into,
+    scale: float = 1.0,
   ) -> tuple[Any, jax.Array]:
     """Hands out the gradient; returns the statistics and the loss, summed.
 
@@ -110,11 +111,13 @@ class StreamingGradient:
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
       into: Gets each leaf once, by its index, from any thread.
+      scale: As of `TaskGradient`.
 
     Raises:
       Exception: What `into` raises, which gets no other leaf from then on.
     """
-    parts = self._gradient.parts(ranges, worker=worker, iteration=iteration)
+    stamp = {'worker': worker, 'iteration': iteration}
+    parts = self._gradient.parts(ranges, **stamp, scale=scale)
     if self.overlaps:
       return self._overlapped(params, parts, into)
     payload, loss = self._gradient.summed(params, parts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from configs.checks import require
@@ -15,11 +16,13 @@ from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
 from learning import optimizer as optimizers
+from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
-from learning.pool import Pool
+from learning.pool import FLOAT32, Pool
+from learning.scaling import Scaling
 from learning.streaming import StreamingGradient
 from models.task import Task, classification
 from wire import trees
@@ -36,6 +39,7 @@ class TaskLearning:
   gradient: TaskGradient
   evaluate: TaskEvaluation
   schedule: schedules.Schedule
+  scaling: Scaling | None
   params: Any
   stats: Any
   learner: Callable[[Any, Any], TaskLearner]
@@ -61,10 +65,12 @@ class TaskLearning:
     """Returns how parameters and statistics are divided among servers."""
     return Flat(self.params, self.stats, servers=servers, wire=wire)
 
-  def pool(self, *, range_bytes: float, books: int) -> Pool:
+  def pool(
+    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+  ) -> Pool:
     """Returns what lies where in the pool of a replica."""
     order = self.gradient.order(self.params)
-    sizes = {'range_bytes': range_bytes, 'books': books}
+    sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
     return Pool(self.params, self.stats, order, **sizes)
 
   def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:
@@ -95,17 +101,20 @@ def make(
     ValueError: If anything is wrong; names the field.
   """
   num_train = len(dataset.train.targets)
+  scaling = scalings.make(config, own_task=task is not None)
   task = task or _task(config, choose, dataset)
   schedule = _schedule(config, choose, num_train)
+  scaled = scaling is not None
   return TaskLearning(
     num_train=num_train,
     stream=stream,
-    gradient=_gradient(config, devices, task, dataset, stream),
+    gradient=_gradient(config, devices, task, dataset, stream, scaled),
     evaluate=TaskEvaluation(task, dataset.test),
     schedule=schedule,
+    scaling=scaling,
     params=task.params,
     stats=task.stats,
-    learner=functools.partial(_learner, config, choose, schedule),
+    learner=functools.partial(_learner, config, choose, schedule, scaled),
   )
 
 
@@ -122,13 +131,19 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
     input_shape=dataset.input_shape,
     num_classes=dataset.num_classes,
     seed=config.seed,
+    dtype=jnp.dtype(config.precision.dtype),
   )
   with named(f'config.model.{config.model.name}'):
     return classification(model, dataset.prepare, augment)
 
 
 def _gradient(
-  config: ConfigDict, count: int, task: Task, dataset: Dataset, stream: Stream
+  config: ConfigDict,
+  count: int,
+  task: Task,
+  dataset: Dataset,
+  stream: Stream,
+  scaled: bool,
 ) -> TaskGradient:
   devices = jax.local_devices()
   most = f'at most {len(devices)}, the devices of this process'
@@ -142,6 +157,7 @@ def _gradient(
       micro_batch=config.batching.micro_batch,
       seed=config.seed,
       devices=devices[:count],
+      scaled=scaled,
     )
 
 
@@ -149,6 +165,7 @@ def _learner(
   config: ConfigDict,
   choose: Choose,
   schedule: schedules.Schedule,
+  scaled: bool,
   params: Any,
   stats: Any,
 ) -> TaskLearner:
@@ -164,6 +181,7 @@ def _learner(
       reduction=config.optimizer.reduction,
       num_workers=config.cluster.workers,
       worker_batch=config.batching.worker_batch,
+      scaled=scaled,
     )
 
 

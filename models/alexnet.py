@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 
 class _Layer(NamedTuple):
@@ -81,6 +82,7 @@ def make(
   width: float,
   norm: str,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns an AlexNet.
 
@@ -97,6 +99,7 @@ def make(
       usual one.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -114,6 +117,7 @@ def make(
     num_classes=num_classes,
     norm=norm,
     dropout=dropout,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -131,6 +135,7 @@ class AlexNet(nnx.Module):
     num_classes: int,
     norm: str,
     dropout: float,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters; `features` is the number of colours."""
@@ -144,6 +149,7 @@ class AlexNet(nnx.Module):
         strides=strides,
         padding=padding,
         norm=norm,
+        dtype=dtype,
         rngs=rngs,
       )
       self.convs.append(conv)
@@ -151,15 +157,15 @@ class AlexNet(nnx.Module):
     features *= pixels**2
     self.hidden = nnx.List()
     for out in hidden:
-      self.hidden.append(dense(features, out, rngs))
+      self.hidden.append(dense(features, out, rngs, dtype))
       features = out
     self.dropout = nnx.Dropout(dropout)
-    self.logits = dense(features, num_classes, rngs)
+    self.logits = dense(features, num_classes, rngs, dtype)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import he_normal
+from models.initializers import FLOAT32, dense
 
 _SMALLEST = 75  # Pixels that leave one at the end.
 
@@ -31,6 +32,7 @@ def make(
   width: float,
   norm: str,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns an Inception-v3.
 
@@ -45,6 +47,7 @@ def make(
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
     dropout: Probability that training drops an input of the dense layer; 0.2
       in the released network.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -56,6 +59,7 @@ def make(
     width=width,
     norm=norm,
     dropout=dropout,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -71,6 +75,7 @@ class InceptionV3(nnx.Module):
     width: float,
     norm: str,
     dropout: float,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters; `features` is the number of colours."""
@@ -90,19 +95,18 @@ class InceptionV3(nnx.Module):
         strides=strides,
         padding=padding,
         norm=norm,
+        dtype=dtype,
         rngs=rngs,
       )
 
     self.layers = _Chain(features, [*_stem(conv), *_mixed(conv)])
     self.dropout = nnx.Dropout(dropout)
-    self.logits = nnx.Linear(
-      self.layers.features, num_classes, kernel_init=he_normal, rngs=rngs
-    )
+    self.logits = dense(self.layers.features, num_classes, rngs, dtype)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.

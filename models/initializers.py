@@ -1,11 +1,13 @@
-"""How kernels start."""
+"""How kernels start, and what layers compute in."""
 
 import math
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
+FLOAT32 = np.dtype(np.float32)
 _TRUNCATED_STD = 0.87962566103423978  # Of a normal variable within -2 and 2.
 
 
@@ -28,6 +30,13 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
   return row.reshape(shape) * sigma
 
 
-def dense(features: int, out: int, rngs: nnx.Rngs) -> nnx.Linear:
-  """Returns a dense layer, `features` to `out`, whose kernel starts so."""
-  return nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
+def dense(
+  features: int, out: int, rngs: nnx.Rngs, dtype: np.dtype
+) -> nnx.Linear:
+  """Returns a dense layer, `features` to `out`, whose kernel starts so.
+
+  It computes in `dtype`, of parameters in float32.
+  """
+  return nnx.Linear(
+    features, out, kernel_init=he_normal, dtype=dtype, rngs=rngs
+  )

@@ -9,10 +9,11 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import he_normal
+from models.initializers import FLOAT32, dense
 
 
 def make(
@@ -21,6 +22,7 @@ def make(
   num_classes: int,
   seed: int,
   hidden: Sequence[int],
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a perceptron whose only state is its parameters.
 
@@ -29,6 +31,7 @@ def make(
     num_classes: Number of logits.
     seed: Of the initial parameters.
     hidden: Width of each hidden layer; none is logistic regression.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -36,6 +39,7 @@ def make(
   _check(input_shape, num_classes, hidden)
   return MLP(
     widths=(math.prod(input_shape), *hidden, num_classes),
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -43,17 +47,17 @@ def make(
 class MLP(nnx.Module):
   """Dense layers with ReLU between them."""
 
-  def __init__(self, *, widths: Sequence[int], rngs: nnx.Rngs):
+  def __init__(self, *, widths: Sequence[int], dtype: np.dtype, rngs: nnx.Rngs):
     """Draws the parameters; `widths` goes from the inputs to the logits."""
     self.layers = nnx.List(
-      nnx.Linear(features, out, kernel_init=he_normal, rngs=rngs)
+      dense(features, out, rngs, dtype)
       for features, out in itertools.pairwise(widths)
     )
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.

@@ -11,11 +11,16 @@ used.  They travel with the gradient, and the server's running statistics, which
 evaluation alone reads, move towards the mean of those in an update.  Under BSP
 that is the mean of n batches of one version; asynchronous schemes mix batches
 of versions that differ by as much as their gradients are stale.
+
+Whatever a model computes in, means and variances are float32, and so is what is
+done with them.
 """
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models.initializers import he_normal
@@ -67,13 +72,14 @@ class Conv(nnx.Module):
     kernel: tuple[int, int],
     *,
     norm: str,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
     strides: int = 1,
     padding: str | int = 'SAME',
     kernel_init: Callable[..., jax.Array] = he_normal,
   ):
-    """Draws the kernel; `features` enter and `out` leave."""
-    self.features = out
+    """Draws the kernel; `features` enter and `out` leave, in `dtype`."""
+    self.features, self.dtype = out, dtype
     self.norm = make(norm, out, rngs)
     self.conv = nnx.Conv(
       features,
@@ -83,18 +89,21 @@ class Conv(nnx.Module):
       padding=padding,
       use_bias=norm == 'none',
       kernel_init=kernel_init,
+      dtype=dtype,
       rngs=rngs,
     )
 
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
-    """Returns float32 [B, H, W, features]."""
-    return self.norm(self.conv(inputs), train=train)
+    """Returns [B, H, W, features]."""
+    return self.norm(self.conv(inputs), train=train).astype(self.dtype)
 
 
 class _Group(nnx.GroupNorm):
   def __init__(self, features: int, rngs: nnx.Rngs):
     groups = max(g for g in range(1, _MAX_GROUPS + 1) if features % g == 0)
-    super().__init__(features, groups, epsilon=_EPSILON, rngs=rngs)
+    super().__init__(
+      features, groups, epsilon=_EPSILON, dtype=jnp.float32, rngs=rngs
+    )
 
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     del train
@@ -109,6 +118,7 @@ class _Batch(nnx.BatchNorm):
       momentum=0.0,
       epsilon=_EPSILON,
       use_fast_variance=False,
+      dtype=jnp.float32,
       rngs=rngs,
     )
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models import norm as norms
 from models import sizes
-from models.initializers import he_normal
+from models.initializers import FLOAT32, dense, he_normal
 
 # Channels and number of blocks of each stage.
 _STAGES = {
@@ -39,6 +40,7 @@ def make(
   depth: int,
   width: float,
   norm: str,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a residual network.
 
@@ -56,6 +58,7 @@ def make(
     depth: Weight layers: 20, 32, 50 or 110.
     width: Multiplies all channels; each is at least 1.
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -67,6 +70,7 @@ def make(
     input_shape=input_shape,
     num_classes=num_classes,
     norm=norm,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -82,6 +86,7 @@ class ResNet(nnx.Module):
     input_shape: tuple[int, int, int],
     num_classes: int,
     norm: str,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters; `stages` holds channels and number of blocks."""
@@ -95,10 +100,12 @@ class ResNet(nnx.Module):
       strides=strides,
       padding=kernel[0] // 2,
       norm=norm,
+      dtype=dtype,
       rngs=rngs,
     )
     common = {
       'norm': norm,
+      'dtype': dtype,
       'gain': 1 / math.sqrt(sum(n for _, n in stages)),
       'rngs': rngs,
     }
@@ -110,14 +117,12 @@ class ResNet(nnx.Module):
         strides = 2 if stage > 0 and i == 0 else 1
         self.blocks.append(block(features, channels, strides, **common))
         features = self.blocks[-1].features
-    self.logits = nnx.Linear(
-      features, num_classes, kernel_init=he_normal, rngs=rngs
-    )
+    self.logits = dense(features, num_classes, rngs, dtype)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
@@ -197,13 +202,13 @@ def _last_conv(
   gain: float,
   *,
   norm: str,
-  rngs: nnx.Rngs,
+  **common: Any,
 ) -> norms.Conv:
   def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return he_normal(key, shape, dtype) * (gain if norm == 'none' else 1)
 
   return norms.Conv(
-    features, out, kernel, norm=norm, kernel_init=init, rngs=rngs
+    features, out, kernel, norm=norm, kernel_init=init, **common
   )
 
 

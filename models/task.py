@@ -50,7 +50,8 @@ def supervised(
   Args:
     model: Called as model(inputs, rngs=...), with rngs None in evaluation.  Its
       state is parameters (`nnx.Param`) and running statistics (`nnx.BatchStat`)
-      which hold, after a call in training, those of this very batch.
+      which hold, after a call in training, those of this very batch.  It may
+      compute in bfloat16 or float16; losses are of what comes out in float32.
     loss: (outputs [B, ...], targets [B, ...]) -> float32 [B].
     correct: Likewise -> float32 [B], 0 to 1.
     prepare: Stored inputs -> the model's inputs; part of the compiled step.
@@ -82,7 +83,7 @@ def supervised(
     augment_key, dropout_key = jax.random.split(key)
     changed = augment(prepare(inputs), augment_key)
     merged = nnx.merge(graph, params, start, {})
-    outputs = merged(changed, rngs=nnx.Rngs(dropout=dropout_key))
+    outputs = _widened(merged(changed, rngs=nnx.Rngs(dropout=dropout_key)))
     seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
     return loss(outputs, targets), seen
 
@@ -90,7 +91,7 @@ def supervised(
     params: Any, stats: Any, inputs: jax.Array, targets: jax.Array
   ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
-    return correct(merged(prepare(inputs), rngs=None), targets)
+    return correct(_widened(merged(prepare(inputs), rngs=None)), targets)
 
   # Dicts of arrays: JAX takes Variables apart in Python at every call.
   start = nnx.to_pure_dict(stats)
@@ -126,6 +127,15 @@ def classification(
 
   return supervised(
     model, loss=loss, correct=correct, prepare=prepare, augment=augment
+  )
+
+
+def _widened(outputs: Any) -> Any:
+  """Returns what a model puts out, in float32 where it is in half of that."""
+  halves = jnp.bfloat16, jnp.float16
+  return jax.tree.map(
+    lambda leaf: leaf.astype(jnp.float32) if leaf.dtype in halves else leaf,
+    outputs,
   )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import dense
+from models.initializers import FLOAT32, dense
 
 _EXPANSION = 4  # Hidden units of the dense branch per unit of width.
 _normal = nnx.initializers.normal(1.0)
@@ -29,6 +30,7 @@ def make(
   width: int,
   heads: int,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a transformer whose only state is its parameters.
 
@@ -41,6 +43,7 @@ def make(
     heads: Of each attention.
     dropout: Probability that training drops a unit of the embedding or of what
       a branch adds.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -54,6 +57,7 @@ def make(
     width=width,
     heads=heads,
     dropout=dropout,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -70,22 +74,26 @@ class Transformer(nnx.Module):
     width: int,
     heads: int,
     dropout: float,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters."""
     self.tokens = nnx.Embed(
-      vocabulary, width, embedding_init=_normal, rngs=rngs
+      vocabulary, width, embedding_init=_normal, dtype=dtype, rngs=rngs
     )
     self.positions = nnx.Param(_normal(rngs.params(), (length, width)))
     self.dropout = nnx.Dropout(dropout)
-    self.layers = nnx.List(_Layer(width, heads, rngs) for _ in range(layers))
-    self.norm = nnx.LayerNorm(width, rngs=rngs)
-    self.logits = dense(width, vocabulary, rngs)
+    self.layers = nnx.List(
+      _Layer(width, heads, rngs, dtype) for _ in range(layers)
+    )
+    self.norm = nnx.LayerNorm(width, dtype=jnp.float32, rngs=rngs)
+    self.logits = dense(width, vocabulary, rngs, dtype)
+    self.dtype = dtype
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits of each next token, float32 [B, T, vocabulary].
+    """Returns logits of each next token, [B, T, vocabulary].
 
     Those at t depend on the tokens up to and including t.
 
@@ -96,7 +104,7 @@ class Transformer(nnx.Module):
     drop = functools.partial(
       self.dropout, deterministic=rngs is None, rngs=rngs
     )
-    positions = self.positions[None, : inputs.shape[1]]
+    positions = self.positions[None, : inputs.shape[1]].astype(self.dtype)
     x = drop(self.tokens(inputs) + positions)
     for layer in self.layers:
       x = layer(x, drop)
@@ -104,14 +112,14 @@ class Transformer(nnx.Module):
 
 
 class _Layer(nnx.Module):
-  def __init__(self, width: int, heads: int, rngs: nnx.Rngs):
+  def __init__(self, width: int, heads: int, rngs: nnx.Rngs, dtype: np.dtype):
     self.heads = heads
-    self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-    self.queries_keys_values = dense(width, 3 * width, rngs)
-    self.mix = dense(width, width, rngs)
-    self.dense_norm = nnx.LayerNorm(width, rngs=rngs)
-    self.up = dense(width, _EXPANSION * width, rngs)
-    self.down = dense(_EXPANSION * width, width, rngs)
+    self.attention_norm = nnx.LayerNorm(width, dtype=jnp.float32, rngs=rngs)
+    self.queries_keys_values = dense(width, 3 * width, rngs, dtype)
+    self.mix = dense(width, width, rngs, dtype)
+    self.dense_norm = nnx.LayerNorm(width, dtype=jnp.float32, rngs=rngs)
+    self.up = dense(width, _EXPANSION * width, rngs, dtype)
+    self.down = dense(_EXPANSION * width, width, rngs, dtype)
 
   def __call__(
     self, x: jax.Array, drop: Callable[[jax.Array], jax.Array]

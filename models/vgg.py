@@ -9,10 +9,11 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models import sizes
-from models.initializers import dense, he_normal
+from models.initializers import FLOAT32, dense, he_normal
 
 _CONVS_PER_BLOCK = {
   11: (1, 1, 2, 2, 2),
@@ -32,6 +33,7 @@ def make(
   depth: int,
   width: float,
   dropout: float,
+  dtype: np.dtype = FLOAT32,
 ) -> nnx.Module:
   """Returns a VGG whose only state is its parameters.
 
@@ -46,6 +48,7 @@ def make(
     width: Multiplies all channels and hidden widths; each is at least 1.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
+    dtype: That layers compute in.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -62,6 +65,7 @@ def make(
     input_shape=input_shape,
     num_classes=num_classes,
     dropout=dropout,
+    dtype=dtype,
     rngs=nnx.Rngs(seed),
   )
 
@@ -77,6 +81,7 @@ class VGG(nnx.Module):
     input_shape: tuple[int, int, int],
     num_classes: int,
     dropout: float,
+    dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
     """Draws the parameters; `channels` lists the convolutions of each block."""
@@ -85,21 +90,24 @@ class VGG(nnx.Module):
     for block in channels:
       convs = nnx.List()
       for out in block:
-        convs.append(_conv(features, out, rngs))
+        convs.append(_conv(features, out, rngs, dtype))
         features = out
       self.blocks.append(convs)
     shrink = 2 ** len(channels)
     features *= (height // shrink) * (width // shrink)
     self.hidden = nnx.List(
-      [dense(features, hidden, rngs), dense(hidden, hidden, rngs)]
+      [
+        dense(features, hidden, rngs, dtype),
+        dense(hidden, hidden, rngs, dtype),
+      ]
     )
     self.dropout = nnx.Dropout(dropout)
-    self.logits = dense(hidden, num_classes, rngs)
+    self.logits = dense(hidden, num_classes, rngs, dtype)
 
   def __call__(
     self, inputs: jax.Array, *, rngs: nnx.Rngs | None = None
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes].
+    """Returns logits, [B, num_classes].
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
@@ -134,14 +142,16 @@ def _convolve(conv: nnx.Conv, x: jax.Array) -> jax.Array:
     ],
     axis=-1,
   )
-  kernel = conv.kernel[...]
+  kernel = conv.kernel[...].astype(conv.dtype)
   flat_kernel = kernel.reshape(-1, kernel.shape[-1])
-  bias = conv.bias[...].reshape(1, 1, 1, -1)
+  bias = conv.bias[...].astype(conv.dtype).reshape(1, 1, 1, -1)
   return jnp.tensordot(patches, flat_kernel, axes=1) + bias
 
 
-def _conv(features: int, out: int, rngs: nnx.Rngs) -> nnx.Conv:
-  return nnx.Conv(features, out, (3, 3), kernel_init=he_normal, rngs=rngs)
+def _conv(features: int, out: int, rngs: nnx.Rngs, dtype: np.dtype) -> nnx.Conv:
+  return nnx.Conv(
+    features, out, (3, 3), kernel_init=he_normal, dtype=dtype, rngs=rngs
+  )
 
 
 def _check(

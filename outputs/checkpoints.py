@@ -26,7 +26,7 @@ from outputs import plain, stores
 
 Tree = dict[str, np.ndarray]
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 class Rhythm:

@@ -48,6 +48,7 @@ _HOSTS = (
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
+_PLOTTED += ('loss_scale',)
 
 
 class RunFiles:
@@ -251,7 +252,7 @@ class RunFiles:
 
   def _plot(self, row: Mapping[str, Any]) -> None:
     for field in _PLOTTED:
-      if row[field] is not None:
+      if row.get(field) is not None:
         self._board.add_scalar(field, row[field], row['examples'])
 
   def _lock(self) -> None:

@@ -149,10 +149,19 @@ class Journal:
     pulled: int,
     loss: jax.Array | None,
     computed: int,
+    finite: bool = True,
   ) -> None:
-    """Records a push of version `pulled` and its summed loss, not yet known."""
+    """Records a push of version `pulled` and its summed loss, not yet known.
+
+    What is not finite is not part of its update.
+    """
     self.ledger.pushed(
-      into, push, iteration=iteration, pulled=pulled, computed=computed
+      into,
+      push,
+      iteration=iteration,
+      pulled=pulled,
+      computed=computed,
+      finite=finite,
     )
     if loss is not None:
       self._losses.append((push, iteration, loss))
@@ -165,9 +174,9 @@ class Journal:
     """Records that so many bytes of pushes and pulls have arrived."""
     self.ledger.bytes += size_bytes
 
-  def committed(self, update: int) -> None:
-    """Records that an update was applied."""
-    self.ledger.committed(update)
+  def committed(self, update: int, *, applied: bool = True) -> None:
+    """Records that an update was applied, or skipped."""
+    self.ledger.committed(update, applied=applied)
 
   def looks(self, examples: int) -> bool:
     """Returns whether `reached` will evaluate, or end the run, at so many."""
@@ -254,10 +263,18 @@ class Journal:
       'learning_rate': self._holder.learning_rate,
       'waiting_share': ledger.waiting_share,
       'staleness_mean': ledger.staleness_mean,
+      **self._scaled(),
       **measured,
       'wall_s': wall_s,
       'wall_examples_per_s': ledger.examples / wall_s,
     }
+
+  def _scaled(self) -> dict[str, float]:
+    """Returns what rows say of loss scales, if there are any."""
+    scales = [scaling.value for scaling in self._holder.scalings]
+    if not scales:
+      return {}
+    return {'loss_scale': min(scales), 'skipped': self.ledger.skipped}
 
   def _write(self, row: dict[str, Any]) -> None:
     self._files.metric(row)

@@ -53,7 +53,7 @@ class Ledger:
     seconds: Worker seconds in each phase; waiting is 'wait', transferring
       'pull' and 'push'.
     iterations: Pushes that arrived whole.
-    updates: Updates applied.
+    updates: Updates applied, or skipped.
     examples: Examples in them.
     bytes: Bytes delivered, both ways.
     pushed_examples: Examples in pushes that arrived whole.
@@ -62,6 +62,9 @@ class Ledger:
     staleness: Applied pushes by staleness, versions.
     pending: Pushes by update not yet applied.
     lost: Iterations that were given up.
+    skipped: Pushes that overflowed, or were of a sum that did, and so were not
+      applied.
+    skipped_examples: Examples in them.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -81,6 +84,8 @@ class Ledger:
   )
   pending: dict[int, list[Pending]] = dataclasses.field(default_factory=dict)
   lost: list[Lost] = dataclasses.field(default_factory=list)
+  skipped: int = 0
+  skipped_examples: int = 0
 
   def spent(self, phase: str, seconds: float) -> None:
     """A worker has spent `seconds` in a phase."""
@@ -94,6 +99,7 @@ class Ledger:
     iteration: int,
     pulled: int,
     computed: int,
+    finite: bool = True,
   ) -> None:
     """A push computed from version `pulled` was summed into an update.
 
@@ -103,22 +109,33 @@ class Ledger:
       iteration: Of its worker.
       pulled: Version that it was computed from.
       computed: Its examples with padding; 0 if nothing is computed.
+      finite: Whether it is part of the update; else it was skipped.
     """
     self.iterations += 1
     self.pushed_examples += push.examples
     self.computed_examples += computed
-    entry = Pending(
-      push.worker, iteration, pulled, push.compute_s, push.examples
+    pushes = self.pending.setdefault(into, [])
+    if not finite:
+      self._skip(push.examples)
+      return
+    pushes.append(
+      Pending(push.worker, iteration, pulled, push.compute_s, push.examples)
     )
-    self.pending.setdefault(into, []).append(entry)
 
-  def committed(self, update: int) -> None:
-    """An update was applied."""
+  def committed(self, update: int, *, applied: bool = True) -> None:
+    """An update was applied, or skipped."""
     for push in self.pending.pop(update):
+      if not applied:
+        self._skip(push.examples)
+        continue
       self.staleness[self.updates - push.pulled] += 1
       self.applied_s += push.compute_s
       self.examples += push.examples
     self.updates += 1
+
+  def _skip(self, examples: int) -> None:
+    self.skipped += 1
+    self.skipped_examples += examples
 
   @property
   def waiting_share(self) -> float | None:
@@ -166,6 +183,8 @@ class Ledger:
       'worker_seconds': dict(self.seconds),
       'pending': [push._asdict() for push in pending],
       'lost': [lost._asdict() for lost in self.lost],
+      'skipped': self.skipped,
+      'skipped_examples': self.skipped_examples,
     }
 
 

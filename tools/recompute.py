@@ -30,6 +30,7 @@ from configs import default
 from configs.checks import require
 from learning import build as learning
 from learning.learning import Learning
+from learning.scaling import factor, of
 from tools import replay
 from tools.reading import manifests, records
 from wire.codec import Payload, Wire
@@ -119,6 +120,8 @@ class _Again:
       learned.learner(*flat.initial(server))
       for server in range(len(flat.sizes))
     ]
+    first = learned.scaling
+    self.scalings = [first] * workers if first else []
     self._flat = flat
     self._pushed: dict[int, list[Payload]] = {}
     self._pipelined = route['pipelined']
@@ -149,6 +152,7 @@ class _Again:
     if told == 'start' and self._before:
       self.learners = self._before.learners
       self.version = self._before.version
+      self.scalings = self._before.scalings
       self._pieces = self._before._pieces
       self._lead.rejoin(self._before._lead.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
@@ -167,9 +171,13 @@ class _Again:
     worker = row['worker']
     params, ranges, iteration = self._released.pop(worker)
     payload, loss = self._gradient(
-      params, ranges, worker=worker, iteration=iteration
+      params,
+      ranges,
+      worker=worker,
+      iteration=iteration,
+      scale=factor(of(self.scalings, worker)),
     )
-    messages, *_ = self._flat.encode(self._flat.init(), payload)
+    messages, _, finite = self._flat.encode(self._flat.init(), payload)
     self._pushed[worker] = [
       self._flat.taken(message, server)
       for server, message in enumerate(messages)
@@ -180,29 +188,43 @@ class _Again:
       compute_s=row['compute_s'],
       factors=(),
       loss=loss,
+      finite=bool(finite and np.isfinite(loss)),
       computed=0,
     )
 
-  def add(self, update: int, worker: int, examples: int) -> None:
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
     """Sums the push of a worker into an update."""
-    shares = self._pushed.pop(worker)
-    if self._pipelined:
-      self._pieces.setdefault(update, {})[worker] = shares, examples
+    shares, own = self._pushed.pop(worker), of(self.scalings, worker)
+    if own:
+      self.scalings[worker] = own.after(finite=finite)
+    pieces = self._pieces.setdefault(update, {}) if self._pipelined else None
+    if not finite:
+      return
+    if pieces is not None:
+      pieces[worker] = (
+        [_divided(share, factor(own)) for share in shares],
+        examples,
+      )
       return
     for learner, share in zip(self.learners, shares, strict=True):
-      learner.add(update, share, examples)
+      learner.add(update, share, examples, scale=factor(own))
 
-  def commit(self, update: int) -> None:
+  def commit(self, update: int) -> bool:
     """Applies an update."""
     self.version += 1
     if self._pipelined:
       self._sum(update)
     for learner in self.learners:
       learner.commit(update)
+    return True
 
   def _sum(self, update: int) -> None:
     """Sums the pushes of an update as pipelined servers do, by worker."""
     pushed = sorted(self._pieces.pop(update).items())
+    if not pushed:
+      return
     for server, learner in enumerate(self.learners):
       gradients = [shares[server].gradient for _, (shares, _) in pushed]
       learner.add(
@@ -217,6 +239,10 @@ class _Again:
     sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
     params, _ = self._flat.pulled(sent)
     self._released[index] = params, worker.ranges, worker.iteration
+
+
+def _divided(payload: Payload, scale: float) -> Payload:
+  return payload._replace(gradient=payload.gradient / np.float32(scale))
 
 
 def _config(

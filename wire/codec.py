@@ -58,6 +58,9 @@ class Codec(NamedTuple):
     elementwise: Whether each number becomes one number by itself, and nothing
       is remembered.  Such a codec may be given an array of any shape, the
       leaves of a tree one by one, or a part of a vector.
+    dtype: Of what each number is rounded to, if that is all that becomes of it,
+      and float32 if nothing does: sums among workers round likewise.  None if
+      something else does.
     add: Adds two messages that meet on their way; None if that takes decoding.
     reduce: Sums vectors of all workers where that takes a conversation (norms
       first, say): returns the sum and what is remembered then.
@@ -68,6 +71,7 @@ class Codec(NamedTuple):
   decode: Callable[[Message, int], jax.Array]
   size_bytes: Callable[[int], int]
   elementwise: bool = False
+  dtype: np.dtype | None = None
   add: Callable[[Message, Message], Message] | None = None
   reduce: (
     Callable[[State, jax.Array, Collective], tuple[jax.Array, State]] | None

@@ -1,7 +1,9 @@
-"""All numbers travel, each by itself, in float32 or rounded to bfloat16.
+"""All numbers travel, each by itself, in float32, or rounded to half of that.
 
 Who holds the parameters keeps and sums them in float32; a number is rounded, to
-nearest, only on its way.
+nearest, only on its way.  What float16 cannot hold, from 65,520 on, becomes
+infinite, and is noticed before it is applied.  Running statistics travel as
+they are.
 """
 
 from typing import TypeVar
@@ -13,7 +15,7 @@ import numpy as np
 from configs.checks import require
 from wire.codec import Codec, Wire
 
-_DTYPES = ('float32', 'bfloat16')
+_DTYPES = ('float32', 'bfloat16', 'float16')
 _Numbers = TypeVar('_Numbers', jax.Array, np.ndarray)
 
 
@@ -21,14 +23,14 @@ def make(*, dtype: str) -> Wire:
   """Returns a wire whose pushes and pulls are of one dtype.
 
   Args:
-    dtype: 'float32', which changes nothing, or 'bfloat16'.
+    dtype: 'float32', which changes nothing, 'bfloat16' or 'float16'.
 
   Raises:
     ValueError: If `dtype` is another one.
   """
   require(dtype in _DTYPES, 'dtype', f'one of {list(_DTYPES)}', dtype)
   codec = cast(jnp.dtype(dtype))
-  return Wire(push=codec, pull=codec, stats=codec)
+  return Wire(push=codec, pull=codec, stats=cast(jnp.dtype('float32')))
 
 
 def cast(dtype: np.dtype) -> Codec:
@@ -39,6 +41,7 @@ def cast(dtype: np.dtype) -> Codec:
     decode=lambda message, n: _as(message, jnp.float32),
     size_bytes=lambda n: n * dtype.itemsize,
     elementwise=True,
+    dtype=dtype,
     add=lambda one, other: _as(
       _as(one, jnp.float32) + _as(other, jnp.float32), dtype
     ),

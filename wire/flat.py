@@ -41,8 +41,8 @@ class Flat:
     sizes: Of each server's share: elements of parameters and of statistics.
     wire: The codecs.
     encode: Compiled: each server's messages of a payload, what is remembered
-      after them, and whether all of the gradient is finite, of what was
-      remembered before and the payload.
+      after them, and whether all of the gradient is finite, also as it travels,
+      of what was remembered before and the payload.
     pulled: Compiled: parameters and statistics, trees, of all messages.
     joined: Compiled: the same of all servers' vectors, float32.
     taken: `decode`, compiled.
@@ -159,6 +159,8 @@ class Flat:
       after.append(state)
     # The largest is NaN if one of them is.
     leaves = jax.tree.leaves(payload.gradient)
+    if self.wire.push.dtype == jnp.float16:
+      leaves = [pushed for pushed, _ in messages]
     peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
     return messages, after, jnp.isfinite(jnp.array(peaks)).all()
 

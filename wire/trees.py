@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wire.codec import Codec, Message, Payload, State, Wire
 from wire.flat import Flat
@@ -24,12 +25,14 @@ class Trees(NamedTuple):
     encode: Returns the message of a payload, and what is remembered then.
     decode: Returns the payload that a message stands for.
     pull: Returns the parameters that workers get, of those that are held.
+    dtype: As of the codec of pushes.
   """
 
   init: Callable[[], State]
   encode: Callable[[State, Payload], tuple[Message, State]]
   decode: Callable[[Message], Payload]
   pull: Callable[[Any], Any]
+  dtype: np.dtype | None
 
 
 def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
@@ -45,7 +48,13 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
   if wire.plain or not jax.tree.leaves(
     params
   ):  # Or numbers that are not there.
-    return Trees(tuple, _same, lambda message: message, lambda params: params)
+    return Trees(
+      init=tuple,
+      encode=_same,
+      decode=lambda message: message,
+      pull=lambda params: params,
+      dtype=np.dtype(np.float32),
+    )
   if wire.elementwise:
     return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
   return _shared(Flat(params, stats, servers=servers, wire=wire))
@@ -73,6 +82,7 @@ def _leafwise(wire: Wire, coded: Payload) -> Trees:
     encode=lambda state, payload: (both(_encoded, payload), state),
     decode=lambda message: both(_decoded, message),
     pull=pull,
+    dtype=wire.push.dtype,
   )
 
 
@@ -109,6 +119,7 @@ def _shared(flat: Flat) -> Trees:
     encode=encode,
     decode=decode,
     pull=lambda params: flat.pulled(outgoing(params))[0],
+    dtype=None,
   )
 
 

@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from configs.checks import require
 from configs.sections import read_json
 
 VERSION = 1  # Of what `parse` reads.
+_ITEM = np.dtype(np.float32).itemsize
 _FORWARD = 1 / 3  # Of the time, before the first gradient can be there.
 _FIELDS = ('name', 'bytes', 'ready')
 
@@ -149,18 +151,25 @@ def even(size_bytes: int, range_bytes: float) -> list[int]:
   return [b - a for a, b in itertools.pairwise([*ends, size_bytes])]
 
 
-def of_run(config: ConfigDict, learned: Any, range_bytes: float) -> list[Range]:
+def of_run(
+  config: ConfigDict,
+  learned: Any,
+  range_bytes: float,
+  dtype: np.dtype,
+) -> list[Range]:
   """Returns what a worker adds, in the order in which it is ready.
 
   Args:
     config: Of the run; may name a profile.
     learned: A `Learning`: what is learned.
-    range_bytes: As of `ranges`.
+    range_bytes: As of `ranges`, of float32.
+    dtype: What gradients travel as; if that is not float32, what comes last is
+      a range by itself.
 
   Raises:
     ValueError: If the profile is of another model; names the field.
   """
-  params, stats = (4 * each for each in learned.elements)
+  params, stats = (_ITEM * each for each in learned.elements)
   sizes = learned.sizes
   if path := config.cluster.speed.layers:
     field = 'config.cluster.speed.layers'
@@ -171,4 +180,11 @@ def of_run(config: ConfigDict, learned: Any, range_bytes: float) -> list[Range]:
     found = found if sizes else scaled(found, params)
   else:
     found = in_proportion(sizes or even(params, range_bytes))
-  return ranges(found, range_bytes, stats + learned.other_bytes)
+  rest = stats + learned.other_bytes
+  if dtype.itemsize == _ITEM:
+    return ranges(found, range_bytes, rest)
+  rounded = [
+    each._replace(bytes=each.bytes // _ITEM * dtype.itemsize)
+    for each in ranges(found, range_bytes, 0)
+  ]
+  return [*rounded, Range(rest, 1.0)] if rest else rounded

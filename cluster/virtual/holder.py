@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from learning import scaling
 from learning.learning import Learner
+from learning.scaling import Scaling
 from wire.codec import Message, Payload
 from wire.trees import Trees
 
@@ -19,40 +22,92 @@ class LocalHolder:
     trees: What becomes of pushes and pulls on their way.
   """
 
-  def __init__(self, learner: Learner, trees: Trees):
-    """Holds the learner."""
+  def __init__(
+    self,
+    learner: Learner,
+    trees: Trees,
+    *,
+    scalings: list[Scaling],
+    summed: bool,
+  ):
+    """Holds the learner.
+
+    Args:
+      learner: Its `scaling` is that of all workers if what they push is summed.
+      trees: What becomes of pushes and pulls on their way.
+      scalings: Of each worker that pushes to servers; [] without.
+      summed: Whether workers sum what they push: then sums are rounded, too.
+    """
     self.learner = learner
     self.trees = trees
+    self._scalings, self._summed = scalings, summed
+    # Losses tell soon enough of what is not finite but for float16.
+    scaled = bool(scalings or learner.scaling)
+    self._looks = scaled or trees.dtype == jnp.float16
+    self._rounds = summed and (self._looks or trees.dtype != jnp.float32)
+    self._is_finite = jax.jit(_is_finite)
     self._arrived: dict[int, Payload] = {}  # Pushes, by worker.
     self._held: dict[int, tuple[Any, Any]] = {}
     self._newest: tuple[Any, Any] = None, None  # Parameters; as workers get it.
+
+  @property
+  def scalings(self) -> list[Scaling]:
+    """Loss scales: of each worker, or of all; [] without."""
+    own = self.learner.scaling
+    return [own] if own else self._scalings
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles what pushes like these need, and updates."""
     state = self.trees.init()
     for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
       message, state = self.trees.encode(state, payload)
-      jax.block_until_ready(self.trees.decode(message))
+      arrived = jax.block_until_ready(self.trees.decode(message))
+      if self._looks:
+        self._is_finite(arrived.gradient)
     self.learner.warm_up()
 
   def pulled(self) -> Any:
     """Returns the parameters as workers get them; once for each version."""
+    if self._summed:  # Nobody pulls: workers have them.
+      return self.learner.params
     if self._newest[0] is not self.learner.params:
       params = self.learner.params
       self._newest = params, self.trees.pull(params)
     return self._newest[1]
 
-  def arrived(self, worker: int, message: Message) -> None:
-    """A worker's push has arrived whole."""
-    self._arrived[worker] = self.trees.decode(message)
+  def arrived(self, worker: int, message: Message) -> bool:
+    """A worker's push has arrived whole; returns whether it is finite."""
+    self._arrived[worker] = payload = self.trees.decode(message)
+    return not self._looks or bool(self._is_finite(payload.gradient))
 
-  def add(self, update: int, worker: int, examples: int) -> None:
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
     """Sums the push of a worker, which has arrived, into an update."""
-    self.learner.add(update, self._arrived.pop(worker), examples)
+    payload = self._arrived.pop(worker)
+    if not self._scalings:
+      self.learner.add(update, payload, examples)
+      return
+    own = self._scalings[worker]
+    self._scalings[worker] = own.after(finite=finite)
+    if finite:
+      self.learner.add(update, payload, examples, scale=own.value)
 
-  def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher."""
+  def commit(self, update: int) -> bool:
+    """Applies an update, or skips it; the version becomes one higher.
+
+    Raises:
+      FloatingPointError: If a sum is not finite, and that is not for its scale.
+    """
+    if self._rounds:
+      gradient = self.learner.replace(update, self._rounded).gradient
+      if self._looks and not self._is_finite(gradient):
+        what = f'The sum of all gradients of version {self.version}'
+        scaling.check(self.scalings, 0, what)
+        self.learner.skip(update)
+        return False
     self.learner.commit(update)
+    return True
 
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number."""
@@ -68,9 +123,18 @@ class LocalHolder:
     """Returns what gives a version that is held."""
     return functools.partial(self._held.__getitem__, held)
 
+  def state(self) -> dict[str, Any]:
+    """Returns what is to be kept of the learner and of scales."""
+    return {'learner': self.learner.state(), 'scalings': self._scalings}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken; it is the holder's from now on."""
+    self.learner.restore(state['learner'])
+    self._scalings = state['scalings']
+
   @property
   def version(self) -> int:
-    """Updates applied."""
+    """Updates applied, or skipped."""
     return self.learner.version
 
   @property
@@ -82,3 +146,14 @@ class LocalHolder:
   def learning_rate(self) -> float | None:
     """The learning rate of the next update; None if nothing is learned."""
     return self.learner.learning_rate
+
+  def _rounded(self, payload: Payload) -> Payload:
+    """Returns what all workers get of a sum."""
+    message, _ = self.trees.encode(self.trees.init(), payload)
+    return self.trees.decode(message)
+
+
+def _is_finite(gradient: Any) -> jax.Array:
+  leaves = jax.tree.leaves(gradient)
+  peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+  return jnp.isfinite(jnp.array(peaks)).all()

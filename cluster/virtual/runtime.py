@@ -18,6 +18,7 @@ from cluster.virtual.holder import LocalHolder
 from cluster.virtual.reduced import Reduced
 from cluster.virtual.script import Scripted
 from cluster.virtual.transfers import Delivered, Pipelined, Whole
+from learning import scaling
 from learning.learning import Gradient
 from wire.codec import Message, State
 
@@ -116,7 +117,7 @@ class VirtualRuntime:
 
     Raises:
       RuntimeError: If nothing can happen any more.
-      FloatingPointError: If a loss is not finite.
+      FloatingPointError: If a loss or a gradient is not finite.
     """
     while self._events and self._is_stale(*self._events[0][1:]):
       heapq.heappop(self._events)
@@ -140,7 +141,7 @@ class VirtualRuntime:
       **{name: getattr(self, name) for name in _STATE},
       '_transfers': self._transfers.state(),
       'lead': self.lead.state(),
-      'learner': self._holder.learner.state(),
+      **self._holder.state(),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ class VirtualRuntime:
       setattr(self, name, state[name])
     self._transfers.restore(state['_transfers'])
     self.lead.restore(state['lead'])
-    self._holder.learner.restore(state['learner'])
+    self._holder.restore(state)
 
   def close(self) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
@@ -202,7 +203,11 @@ class VirtualRuntime:
     worker, known = self._workers[index], self.lead.workers[index]
     before = self.gradient.computed
     payload, worker.loss = self.gradient(
-      worker.params, known.ranges, worker=index, iteration=known.iteration
+      worker.params,
+      known.ranges,
+      worker=index,
+      iteration=known.iteration,
+      scale=scaling.factor(scaling.of(self._holder.scalings, index)),
     )
     worker.params, worker.computed = None, self.gradient.computed - before
     worker.message, worker.codec = self._holder.trees.encode(
@@ -215,7 +220,7 @@ class VirtualRuntime:
   def _push(self, index: int) -> None:
     """A push has arrived whole."""
     worker, known = self._workers[index], self.lead.workers[index]
-    self._holder.arrived(index, worker.message)
+    finite = self._holder.arrived(index, worker.message)
     loss, worker.message, worker.loss = worker.loss, None, None
     self.lead.push(
       index,
@@ -223,6 +228,7 @@ class VirtualRuntime:
       compute_s=worker.compute_s,
       factors=self._speed.driving(index, known.iteration),
       loss=loss,
+      finite=finite,
       computed=worker.computed,
     )
 

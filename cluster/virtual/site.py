@@ -62,11 +62,18 @@ class VirtualSite:
   def __init__(self, config: ConfigDict, parts: Parts):
     """Makes the holder of the learner, and the checkpoints."""
     learned, plan = parts.learned, parts.plan
-    servers = plan.servers if isinstance(plan, Served) else 1
+    served = isinstance(plan, Served)
+    servers = plan.servers if served else 1
     params, stats = learned.params, learned.stats
+    learner, scaling = learned.learner(params, stats), learned.scaling
+    if not served:
+      learner.scaling = scaling
+    each = [scaling] * config.cluster.workers if served and scaling else []
     self.holder = LocalHolder(
-      learned.learner(params, stats),
+      learner,
       trees.make(parts.wire, params, stats, servers=servers),
+      scalings=each,
+      summed=not served,
     )
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
@@ -106,7 +113,9 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
   """Returns how gradients are summed among the workers."""
   plan, true = parts.plan, links.virtual(config)
-  ranges = layers.of_run(config, parts.learned, plan.range_bytes)
+  ranges = layers.of_run(
+    config, parts.learned, plan.range_bytes, parts.wire.push.dtype
+  )
   with named(f'config.route.{plan.name}'):
     sums = reduced.Sums(
       true,

@@ -214,7 +214,7 @@ class HeNormalTest(parameterized.TestCase):
       return np.zeros(shape, dtype)
 
     with (
-      mock.patch.object(module, 'he_normal', zero),
+      mock.patch.object(module, 'he_normal', zero, create=True),
       mock.patch.object(initializers, 'he_normal', zero),
     ):
       params = nnx.split(make())[1]

@@ -19,6 +19,7 @@ class _Holder:
   """Versions are their own parameters; counts those that it holds."""
 
   learning_rate = 0.1
+  scalings = ()
 
   def __init__(self, held=None):
     self.version = self.examples = 0

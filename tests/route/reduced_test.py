@@ -195,7 +195,6 @@ class PlanTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({'sync__name': 'asp'}, r"config.route.name: expected 'server', as Asp"),
-    ({'wire__dense__dtype': 'bfloat16'}, r'config.route.name: .*wire.dense'),
     ({'route__range_bytes': -1.0}, r'config.route.range_bytes: .* at least 0'),
     ({'route__range_bytes': float('nan')}, r'config.route.range_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),

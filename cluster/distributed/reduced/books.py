@@ -13,6 +13,7 @@ import numpy as np
 
 from cluster.distributed.members import Member
 from cluster.lead import Lead
+from learning import scaling
 
 
 class Entry(NamedTuple):
@@ -27,7 +28,8 @@ class Entry(NamedTuple):
     examples: That were computed, with padding.
     compilations: Since it was warm.
     loss: Summed over the examples; NaN if there is none.
-    finite: 1 if loss and gradient are finite, else 0.
+    finite: 1 if loss and gradient are finite, else 0; -1 if they are, but not
+      the sum of all gradients.
   """
 
   began: float
@@ -111,6 +113,22 @@ class Books:
       found[worker] = entry, tuple(row[1 + _FIELDS :])
     return found
 
+  def are_finite(
+    self, numbers: Sequence[float], members: Sequence[int]
+  ) -> bool:
+    """Returns whether all is finite that members have added, and its sum."""
+    entries = self.read(numbers)
+    return all(entries[index][0].finite == 1 for index in members)
+
+  def marked(self, numbers: list[float], finite: bool) -> list[float]:
+    """Returns summed books that say whether the sum of gradients is finite."""
+    if finite:
+      return numbers
+    rows = np.array(numbers, np.float32).reshape(self._workers, self._width)
+    finite = rows[:, 1 + Entry._fields.index('finite')]
+    finite[finite == 1] = -1
+    return rows.ravel().tolist()
+
 
 class Booking:
   """Tells the lead of iterations, one after the other.
@@ -162,12 +180,11 @@ class Booking:
     """
     entries, lead = self._books.read(numbers), self._lead
     for index in members:
-      entry, iteration = entries[index][0], lead.workers[index].iteration
-      if not entry.finite:
-        raise FloatingPointError(
-          f'The loss ({entry.loss}) or the gradient of worker {index}, '
-          f'iteration {iteration}, is not finite.'
-        )
+      entry = entries[index][0]
+      if entry.finite < 0:
+        what = f'The sum of all gradients of version {lead.holder.version}'
+        scaling.check(lead.holder.scalings, index, what)
+      lead.check(index, finite=entry.finite == 1, loss=entry.loss)
     began, computed = {}, {}
     for index in members:
       entry = entries[index][0]
@@ -214,4 +231,5 @@ class Booking:
       factors=factors,
       computed=entry.examples,
       loss=None if math.isnan(entry.loss) else entry.loss,
+      finite=entry.finite == 1,
     )

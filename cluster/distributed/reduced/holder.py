@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.distributed.reduced.replica import Replica
+from learning.scaling import Scaling
 from learning.schedule import Schedule
 
 
@@ -14,31 +15,49 @@ class ReplicaHolder:
   waits.
 
   Attributes:
-    version: Updates applied.
+    version: Updates applied, or skipped.
     examples: Examples in them.
+    scalings: The loss scale of all workers, if there is one: that after this
+      version, where the replica may be one ahead.
   """
 
-  def __init__(self, replica: Replica, schedule: Schedule | None):
+  def __init__(
+    self,
+    replica: Replica,
+    schedule: Schedule | None,
+    scaling: Scaling | None = None,
+  ):
     """Starts at version 0.
 
     Args:
       replica: In this process.
       schedule: Of the learning rate; None if nothing is learned.
+      scaling: Of the losses.
     """
+    self.scalings = [scaling] if scaling else []
     self.version = self.examples = 0
     self._replica, self._schedule = replica, schedule
     self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
+    self._spoilt: set[int] = set()  # Of these, those that are not finite.
     self._held: dict[int, tuple[Any, Any]] = {}
 
-  def add(self, update: int, worker: int, examples: int) -> None:
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
     """Counts a worker's part of an update."""
     del worker
     self._sums[update] = self._sums.get(update, 0) + examples
+    if not finite:
+      self._spoilt.add(update)
 
-  def commit(self, update: int) -> None:
-    """Counts an update; the version becomes one higher."""
-    self.examples += self._sums.pop(update)
+  def commit(self, update: int) -> bool:
+    """Counts an update, unless replicas skip it; the version is one higher."""
+    examples, finite = self._sums.pop(update), update not in self._spoilt
+    self._spoilt.discard(update)
+    self.examples += examples if finite else 0
     self.version += 1
+    self.scalings = [each.after(finite=finite) for each in self.scalings]
+    return finite
 
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number."""
@@ -71,7 +90,9 @@ class ReplicaHolder:
 
   def restore(self, state: dict[str, Any]) -> None:
     """Goes back to where `state` was taken; it is the holder's from now on."""
-    self._replica.learner.restore(state['learner'])
+    learner = self._replica.learner
+    learner.restore(state['learner'])
+    self.scalings = [learner.scaling] if learner.scaling else []
     self.version, self.examples, self._sums = state['counted']
     self._held = state['held']
 

@@ -4,9 +4,15 @@ NCCL on GPUs, gloo on CPUs.  A range is summed in one collective, so that a
 compiled program has as many as there are ranges.  XLA's collectives
 do not survive a process: when one is lost, all begin again from the newest
 checkpoint.
+
+What travels in half of float32 is not left to psum: on CPUs XLA would send
+bfloat16 as float32, and add float16 in float16; NCCL adds both rounded at each
+step.  Here each worker gets a share of all parts, as they travel, adds it in
+float32 in the order of the workers, and rounds the sum once, which goes to all:
+two collectives for a range, an all-to-all and an all-gather, with as many
+numbers as a ring sends.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +28,7 @@ from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
 from learning.pool import Pool
+from learning.scaling import factor
 from wire.codec import Payload
 
 # XLA would make one collective of several.
@@ -90,6 +97,8 @@ class NativeSum:
         mesh=mesh,
         in_specs=PartitionSpec(_AXIS),
         out_specs=PartitionSpec(),
+        # That all have what has been gathered is not seen.
+        check_vma=all(dtype == jnp.float32 for dtype in pool.dtypes),
       ),
       compiler_options=_OPTIONS,
     )
@@ -124,17 +133,41 @@ class NativeSum:
     return self._payload(summed), last[last.size - books.size :]
 
   def _cut(self, payload: Payload, books: jax.Array) -> list[jax.Array]:
-    """Returns what lies in each range, [1, n]."""
+    """Returns what lies in each range, [1, n], as it travels.
+
+    Halves of float32 look like integers, of which XLA makes nothing else.
+    """
     whole = jnp.zeros(self._pool.size, jnp.float32)
     for start, part in self._pool.parts(payload, books):
       # XLA's concatenation is many times slower on CPUs.
       whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
-    return [whole[None, start:end] for start, end in self._pool.ranges]
+    return [
+      _narrowed(whole[None, start:end], dtype)
+      for (start, end), dtype in zip(
+        self._pool.ranges, self._pool.dtypes, strict=True
+      )
+    ]
 
-  @staticmethod
-  def _summed(ranges: list[jax.Array]) -> list[jax.Array]:
-    psum = functools.partial(jax.lax.psum, axis_name=_AXIS)
-    return [psum(part)[0] for part in ranges]
+  def _summed(self, ranges: list[jax.Array]) -> list[jax.Array]:
+    return [
+      jax.lax.psum(part, _AXIS)[0]
+      if dtype == jnp.float32
+      else self._rounded(part[0], dtype)
+      for part, dtype in zip(ranges, self._pool.dtypes, strict=True)
+    ]
+
+  def _rounded(self, part: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Returns the sum of a range over all workers, rounded, as float32."""
+    count = self._count
+    shares = jnp.pad(part, (0, -part.size % count)).reshape(count, -1)
+    mine = jax.lax.all_to_all(shares, _AXIS, 0, 0, tiled=True)
+    # XLA's sum along an axis is many times slower on CPUs.
+    total = _widened(mine[0], dtype)
+    for each in range(1, count):
+      total = total + _widened(mine[each], dtype)
+    rounded = _narrowed(total, dtype)
+    whole = jax.lax.all_gather(rounded, _AXIS, tiled=True)
+    return _widened(whole[: part.size], dtype)
 
 
 class NativeSumming:
@@ -157,6 +190,7 @@ class NativeSumming:
     """
     self._gradient, self._pool, self._like = gradient, pool, like
     self._sum = NativeSum(pool, devices())
+    self._looks = jnp.float16 in pool.dtypes
     self._payload: Payload = like
     self._numbers = np.zeros(books, np.float32)
     self._is_finite = jax.jit(_is_finite)
@@ -215,7 +249,7 @@ class NativeSumming:
   def compute(
     self,
     version: int,
-    params: Any,
+    learner: Learner,
     ranges: Ranges,
     *,
     worker: int,
@@ -226,7 +260,11 @@ class NativeSumming:
     """Computes a gradient."""
     del version, least_s
     payload, loss = self._gradient(
-      params, ranges, worker=worker, iteration=iteration
+      learner.params,
+      ranges,
+      worker=worker,
+      iteration=iteration,
+      scale=factor(learner.scaling),
     )
     self._payload = self.placed(spoilt(fault, payload))
     finite = self._is_finite(self._payload)
@@ -236,10 +274,11 @@ class NativeSumming:
     """Takes what belongs into the books."""
     self._numbers = numbers
 
-  def total(self) -> list[float]:
+  def total(self) -> tuple[list[float], bool]:
     """Waits until everything is summed."""
     self._payload, books = self._sum(self._payload, self._numbers)
-    return books.tolist()
+    finite = not self._looks or bool(self._is_finite(self._payload))
+    return books.tolist(), finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner apply the sum."""
@@ -252,6 +291,18 @@ def _is_finite(payload: Payload) -> jax.Array:
   leaves = jax.tree.leaves(payload.gradient)
   peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
   return jnp.isfinite(jnp.array(peaks)).all()
+
+
+def _narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Returns numbers as they travel: rounded, as uint16, or as they are."""
+  if dtype == jnp.float32:
+    return part
+  return jax.lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
+
+
+def _widened(part: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Returns numbers that have travelled as uint16, float32."""
+  return jax.lax.bitcast_convert_type(part, dtype).astype(jnp.float32)
 
 
 def _joined(ranges: Sequence[jax.Array], size: int) -> jax.Array:

@@ -296,7 +296,7 @@ class Replica:
           target=self._gradient.prepare, args=[ranges], daemon=True
         )
         self._preparing.start()
-      self._last = self._summing.total()
+      self._last = self._books.marked(*self._summing.total())
     except Abandoned:
       return
     except (PeerLost, Damaged) as error:
@@ -339,7 +339,7 @@ class Replica:
     self._faults.happen(fault)
     loss, finite = self._summing.compute(
       deal['version'],
-      self.learner.params,
+      self.learner,
       ranges,
       worker=self.index,
       iteration=iteration,
@@ -364,12 +364,13 @@ class Replica:
     self._summing.finish(numbers)
 
   def _apply(self, deal: Mapping[str, Any]) -> None:
-    """Makes the next version of the sum, unless it is not finite."""
-    entries = self._books.read(self._last)
-    if all(entries[index][0].finite for index in deal['members']):
+    """Makes the next version of the sum, or skips what is not finite."""
+    if self._books.are_finite(self._last, deal['members']):
       self._summing.apply(
         self.learner, examples=deal['total'], pushes=len(deal['members'])
       )
+    else:
+      self.learner.skip()
     self._completed(
       {
         'version': deal['version'],
@@ -380,8 +381,6 @@ class Replica:
 
   def _state_of(self, version: int) -> Any:
     """Returns the learner's state; in a thread of the handover."""
-    if self.learner.version != version:
-      raise LookupError(
-        f'expected to have version {version}, got {self.learner.version}'
-      )
+    if (has := self.learner.version) != version:
+      raise LookupError(f'expected to have version {version}, got {has}')
     return self.learner.state()

@@ -30,8 +30,6 @@ from outputs.checkpoints import Checkpoints
 from route.route import Reduced
 from wire.codec import Payload
 
-_ITEM = 4  # Bytes of a float32.
-
 
 class ReducedSite(Process):
   """See `cluster.runtime`; every process has one."""
@@ -57,14 +55,20 @@ class ReducedSite(Process):
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._books = Books(self._workers, factors)
     self._pool = learned.pool(
-      range_bytes=plan.range_bytes, books=self._books.size
+      range_bytes=plan.range_bytes,
+      books=self._books.size,
+      dtype=parts.wire.push.dtype,
     )
     self._pace: Sequence[layers.Range] = ()
     if speed and learned.schedule is None:
-      self._pace = layers.of_run(config, learned, plan.range_bytes)
+      self._pace = layers.of_run(
+        config, learned, plan.range_bytes, parts.wire.push.dtype
+      )
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
-    self.holder = ReplicaHolder(self._replica, learned.schedule)
+    self.holder = ReplicaHolder(
+      self._replica, learned.schedule, learned.scaling
+    )
     self._checkpoint = config.checkpoint.to_dict()
 
   @functools.cached_property
@@ -90,12 +94,12 @@ class ReducedSite(Process):
     formation = Formation(
       self._plan.cluster,
       self._plan.forest,
-      size_bytes=_ITEM * self._pool.size,
+      size_bytes=self._pool.size_bytes,
     )
     kept = Kept(self.parts.files.workdir)
     adaptation = Adaptation(
       formation,
-      size_bytes=_ITEM * self._pool.size,
+      size_bytes=self._pool.size_bytes,
       tell=reception.events.put,
       record=lead.journal.links,
     )
@@ -117,7 +121,7 @@ class ReducedSite(Process):
       ),
       books=self._books,
       local=lambda lead: functools.partial(self._replica, lead),
-      iteration_bytes=lambda n: 2 * (n - 1) * _ITEM * self._pool.size,
+      iteration_bytes=lambda n: 2 * (n - 1) * self._pool.size_bytes,
       **self._of_leading,
     )
 
@@ -145,10 +149,12 @@ class ReducedSite(Process):
         faults=self.faults,
         pace=self._pace,
       )
+    learner = learned.learner(learned.params, learned.stats)
+    learner.scaling = learned.scaling
     return Replica(
       self.meeting.role.index,
       gradient=gradient,
-      learner=learned.learner(learned.params, learned.stats),
+      learner=learner,
       summing=summing,
       books=self._books,
       batching=self.parts.batching,

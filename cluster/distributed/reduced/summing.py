@@ -20,7 +20,8 @@ from cluster.transport import memory
 from cluster.transport.greeting import Security
 from data.stream import Ranges
 from learning.learning import Learner, Streaming
-from learning.pool import Filling, Pool
+from learning.pool import FLOAT32, Filling, Pool
+from learning.scaling import factor
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -88,7 +89,7 @@ class Summing(Protocol):
   def compute(
     self,
     version: int,
-    params: Any,
+    learner: Learner,
     ranges: Ranges,
     *,
     worker: int,
@@ -99,8 +100,8 @@ class Summing(Protocol):
     """Computes a gradient; parts of it may travel at once.
 
     Args:
-      version: Of the parameters: the number of the sum.
-      params: Pytree of arrays.
+      version: Of the learner: the number of the sum.
+      learner: Has the parameters, and says how losses are scaled.
       ranges: Positions of the examples in the stream.
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
@@ -118,8 +119,12 @@ class Summing(Protocol):
   def finish(self, numbers: np.ndarray) -> None:
     """Adds what belongs into the books, float32, to what is summed."""
 
-  def total(self) -> list[float]:
-    """Waits until everything is summed; returns the books.
+  def total(self) -> tuple[list[float], bool]:
+    """Waits until everything is summed.
+
+    Returns:
+      The books, and whether the sums are finite, as far as float16 has changed
+      them; the same for all workers.
 
     Raises:
       PeerLost: If a worker is gone; says which.
@@ -165,11 +170,13 @@ class HostSumming:
     """
     self._index, self._pace, self._faults = index, pace, faults
     self.paced = bool(pace)
-    self._ranges = pool.ranges
+    self._ranges, self._dtypes = pool.ranges, pool.dtypes
     if pace:
-      ends = itertools.accumulate(part.bytes // _ITEM for part in pace[:-1])
-      cuts = [0, *ends, pool.size]
+      first = pool.dtypes[0]
+      ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
+      cuts = [0, *ends, *(end for _, end in pool.ranges)]
       self._ranges = tuple(itertools.pairwise(cuts))
+      self._dtypes = (*[first] * len(pace), *pool.dtypes[1:])
     self._gradient, self._pool = gradient, pool
     self._of_executor: dict[str, Any] = {
       'host': host,
@@ -239,7 +246,7 @@ class HostSumming:
   def compute(
     self,
     version: int,
-    params: Any,
+    learner: Learner,
     ranges: Ranges,
     *,
     worker: int,
@@ -251,16 +258,24 @@ class HostSumming:
     self._vectors.reverse()
     vector = self._vectors[0]
     travel = self._faults.travel(worker, iteration, fault)
-    reduction = self._running.begin(version, vector, self._ranges, travel)
+    dtypes = None if {*self._dtypes} == {FLOAT32} else self._dtypes
+    reduction = self._running.begin(
+      version, vector, self._ranges, travel, dtypes
+    )
     ready = reduction.ready
     if self.paced:
-      last = len(self._ranges) - 1
+      passed = len(self._ranges) - len(self._pool.ranges)
       self._let_pass(reduction, least_s)
-      ready = lambda number: reduction.ready(last)  # noqa: E731
+      ready = lambda number: reduction.ready(passed + number)  # noqa: E731
     filling = CheckedFilling(self._pool, vector, ready, fault)
     self._reduction, self._filling = reduction, filling
     self._stats, loss = self._gradient.stream(
-      params, ranges, worker=worker, iteration=iteration, into=filling
+      learner.params,
+      ranges,
+      worker=worker,
+      iteration=iteration,
+      into=filling,
+      scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filling.finite
 
@@ -277,13 +292,14 @@ class HostSumming:
     """Fills what is left of the pool."""
     self._filling.finish(self._stats, numbers)
 
-  def total(self) -> list[float]:
+  def total(self) -> tuple[list[float], bool]:
     """Waits until all of the pool is summed."""
+    reduction = self._reduction
     try:
-      self._reduction.wait()
+      reduction.wait()
     finally:
       self._reduction = None  # Its steps are not those of the next.
-    return self._pool.books(self._vectors[0]).tolist()
+    return self._pool.books(self._vectors[0]).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner apply the pool."""
@@ -329,6 +345,8 @@ class CheckedFilling(Filling):
     if self._spoils:
       array = array * np.float32('nan')
     # A sum is not finite if a number is not, and seldom else.
-    if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
+    with np.errstate(over='ignore', invalid='ignore'):
+      total = np.sum(array)
+    if not np.isfinite(total) and not np.isfinite(array).all():
       self.finite = False
     super().put(leaf, array)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learning.scaling import Scaling, factor, of
 from learning.schedule import Schedule
 from wire.flat import Flat
 
@@ -30,14 +31,20 @@ class Orders:
   """A Holder: see `learning.learning`.
 
   Attributes:
-    version: Updates applied.
+    version: Updates applied, or skipped.
     examples: Examples in them.
+    scalings: Loss scales, of each worker; [] without.
     sequence: How often orders were given to the servers.
     lives: Which life of each worker is, or was last, among the living.
   """
 
   def __init__(
-    self, *, flat: Flat, schedule: Schedule | None, num_workers: int
+    self,
+    *,
+    flat: Flat,
+    schedule: Schedule | None,
+    num_workers: int,
+    scaling: Scaling | None = None,
   ):
     """Starts at version 0, without servers.
 
@@ -45,7 +52,9 @@ class Orders:
       flat: Of the servers' shares.
       schedule: Of the learning rate; None if nothing is learned.
       num_workers: Number of workers.
+      scaling: That each starts with; None without.
     """
+    self.scalings = [scaling] * num_workers if scaling else []
     self.version = self.examples = 0
     self.lives = [-1] * num_workers
     self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
@@ -63,16 +72,24 @@ class Orders:
     """Names the servers, in the order of their shares."""
     self._servers = servers
 
-  def add(self, update: int, worker: int, examples: int) -> None:
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
     """Sums a worker's push, which all servers have, into an update."""
-    self._orders.append(['add', worker, self.lives[worker], update, examples])
+    own, examples = of(self.scalings, worker), examples if finite else 0
+    self._orders.append(
+      ['add', worker, self.lives[worker], update, examples, factor(own)]
+    )
+    if own:
+      self.scalings[worker] = own.after(finite=finite)
     self._sums[update] = self._sums.get(update, 0) + examples
 
-  def commit(self, update: int) -> None:
+  def commit(self, update: int) -> bool:
     """Applies an update; the version becomes one higher."""
     self._orders.append(['commit', update])
     self.examples += self._sums.pop(update)
     self.version += 1
+    return True
 
   def release(self, worker: int, header: Mapping[str, Any]) -> None:
     """Sends this version to a worker."""
@@ -172,11 +189,16 @@ class Orders:
 
   def state(self) -> Any:
     """Returns what is counted here; the servers save the rest."""
-    return self.version, self.examples, self._sums, self._number
+    counts = self.version, self.examples, self._sums, self._number
+    return counts, self.scalings
 
   def restore(self, state: Any) -> None:
-    """Goes back to where `state` was taken."""
-    self.version, self.examples, self._sums, self._number = state
+    """Goes back to where `state` was taken, with other workers perhaps."""
+    counts, scalings = state
+    self.version, self.examples, self._sums, self._number = counts
+    self.scalings = [*scalings, *self.scalings[len(scalings) :]][
+      : len(self.scalings)
+    ]
 
   @property
   def pending(self) -> list[int]:

@@ -84,7 +84,9 @@ class Pieces:
       learner = first.twin(params[end - size : end], ())
       self._pieces.append(_Piece(learner, size))
     self._step = 0
-    self._examples: dict[Key, int] = {}  # Of the superstep's workers.
+    # Of the superstep's workers, and what their pushes are to be divided by.
+    self._examples: dict[Key, int] = {}
+    self._scales: dict[Key, float] = {}
     self._expected: set[Key] = set()  # Of them, those that live.
     self._counted: set[Key] = set()  # Whose push the lead has added,
     self._update = 0  # to this update.
@@ -101,8 +103,8 @@ class Pieces:
     """Returns how long each piece of a push is."""
     return [self._wire.push.size_bytes(size) for size in self.sizes]
 
-  def expect(self, examples: Mapping[Key, int]) -> bool:
-    """Starts a superstep of these workers, with their examples.
+  def expect(self, released: Mapping[Key, tuple[int, float]]) -> bool:
+    """Starts a superstep of these workers, with their examples and scales.
 
     Returns:
       Whether the pieces that were served in the one before are the version.
@@ -113,8 +115,15 @@ class Pieces:
         piece.pushes = {}
       valid, self._void = not self._void, False
       self._step += 1
-      self._examples, self._expected = dict(examples), set(examples)
+      self._examples = {key: count for key, (count, _) in released.items()}
+      self._scales = {key: scale for key, (_, scale) in released.items()}
+      self._expected = set(released)
       return valid
+
+  def void(self, key: Key) -> None:
+    """Takes a worker's pieces, from now on, for what is not to be applied."""
+    with self._changed:
+      self._examples[key] = 0
 
   def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
     """Takes a worker's piece, uint8, which may complete it.
@@ -128,7 +137,8 @@ class Pieces:
     sent = self._wire.push.decode(chunk.view(self._dtype), piece.size)
     with self._changed:
       if key in self._expected:
-        piece.pushes[key] = sent
+        scale = self._scales[key]
+        piece.pushes[key] = sent if scale == 1 else sent / np.float32(scale)
         self._advance(piece)
 
   def leave(self, key: Key) -> None:
@@ -173,8 +183,11 @@ class Pieces:
       piece.learner.warm_up()
       self._renew(piece)
 
-  def add(self, update: int, payload: Key, examples: int) -> None:
+  def add(
+    self, update: int, payload: Key, examples: int, *, scale: float
+  ) -> None:
     """Counts the push of a worker, of which all pieces are here."""
+    del scale  # They are divided by it.
     with self._changed:
       self._counted.add(payload)
       self._update = update
@@ -251,7 +264,9 @@ class Pieces:
     self, learner: Learner, update: int, piece: _Piece, keys: Iterable[Key]
   ) -> None:
     """Adds the sum of pushes, always in the same order, to an update."""
-    keys = sorted(keys)
+    keys = sorted(key for key in keys if self._examples[key])
+    if not keys:  # Nothing is finite.
+      return
     total = memory.aligned(piece.size * _ITEM).view(np.float32)
     total[:] = piece.pushes[keys[0]]
     for key in keys[1:]:

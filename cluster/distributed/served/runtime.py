@@ -18,6 +18,7 @@ from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
 from cluster.transport.heart import Unmendable
+from learning.scaling import factor, of
 
 _MOST = 64  # Events whose orders wait for one another.
 
@@ -157,13 +158,8 @@ class ServedRuntime(Leading):
     if member.arrived < self._num_servers:
       return
     member.arrived = 0
-    iteration = self.lead.workers[index].iteration
-    loss = event['loss']
-    if not event['finite'] or (loss is not None and not math.isfinite(loss)):
-      raise FloatingPointError(
-        f'The loss ({loss}) or the gradient of worker {index}, iteration '
-        f'{iteration}, is not finite.'
-      )
+    loss, finite = event['loss'], event['finite']
+    self.lead.check(index, finite=finite, loss=loss)
     member.compilations[event['life']] = event['compilations']
     examples = self.lead.workers[index].examples
     member.pace.computed.append((event['compute_s'], examples))
@@ -180,6 +176,7 @@ class ServedRuntime(Leading):
       factors=event['factors'],
       computed=event['computed'],
       loss=loss,
+      finite=finite,
     )
 
   def _failed(self, event: dict[str, Any]) -> None:
@@ -233,6 +230,7 @@ class ServedRuntime(Leading):
         'iteration': worker.iteration,
         'ranges': worker.ranges,
         'examples': worker.examples,
+        'scale': factor(of(self._orders.scalings, index)),
         'next': self.lead.upcoming(index),
       },
     )

@@ -150,8 +150,9 @@ class Server:
 
     Args:
       sequence: Higher by one than the last.
-      orders: 'add', worker, life, update, examples: sums a push that has
-        arrived whole; 'commit', update; 'release', worker, life, header: sends
+      orders: 'add', worker, life, update, examples, scale: sums a push that has
+        arrived whole, and is to be divided by its scale, or forgets it if the
+        examples are 0; 'commit', update; 'release', worker, life, header: sends
         the version of this moment; 'end', worker, life: ends a stream;
         'hold', held: keeps the version of this moment under a number; 'drop',
         held: forgets it; 'send', id, held: reports it; 'save', id, step: writes
@@ -266,6 +267,8 @@ class Server:
     sender.start()
     with self._lock:
       self._piped.add(key)
+    if not message.header['finite']:
+      self._pieces.void(key)
     with _on_cpu():
       for number, chunk in enumerate(message.chunks):
         self._pieces.take(key, number, chunk)
@@ -300,10 +303,13 @@ class Server:
         self._longest[name] = max(seconds, self._longest.get(name, 0.0))
     self._done = self._sequence
 
-  def _add(self, worker: int, life: int, update: int, examples: int) -> None:
+  def _add(
+    self, worker: int, life: int, update: int, examples: int, scale: float
+  ) -> None:
     with self._lock:
       payload = self._payloads.pop((worker, life))
-    self.learner.add(update, payload, examples)
+    if examples:
+      self.learner.add(update, payload, examples, scale=scale)
 
   def _commit(self, update: int) -> None:
     self.learner.commit(update)
@@ -318,10 +324,11 @@ class Server:
 
   def _expect(self, releases: Sequence[Sequence[Any]]) -> None:
     """Prepares for the pushes of all workers that are released at once."""
-    examples = {
-      (worker, life): header['examples'] for worker, life, header in releases
+    expected = {
+      (worker, life): (header['examples'], header['scale'])
+      for worker, life, header in releases
     }
-    if not self._pieces.expect(examples):
+    if not self._pieces.expect(expected):
       with self._lock:
         self._piped.clear()  # All of it is sent again.
 

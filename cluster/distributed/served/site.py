@@ -68,6 +68,7 @@ class ServedSite(Process):
       flat=self._flat,
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
+      scaling=learned.scaling,
     )
     if self.leads:
       where = 'processes of their own' if plan.dedicated else 'workers'

@@ -5,6 +5,7 @@ again, as a new life, when the lead has given it up or a stream is lost.
 """
 
 import functools
+import math
 import queue
 import threading
 import time
@@ -183,13 +184,19 @@ class Worker:
     params = self._pulled()
     before = self._gradient.computed
     payload, loss = self._gradient(
-      params, ranges, worker=self.index, iteration=iteration
+      params,
+      ranges,
+      worker=self.index,
+      iteration=iteration,
+      scale=header['scale'],
     )
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
     payload = spoilt(fault, payload)
     messages, self._codec, finite = self._flat.encode(self._codec, payload)
     messages = list(map(views, messages))
+    loss = None if loss is None else float(loss)
+    lost = loss is not None and not math.isfinite(loss)
     self._host.delay(iteration, header['examples'], start)
     end = time.monotonic()
     report = {
@@ -198,8 +205,8 @@ class Worker:
       'computed_at': heart.lead_time(end),
       'compute_s': end - start,
       'factors': self._host.factors(iteration),
-      'loss': None if loss is None else float(loss),
-      'finite': bool(finite),
+      'loss': None if lost else loss,  # No form has what is not finite.
+      'finite': bool(finite) and not lost,
       'computed': self._gradient.computed - before,
       'compilations': compilations.count() - self._compiled,
     }

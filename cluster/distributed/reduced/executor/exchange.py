@@ -2,13 +2,17 @@
 
 No sockets, threads or clocks here.  A chunk's parts are added in float32 in one
 order, whatever the order of arrival: this worker's own, then those of the
-children one after the other.  The lowest chunk goes first, and the part of a
-chunk goes up only if it is within the window: so many chunks from the lowest on
-whose sum is not here yet.  So a worker that has little to do for a tree does
-not run ahead and take the receiver's link from those who have more, and what
-is received before it can be added is bounded: for each worker whose parts are
-added here, at most a window of chunks.  The lowest chunk of all that are not
-final everywhere is always within, so that nobody waits for ever.
+children one after the other.  A chunk that travels in half of that is rounded,
+to nearest, as it is sent up, be it one worker's part or a sum of some; the root
+rounds the whole sum once, and everybody has that, also the root.
+
+The lowest chunk goes first, and the part of a chunk goes up only if it is
+within the window: so many chunks from the lowest on whose sum is not here yet.
+So a worker that has little to do for a tree does not run ahead and take the
+receiver's link from those who have more, and what is received before it can be
+added is bounded: for each worker whose parts are added here, at most a window
+of chunks.  The lowest chunk of all that are not final everywhere is always
+within, so that nobody waits for ever.
 """
 
 import heapq
@@ -16,7 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.distributed.reduced.executor.frames import DOWN, UP
+from cluster.distributed.reduced.executor.frames import (
+  DOWN,
+  DTYPES,
+  FLOAT16,
+  FLOAT32,
+  UP,
+)
 from cluster.distributed.reduced.executor.program import Program
 from cluster.transport.errors import Corrupt
 
@@ -69,12 +79,14 @@ class Outgoing(NamedTuple):
   Attributes:
     kind: UP or DOWN.
     chunk: Its number.
-    body: Of the pool, bytes.
+    body: Of the pool, bytes as they travel.
+    dtype: What its numbers are: the place in `frames.DTYPES`.
   """
 
   kind: int
   chunk: int
   body: memoryview
+  dtype: int
 
 
 class Exchange:
@@ -85,9 +97,17 @@ class Exchange:
     steps: Grows with each chunk that comes or goes.
     low: The lowest chunk whose sum is not here; their number at the end.
     woken: Receivers for whom there is something new; to be cleared by others.
+    finite: Whether all sums in float16 were finite so far; others are taken to
+      be.
   """
 
-  def __init__(self, program: Program, pool: np.ndarray, buffers: Buffers):
+  def __init__(
+    self,
+    program: Program,
+    pool: np.ndarray,
+    buffers: Buffers,
+    halves: np.ndarray,
+  ):
     """Starts with no range ready.
 
     Args:
@@ -95,13 +115,17 @@ class Exchange:
       pool: float32 [n], contiguous; this worker's numbers, and at the end the
         sums.
       buffers: For what cannot be added yet.
+      halves: uint16 [n]; where chunks of half of float32 are as they travel, if
+        there are any.
     """
     self.program = program
+    self.finite = True
     self.steps = 0
     self.low = 0
     self.woken: set[int] = set()
     self._pool = pool
     self._bytes = memoryview(pool).cast('B') if pool.size else memoryview(b'')
+    self._halves = halves
     self._buffers = buffers
     count = len(program.starts)
     self._count = self._left = count
@@ -158,21 +182,27 @@ class Exchange:
       self._added[chunk] = 0
       self._add(chunk)
 
-  def place(self, worker: int, kind: int, chunk: int, size: int) -> memoryview:
+  def place(
+    self, worker: int, kind: int, chunk: int, size: int, dtype: int = 0
+  ) -> memoryview:
     """Returns where the body of a frame is to be received.
 
     Raises:
       Corrupt: If a worker may not send it now.
     """
-    self.check(worker, kind, chunk, size)
+    self.check(worker, kind, chunk, size, dtype)
     if kind == UP:
       return self._buffers.take()[:size]
     return self._body(chunk)
 
-  def check(self, worker: int, kind: int, chunk: int, size: int) -> None:
+  def check(
+    self, worker: int, kind: int, chunk: int, size: int, dtype: int = 0
+  ) -> None:
     """Raises Corrupt if a worker may not send a chunk now."""
     if chunk >= self._count or size != len(self._body(chunk)):
       raise Corrupt(f'chunk {chunk} of {size} bytes is none of the pool')
+    if dtype != self.program.dtypes[chunk]:
+      raise Corrupt(f'chunk {chunk} is of another dtype, {dtype}')
     role, added = self._role(chunk), self._added[chunk]
     if kind == UP:
       valid = worker in role.children[max(added, 0) :]
@@ -203,7 +233,8 @@ class Exchange:
     if not queue:
       return None
     chunk, up = divmod(heapq.heappop(queue), 2)
-    return Outgoing(UP if up else DOWN, chunk, self._body(chunk))
+    dtype = self.program.dtypes[chunk]
+    return Outgoing(UP if up else DOWN, chunk, self._body(chunk), dtype)
 
   def sent(self, worker: int) -> None:
     """Notes that what was taken last has been sent: it may change again."""
@@ -216,8 +247,26 @@ class Exchange:
     return program.roles.trees[program.trees[chunk]]
 
   def _body(self, chunk: int) -> memoryview:
+    """Returns a chunk as it travels."""
+    half = self._half(chunk)
+    if half is not None:
+      return memoryview(half.view(np.uint8))
     program = self.program
     return self._bytes[4 * program.starts[chunk] : 4 * program.stops[chunk]]
+
+  def _part(self, chunk: int) -> np.ndarray:
+    """Returns a chunk's numbers, float32."""
+    program = self.program
+    return self._pool[program.starts[chunk] : program.stops[chunk]]
+
+  def _half(self, chunk: int) -> np.ndarray | None:
+    """Returns a chunk's numbers as they travel; None if that is float32."""
+    program = self.program
+    dtype = program.dtypes[chunk]
+    if dtype == FLOAT32:
+      return None
+    half = self._halves[program.starts[chunk] : program.stops[chunk]]
+    return half.view(DTYPES[dtype])
 
   def _add(self, chunk: int) -> None:
     """Adds the parts whose turn it is; passes the sum on if it is whole."""
@@ -226,14 +275,16 @@ class Exchange:
       body = self._staged.pop((chunk, role.children[added]), None)
       if body is None:
         break
-      program = self.program
-      part = self._pool[program.starts[chunk] : program.stops[chunk]]
-      np.add(part, np.frombuffer(body, np.float32), out=part)
+      part, dtype = self._part(chunk), DTYPES[self.program.dtypes[chunk]]
+      np.add(part, np.frombuffer(body, dtype), out=part)
       self._buffers.give(body)
       added += 1
     self._added[chunk] = added
     if added < len(role.children):
       return
+    half = self._half(chunk)
+    if half is not None:
+      half[...] = self._part(chunk)
     if role.parent is None:
       self._finish(chunk)
     elif chunk < self.low + self.program.roles.window:
@@ -242,6 +293,13 @@ class Exchange:
       heapq.heappush(self._held, chunk)
 
   def _finish(self, chunk: int) -> None:
+    half = self._half(chunk)
+    if half is not None:
+      part = self._part(chunk)
+      part[...] = half
+      if self.program.dtypes[chunk] == FLOAT16:
+        # Of finite numbers of float16 the sum is finite.
+        self.finite = self.finite and bool(np.isfinite(np.sum(part)))
     self._final[chunk] = 1
     self._left -= 1
     for worker in self._role(chunk).sinks:

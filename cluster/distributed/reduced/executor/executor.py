@@ -3,7 +3,8 @@
 One thread does it all: every connection, both directions, all trees.  Its rules
 are in `exchange`, its connections in `generation`, `door` and `links`.
 
-Memory: besides the pool, chunks that cannot be added yet, of each worker whose
+Memory: besides the pool, half of it again if anything travels in half of
+float32; chunks that cannot be added yet, of each worker whose
 parts this one adds at most a window of them (see `Executor.bound_bytes`), and
 the system's buffers.  A window is what the forest carries in some time, or two
 chunks for each of its trees, or eight, whichever is most.
@@ -38,7 +39,7 @@ from cluster.distributed.reduced.executor.program import (
   Roles,
 )
 from cluster.distributed.reduced.executor.reduction import Forming, Reduction
-from cluster.transport import sockets
+from cluster.transport import memory, sockets
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from configs.checks import require
@@ -91,6 +92,7 @@ class Executor:
     self._chunk_bytes = chunk_bytes
     self._roles: Roles | None = None
     self._programs: dict[tuple, Program] = {}
+    self._halves = np.empty(0, np.uint16)
     self._generation: Generation | None = None
     self._reduction: Reduction | None = None  # The last.
     self._waiter: Reduction | Forming | None = None
@@ -117,6 +119,8 @@ class Executor:
       came=self._came,
     )
     self.address = self._door.address
+    # What float16 cannot hold becomes infinite, and is looked at in the end.
+    self._loop.call(lambda: np.seterr(over='ignore', invalid='ignore'))
     self._loop.call(self._door.open)
 
   @property
@@ -169,6 +173,7 @@ class Executor:
     pool: np.ndarray,
     ranges: Sequence[tuple[int, int]],
     travel: Travel | None = None,
+    dtypes: Sequence[np.dtype] | None = None,
   ) -> Reduction:
     """Begins the sum of an iteration's pools.
 
@@ -178,6 +183,7 @@ class Executor:
       ranges: First element of each range, and the one after its last: in
         order, all of the pool.  The same on all workers.
       travel: What goes wrong with chunks on purpose.
+      dtypes: What the numbers of each range travel as; None for float32.
 
     Returns:
       What takes ranges and waits; none of them is ready yet.
@@ -200,12 +206,15 @@ class Executor:
     require(iteration > last, 'iteration', f'one after {last}', iteration)
     ended = self._reduction is None or self._reduction.ended
     require(ended, 'begin', 'the iteration before to have ended', last)
-    key = pool.size, tuple(ranges)
+    key = pool.size, tuple(ranges), tuple(dtypes or ())
     if key not in self._programs:
       if len(self._programs) == _PROGRAMS:
         self._programs.clear()
-      self._programs[key] = program.program(own, pool.size, ranges)
-    exchange = Exchange(self._programs[key], pool, generation.buffers)
+      self._programs[key] = program.program(own, pool.size, ranges, dtypes)
+    if dtypes and self._halves.size < pool.size:
+      self._halves = memory.aligned(2 * pool.size).view(np.uint16)
+    buffers = generation.buffers
+    exchange = Exchange(self._programs[key], pool, buffers, self._halves)
 
     def tell_ready(index: int) -> None:
       self._loop.call(lambda: generation.ready(iteration, index))

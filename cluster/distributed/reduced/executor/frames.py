@@ -1,22 +1,27 @@
 """Frames: what executors send each other, on connections that go one way.
 
-A frame is a header of 48 bytes and a body, the bytes of a chunk.  Both have a
-checksum (xxh3) of their own, so that a size is believed before the body is
-there.  Bodies are received where they belong and sent from where they are,
-without a copy of ours.
+A frame is a header of 48 bytes, which says of what dtype numbers are, and a
+body, the bytes of a chunk.  Both have a checksum (xxh3) of their own, so that a
+size is believed before the body is there.  Bodies are received where they
+belong and sent from where they are, without a copy of ours.
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
+import numpy as np
 import xxhash
 
 from cluster.transport.errors import Corrupt
 
 UP, DOWN, LEFT = 1, 2, 3
+# Of numbers; the code of one is its place.
+DTYPES = tuple(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)))
+FLOAT32, BFLOAT16, FLOAT16 = range(3)
 HEADER_BYTES = 48
-_FIELDS = struct.Struct('<QQIIIIQ')
+_FIELDS = struct.Struct('<QQIIIHHQ')
 _CHECKSUM = struct.Struct('<Q')
 _MOST = 16  # Frames that one connection may have read before the others.
 Receive = Callable[[Sequence[memoryview]], int]
@@ -34,6 +39,7 @@ class Frame(NamedTuple):
     size: Bytes of the body.
     kind: UP for a part of a sum, DOWN for a sum, LEFT for the last frame of who
       has given the generation up.
+    dtype: What the body's numbers are: the place in `DTYPES`.
     checksum: Of the body.
   """
 
@@ -43,16 +49,23 @@ class Frame(NamedTuple):
   chunk: int
   size: int
   kind: int
+  dtype: int
   checksum: int
 
 
 def packed(
-  generation: int, iteration: int, layout: int, chunk: int, kind: int, body: Any
+  generation: int,
+  iteration: int,
+  layout: int,
+  chunk: int,
+  kind: int,
+  body: Any,
+  dtype: int = 0,
 ) -> bytes:
   """Returns the header of a body, bytes."""
   checksum = xxhash.xxh3_64_intdigest(body)
   fields = _FIELDS.pack(
-    generation, iteration, layout, chunk, len(body), kind, checksum
+    generation, iteration, layout, chunk, len(body), kind, dtype, checksum
   )
   return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
 

@@ -313,11 +313,13 @@ class Generation:
       self._sent(exchange, worker)
     number, layout = self.group.generation, exchange.program.layout
     while item := exchange.take(worker):
-      kind, chunk, body = item
+      kind, chunk, body, dtype = item
       sent: Any = body
       if self._travel:
         body, sent = self._travel.goes(body, exchange.going)
-      header = frames.packed(number, self.iteration, layout, chunk, kind, body)
+      header = frames.packed(
+        number, self.iteration, layout, chunk, kind, body, dtype
+      )
       if not out.writer.write(header, sent):
         out.blocked = True
         return
@@ -335,7 +337,9 @@ class Generation:
       raise Corrupt(f'a frame of generation {frame.generation}')
     if self._exchange and frame.iteration == self.iteration:
       self._check_layout(frame)
-      return self._exchange.place(worker, frame.kind, frame.chunk, frame.size)
+      return self._exchange.place(
+        worker, frame.kind, frame.chunk, frame.size, frame.dtype
+      )
     valid = frame.iteration > self.iteration and frame.kind == frames.UP
     valid = valid and worker in self._roles.adding
     if not (valid and frame.size <= self._roles.chunk_bytes):
@@ -357,7 +361,7 @@ class Generation:
     if exchange is None or frame.iteration != self.iteration:
       raise Corrupt(f'a frame of iteration {frame.iteration}')
     self._check_layout(frame)
-    exchange.check(worker, frame.kind, frame.chunk, frame.size)
+    exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
     exchange.arrived(worker, frame.kind, frame.chunk, body)
     if self._travel:
       self._travel.came()

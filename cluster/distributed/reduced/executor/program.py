@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from cluster.distributed.reduced.executor.frames import DTYPES, FLOAT32
 from configs.checks import require
 from topology.forests.dealing import dealt, window
 from topology.forests.trees import Forest, Hop
-
-_ELEMENT_BYTES = 4
 
 
 class Group(NamedTuple):
@@ -81,6 +80,7 @@ class Program(NamedTuple):
     starts: First element of each chunk.
     stops: The one after its last.
     trees: Number of its tree.
+    dtypes: What its numbers travel as: the place in `frames.DTYPES`.
     chunks: Per range, its first chunk and the one after its last.
     comes: Chunks that come, by sender.
     goes: Chunks that go, by receiver.
@@ -91,6 +91,7 @@ class Program(NamedTuple):
   starts: list[int]
   stops: list[int]
   trees: list[int]
+  dtypes: list[int]
   chunks: list[tuple[int, int]]
   comes: dict[int, int]
   goes: dict[int, int]
@@ -146,7 +147,10 @@ def roles(group: Group, index: int, *, chunk_bytes: int) -> Roles:
 
 
 def program(
-  own: Roles, size: int, ranges: Sequence[tuple[int, int]]
+  own: Roles,
+  size: int,
+  ranges: Sequence[tuple[int, int]],
+  dtypes: Sequence[np.dtype] | None = None,
 ) -> Program:
   """Returns what a worker does with a pool.
 
@@ -155,26 +159,34 @@ def program(
     size: Elements of the pool.
     ranges: First element of each, and the one after its last: one after the
       other, all of the pool.
+    dtypes: What the numbers of each travel as; None for float32.
 
   Raises:
-    ValueError: If the ranges do not cover the pool in order.
+    ValueError: If the ranges do not cover the pool in order, or if numbers
+      cannot travel so.
   """
-  step = own.chunk_bytes // _ELEMENT_BYTES
+  dtypes = dtypes or [DTYPES[FLOAT32]] * len(ranges)
+  known = f'some of {[*map(str, DTYPES)]}'
+  require({*dtypes} <= {*DTYPES}, 'dtypes', known, [*map(str, dtypes)])
   starts: list[int] = []
   stops: list[int] = []
+  each: list[int] = []
   chunks, end = [], 0
-  for start, stop in ranges:
+  for (start, stop), dtype in zip(ranges, dtypes, strict=True):
     valid = start == end <= stop
     require(valid, 'ranges', f'one from {end} on', (start, stop))
     end, first = stop, len(starts)
-    begins = range(start, stop, step)
+    begins = range(start, stop, own.chunk_bytes // dtype.itemsize)
     starts += begins
     stops += [*begins[1:], stop] if begins else []
+    each += [DTYPES.index(dtype)] * len(begins)
     chunks.append((first, len(starts)))
   require(end == size, 'ranges', f'the last to end at {size}', end)
-  sizes = np.subtract(stops, starts)
-  trees = dealt(own.shares, sizes)
-  code = np.array([size, own.chunk_bytes, own.window, *stops, *trees], np.int64)
+  items = [DTYPES[code].itemsize for code in each]
+  trees = dealt(own.shares, np.subtract(stops, starts) * items)
+  code = np.array(
+    [size, own.chunk_bytes, own.window, *stops, *trees, *each], np.int64
+  )
   counts = np.bincount(trees, minlength=len(own.trees)).tolist()
   comes = dict.fromkeys(own.senders, 0)
   goes = dict.fromkeys(own.receivers, 0)
@@ -187,7 +199,7 @@ def program(
         if worker is not None:
           totals[worker] += count
   layout = xxhash.xxh32_intdigest(code.tobytes())
-  return Program(own, starts, stops, trees, chunks, comes, goes, layout)
+  return Program(own, starts, stops, trees, each, chunks, comes, goes, layout)
 
 
 def _ends(

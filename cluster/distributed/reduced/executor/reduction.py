@@ -27,6 +27,11 @@ class Reduction:
     return self._exchange.steps
 
   @property
+  def finite(self) -> bool:
+    """Whether all sums in float16 are finite; others are taken to be."""
+    return self._exchange.finite
+
+  @property
   def waits_for(self) -> tuple[int, ...]:
     """Workers whom the lowest chunk waits for; this one if it is not ready."""
     if self._done.is_set():

@@ -62,7 +62,7 @@ class BooksTest(parameterized.TestCase):
 
 
 def _lead(workers, *, ahead=True, batch=8):
-  holder = mock.Mock(version=0)
+  holder = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
   journal = mock.create_autospec(Journal, instance=True, finished=False)
   made = lead.Lead(

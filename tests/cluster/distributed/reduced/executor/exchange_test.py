@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import hypothesis
+import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
@@ -36,16 +37,18 @@ def _groups():
 class _Workers:
   """All workers of a group, with a pipe per ordered pair of them."""
 
-  def __init__(self, group, pools, ranges, window):
+  def __init__(self, group, pools, ranges, window, dtypes=None):
     self.exchanges, self.buffers = {}, {}
     self.pipes = collections.defaultdict(collections.deque)
     for index, pool in enumerate(pools):
       own = program.roles(group, index, chunk_bytes=_CHUNK_BYTES)
       own = own._replace(window=window)
-      made = program.program(own, pool.size, ranges)
+      made = program.program(own, pool.size, ranges, dtypes)
       most = window * len(own.adding)
       self.buffers[index] = exchange.Buffers(most, _CHUNK_BYTES)
-      self.exchanges[index] = exchange.Exchange(made, pool, self.buffers[index])
+      self.exchanges[index] = exchange.Exchange(
+        made, pool, self.buffers[index], np.empty(pool.size, np.uint16)
+      )
     self.unready = [(w, r) for w in self.exchanges for r in range(len(ranges))]
     self.pairs = [
       (a, b) for a, each in self.exchanges.items() for b in each.program.goes
@@ -70,11 +73,11 @@ class _Workers:
       self.exchanges[a].ready(b)
     elif kind == 'send':
       out = self.exchanges[a].take(b)
-      self.pipes[a, b].append((out.kind, out.chunk, bytes(out.body)))
+      self.pipes[a, b].append((*out._replace(body=bytes(out.body)),))
       self.exchanges[a].sent(b)
     else:
-      kind, chunk, body = self.pipes[a, b].popleft()
-      place = self.exchanges[b].place(a, kind, chunk, len(body))
+      kind, chunk, body, dtype = self.pipes[a, b].popleft()
+      place = self.exchanges[b].place(a, kind, chunk, len(body), dtype)
       place[:] = body
       self.exchanges[b].arrived(a, kind, chunk, place)
 
@@ -97,6 +100,29 @@ def _pools(rng, count, size, whole):
   else:
     draw = rng.normal(size=(count, size)) * 10.0 ** rng.integers(-9, 9, size)
   return draw.astype(np.float32)
+
+
+def _rounded(array, dtype):
+  return array.astype(dtype).astype(np.float32)
+
+
+def _summed(group, made, pools, dtypes):
+  """What all have, by recursion: parts are rounded as they are sent up."""
+  total = np.empty_like(pools[0])
+  for number, (first, end) in enumerate(made.chunks):
+    for chunk in range(first, end):
+      tree = group.forest.trees[made.trees[chunk]]
+      where = slice(made.starts[chunk], made.stops[chunk])
+
+      def part(node, tree=tree, where=where, dtype=dtypes[number]):
+        found = pools[group.names[node]][where]
+        for hop in tree.up:
+          if hop[-1] == node:
+            found = found + _rounded(part(hop[0]), dtype)
+        return found
+
+      total[where] = _rounded(part(tree.root), dtypes[number])
+  return total
 
 
 class ExchangeTest(parameterized.TestCase):
@@ -134,6 +160,50 @@ class ExchangeTest(parameterized.TestCase):
       else:
         scale = np.abs(pools).astype(np.float64).sum(0)
         self.assertTrue((np.abs(got[0] - want) <= 1e-6 * scale).all())
+
+  @hypothesis.settings(_SETTINGS, max_examples=40)
+  @hypothesis.given(
+    which=st.integers(0, 10**6),
+    size=st.sampled_from([1, 15, 16, 17, 100]),
+    dtype=st.sampled_from([ml_dtypes.bfloat16, np.float16]),
+    seed=st.integers(0, 10**6),
+  )
+  def test_halves_are_rounded_as_they_go_up_and_once_at_the_root(
+    self, which, size, dtype, seed
+  ):
+    group = _groups()[which % len(_groups())]
+    rng = np.random.default_rng(seed)
+    ranges = [*_ranges(rng, size, 2), (size, size + 9)]
+    dtypes = [np.dtype(each) for each in (dtype, dtype, np.float32)]
+    pools = _pools(rng, len(group.addresses), size + 9, False)
+    pools = np.clip(pools, -1e3, 1e3)
+    workers = _Workers(group, list(pools.copy()), ranges, 8, dtypes)
+    workers.run(rng)
+    made = workers.exchanges[0].program
+    want = _summed(group, made, pools, dtypes)
+    for state in workers.exchanges.values():
+      np.testing.assert_array_equal(state._pool, want)
+      self.assertTrue(state.finite)
+    sizes = np.subtract(made.stops, made.starts)
+    items = [4 if first >= size else 2 for first in made.starts]
+    self.assertLessEqual((sizes * items).max(), _CHUNK_BYTES)
+
+  @parameterized.parameters(
+    ((3e4, 3e4), True), ((4e4, 4e4), False), ((np.inf, -np.inf), False),
+    ((7e4, 0), False),
+  )  # fmt: skip
+  def test_sums_that_float16_cannot_hold_are_noticed_by_all(
+    self, numbers, finite
+  ):
+    star = shapes.star([1, 1])
+    group = groups.group(pack(star), star.workers)
+    pools = [np.array([1.0, each, 2.0], np.float32) for each in numbers]
+    dtypes = [np.dtype(np.float16)]
+    workers = _Workers(group, pools, [(0, 3)], 8, dtypes)
+    with np.errstate(over='ignore', invalid='ignore'):
+      workers.run(np.random.default_rng(0))
+    found = [state.finite for state in workers.exchanges.values()]
+    self.assertEqual(found, [finite, finite])
 
   @_SETTINGS
   @hypothesis.given(
@@ -200,6 +270,8 @@ class ExchangeTest(parameterized.TestCase):
     )
     child = made.roles.trees[made.trees[root]].children[0]
     parent = made.roles.trees[made.trees[leaf]].source
+    with self.assertRaisesRegex(Corrupt, 'of another dtype, 2'):
+      state.place(child, UP, root, 32, dtype=2)
     for worker, kind, chunk, size in (
       (child, UP, root, 28),  # Of another size.
       (child, UP, 10**6, 32),

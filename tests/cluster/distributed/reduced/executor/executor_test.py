@@ -162,7 +162,8 @@ class ExecutorTest(executors.TestCase):
     pools = np.ones((2, 100), np.float32)
 
     def spoilt(*args):
-      return real(*args[:-1], bytes(len(args[-1])))
+      before, (body, *after) = args[:5], args[5:]
+      return real(*before, bytes(len(body)), *after)
 
     with unittest.mock.patch.object(frames, 'packed', spoilt):
       errors = self.sums(made, 0, pools, [(0, 100)], wait_s=0.5)

@@ -63,7 +63,7 @@ class FramesTest(parameterized.TestCase):
     writer = frames.Writer(pipe.send)
     reader, seen = _reader(pipe.receive, drained)
     for number, body in enumerate(bodies):
-      header = frames.packed(7, 3, 5, number, frames.UP, body)
+      header = frames.packed(7, 3, 5, number, frames.UP, body, number % 3)
       whole = writer.write(header, body)
       while not whole:
         self.assertTrue(writer.within)
@@ -74,7 +74,7 @@ class FramesTest(parameterized.TestCase):
     self.assertFalse(reader.within)
     self.assertEqual([body for _, body in seen], bodies)
     for number, (frame, body) in enumerate(seen):
-      want = (7, 3, 5, number, len(body), frames.UP)
+      want = (7, 3, 5, number, len(body), frames.UP, number % 3)
       self.assertEqual(frame[:-1], want)
     self.assertEqual(writer.sent_bytes, sum(48 + len(b) for b in bodies))
     self.assertEqual(reader.received_bytes, writer.sent_bytes)
