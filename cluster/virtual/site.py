@@ -23,6 +23,8 @@ from route.route import Plan, Served
 from wire import trees
 from wire.flat import even
 
+_OF_SERVERS = ('cluster.network.server*',)
+
 
 class Alone(NamedTuple):
   """The only process of a run.
@@ -104,8 +106,14 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 
 
 def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
-  """Returns how gradients are summed among the workers."""
+  """Returns how gradients are summed among the workers.
+
+  Raises:
+    ValueError: If a setting is wrong, or is of servers; names the field.
+  """
   plan, true = parts.plan, links.virtual(config)
+  reason = f'config.route.name is {plan.name!r}, which has no servers,'
+  sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
   ranges = layers.of_run(config, parts.learned, plan.range_bytes)
   with named(f'config.route.{plan.name}'):
     sums = reduced.Sums(
