@@ -65,7 +65,7 @@ class ReducedRuntime(Generations):
       'traffic': self._linking.traffic,
       'packed': lambda event: self._linking.packed(event, self.time),
     }
-    lead.attach(release=lambda index: None, wake_at=lambda time: None)
+    lead.attach(release=self._released, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
@@ -148,6 +148,10 @@ class ReducedRuntime(Generations):
         sum(member.compilations.values()) for member in self._members
       ),
     }
+
+  def _released(self, index: int) -> None:
+    """Nobody pulls: until a worker computes, sums are on their way to it."""
+    self.lead.workers[index].phase = 'push'
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
