@@ -45,7 +45,7 @@ _MAY = {
   'cluster.speed': 'configs',
   'cluster': (
     'batching.batching cluster.speed.speed data.stream learning outputs '
-    'route.route sync.record sync.scheme wire.codec'
+    'route.route sync.record sync.scheme topology wire.codec'
   ),
   'cluster.virtual': (
     'cluster cluster.speed configs learning outputs route.links route.ring '

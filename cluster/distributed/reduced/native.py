@@ -200,6 +200,10 @@ class NativeSumming:
     """Returns 0: there is no thread."""
     return 0
 
+  def traffic(self) -> Mapping[int, Any]:
+    """Returns nothing: XLA does not tell."""
+    return {}
+
   def abandon(self, before: float = math.inf) -> None:
     """Does nothing: XLA waits until the process ends."""
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.links.carrying import Carrying
 from cluster.distributed.reduced.books import Booking, Books
 from cluster.distributed.reduced.generations import Generations
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
+from cluster.traffic import Traffic
 from cluster.transport.heart import BEATS
 
 
@@ -49,6 +51,7 @@ class ReducedRuntime(Generations):
         sends to a worker; and what `Leading` takes.
     """
     super().__init__(lead=lead, reception=reception, **of_generations)
+    self._carrying = Carrying(self._formation, Traffic(lead.journal))
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
     self._pausing = False
     self._reactions = {
@@ -169,6 +172,7 @@ class ReducedRuntime(Generations):
   def _formed(self, event: dict[str, Any]) -> None:
     if not self._is_current(event):
       return
+    self._carrying.forming(event)
     if self._formation.formed(event['worker'], event['digest']):
       self._formation.compare(event['version'])
       self._settle()
@@ -177,6 +181,7 @@ class ReducedRuntime(Generations):
       self._dealing.begin(self._holder.version)
       if self._started:
         self._deal()
+      self._carrying.formed(self.time, event['version'], self._why)
 
   def _agree(self) -> None:
     """Compares what all members hold in the end, if they tell in time.
@@ -202,6 +207,16 @@ class ReducedRuntime(Generations):
     left, self._left = self._left, {}
     for index in sorted(left):
       self.lead.leave(index, self.time, left[index])
+
+  def _checked(self, event: dict[str, Any]) -> None:
+    """Takes in what a member holds, and has sent.
+
+    Raises:
+      RuntimeError: If some hold something else; names them.
+    """
+    if self._is_current(event):
+      self._formation.digest(event['version'], event['worker'], event['digest'])
+      self._carrying.checked(event, self.time)
 
   def _completed(self, event: dict[str, Any]) -> None:
     """An iteration has been summed, and applied."""

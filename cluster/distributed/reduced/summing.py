@@ -12,6 +12,7 @@ from cluster.distributed.faults import Fault, Faults, Kind
 from cluster.distributed.reduced.executor.executor import (
   Executor,
   Reduction,
+  Usage,
 )
 from cluster.distributed.reduced.group import group_of
 from cluster.speed.layers import Range
@@ -72,6 +73,12 @@ class Summing(Protocol):
 
   def unanswered(self) -> int:
     """Returns how often this was asked since a thread came to it last."""
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Returns what has gone to and come from each worker, in this life.
+
+    From any thread; none if nobody counts it.
+    """
 
   def abandon(self, before: float = math.inf) -> None:
     """Lets nothing wait any more until the next `form`; from any thread.
@@ -217,6 +224,11 @@ class HostSumming:
     """Asks the executor."""
     executor = self._executor
     return executor.unanswered() if executor else 0
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Asks the executor."""
+    executor = self._executor
+    return executor.traffic() if executor else {}
 
   def abandon(self, before: float = math.inf) -> None:
     """Ends what is under way."""
