@@ -67,10 +67,12 @@ _MAY = {
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '
     'cluster.distributed.links.trials '
+    'cluster.distributed.reduced.executor.program '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
     'cluster.transport '
-    'cluster.virtual.network configs learning outputs.ledger '
+    'cluster.virtual.network configs learning outputs.checkpoints '
+    'outputs.ledger '
     'sync.record sync.scheme topology train wire.codec wire.flat'
   ),
   'bench': None,  # All below.

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from configs.checks import require
 from tools.reading import records
 from topology.clusters.cluster import Cluster
 from topology.forests import export
@@ -13,7 +14,7 @@ Ends = tuple[int, int]  # Workers: who sends, and who receives.
 _TOLD = 5  # Links of which a line is written.
 _FOREST = ('generation', 'version', 'members', 'forest', 'rates', 'links')
 _TRAFFIC = ('since', 'iterations', 'compute_s', 'wait_s', 'push_s', 'rates')
-_PLANNED = ('names', 'size_bytes', 'chunk_bytes', 'known')
+_PLANNED = ('names', 'size_bytes', 'chunk_bytes', 'known', 'hash')
 _RATE = ('src', 'dst', 'planned_Bps')
 
 
@@ -144,7 +145,7 @@ def generations(path: pathlib.Path) -> list[Generation]:
   found: list[Generation] = []
   for row in records.links(path):
     if row['did'] == 'forest':
-      found.append(_generation(row, path))
+      found.append(generation(row, path))
     elif row['did'] == 'traffic' and found:
       before = found[-1]
       windows = (*before.windows, _window(row, path))
@@ -215,16 +216,29 @@ def _mean(generation: Generation, phase: str) -> float:
   return sum(parts) / max(generation.iterations, 1)
 
 
-def _generation(row: Mapping[str, Any], path: pathlib.Path) -> Generation:
+def generation(row: Mapping[str, Any], path: pathlib.Path) -> Generation:
+  """Returns what a row of `did` 'forest' tells.
+
+  Args:
+    row: Of events.jsonl.
+    path: Folder of the run, for messages.
+
+  Raises:
+    ValueError: If it is broken; names the file.
+  """
   _check(row, _FOREST, path)
   planned = None
   if row['forest'] is not None:
     _check(row, _PLANNED, path)
+    same = export.digest(row['forest']) == row['hash']
+    require(
+      same, f'{path}/events.jsonl: hash', 'that of the forest', row['hash']
+    )
     try:
       cluster, forest = export.from_json(row['forest'])
     except ValueError as error:
       raise ValueError(f'{path}/events.jsonl: {error}') from error
-    planned = Planned(cluster, forest, *(row[name] for name in _PLANNED))
+    planned = Planned(cluster, forest, *(row[name] for name in _PLANNED[:-1]))
   return Generation(
     row['generation'], row['why'], row['members'], row['version'], planned, ()
   )
