@@ -71,9 +71,10 @@ _MAY = {
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
     'cluster.transport '
-    'cluster.virtual.network configs learning outputs.checkpoints '
-    'outputs.ledger '
-    'sync.record sync.scheme topology train wire.codec wire.flat'
+    'cluster.virtual.network cluster.virtual.reduced configs learning '
+    'outputs.checkpoints outputs.ledger '
+    'route.links route.ring sync.record sync.scheme topology train '
+    'wire.codec wire.flat'
   ),
   'bench': None,  # All below.
   'examples': None,
