@@ -6,7 +6,6 @@ iteration of that time went.  Both runtimes write them, so that whoever reads
 them need not know which it was.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,34 +59,39 @@ class Planned(NamedTuple):
     }
 
 
-@dataclasses.dataclass
-class _Window:
+class Mark(NamedTuple):
+  """A moment of a run, and what workers have done until then.
+
+  Attributes:
+    time: Seconds.
+    iterations: Of workers.
+    spent_s: Of workers, by phase.
+  """
+
+  time: float
+  iterations: int
+  spent_s: Mapping[str, float]
+
+
+class Window(NamedTuple):
   """Since the last row.
 
   Attributes:
-    planned_Bps: Of the links of the forest in use.
-    since: When it began, seconds.
+    start: When it began.
     version: That all workers had.
-    iterations: Of workers, until then.
-    seconds: Of workers, by phase, until then.
+    planned_Bps: Of the links of the forest in use.
   """
 
-  is_state = True  # Plain data: checkpoints hold it.
-
-  planned_Bps: dict[Ends, float] = dataclasses.field(default_factory=dict)
-  since: float = 0.0
-  version: int = 0
-  iterations: int = 0
-  seconds: dict[str, float] = dataclasses.field(
-    default_factory=lambda: dict.fromkeys(_PHASES, 0.0)
-  )
+  start: Mark
+  version: int
+  planned_Bps: Mapping[Ends, float]
 
 
 class Traffic:
   """Writes the rows of a run.
 
   Attributes:
-    window: Since the last one.
+    window: Since the last one; None before the first.
   """
 
   def __init__(self, journal: Journal):
@@ -96,12 +100,18 @@ class Traffic:
     Args:
       journal: Of the run.
     """
-    self.window = _Window()
+    self.window: Window | None = None
     self._journal = journal
+
+  def mark(self, time: float) -> Mark:
+    """Returns this moment."""
+    ledger = self._journal.ledger
+    spent_s = {phase: ledger.seconds[phase] for phase in _PHASES}
+    return Mark(time, ledger.iterations, spent_s)
 
   def formed(
     self,
-    time: float,
+    at: Mark,
     *,
     version: int,
     why: str,
@@ -112,17 +122,17 @@ class Traffic:
     """Workers sum together from now on.
 
     Args:
-      time: Seconds.
+      at: When.
       version: That all have.
       why: They, or over another forest than before.
       generation: Which one of the run.
       members: Who they are.
       planned: Over what; None if that is not known.
     """
-    row: dict[str, Any] = {'time': time, 'did': 'forest', 'why': why}
+    row: dict[str, Any] = {'time': at.time, 'did': 'forest', 'why': why}
     row |= {'generation': generation, 'version': version}
     row |= {'members': [*members], 'forest': None}
-    Bps = {}
+    Bps: dict[Ends, float] = {}
     if planned:
       Bps = planned.Bps
       content = export.to_json(planned.cluster, planned.forest)
@@ -139,37 +149,35 @@ class Traffic:
       }
     row |= _of_links(Bps, {})
     self._journal.links(row)
-    self._begin(time, version, Bps)
+    self.window = Window(at, version, Bps)
 
   def carried(
-    self, time: float, *, version: int, why: str, sent: Mapping[Ends, Sent]
+    self, at: Mark, *, version: int, why: str, sent: Mapping[Ends, Sent]
   ) -> None:
-    """All have come to a version.
+    """All have come to a version; after `formed`.
 
     Args:
-      time: Seconds.
+      at: When.
       version: Which one.
       why: It is told.
       sent: Since the last row.
     """
-    window, ledger = self.window, self._journal.ledger
-    iterations = ledger.iterations - window.iterations
-    row = {'time': time, 'did': 'traffic', 'why': why, 'since': window.since}
-    row['iterations'] = version - window.version
+    start, before, planned_Bps = self._window
+    iterations = at.iterations - start.iterations
+    row: dict[str, Any] = {'time': at.time, 'did': 'traffic', 'why': why}
+    row |= {'since': start.time, 'iterations': version - before}
     for phase in _PHASES:
-      spent_s = ledger.seconds[phase] - window.seconds[phase]
+      spent_s = at.spent_s[phase] - start.spent_s[phase]
       row[f'{phase}_s'] = spent_s / iterations if iterations else None
-    row |= _of_links(window.planned_Bps, sent)
+    row |= _of_links(planned_Bps, sent)
     self._journal.traffic(row)
-    self._begin(time, version, window.planned_Bps)
+    self.window = Window(at, version, planned_Bps)
 
-  def _begin(
-    self, time: float, version: int, planned_Bps: dict[Ends, float]
-  ) -> None:
-    ledger = self._journal.ledger
-    self.window = _Window(
-      planned_Bps, time, version, ledger.iterations, dict(ledger.seconds)
-    )
+  @property
+  def _window(self) -> Window:
+    if self.window is None:
+      raise RuntimeError('Expected workers that sum, got none.')
+    return self.window
 
 
 def _of_links(

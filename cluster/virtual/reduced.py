@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cluster.speed.layers import Range
-from cluster.traffic import Ends, Planned, Sent, Traffic
+from cluster.traffic import Ends, Mark, Planned, Sent, Traffic, Window
 from cluster.virtual.transfers import Delivered, Left
 from route import links
 from route.route import LATENCY_S, Forests
@@ -165,6 +165,7 @@ class _UnderWay:
     started: By worker, when it began to compute.
     computed: By worker, when it had.
     ends: When all sums are everywhere; inf until it is known.
+    begun: When the first of them began.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -172,6 +173,7 @@ class _UnderWay:
   started: dict[int, float] = dataclasses.field(default_factory=dict)
   computed: dict[int, float] = dataclasses.field(default_factory=dict)
   ends: float = math.inf
+  begun: Mark | None = None
 
 
 @dataclasses.dataclass
@@ -194,7 +196,7 @@ class _State:
   told: int = 0
   generation: int = -1
   members: tuple[int, ...] = ()
-  window: Any = None
+  window: Window | None = None
 
 
 class Reduced:
@@ -216,7 +218,9 @@ class Reduced:
 
   def pull(self, time: float, index: int) -> Delivered:
     """Lets a worker compute: it has the parameters."""
-    self._state.now.started[index] = time
+    now = self._state.now
+    now.begun = now.begun or self._traffic.mark(time)
+    now.started[index] = time
     return Delivered(0, [index])
 
   def push(self, time: float, index: int) -> list[int]:
@@ -227,7 +231,7 @@ class Reduced:
       return []
     members = tuple(sorted(now.started))
     if members != self._state.members:
-      self._form(time, members)
+      self._form(now.begun or self._traffic.mark(time), members)
     now.ends = self._sums.ends(now.started, now.computed)
     return [*members]
 
@@ -252,25 +256,9 @@ class Reduced:
     waited = sorted(before.computed) if before.ends == math.inf else []
     return Left(waited, sorted(before.started.keys() - {index}))
 
-  def tell(self, time: float, why: str = 'an evaluation is due') -> None:
-    """Tells of what links have carried since the last time.
-
-    Args:
-      time: Seconds.
-      why: In words.
-    """
-    state = self._state
-    count, state.told = state.sums - state.told, state.sums
-    carried = self._sums.carried(state.members)
-    self._traffic.carried(
-      time,
-      version=state.sums,
-      why=why,
-      sent={
-        ends: Sent(count * each.bytes, count * each.busy_s)
-        for ends, each in carried.items()
-      },
-    )
+  def looked(self, time: float) -> None:
+    """An evaluation is due."""
+    self._tell(self._traffic.mark(time), 'an evaluation is due')
 
   def state(self) -> _State:
     """Returns all that events change."""
@@ -280,19 +268,34 @@ class Reduced:
     """Goes back to where `state` was taken; it is its own from now on."""
     self._state, self._traffic.window = state, state.window
 
-  def _form(self, time: float, members: tuple[int, ...]) -> None:
+  def _form(self, at: Mark, members: tuple[int, ...]) -> None:
     """Others sum from now on."""
     state = self._state
     if state.sums > state.told:
-      self.tell(time, 'others sum')
+      self._tell(at, 'others sum')
     why = 'others sum' if state.members else 'all sum'
     state.members = members
     state.generation += 1
     self._traffic.formed(
-      time,
+      at,
       version=state.sums,
       why=why,
       generation=state.generation,
       members=members,
       planned=self._sums.planned(members),
+    )
+
+  def _tell(self, at: Mark, why: str) -> None:
+    """Tells of what links have carried since the last time."""
+    state = self._state
+    count, state.told = state.sums - state.told, state.sums
+    carried = self._sums.carried(state.members)
+    self._traffic.carried(
+      at,
+      version=state.sums,
+      why=why,
+      sent={
+        ends: Sent(count * each.bytes, count * each.busy_s)
+        for ends, each in carried.items()
+      },
     )

@@ -117,7 +117,7 @@ def _moving(
   if isinstance(parts.plan, Served):
     return _served(config, parts), lambda time: None
   sums = reduced.Reduced(_sums(config, parts), Traffic(lead.journal))
-  return sums, sums.tell
+  return sums, sums.looked
 
 
 def _sums(config: ConfigDict, parts: Parts) -> reduced.Sums:

@@ -72,7 +72,7 @@ class Carrying:
         known=packed.cluster is not links.equal(len(workers)),
       )
     self._traffic.formed(
-      time,
+      self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
       generation=formation.generation,
@@ -108,8 +108,8 @@ class Carrying:
           more = Sent(whole.bytes - count, whole.busy_s - busy_s)
           if more.bytes:
             sent[src, dst] = more
-    if sent or version > self._traffic.window.version:
-      self._traffic.carried(time, version=version, why=why, sent=sent)
+    at = self._traffic.mark(time)
+    self._traffic.carried(at, version=version, why=why, sent=sent)
 
 
 def _told(event: Mapping[str, Any]) -> _Told:
