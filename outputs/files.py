@@ -19,7 +19,7 @@ import subprocess
 import sys
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -226,6 +226,28 @@ class RunFiles:
       f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker},'
       f'"args":{{"examples":{examples}}}}}'
     )
+
+  def rates(self, time: float, rates: Sequence[Mapping[str, Any]]) -> None:
+    """Adds counters to the timeline: what links carried from a time on.
+
+    Args:
+      time: Seconds.
+      rates: Of each link `src`, `dst`, `Bps` and `planned_Bps`.
+    """
+    name = {'name': 'process_name', 'ph': 'M', 'args': {'name': 'links'}}
+    self._files['trace.json'].write(f',\n{_dumps(name | {"pid": 1})}')
+    for row in rates:
+      shown = {'measured': row.get('Bps'), 'planned': row['planned_Bps']}
+      counter = {
+        'name': f'worker {row["src"]} to {row["dst"]}, MB/s',
+        'ph': 'C',
+        'ts': time * 1e6,
+        'pid': 1,
+        'args': {
+          name: Bps / 1e6 for name, Bps in shown.items() if Bps is not None
+        },
+      }
+      self._files['trace.json'].write(f',\n{_dumps(counter)}')
 
   def close(self, summary: Mapping[str, Any]) -> None:
     """Writes summary.json, closes everything and gives the folder back."""

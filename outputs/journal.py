@@ -22,7 +22,7 @@ from sync import record
 from sync.scheme import Push, Verdict
 
 # Attributes of a journal that change while it follows a run.
-_STATE = ('ledger', 'finished', '_next_eval', '_next_log', '_losses')
+_STATE = ('ledger', 'finished', 'looked', '_next_eval', '_next_log', '_losses')
 _STATE += ('_since', '_time_to', '_accuracy', '_wall_before_s')
 
 
@@ -50,6 +50,7 @@ class Journal:
   Attributes:
     ledger: The accounts.
     finished: Whether the target is reached.
+    looked: How often an evaluation has been due.
     evaluate: Gives the accuracy of a version; None if nothing is learned.
   """
 
@@ -76,6 +77,7 @@ class Journal:
     """
     self.ledger = Ledger()
     self.finished = False
+    self.looked = 0
     self._milestones = milestones
     self._holder = holder
     self.evaluate = evaluate
@@ -123,6 +125,11 @@ class Journal:
   def links(self, row: Mapping[str, Any]) -> None:
     """Records what was found out about links, and what follows."""
     self._files.event({'told': 'links', **row})
+
+  def traffic(self, row: Mapping[str, Any]) -> None:
+    """Records what links have carried for some time."""
+    self.links(row)
+    self._files.rates(row['since'], row['rates'])
 
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
@@ -225,6 +232,7 @@ class Journal:
     }
 
   def _evaluated(self, time: float) -> None:
+    self.looked += 1
     row = self._made('evaluation', time, loss=self._mean_loss('evaluation'))
     if self.evaluate is None:
       self._write(row)

@@ -1,5 +1,6 @@
 """Which links a run has, and which ones a route is told to believe in."""
 
+import functools
 import math
 from fractions import Fraction
 from typing import NamedTuple
@@ -47,8 +48,12 @@ def believed(spec: str, num_workers: int) -> Cluster | None:
   return _read('cluster', spec, num_workers) if spec else equal(num_workers)
 
 
+@functools.cache
 def equal(num_workers: int) -> Cluster:
-  """Returns workers with equal links through one switch."""
+  """Returns workers with equal links through one switch, of nominal rates.
+
+  Always the same one: who believes in it knows no more than that.
+  """
   return shapes.star([_EQUAL_GBPS] * num_workers)
 
 

@@ -82,7 +82,7 @@ Plan = Served | Reduced
 def unused(plan: Plan) -> tuple[str, ...]:
   """Returns patterns of the config's fields of which a plan makes no use.
 
-  But for virtual hosts of servers, which are there, and have nothing to do.
+  But for links of servers: see `cluster.virtual.site`.
   """
   if isinstance(plan, Served):
     ranges = 'route.range_bytes', 'route.overlap'

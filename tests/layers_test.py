@@ -45,7 +45,7 @@ _MAY = {
   'cluster.speed': 'configs',
   'cluster': (
     'batching.batching cluster.speed.speed data.stream learning outputs '
-    'route.route sync.record sync.scheme wire.codec'
+    'route.route sync.record sync.scheme topology wire.codec'
   ),
   'cluster.virtual': (
     'cluster cluster.speed configs learning outputs route.links route.ring '
@@ -67,11 +67,14 @@ _MAY = {
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '
     'cluster.distributed.links.trials '
+    'cluster.distributed.reduced.executor.program '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
     'cluster.transport '
-    'cluster.virtual.network configs learning outputs.ledger '
-    'sync.record sync.scheme topology train wire.codec wire.flat'
+    'cluster.virtual.network cluster.virtual.reduced configs learning '
+    'outputs.checkpoints outputs.ledger '
+    'route.links route.ring sync.record sync.scheme topology train '
+    'wire.codec wire.flat'
   ),
   'bench': None,  # All below.
   'examples': None,

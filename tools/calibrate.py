@@ -7,7 +7,9 @@ FILE.py is a config for main.py: the workload of the run, on the virtual clock,
 with the links and the compute times that were measured; FILE.csv beside it has
 the compute times, and each worker goes through its own again and again.
 --config.sync.name=ssp on the command line of main.py then says what the same
-cluster would do with another scheme.
+cluster would do with another scheme; after a run whose workers have summed,
+--config.route.name=ring what another such route would.  Its links are in
+FILE.json if they are more than those of hosts, up and down.
 
 --check says how well that works: it predicts other runs of the same workload
 on the same cluster and prints what they were predicted and measured to be.
@@ -16,12 +18,14 @@ on the same cluster and prints what they were predicted and measured to be.
 import contextlib
 import csv
 import io
+import json
 import math
 import pathlib
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import app, flags, logging
@@ -29,12 +33,11 @@ from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
-from tools.calibrating import links, placement, timeline
-from tools.calibrating.links import Links
+from tools.calibrating import links, reduced, served, tables, timeline
 from tools.reading import manifests, records
 
 # What two runs must share so that one can predict the other.
-_SHARED = ('cluster.workers', 'batching', 'wire', 'route', 'model')
+_SHARED = ('cluster.workers', 'batching', 'wire', 'model')
 _COLUMNS = ('worker', 'iteration', 'compute_s')
 _FILE = '''"""The cluster of a run, as tools.calibrate has measured it.
 
@@ -61,8 +64,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.update_from_flattened_dict(_FIELDS)
   times = pathlib.Path(__file__).resolve().with_suffix('.csv')
   config.cluster.speed.trace.path = str(times)
-  return config
+{links}  return config
 '''
+_LINKS = "  config.cluster.links = str(times.with_suffix('.json'))\n"
 
 
 class Calibration(NamedTuple):
@@ -70,22 +74,23 @@ class Calibration(NamedTuple):
 
   Attributes:
     path: The run's folder.
-    config: The run's, for this cluster as a virtual one; without the path of
-      the compute times.
-    size_bytes: Of a push and of a pull.
+    config: The run's, for this cluster as a virtual one; without the paths of
+      the compute times and links.
     num_train: Examples of an epoch.
     compute_s: Seconds that each worker computed, by iteration.
-    down: The links that pulls used.
-    up: The links that pushes used.
+    links: What was found out about them.
   """
 
   path: pathlib.Path
   config: ConfigDict
-  size_bytes: int
   num_train: int
   compute_s: Sequence[Sequence[float]]
-  down: Links
-  up: Links
+  links: served.Found | reduced.Found
+
+  @property
+  def size_bytes(self) -> int:
+    """Of a push and of a pull, or of what is summed."""
+    return self.links.size_bytes
 
 
 class Check(NamedTuple):
@@ -142,30 +147,14 @@ def measure(path: str | pathlib.Path) -> Calibration:
     expected = f'at least {links.LEAST} iterations'
     field = f'{path}: compute times of worker {worker}'
     require(len(own) >= links.LEAST, field, expected, len(own))
-  size_bytes = timeline.size_bytes(recorded)
-  pulls, pushes = (
-    timeline.transfers(recorded, phase) for phase in ('pull', 'push')
-  )
-  try:
-    down, up = links.fit(
-      pulls,
-      pushes,
-      num_workers=config.cluster.workers,
-      size_bytes=size_bytes,
-    )
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
-  _put(config, times, down, up)
-  if placement.in_workers(records.config(path)):
-    placement.put(config, down, up)
+  _put(config, times)
+  found = _kind(config).measure(recorded, config, records.config(path), times)
   return Calibration(
     path=path,
     config=config,
-    size_bytes=size_bytes,
     num_train=manifests.num_train(path),
     compute_s=times,
-    down=down,
-    up=up,
+    links=found,
   )
 
 
@@ -186,9 +175,15 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
     f'  {field!r}: {value!r},\n'
     for field, value in manifests.changed(calibration.config)
   )
-  text = _FILE.format(path=calibration.path, name=path.name, fields=fields)
+  text = _FILE.format(
+    path=calibration.path,
+    name=path.name,
+    fields=fields,
+    links=_LINKS if calibration.links.cluster else '',
+  )
   path.write_text(text, encoding='utf-8')
   _write_times(calibration, path.with_suffix('.csv'))
+  _write_links(calibration, path.with_suffix('.json'))
 
 
 def predict(
@@ -218,7 +213,11 @@ def predict(
     where = f'{path}: '
     config, num_train = manifests.config(path), manifests.num_train(path)
     epochs = timeline.read(path).summary['examples'] / num_train
-  for field in _SHARED:
+  own = _kind(calibration.config)
+  same = _kind(config) is own
+  name = f'{where}config.route.name'
+  require(same, name, 'servers in both runs, or none', config.route.name)
+  for field in (*_SHARED, *own.SHARED):
     measured = manifests.value(calibration.config, field)
     got = manifests.value(config, field)
     expected = f'{measured!r}, as in the run that was measured'
@@ -234,6 +233,9 @@ def predict(
     times = pathlib.Path(folder, 'times.csv')
     _write_times(calibration, times)
     timed.cluster.speed.trace.path = str(times)
+    links = pathlib.Path(folder, 'links.json')
+    if _write_links(calibration, links):
+      timed.cluster.links = str(links)
     summary = train.build(timed, workdir=f'{folder}/run')()
     pace = timeline.pace(timeline.read(f'{folder}/run'))
   return dict(summary) | pace._asdict()
@@ -264,48 +266,10 @@ def check(
 
 def describe(calibration: Calibration) -> str:
   """Returns a table of what was measured, and what could not be."""
-  up, down = calibration.up, calibration.down
-  servers = calibration.config.route.server.servers
-  head = ('host', 'up MB/s', 'down MB/s', 'compute s', 'error', 'transfers')
-  rows = [head]
-  for worker, times in enumerate(calibration.compute_s):
-    rates = [
-      _rate(each.worker_Bps[worker], each.worker_bound[worker])
-      for each in (up, down)
-    ]
-    errors = [f'{each.error[worker]:.1%}' for each in (up, down)]
-    used = [f'{each.used[worker]}' for each in (up, down)]
-    mean = f'{statistics.fmean(times):.4g}'
-    row = (f'worker {worker}', *rates, mean, ' '.join(errors), ' '.join(used))
-    rows.append(row)
-  # What comes up from the workers goes down to the servers.
-  rates = [
-    _rate(each.servers_Bps / servers, each.servers_bound) for each in (down, up)
-  ]
-  errors = ' '.join(f'{each.errors:.1%}' for each in (up, down))
-  used = ' '.join(f'{each.used.sum()}' for each in (up, down))
-  name = 'server' if servers == 1 else f'each of {servers} servers'
-  rows.append((name, *rates, '', errors, used))
-  lines = [
-    f'A transfer has {calibration.size_bytes / 1e6:.4g} MB and takes, beside '
-    f'its time on the links, {1e3 * up.latency_s:.1f} ms (push)\nor '
-    f'{1e3 * down.latency_s:.1f} ms (pull); stalls add '
-    f'{1e3 * up.excess_s:z.1f} and {1e3 * down.excess_s:z.1f} ms in the mean.  '
-    'Error: median,\nrelative, of durations; push and pull.',
-    _table(rows),
-  ]
-  bound = (
-    bound
-    for each in (up, down)
-    for bound in (*each.worker_bound, each.servers_bound)
+  config = calibration.config
+  return _kind(config).describe(
+    calibration.links, config, calibration.compute_s
   )
-  if not all(bound):
-    lines.append(
-      'WARNING: >= marks links that never held a transfer back: they may be '
-      'faster, and\nschemes that would use them more may be faster than '
-      'predicted.'
-    )
-  return '\n'.join(lines)
 
 
 def compared(checks: Sequence[Check]) -> str:
@@ -323,36 +287,32 @@ def compared(checks: Sequence[Check]) -> str:
   missed = statistics.median(abs(ratio - 1) for ratio in ratios)
   apart = statistics.median(map(abs, differences))
   return (
-    f'{_table(rows)}\nMedians: |ratio - 1| {missed:.1%} of iteration times, '
-    f'|difference| {100 * apart:.1f} points of waiting shares.'
+    f'{tables.table(rows)}\nMedians: |ratio - 1| {missed:.1%} of iteration '
+    f'times, |difference| {100 * apart:.1f} points of waiting shares.'
   )
 
 
-def _put(
-  config: ConfigDict, times: Sequence[Sequence[float]], down: Links, up: Links
-) -> None:
-  """Changes a config's cluster to one with these times and links."""
-  servers = config.route.server.servers
-  # One latency counts both ways, so an iteration has the sum of the two; with
-  # the stalls, or it would be shorter in the mean than it was.
-  beside_s = (each.latency_s + each.excess_s for each in (down, up))
-  latency_s = max(sum(beside_s) / 2, 0.0)
+def _kind(config: ConfigDict) -> ModuleType:
+  """Returns what measures links of such runs."""
+  return served if config.route.name == 'server' else reduced
+
+
+def _put(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:
+  """Changes a config's cluster to one with these times."""
   every = [seconds for own in times for seconds in own]
-  config.cluster.update_from_flattened_dict(
+  config.cluster.speed.update(
     {
-      'speed.name': 'trace',
-      'speed.fixed_s': math.fsum(every) / len(every),  # As the model divides.
-      'speed.per_example_s': 0.0,
-      'speed.slowdown': (1.0,),
-      'speed.trace.worker_column': _COLUMNS[0],
-      'speed.trace.order_column': _COLUMNS[1],
-      'speed.trace.value_column': _COLUMNS[2],
-      'network.worker_up_Bps': placement.rounded(up.worker_Bps),
-      'network.worker_down_Bps': placement.rounded(down.worker_Bps),
-      'network.worker_latency_s': placement.rounded([latency_s]),
-      'network.server_up_Bps': placement.rounded([down.servers_Bps / servers]),
-      'network.server_down_Bps': placement.rounded([up.servers_Bps / servers]),
-      'network.server_latency_s': (0.0,),
+      'name': 'trace',
+      'fixed_s': math.fsum(every) / len(every),  # As the model divides.
+      'per_example_s': 0.0,
+      'slowdown': (1.0,),
+    }
+  )
+  config.cluster.speed.trace.update(
+    {
+      'worker_column': _COLUMNS[0],
+      'order_column': _COLUMNS[1],
+      'value_column': _COLUMNS[2],
     }
   )
 
@@ -366,6 +326,14 @@ def _write_times(calibration: Calibration, path: pathlib.Path) -> None:
       writer.writerows((worker, i, repr(s)) for i, s in enumerate(times))
 
 
+def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
+  """Writes links that are more than those of hosts; returns whether."""
+  cluster = calibration.links.cluster
+  if cluster:
+    path.write_text(json.dumps(cluster, indent=1) + '\n', encoding='utf-8')
+  return bool(cluster)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
   """Hides what a run shows."""
@@ -376,17 +344,6 @@ def _quiet() -> Iterator[None]:
       yield
   finally:
     logging.set_verbosity(before)
-
-
-def _rate(rate_Bps: float, bound: bool) -> str:
-  return f'{"" if bound else ">= "}{rate_Bps / 1e6:.3g}'
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join(
-    '  '.join(map(str.rjust, row, widths)).rstrip() for row in rows
-  )
 
 
 if __name__ == '__main__':

@@ -5,7 +5,8 @@
 The lead of today is told what the run's was told, in that order: it deals the
 same examples, and every push is computed from the version that its worker had.
 The parameters must be those of the newest checkpoint, to the last bit on the
-same kind of processor.  The exit code is 1 if they are not.
+same kind of processor; to rounding, where XLA has summed (route.name=native).
+The exit code is 1 if they are not.
 
 Batches must be of a fixed size, and a run that was started again must have had
 as many workers and servers as before.
@@ -33,7 +34,9 @@ from learning.learning import Learning
 from learning.scaling import factor, of
 from tools import replay
 from tools.reading import manifests, records
-from wire.codec import Payload, Wire
+from tools.recomputing import reduced
+from tools.recomputing.reduced import Comparison
+from wire.codec import Payload
 from wire.flat import Flat
 
 _WHERE = ('cluster', 'route', 'wire', 'checkpoint')  # Sections.
@@ -60,26 +63,45 @@ def difference(path: pathlib.Path) -> float:
     ValueError: If there is no such run; names what was expected.
     OSError: If the run cannot be read.
   """
-  again = _again(path)
+  return compared(path).apart
+
+
+def compared(path: pathlib.Path) -> Comparison:
+  """Returns the same, and by how much they may differ.
+
+  Arguments and errors are those of `difference`.
+  """
+  recorded = records.config(path)
+  config = _config(path, recorded)
+  route = recorded['route'].get('name', 'server')
+  if route != 'server':
+    config.route = manifests.section(recorded, 'route')
+    return reduced.compared(path, config, learning.of_config(config))
+  again = _again(path, config, recorded)
   saved = _saved(path, len(again.learners))
   pairs = zip(again.learners, saved, strict=True)
-  return max(
+  apart = max(
     float(np.abs(learner.params - params).max()) for learner, params in pairs
   )
+  return Comparison(apart, 0.0, 'sums are in the order of events')
 
 
-def _shown(path: pathlib.Path) -> float:
-  """Prints how much a run differs, and returns it."""
-  apart = difference(path)
-  print(f'{path}: parameters differ by {apart:.3g} at most.')
-  return apart
+def _shown(path: pathlib.Path) -> bool:
+  """Prints how much a run differs; returns whether it does by too much."""
+  apart, tolerance, why = compared(path)
+  within = f'; {tolerance:.3g} may be, as {why}' if tolerance else ''
+  print(f'{path}: parameters differ by {apart:.3g} at most{within}.')
+  return apart > tolerance
 
 
-def _again(path: pathlib.Path) -> '_Again':
+def _again(
+  path: pathlib.Path, config: ConfigDict, recorded: Mapping[str, Any]
+) -> '_Again':
   """Returns who has gone through a run again."""
-  config, route, wire = _config(path)
   learned = learning.of_config(config)
-  require(config.model.name != 'none', f'{path}', 'a run with a model', 'none')
+  module = importlib.import_module(f'wire.{recorded["wire"]["name"]}')
+  own = manifests.section(recorded, 'wire')[recorded['wire']['name']]
+  wire, route = module.make(**own.to_dict()), recorded['route']['server']
   flat = learned.flat(servers=route['servers'], wire=wire)
   again = None
   for row in records.events(path):
@@ -245,17 +267,16 @@ def _divided(payload: Payload, scale: float) -> Payload:
   return payload._replace(gradient=payload.gradient / np.float32(scale))
 
 
-def _config(
-  path: pathlib.Path,
-) -> tuple[ConfigDict, dict[str, Any], Wire]:
-  """Returns what was learned; the route; the wire."""
-  recorded = records.config(path)
+def _config(path: pathlib.Path, recorded: Mapping[str, Any]) -> ConfigDict:
+  """Returns what was learned."""
   runtime = recorded['cluster']['runtime']
   require(runtime == 'distributed', f'{path}', 'a run on real hosts', runtime)
   batching = recorded['batching']['name']
   require(
     batching == 'fixed', f'{path}', "a run with 'fixed' batches", batching
   )
+  model = recorded['model']['name']
+  require(model != 'none', f'{path}', 'a run with a model', model)
   config = default.get_config()
   for name, value in config.items():
     if name in _WHERE or name not in recorded:
@@ -265,9 +286,7 @@ def _config(
       manifests.section(recorded, name) if known else recorded[name]
     )
   config.cluster.workers = recorded['cluster']['workers']
-  module = importlib.import_module(f'wire.{recorded["wire"]["name"]}')
-  own = manifests.section(recorded, 'wire')[recorded['wire']['name']]
-  return config, recorded['route']['server'], module.make(**own.to_dict())
+  return config
 
 
 if __name__ == '__main__':

@@ -2,8 +2,9 @@
 
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
 
-Makes accuracy.png, staleness.png, waiting.png, a timeline-*.png per run and a
-batches-*.png per run whose batches change.
+Makes accuracy.png, staleness.png, waiting.png, a timeline-*.png per run, a
+batches-*.png per run whose batches change and a links-*.png per run whose
+workers sum, of which it prints the slowest links against plan.
 What cannot be drawn is named in a log line.
 """
 
@@ -25,9 +26,9 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outputs.ledger import PHASES
-from tools.drawing import batches
-from tools.reading import records
+from tools.drawing import batches, timeline
+from tools.drawing import traffic as links
+from tools.reading import records, traffic
 from tools.reading.records import RunRecord
 
 _TOLD = 5  # Parts of a label, at most.
@@ -53,9 +54,6 @@ _COLORS = (
 # Each line has another style than its neighbors, so that one that lies exactly
 # under another shows through.
 _STYLES = ('-', (0, (4, 1.5)), (0, (1.2, 2.5)))
-_PHASE_COLORS = dict(
-  zip(PHASES, ('#56B4E9', '#0072B2', '#009E73', '#E69F00'), strict=True)
-)
 
 
 class Curve(NamedTuple):
@@ -242,10 +240,25 @@ def _figures(
   for name, label, run in _named(groups, timelines):
     if figure := batches.draw(label, run):
       yield f'batches-{name}', figure
+    if figure := _links(label, run):
+      yield f'links-{name}', figure
     if run.spans:
-      yield f'timeline-{name}', _draw_timeline(label, run)
+      yield f'timeline-{name}', timeline.draw(label, run)
     else:
       logging.warning('%s: has no timeline, nothing was done.', run.path)
+
+
+def _links(label: str, run: RunRecord) -> Figure | None:
+  """Draws and prints what links have carried; None if that is not known."""
+  if run.config.get('route', {}).get('name', 'server') == 'server':
+    return None
+  try:
+    generation = traffic.told(run.path)
+  except ValueError as error:
+    logging.warning('%s', error)
+    return None
+  print(f'{run.path}: {traffic.described(generation)}')
+  return links.draw(label, run, generation)
 
 
 def _found(
@@ -337,8 +350,10 @@ def _draw_waiting(seconds: Mapping[str, Sequence[Mapping]]) -> Figure:
   axes = figure.subplots()
   spent = [shares(found) for found in seconds.values()]
   rows, left = range(len(spent)), np.zeros(len(spent))
-  for phase, color in _PHASE_COLORS.items():
+  for phase, color in timeline.COLORS.items():
     widths = [100 * each.get(phase, 0.0) for each in spent]
+    if not any(widths):
+      continue
     axes.barh(rows, widths, left=left, color=color, label=phase)
     left += widths
   for row, each in enumerate(spent):
@@ -348,40 +363,6 @@ def _draw_waiting(seconds: Mapping[str, Sequence[Mapping]]) -> Figure:
   axes.invert_yaxis()
   figure.legend(loc='outside upper center', ncols=4)
   return figure
-
-
-def _draw_timeline(label: str, run: RunRecord) -> Figure:
-  """Draws what every worker did when, in the middle of one run."""
-  figure = Figure((10, min(max(1.5 + 0.36 * len(run.workers), 2.6), 10)))
-  axes = figure.subplots()
-  _draw_spans(axes, run)
-  if times := [row['time'] for row in run.rows if row['kind'] == 'barrier']:
-    across = axes.get_xaxis_transform()
-    line = {'color': 'black', 'linewidth': 1, 'label': 'barrier'}
-    axes.vlines(times, 0, 1, transform=across, **line)
-  workers = run.config['cluster']['workers']
-  if len(run.workers) < workers:
-    label = f'{label} ({len(run.workers)} of {workers} workers)'
-  axes.set(xlim=run.window, xlabel='time (s)')
-  axes.set_title(label, loc='left', fontsize='medium')
-  figure.legend(loc='outside upper right', ncols=5)
-  return figure
-
-
-def _draw_spans(axes: Axes, run: RunRecord) -> None:
-  """Draws a row per worker, the first on top, clipped to the window."""
-  bars = collections.defaultdict(list)
-  for span in run.spans:
-    start, end = np.clip((span.start, span.end), *run.window)
-    bars[span.phase, span.worker].append((start, end - start))
-  for phase, color in _PHASE_COLORS.items():
-    axes.broken_barh([], (0, 0), color=color, label=phase)  # For the legend.
-  for (phase, worker), extents in bars.items():
-    where = run.workers.index(worker) - 0.4, 0.8
-    axes.broken_barh(extents, where, color=_PHASE_COLORS[phase], linewidth=0)
-  rows = range(0, len(run.workers), math.ceil(len(run.workers) / 16))
-  axes.set_yticks(rows, [f'worker {run.workers[row]}' for row in rows])
-  axes.set_ylim(len(run.workers) - 0.5, -0.5)
 
 
 def _wrapped(label: str) -> str:

@@ -1,9 +1,12 @@
 """Draws a forest: the cluster with its loads and bottleneck, and its trees.
 
   python -m tools.show_forest FILE [--out=FILE.png] [--trees=4]
+  python -m tools.show_forest RUN_DIR [--out=FILE.png] [--trees=4]
 
 FILE is a forest as JSON, as tools.pack writes it, or a cluster, which is then
-drawn alone.  Of the trees those are drawn that carry the most.
+drawn alone.  Of a run it is the forest over which workers have summed the most
+iterations, and beside what it was planned to carry what it has.  Of the trees
+those are drawn that carry the most.
 """
 
 import math
@@ -21,6 +24,9 @@ from matplotlib.lines import Line2D
 
 from configs.checks import require
 from tools.drawing import panels, placing
+from tools.drawing import traffic as drawing
+from tools.reading import traffic as reading
+from tools.reading.traffic import Generation
 from topology.bounds import cuts
 from topology.clusters.cluster import Cluster
 from topology.forests import files, usage
@@ -34,14 +40,98 @@ def main(argv: list[str]) -> None:
   given = flags.FLAGS
   if len(argv) != 2:
     raise app.UsageError(f'Expected a file, got {argv[1:]}.')
-  out = given.out or str(pathlib.Path(argv[1]).with_suffix('.png'))
+  path = pathlib.Path(argv[1])
+  beside = path / 'forest.png' if path.is_dir() else path.with_suffix('.png')
+  out = given.out or str(beside)
   try:
     require(given.trees >= 0, 'trees', 'at least 0', given.trees)
-    cluster, forest = files.read(argv[1])
-    draw(cluster, forest, trees=given.trees).savefig(out)
+    drawn(path, trees=given.trees).savefig(out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   print(f'Picture: {out}')
+
+
+def drawn(path: pathlib.Path, *, trees: int) -> Figure:
+  """Returns the picture of a file, or of a run.
+
+  Args:
+    path: Of a forest or a cluster, or the folder of a reduced run.
+    trees: Panels of single trees, at most.
+
+  Raises:
+    ValueError: If it is none of them; says why.
+    OSError: If it cannot be read.
+  """
+  if path.is_dir():
+    generation = reading.told(path)
+    known, why = generation.planned is not None, generation.why
+    require(known, f'{path}', 'a run whose forest is known', why)
+    return draw_run(generation, trees=trees)
+  return draw(*files.read(path), trees=trees)
+
+
+def draw_run(generation: Generation, *, trees: int = 4) -> Figure:
+  """Returns the picture of what links have carried, and of the trees.
+
+  Args:
+    generation: Whose forest is known.
+    trees: Panels of single trees, at most.
+  """
+  planned = generation.planned
+  if planned is None:
+    raise ValueError('generation: expected one with a forest, got none.')
+  every = sorted(planned.forest.trees, key=lambda t: t.weight_Bps, reverse=True)
+  heaviest, places = every[:trees], placing.places(planned.cluster)
+  big, band, width = 5.6, 0.6, (2 * 5.6 + 0.6) / 4
+  low, high = panels.extent(places)
+  size = high - low
+  small = min(width * size[1] / size[0], width) + 0.45
+  rows = math.ceil(len(heaviest) / 4)
+  total = 0.7 + big + band + rows * small
+  with matplotlib.rc_context({'figure.dpi': 130, 'font.size': 9}):
+    figure = Figure((2 * big + 0.8, total))
+    head = {'x': 0.02, 'y': 0.99, 'ha': 'left', 'va': 'top', 'fontsize': 10}
+    figure.suptitle(_title_of_run(generation), **head)
+    top = total - 0.7 - big
+    drawing.draw_graph(_axes(figure, (0.1, top, big, big)), generation)
+    matrix = figure.add_axes(
+      _part(figure, (big + 0.7, top + 0.5, big - 0.6, big - 0.9))
+    )
+    drawing.draw_matrix(matrix, generation)
+    _add_ratios(_axes(figure, (0.0, top - band, 2 * big + 0.8, band)))
+    for k, tree in enumerate(heaviest):
+      bottom = top - band - (k // 4 + 1) * small
+      box = (0.1 + k % 4 * width, bottom, width - 0.1, small - 0.45)
+      axes = _axes(figure, box)
+      panels.draw_tree(panels.on(axes, planned.cluster, places), tree)
+  return figure
+
+
+def _title_of_run(generation: Generation) -> str:
+  planned, links = generation.planned, generation.links()
+  ratios = [link.ratio for link in links.values() if link.ratio is not None]
+  slowest = f', the slowest {min(ratios):.0%} of plan' if ratios else ''
+  rates = (
+    ''
+    if planned and planned.known
+    else ('; planned are equal links, as fast as the fastest has been')
+  )
+  return (
+    f'{generation.iterations} iterations of {len(generation.members)} workers; '
+    f'number of trees: {len(planned.forest.trees) if planned else 0}\n'
+    f'{len(links)} links{slowest}{rates}'
+  )
+
+
+def _add_ratios(band: Axes) -> None:
+  """Says in a band of its own what colors mean."""
+  inches = band.get_position().width * band.figure.get_size_inches()[0]
+  bar = band.inset_axes((0.4 / inches, 0.62, 2.4 / inches, 0.2))
+  band.figure.colorbar(drawing.RATIO, cax=bar, orientation='horizontal')
+  bar.set_xticks([0, 0.5, 1, 1.5, 2], ['0', '50 %', '100 %', '150 %', '200 %'])
+  bar.tick_params(labelsize=7)
+  text = 'measured / planned rate.  Wider lines: more bytes.'
+  band.text(3.1 / inches, 0.62, text, fontsize=8, va='center')
 
 
 def draw(
@@ -128,10 +218,15 @@ def _layout(size: np.ndarray, trees: int) -> tuple[Figure, list[_Box]]:
 
 
 def _axes(figure: Figure, box: _Box) -> Axes:
-  inches = np.array([*figure.get_size_inches()] * 2)
-  axes = figure.add_axes(tuple(np.array(box) / inches))
+  axes = figure.add_axes(_part(figure, box))
   axes.set_axis_off()
   return axes
+
+
+def _part(figure: Figure, box: _Box) -> tuple[float, ...]:
+  """A box in parts of the figure."""
+  inches = np.array([*figure.get_size_inches()] * 2)
+  return tuple(np.array(box) / inches)
 
 
 def _add_legends(

@@ -9,7 +9,7 @@ that time is over, from the very version that was pulled.
 import dataclasses
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.lead import Lead
@@ -62,6 +62,7 @@ class VirtualRuntime:
     speed: Speed,
     transfers: Whole | Pipelined | Reduced,
     script: Sequence[Scripted],
+    looked: Callable[[float], None],
   ):
     """Sets the cluster up at time 0.
 
@@ -72,6 +73,7 @@ class VirtualRuntime:
       speed: How long workers compute.
       transfers: How long pushes and pulls take.
       script: Deaths and returns of workers.
+      looked: Called with the time once an evaluation has become due.
     """
     self.time = 0.0
     self.lead = lead
@@ -80,6 +82,7 @@ class VirtualRuntime:
     self._holder = holder
     self._workers = [_InFlight(holder.trees.init()) for _ in lead.workers]
     self._transfers = transfers
+    self._looked = looked
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
     # (time, kind, worker or wake, life of the worker).
     kinds = {'leave': _LEAVE, 'join': _JOIN}
@@ -121,7 +124,7 @@ class VirtualRuntime:
     """
     while self._events and self._is_stale(*self._events[0][1:]):
       heapq.heappop(self._events)
-    arrival = self._transfers.next_time()
+    arrival, looked = self._transfers.next_time(), self.lead.journal.looked
     event = self._events[0][0] if self._events else math.inf
     if arrival == event == math.inf:
       raise RuntimeError(self._stuck())
@@ -130,6 +133,8 @@ class VirtualRuntime:
       self._delivered(self._transfers.advance(arrival))
     else:
       self._happened(*heapq.heappop(self._events)[1:])
+    if self.lead.journal.looked > looked:
+      self._looked(self.time)
 
   def pause(self) -> bool:
     """Returns True: whatever is under way is part of the state."""

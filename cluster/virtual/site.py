@@ -9,6 +9,7 @@ from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import build, layers
 from cluster.speed.speed import Speed
+from cluster.traffic import Traffic
 from cluster.virtual import reduced, script, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
@@ -22,6 +23,8 @@ from route import links, ring
 from route.route import Plan, Served
 from wire import trees
 from wire.flat import even
+
+_OF_SERVERS = ('cluster.network.server*',)
 
 
 class Alone(NamedTuple):
@@ -84,16 +87,17 @@ class VirtualSite:
   def runtime(self, lead: Lead) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
-    served = isinstance(parts.plan, Served)
     with named('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
+    moving, looked = _moving(config, parts, lead)
     return VirtualRuntime(
       lead=lead,
       holder=self.holder,
       gradient=parts.learned.gradient,
       speed=parts.speed,
-      transfers=(_served if served else _reduced)(config, parts),
+      transfers=moving,
       script=events,
+      looked=looked,
     )
 
   def __call__(self) -> None:
@@ -110,21 +114,39 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   return VirtualSite(config, parts)
 
 
-def _reduced(config: ConfigDict, parts: Parts) -> reduced.Reduced:
-  """Returns how gradients are summed among the workers."""
+def _moving(
+  config: ConfigDict, parts: Parts, lead: Lead
+) -> tuple[
+  transfers.Whole | transfers.Pipelined | reduced.Reduced,
+  Callable[[float], None],
+]:
+  """Returns how it travels, and what follows when an evaluation is due."""
+  if isinstance(parts.plan, Served):
+    return _served(config, parts), lambda time: None
+  sums = reduced.Reduced(_sums(config, parts), Traffic(lead.journal))
+  return sums, sums.looked
+
+
+def _sums(config: ConfigDict, parts: Parts) -> reduced.Sums:
+  """Returns how gradients are summed among the workers.
+
+  Raises:
+    ValueError: If a setting is wrong, or is of servers; names the field.
+  """
   plan, true = parts.plan, links.virtual(config)
+  reason = f'config.route.name is {plan.name!r}, which has no servers,'
+  sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
   ranges = layers.of_run(
     config, parts.learned, plan.range_bytes, parts.wire.push.dtype
   )
   with named(f'config.route.{plan.name}'):
-    sums = reduced.Sums(
+    return reduced.Sums(
       true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,
       ranges=ranges,
       overlap=plan.overlap,
     )
-  return reduced.Reduced(sums)
 
 
 def _served(

@@ -218,6 +218,18 @@ class PlanTest(parameterized.TestCase):
       {'route__name': 'server', 'cluster__links': 'ring(3, 1)'},
       r'config.cluster.links: ',
     ),
+    (
+      {'cluster__network__server_up_Bps': (1e6,)},
+      r"network.server_up_Bps: .* is 'ring', which has no servers, and would",
+    ),
+    (
+      {'route__name': 'native', 'cluster__network__server_latency_s': (0.1,)},
+      r"network.server_latency_s: .* because config.route.name is 'native'",
+    ),
+    (
+      {'cluster__network__servers_in_workers': True},
+      r'config.cluster.network.servers_in_workers: .* False, because',
+    ),
   )
   def test_what_does_not_go_together_is_refused(self, changed, message):
     limited = {

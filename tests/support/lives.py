@@ -158,6 +158,7 @@ class Life:
       generation=self.generation,
       version=self.version,
       digest=digest,
+      sent=[],
     )
 
   def give_up(self):
@@ -180,6 +181,7 @@ class Life:
       generation=generation,
       version=self.version,
       digest=str(self.learned),
+      sent=[],
     )
 
   def compute(self):

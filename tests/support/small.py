@@ -25,19 +25,19 @@ def config(**changed: Any) -> ConfigDict:
   SGD, so that runs can be compared with closed forms.
   """
   made = default.get_config()
-  unlimited = {
-    f'cluster.network.{host}_{link}_Bps': (float('inf'),)
-    for host in ('worker', 'server')
-    for link in ('up', 'down')
-  }
+  served = changed.get('route__name', 'server') == 'server'
+  hosts = ('worker', 'server') if served else ('worker',)
+  ideal = {'up_Bps': float('inf'), 'down_Bps': float('inf'), 'latency_s': 0.0}
   fields = {
     'epochs': 2.0,
     'cluster.workers': 3,
     'cluster.speed.name': 'constant',
     'cluster.speed.slowdown': (1.0, 1.3, 3.1),
-    'cluster.network.worker_latency_s': (0.0,),
-    'cluster.network.server_latency_s': (0.0,),
-    **unlimited,
+    **{
+      f'cluster.network.{host}_{link}': (value,)
+      for host in hosts
+      for link, value in ideal.items()
+    },
     'batching.worker_batch': 8,
     'checkpoint.every_s': float('inf'),
     'data.name': 'synthetic',

@@ -25,12 +25,15 @@ def eventful(scheme, **changed):
     'checkpoint__every_examples': 10**9,
     'data__crop_padding': 1,
     'cluster__speed__name': 'lognormal',
-    'cluster__network__server_up_Bps': (2e5,),
-    'cluster__network__server_latency_s': (0.003,),
     'cluster__script': ((0.5, 'leave', 1), (1.1, 'join', 1)),
     'optimizer__sgd__momentum': 0.9,
-    'route__server__servers': 2,
   }
+  if changed.get('route__name', 'server') == 'server':
+    fields |= {
+      'cluster__network__server_up_Bps': (2e5,),
+      'cluster__network__server_latency_s': (0.003,),
+      'route__server__servers': 2,
+    }
   return small.config(**fields | changed)
 
 

@@ -13,8 +13,8 @@ from tools.calibrating import links, timeline
 class LinksTest(parameterized.TestCase):
   def assert_rates(self, calibration, tolerance):
     for each, rates, servers in (
-      (calibration.up, clusters.UP, clusters.SERVERS['down']),
-      (calibration.down, clusters.DOWN, clusters.SERVERS['up']),
+      (calibration.links.up, clusters.UP, clusters.SERVERS['down']),
+      (calibration.links.down, clusters.DOWN, clusters.SERVERS['up']),
     ):
       self.assertTrue(each.worker_bound.all() and each.servers_bound)
       np.testing.assert_allclose(each.worker_Bps, rates, rtol=tolerance)
@@ -26,7 +26,7 @@ class LinksTest(parameterized.TestCase):
 
     self.assert_rates(calibration, 0.01)
     self.assertEqual(calibration.size_bytes, 5_000_004)
-    for each in (calibration.up, calibration.down):
+    for each in (calibration.links.up, calibration.links.down):
       np.testing.assert_allclose(each.latency_s, 2e-3, rtol=0.1)
       self.assertLess(each.errors, 1e-3)
       self.assertBetween(
@@ -40,7 +40,7 @@ class LinksTest(parameterized.TestCase):
     )
 
     self.assert_rates(calibration, 0.05)
-    self.assertBetween(calibration.up.errors, 0.005, 0.03)
+    self.assertBetween(calibration.links.up.errors, 0.005, 0.03)
 
   def test_stalls_change_no_rates_but_the_mean_time(self):
     generator = random.Random(0)
@@ -57,9 +57,11 @@ class LinksTest(parameterized.TestCase):
     before = timeline.transfers(timeline.read(clusters.run('asp')), 'push')
     stalled_s = pushes.seconds.mean() - before.seconds.mean()
     self.assertGreater(stalled_s, 5e-3)
-    self.assertAlmostEqual(calibration.up.excess_s, stalled_s, delta=1e-3)
+    self.assertAlmostEqual(calibration.links.up.excess_s, stalled_s, delta=1e-3)
     (latency_s,) = calibration.config.cluster.network.worker_latency_s
-    excess_s = (calibration.up.excess_s + calibration.down.excess_s) / 2
+    excess_s = (
+      calibration.links.up.excess_s + calibration.links.down.excess_s
+    ) / 2
     self.assertAlmostEqual(latency_s, 2e-3 + excess_s, delta=1e-3)
 
   def test_latency_is_told_from_bytes(self):
@@ -67,17 +69,21 @@ class LinksTest(parameterized.TestCase):
 
     calibration = calibrate.measure(clusters.noisy(folder, 0.02))
 
-    for each in (calibration.up, calibration.down):
+    for each in (calibration.links.up, calibration.links.down):
       np.testing.assert_allclose(each.latency_s, 0.032, rtol=0.2)
 
   def test_a_link_that_never_binds_is_at_least_what_it_carried(self):
     # All pull at once, and nobody is slower than a quarter of the server.
     calibration = clusters.measured('bsp')
 
-    self.assertFalse(calibration.down.worker_bound.any())
-    np.testing.assert_allclose(calibration.down.servers_Bps, 70e6, rtol=0.02)
+    self.assertFalse(calibration.links.down.worker_bound.any())
+    np.testing.assert_allclose(
+      calibration.links.down.servers_Bps, 70e6, rtol=0.02
+    )
     quarter = [70e6 / 4] * 4
-    np.testing.assert_allclose(calibration.down.worker_Bps, quarter, rtol=0.02)
+    np.testing.assert_allclose(
+      calibration.links.down.worker_Bps, quarter, rtol=0.02
+    )
     table = calibrate.describe(calibration)
     self.assertRegex(table, r'worker 0 +20 +>= 17\.\d')
     self.assertIn('WARNING: >= marks links that never held', table)

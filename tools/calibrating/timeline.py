@@ -15,7 +15,11 @@ from tools.reading import records
 from tools.reading.records import Span
 
 # What begins when a phase has ended as it should.
-_NEXT = {'pull': ('compute',), 'compute': ('push',), 'push': ('wait', 'pull')}
+_NEXT = {
+  'pull': ('compute',),
+  'compute': ('push', 'wait'),  # For others, where workers sum.
+  'push': ('wait', 'pull'),
+}
 _WARM = 3.0  # Times the median, from which first compute times are warm-up.
 
 

@@ -91,9 +91,7 @@ def draw_cluster(panel: Panel, forest: Forest | None) -> np.ndarray:
   if not links:
     _draw_nodes(panel, None)
     return np.zeros(0)
-  widths = _widths(panel, links)
-  apart = (widths.max() / 2 + 1.2) / panel.points
-  lines = [_shifted(_ends(panel, link.src, link.dst), apart) for link in links]
+  widths, lines = _lines(panel)
   marked: list[int] = []
   if forest is None:
     colors = np.tile(matplotlib.colors.to_rgba(LINK), (len(links), 1))
@@ -112,6 +110,34 @@ def draw_cluster(panel: Panel, forest: Forest | None) -> np.ndarray:
     _add_arrows(panel, [(line, 0.66) for line in lines], colors)
   _draw_nodes(panel, None)
   return widths
+
+
+def draw_links(panel: Panel, colors: Sequence[object]) -> Sequence[np.ndarray]:
+  """Draws every link, its capacity as width; returns the lines, [2, 2] each.
+
+  Args:
+    panel: Where.
+    colors: One per link of the cluster.
+  """
+  if not panel.cluster.links:
+    _draw_nodes(panel, None)
+    return ()
+  widths, lines = _lines(panel)
+  rgba = matplotlib.colors.to_rgba_array(colors)
+  _add_lines(panel, lines, range(len(lines)), rgba, widths, 1.0)
+  if len(lines) <= _ARROWS:
+    _add_arrows(panel, [(line, 0.66) for line in lines], rgba)
+  _draw_nodes(panel, None)
+  return lines
+
+
+def _lines(panel: Panel) -> tuple[np.ndarray, list[np.ndarray]]:
+  """Returns the widths of the lines of links, points, and the lines."""
+  links = panel.cluster.links
+  widths = _widths(panel, links)
+  apart = (widths.max() / 2 + 1.2) / panel.points
+  lines = [_shifted(_ends(panel, link.src, link.dst), apart) for link in links]
+  return widths, lines
 
 
 def _add_lines(

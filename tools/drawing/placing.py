@@ -37,7 +37,7 @@ def places(cluster: Cluster) -> Places:
   else:
     degrees = [len(others) for others in neighbors.values()]
     if max(degrees) <= 2 or np.mean(degrees) > len(degrees) / 2:
-      return _circle(cluster.workers)
+      return circle(cluster.workers)
   return _spread(cluster, neighbors)
 
 
@@ -49,7 +49,7 @@ def _neighbors(cluster: Cluster) -> dict[str, list[str]]:
   return {node: list(others) for node, others in joined.items()}
 
 
-def _circle(nodes: Sequence[str]) -> Places:
+def circle(nodes: Sequence[str]) -> Places:
   """The first on top, the others clockwise."""
   angles = 2 * np.pi * np.arange(len(nodes)) / len(nodes)
   radius = max(len(nodes) / (2 * np.pi), 1.0)
@@ -150,7 +150,7 @@ def _spread(cluster: Cluster, neighbors: Mapping[str, Sequence[str]]) -> Places:
     dtype=float,
   )
   points = np.random.default_rng(0).normal(size=(len(nodes), 2))
-  points += np.stack([*_circle(nodes).values()])
+  points += np.stack([*circle(nodes).values()])
   weights = 1 / (wanted + np.eye(len(nodes))) ** 2
   np.fill_diagonal(weights, 0)
   laplacian = np.diag(weights.sum(axis=1)) - weights

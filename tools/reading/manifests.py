@@ -15,7 +15,7 @@ from tools.reading import records
 
 # Fields of the real cluster, which the virtual one does not use or has from the
 # measurements: they stay at their defaults, known or unknown.
-_REAL = ('cluster.*', 'route.server.dedicated')
+_REAL = ('cluster.*', 'route.server.dedicated', 'route.forest.adapt')
 _KEPT = ('cluster.workers',)
 
 

@@ -153,28 +153,24 @@ def events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  whole = read_summary(path) is not None
-  for where, row in _lines(path / 'events.jsonl', whole):
-    if row.get('told') != _LINKS:
-      _check(row, ('told', 'said'), where)
-      yield row
+  return (row for row in every(path) if row['told'] != _LINKS)
 
 
 def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields what was found out about links, of which no scheme is told.
 
-  Args:
-    path: Folder of a run.
-
-  Raises:
-    ValueError: If a line is broken; names file and line.
-    OSError: If the file cannot be read.
+  Arguments and errors are those of `events`.
   """
+  return (row for row in every(path) if row['told'] == _LINKS)
+
+
+def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields both, in the order in which they happened."""
   whole = read_summary(path) is not None
   for where, row in _lines(path / 'events.jsonl', whole):
-    if row.get('told') == _LINKS:
-      _check(row, ('time', 'did', 'why'), where)
-      yield row
+    told = row.get('told') == _LINKS
+    _check(row, ('time', 'did', 'why') if told else ('told', 'said'), where)
+    yield row
 
 
 def _metrics(path: pathlib.Path, whole: bool) -> Iterator[dict[str, Any]]:

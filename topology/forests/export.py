@@ -67,9 +67,12 @@ def fingerprint(cluster: Cluster) -> str:
   Of `cluster.to_json` as compact JSON in ASCII with sorted keys, so that equal
   clusters, and only these, have the same.
   """
-  text = json.dumps(
-    clusters.to_json(cluster), sort_keys=True, separators=(',', ':')
-  )
+  return digest(clusters.to_json(cluster))
+
+
+def digest(content: Any) -> str:
+  """Returns the SHA-256 of plain data, as `fingerprint` does of a cluster's."""
+  text = json.dumps(content, sort_keys=True, separators=(',', ':'))
   return hashlib.sha256(text.encode('ascii')).hexdigest()
 
 

@@ -103,6 +103,9 @@ class Allreduce:
 
   O(hops * chunks of a tree) for each question, in as many steps of NumPy as
   trees are deep.
+
+  Attributes:
+    carried: Bytes that go from a worker to another, by their ids.
   """
 
   def __init__(
@@ -142,10 +145,15 @@ class Allreduce:
     for row, places in enumerate(own):
       self._places[row, : len(places)] = places
       self._bytes[row, : len(places)] = sizes[places]
-    load = trees.loads(
+    hops = [
       (int(sizes[places].sum()), (*tree.up, *tree.down))
       for places, tree in zip(own, chosen, strict=True)
+    ]
+    load = trees.loads(hops)
+    between = trees.loads(
+      (size, [(hop[0], hop[-1]) for hop in each]) for size, each in hops
     )
+    self.carried = {ends: int(size) for ends, size in between.items()}
     whole_s = _whole_s(cluster, load)
     byte_s = whole_s / max(sizes.sum(), 1)
     self._turns_s, self._ahead_s = sizes * byte_s, ahead_bytes * byte_s
@@ -157,10 +165,6 @@ class Allreduce:
     self._up, self._down = (
       list(_stages(cluster, chosen, latency_s, per_byte_s, down=down))
       for down in (False, True)
-    )
-    hops = [len(tree.up) + len(tree.down) for tree in forest.trees]
-    self.carried_bytes = sum(
-      int(sizes[of_tree == t].sum()) * hops[t] for t in range(len(hops))
     )
 
   def __call__(self, ready_s: np.ndarray) -> float:

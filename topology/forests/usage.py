@@ -4,6 +4,7 @@ from fractions import Fraction
 
 from topology.bounds.cuts import Cut
 from topology.clusters.cluster import Cluster, Ends
+from topology.forests import trees
 from topology.forests.trees import Forest
 
 
@@ -14,6 +15,17 @@ def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
     ends: load_Bps.get(ends, Fraction(0)) / capacity_Bps
     for ends, capacity_Bps in cluster.capacity_Bps.items()
   }
+
+
+def between(forest: Forest) -> dict[Ends, Fraction]:
+  """Returns what each worker sends to each other, bytes per second.
+
+  By their ids, whatever links are between them; those alone that do send.
+  """
+  return trees.loads(
+    (tree.weight_Bps, [(hop[0], hop[-1]) for hop in (*tree.up, *tree.down)])
+    for tree in forest.trees
+  )
 
 
 def bottleneck(cluster: Cluster, forest: Forest) -> tuple[Ends, ...]:

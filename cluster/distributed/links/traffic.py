@@ -8,10 +8,11 @@ else the worker was doing.
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from cluster.distributed import checked
 from cluster.distributed.links.adapting import Ends
+from cluster.traffic import Sent
 from cluster.transport.errors import TransportError
 
 PERIOD_S = 2.0  # From one telling to the next, and least of a window.
@@ -20,16 +21,12 @@ _LEAST_S = 0.02  # Of something on its way; rates of less show nothing.
 _MOST = 4096  # Workers.
 
 
-class Sent(NamedTuple):
-  """To one worker, from the start.
-
-  Attributes:
-    bytes: With headers of frames.
-    busy_s: For which something was on its way.
-  """
-
-  bytes: int
-  busy_s: float
+def rows(traffic: Mapping[int, Any]) -> list[list[Any]]:
+  """Returns what a worker tells of its traffic, as of an `Executor`."""
+  return [
+    [worker, usage.sent_bytes, usage.busy_s]
+    for worker, usage in traffic.items()
+  ]
 
 
 class Telling:
@@ -60,12 +57,8 @@ class Telling:
 
   def _run(self) -> None:
     while not self._over.wait(self._period_s):
-      sent = [
-        [worker, usage.sent_bytes, usage.busy_s]
-        for worker, usage in self._traffic().items()
-      ]
       try:
-        self._say({'told': 'traffic', 'sent': sent})
+        self._say({'told': 'traffic', 'sent': rows(self._traffic())})
       except TransportError:
         return  # Who listens has seen it too, and says why.
 

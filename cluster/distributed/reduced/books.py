@@ -198,11 +198,14 @@ class Booking:
     last = max(computed.values())
     self.exposed_s = time - last
     for index in members:
-      moments = {
-        'compute': began[index],
-        'wait': computed[index],  # For others to have computed.
-        'push': last,
-      }
+      moments = (
+        ('push', dealt_at),  # Its sums of before come, unless it waits for us.
+        ('compute', began[index]),
+        ('wait', computed[index]),  # For others to have computed.
+        ('push', last),
+      )
+      if dealt_at > lead.workers[index].since:
+        lead.workers[index].phase = 'wait'
       self._enter(index, moments, time)
     for index in joining:
       lead.join(index, time)
@@ -210,10 +213,12 @@ class Booking:
     for index in members:
       self._push(index, *entries[index], time=time)
 
-  def _enter(self, index: int, moments: dict[str, float], time: float) -> None:
+  def _enter(
+    self, index: int, moments: Sequence[tuple[str, float]], time: float
+  ) -> None:
     """Books phases; clocks are compared to within a round trip."""
     since = self._lead.workers[index].since
-    for phase, at in moments.items():
+    for phase, at in moments:
       since = min(max(since, at), time)
       self._lead.enter(index, phase, since)
 

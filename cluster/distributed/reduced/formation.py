@@ -67,6 +67,7 @@ class Formation:
     members: Of it, or of the one before while it forms; ascending.
     packed: Its forest, and what for; None before the first.
     agreed: The last version of which all members held the same.
+    size_bytes: Of a pool.
   """
 
   def __init__(
@@ -89,7 +90,7 @@ class Formation:
     self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
     self._host_s: Mapping[str, float] = {}
-    self._size_bytes = size_bytes
+    self.size_bytes = size_bytes
     self._state = _State.WAITING
     self._executors: dict[int, str] = {}
     self._handovers: dict[int, str] = {}
@@ -149,7 +150,7 @@ class Formation:
     if self._pack is None:
       raise RuntimeError('Expected a way to pack, got none.')
     return self._pack(
-      cluster, self._size_bytes, latency_s if host_s else LATENCY_S
+      cluster, self.size_bytes, latency_s if host_s else LATENCY_S
     )
 
   def address(self, index: int) -> str:

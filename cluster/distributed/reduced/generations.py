@@ -44,6 +44,7 @@ class Generations(Leading):
     self._linking = linking(self._say)
     self._dealing = Dealing(lead, self._say)
     self._running = False
+    self._why = 'all are there'  # The generation has begun.
     self._gently = False  # Whether members were told to end an iteration first.
     # Books of an iteration that the lead's replica has not ended, but another;
     # and who took part in it.
@@ -106,7 +107,7 @@ class Generations(Leading):
     begins = self._formation.stop()
     if begins:
       logging.info('Generation %d begins: %s.', self._formation.generation, why)
-      self._running = False
+      self._running, self._why = False, why
     if begins or (self._gently and not ends):
       self._gently = ends
       self._ask({'stop': self._formation.generation, 'ends': ends})
@@ -185,15 +186,6 @@ class Generations(Leading):
     )
     self._formation.suspect(event['worker'], event['peer'])
     self._stop('a connection is lost')
-
-  def _checked(self, event: dict[str, Any]) -> None:
-    """Compares what replicas hold, once all have told.
-
-    Raises:
-      RuntimeError: If some differ; names them.
-    """
-    if self._is_current(event):
-      self._formation.digest(event['version'], event['worker'], event['digest'])
 
   def _is_current(self, event: dict[str, Any]) -> bool:
     """Returns whether it is of a member of this generation, that lives."""

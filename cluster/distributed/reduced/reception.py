@@ -2,14 +2,16 @@
 
   ready          with the addresses of its executor and its handover
   told 'formed'  it is connected to the others of a generation: generation,
-                 version and digest of its learner
+                 version and digest of its learner; and what it has sent
   told 'broken'  it has lost one of them: generation, peer, reason
   told 'stopped' it has given a generation up: generation, version, and the
                  books of the last iteration that it has applied
-  told 'checked' generation, version and digest of its learner
+  told 'checked' generation, version and digest of its learner; and what it has
+                 sent
   told 'answered' what it was told to measure: number, answer, problem
   told 'traffic' what it has sent to each other worker from the start, and for
-                 how long something was on its way; if links are followed
+                 how long something was on its way; again and again, if links
+                 are followed
 
 The worker in the process of the lead tells of each iteration, too, without a
 message:
@@ -53,8 +55,8 @@ class ReducedReception(Reception):
     'told': {'told': lambda value: False},  # See `_told`.
   }
   _told = {
-    'formed': {**_OF_GENERATION, **_DIGEST},
-    'checked': {**_OF_GENERATION, **_DIGEST},
+    'formed': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
+    'checked': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
     'answered': ANSWERED,
     'traffic': TRAFFIC,
     'stopped': {**_OF_GENERATION, 'books': _is_list},

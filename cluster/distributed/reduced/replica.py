@@ -18,8 +18,8 @@ from batching.batching import Batching
 from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.host import Host
 from cluster.distributed.life import Life, explained
+from cluster.distributed.links import traffic
 from cluster.distributed.links.measurer import Measurer
-from cluster.distributed.links.traffic import Telling
 from cluster.distributed.pace import Pace
 from cluster.distributed.process import Settings
 from cluster.distributed.reduced import handover
@@ -165,8 +165,8 @@ class Replica:
     address = self._summing.open()
     life.stack.callback(self._summing.close)
     if settings.adapt:
-      told = Telling(self._summing.traffic, life.say)
-      life.stack.enter_context(told)
+      telling = traffic.Telling(self._summing.traffic, life.say)
+      life.stack.enter_context(telling)
     life.stack.callback(self._measurer.close)
     start = self._faults.due(self.index, life.number, Phase.START)
     self._faults.happen(start)
@@ -261,14 +261,7 @@ class Replica:
     except TransportError as error:
       self._broken(life, generation, None, str(error))
       return
-    life.say(
-      {
-        'told': 'formed',
-        'generation': generation,
-        'version': self.learner.version,
-        'digest': digest(self.learner.state()),
-      }
-    )
+    self._check(life, generation, 'formed')
 
   def _broken(
     self, life: Life, generation: int, peer: int | None, reason: str
@@ -304,14 +297,15 @@ class Replica:
       return
     self._apply(deal)
 
-  def _check(self, life: Life, generation: int) -> None:
-    """Tells what it holds, for others to compare."""
+  def _check(self, life: Life, generation: int, told: str = 'checked') -> None:
+    """Tells what it holds, for others to compare, and what it has sent."""
     life.say(
       {
-        'told': 'checked',
+        'told': told,
         'generation': generation,
         'version': self.learner.version,
         'digest': digest(self.learner.state()),
+        'sent': traffic.rows(self._summing.traffic()),
       }
     )
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from absl import logging
 
+from cluster.distributed.links.carrying import Carrying
 from cluster.distributed.reduced.books import Booking, Books
 from cluster.distributed.reduced.generations import Generations
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
+from cluster.traffic import Traffic
 
 
 class ReducedRuntime(Generations):
@@ -47,6 +49,7 @@ class ReducedRuntime(Generations):
         sends to a worker; and what `Leading` takes.
     """
     super().__init__(lead=lead, reception=reception, **of_generations)
+    self._carrying = Carrying(self._formation, Traffic(lead.journal))
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
     self._pausing = False
     self._reactions = {
@@ -63,7 +66,7 @@ class ReducedRuntime(Generations):
       'traffic': self._linking.traffic,
       'packed': lambda event: self._linking.packed(event, self.time),
     }
-    lead.attach(release=lambda index: None, wake_at=lambda time: None)
+    lead.attach(release=self._released, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
@@ -127,6 +130,10 @@ class ReducedRuntime(Generations):
     own = {'generations': self._formation.generation + 1}
     return super().summary() | own
 
+  def _released(self, index: int) -> None:
+    """Nobody pulls: until a worker computes, sums are on their way to it."""
+    self.lead.workers[index].phase = 'push'
+
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
       return
@@ -143,6 +150,7 @@ class ReducedRuntime(Generations):
   def _formed(self, event: dict[str, Any]) -> None:
     if not self._is_current(event):
       return
+    self._carrying.forming(event)
     if self._formation.formed(event['worker'], event['digest']):
       self._formation.compare(event['version'])
       self._settle()
@@ -151,6 +159,7 @@ class ReducedRuntime(Generations):
       self._dealing.begin(self._holder.version)
       if self._started:
         self._deal()
+      self._carrying.formed(self.time, event['version'], self._why)
 
   def _agree(self) -> None:
     """Compares what all members hold in the end, if they tell in time.
@@ -176,6 +185,16 @@ class ReducedRuntime(Generations):
     left, self._left = self._left, {}
     for index in sorted(left):
       self.lead.leave(index, self.time, left[index])
+
+  def _checked(self, event: dict[str, Any]) -> None:
+    """Takes in what a member holds, and has sent.
+
+    Raises:
+      RuntimeError: If some hold something else; names them.
+    """
+    if self._is_current(event):
+      self._formation.digest(event['version'], event['worker'], event['digest'])
+      self._carrying.checked(event, self.time)
 
   def _completed(self, event: dict[str, Any]) -> None:
     """An iteration has been summed, and applied."""

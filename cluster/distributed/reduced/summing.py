@@ -77,7 +77,10 @@ class Summing(Protocol):
     """Returns how often this was asked since a thread came to it last."""
 
   def traffic(self) -> Mapping[int, Usage]:
-    """Returns what has gone to and come from each worker, in this life."""
+    """Returns what has gone to and come from each worker, in this life.
+
+    From any thread; none if nobody counts it.
+    """
 
   def abandon(self, before: float = math.inf) -> None:
     """Lets nothing wait any more until the next `form`; from any thread.

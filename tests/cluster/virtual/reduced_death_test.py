@@ -122,7 +122,6 @@ class ResumeTest(parameterized.TestCase):
   def test_a_run_that_was_killed_gives_what_an_uninterrupted_one_does(self):
     own = {
       'route__name': 'forest',
-      'route__server__servers': 0,
       'cluster__script': ((0.15, 'leave', 1), (0.4, 'join', 1)),
       **_links(1e5),
     }

@@ -14,6 +14,7 @@ from absl.testing import absltest, parameterized
 from sync import bsp, record
 from tests.models import batch_norm_test
 from tests.support import small
+from tools.reading import records
 
 _MB = 1e6
 _CHUNK = 2**15
@@ -120,7 +121,7 @@ class SameTest(parameterized.TestCase):
 
   def test_recorded_events_give_the_recorded_verdicts(self):
     run, _ = small.trained(route__name='forest', **_links(1e5))
-    rows = small.rows(run, 'events.jsonl')
+    rows = records.events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
       self.assertEqual(recorded, replayed)
 

@@ -44,7 +44,8 @@ from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from configs.checks import require
 
-__all__ = ['Executor', 'Group', 'Reduction', 'Usage']
+__all__ = ['CHUNK_BYTES', 'Executor', 'Group', 'Reduction', 'Usage']
+CHUNK_BYTES = 32768  # Of a chunk, at most, unless told otherwise.
 _PROGRAMS = 8  # Layouts of pools whose programs are kept.
 
 
@@ -65,7 +66,7 @@ class Executor:
     security: Security,
     timeout_s: float,
     workers: int = 1,
-    chunk_bytes: int = 32768,
+    chunk_bytes: int = CHUNK_BYTES,
   ):
     """Listens from here on.
 

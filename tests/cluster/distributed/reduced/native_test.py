@@ -21,6 +21,7 @@ from cluster.distributed.reduced.native import NativeSum, join
 from learning import compilations
 from learning.pool import Pool
 from tests.support import processes
+from tools import recompute
 from wire.codec import Payload
 
 _ROOT = pathlib.Path(__file__).parents[4]
@@ -122,6 +123,11 @@ class ProcessesTest(parameterized.TestCase):
       self.assertEqual(launch.summary['ended'], 'finished')
       self.assertEqual(launch.summary['late_compilations'], 0)
       self.assertEqual(launch.summary['staleness_max'], 0)
+    # XLA sums in an order of its own.
+    apart, tolerance, why = recompute.compared(launch.folder)
+    self.assertLessEqual(apart, tolerance)
+    self.assertBetween(tolerance, 1e-8, 1e-4)
+    self.assertRegex(why, 'for each of 24 updates' if workers == 2 else '')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,93 @@
+"""Tests for tools.recompute of runs whose workers sum among themselves."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+
+from tests.support import executors, groups, processes, small
+from tools import recompute
+from tools.reading.traffic import Generation, Planned
+from tools.recomputing import reduced
+
+
+class SumsTest(executors.TestCase):
+  def test_they_are_those_of_executors_to_the_last_bit(self):
+    chunk, different = 256, 0
+    for name, forest, workers in groups.forests(3):
+      count = len(workers)
+      size = 41 * chunk // 4 + 3
+      ranges = [(0, 700), (700, 701), (701, size)]
+      made, group = self.formed(count, (forest, workers), chunk_bytes=chunk)
+      rng = np.random.default_rng(0)
+      pools = [
+        (rng.normal(size=size) * 10.0 ** rng.integers(-3, 4, size)).astype(
+          np.float32
+        )
+        for _ in range(count)
+      ]
+      vectors = dict(enumerate(pool.copy() for pool in pools))
+      self.assertEqual(self.sums(made, 0, pools, ranges), [None] * count)
+      planned = Planned(None, forest, group.names, 4 * size, chunk, True)
+      generation = Generation(0, '', range(count), 0, planned, ())
+
+      found = reduced.Sums(generation, size, ranges)(vectors)
+
+      np.testing.assert_array_equal(found, pools[0], err_msg=name)
+      in_order = functools.reduce(np.add, vectors.values())
+      different += int((found != in_order).sum())
+    self.assertGreater(different, 0)  # The order matters.
+
+  def test_pushes_of_others_are_refused(self):
+    sums = reduced.Sums(Generation(0, '', (0, 2), 0, None, ()), 1, ((0, 1),))
+    one = np.ones(1, np.float32)
+    np.testing.assert_array_equal(sums({0: one, 2: one}), [2])
+    with self.assertRaisesRegex(
+      ValueError, r'pushes: .* workers \(0, 2\), got'
+    ):
+      sums({0: one, 1: one})
+
+
+class RunTest(processes.TestCase):
+  def _launched(self, workers):
+    """Returns the folder of a run over shards in many chunks."""
+    with processes.launched(
+      workers=workers,
+      servers=0,
+      route__name='forest',
+      route__forest__cluster=f'full_mesh({workers}, 1)',
+      route__range_bytes=20_000.0,
+      model__mlp__hidden=(512, 64),
+      batching__micro_batch=4,
+      optimizer__sgd__momentum=0.9,
+      epochs=1.0,
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    return launch.folder
+
+  def test_a_run_is_the_same_to_the_last_bit(self):
+    folder = self._launched(2)
+    self.assertEqual(recompute.difference(folder), 0.0)
+    path = folder / 'events.jsonl'
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    rows = [row for row in rows if row['told'] != 'links']
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
+      recompute.difference(folder)
+
+  @pytest.mark.soak
+  def test_so_is_one_whose_sums_depend_on_the_order(self):
+    folder = self._launched(3)
+    self.assertEqual(recompute.difference(folder), 0.0)
+
+    def other(manifest):
+      manifest['config']['seed'] = 1
+
+    changed = small.changed(folder, 'manifest.json', other)
+    self.assertGreater(recompute.difference(changed), 1e-3)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,139 @@
+"""Links of runs with servers: of each worker, and of all servers together."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from tools.calibrating import links, placement, tables, timeline
+from tools.calibrating.links import Links
+from tools.calibrating.timeline import Timeline
+
+# What two runs must share so that one can predict the other, beside what all
+# must.
+SHARED = ('route',)
+
+
+class Found(NamedTuple):
+  """What was measured.
+
+  Attributes:
+    size_bytes: Of a push and of a pull.
+    down: The links that pulls used.
+    up: The links that pushes used.
+  """
+
+  size_bytes: int
+  down: Links
+  up: Links
+
+  @property
+  def cluster(self) -> None:
+    """Hosts have links up and down, and no others."""
+    return None
+
+
+def measure(
+  recorded: Timeline,
+  config: ConfigDict,
+  run: Mapping[str, Any],
+  times: Sequence[Sequence[float]],
+) -> Found:
+  """Returns the links of a run, and puts them into a config.
+
+  Args:
+    recorded: The run's.
+    config: Of the run, on the virtual clock; is changed.
+    run: The run's own, as its manifest has it.
+    times: Not used.
+
+  Raises:
+    ValueError: If there are too few transfers.
+  """
+  del times
+  size_bytes = timeline.size_bytes(recorded)
+  pulls, pushes = (
+    timeline.transfers(recorded, phase) for phase in ('pull', 'push')
+  )
+  try:
+    down, up = links.fit(
+      pulls,
+      pushes,
+      num_workers=config.cluster.workers,
+      size_bytes=size_bytes,
+    )
+  except ValueError as error:
+    raise ValueError(f'{recorded.path}: {error}') from error
+  _put(config, down, up)
+  if placement.in_workers(run):
+    placement.put(config, down, up)
+  return Found(size_bytes, down, up)
+
+
+def describe(
+  found: Found, config: ConfigDict, times: Sequence[Sequence[float]]
+) -> str:
+  """Returns a table of what was measured, and what could not be."""
+  up, down = found.up, found.down
+  servers = config.route.server.servers
+  head = ('host', 'up MB/s', 'down MB/s', 'compute s', 'error', 'transfers')
+  rows = [head]
+  for worker, own in enumerate(times):
+    rates = [
+      tables.rate(each.worker_Bps[worker], each.worker_bound[worker])
+      for each in (up, down)
+    ]
+    errors = [f'{each.error[worker]:.1%}' for each in (up, down)]
+    used = [f'{each.used[worker]}' for each in (up, down)]
+    mean = f'{statistics.fmean(own):.4g}'
+    row = (f'worker {worker}', *rates, mean, ' '.join(errors), ' '.join(used))
+    rows.append(row)
+  # What comes up from the workers goes down to the servers.
+  rates = [
+    tables.rate(each.servers_Bps / servers, each.servers_bound)
+    for each in (down, up)
+  ]
+  errors = ' '.join(f'{each.errors:.1%}' for each in (up, down))
+  used = ' '.join(f'{each.used.sum()}' for each in (up, down))
+  name = 'server' if servers == 1 else f'each of {servers} servers'
+  rows.append((name, *rates, '', errors, used))
+  lines = [
+    f'A transfer has {found.size_bytes / 1e6:.4g} MB and takes, beside '
+    f'its time on the links, {1e3 * up.latency_s:.1f} ms (push)\nor '
+    f'{1e3 * down.latency_s:.1f} ms (pull); stalls add '
+    f'{1e3 * up.excess_s:z.1f} and {1e3 * down.excess_s:z.1f} ms in the mean.  '
+    'Error: median,\nrelative, of durations; push and pull.',
+    tables.table(rows),
+  ]
+  bound = (
+    bound
+    for each in (up, down)
+    for bound in (*each.worker_bound, each.servers_bound)
+  )
+  if not all(bound):
+    lines.append(
+      'WARNING: >= marks links that never held a transfer back: they may be '
+      'faster, and\nschemes that would use them more may be faster than '
+      'predicted.'
+    )
+  return '\n'.join(lines)
+
+
+def _put(config: ConfigDict, down: Links, up: Links) -> None:
+  """Changes a config's cluster to one with these links."""
+  servers = config.route.server.servers
+  # One latency counts both ways, so an iteration has the sum of the two; with
+  # the stalls, or it would be shorter in the mean than it was.
+  beside_s = (each.latency_s + each.excess_s for each in (down, up))
+  latency_s = max(sum(beside_s) / 2, 0.0)
+  config.cluster.network.update(
+    {
+      'worker_up_Bps': placement.rounded(up.worker_Bps),
+      'worker_down_Bps': placement.rounded(down.worker_Bps),
+      'worker_latency_s': placement.rounded([latency_s]),
+      'server_up_Bps': placement.rounded([down.servers_Bps / servers]),
+      'server_down_Bps': placement.rounded([up.servers_Bps / servers]),
+      'server_latency_s': (0.0,),
+    }
+  )
