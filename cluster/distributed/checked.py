@@ -40,7 +40,8 @@ def is_address(value: Any) -> bool:
   if not is_text(value):
     return False
   host, _, port = value.rpartition(':')
-  return sockets.is_specific(host) and port.isascii() and port.isdecimal()
+  number = port.isascii() and port.isdecimal() and len(port) < 6
+  return sockets.is_specific(host) and number and 0 < int(port) < 2**16
 
 
 def _is_pace(value: Any) -> bool:
@@ -163,7 +164,7 @@ def wrong_in_report(header: Any) -> str:
 def words(
   said: Any, peer: str, forms: Words, told_forms: Words | None = None
 ) -> dict[str, Any]:
-  """Returns what a process says to the lead after its hello.
+  """Returns what a process says to the lead after its hello, and no more.
 
   Args:
     said: What has come.
@@ -176,10 +177,11 @@ def words(
   """
   kinds = said.keys() & forms.keys() if isinstance(said, dict) else ()
   if len(kinds) == 1:
-    fields = forms[min(kinds)]
-    told = said.get('told')
+    kind = min(kinds)
+    fields, told = forms[kind], said.get('told')
     if isinstance(told, str):
       fields = (told_forms or {}).get(told, fields)
     if all(is_valid(said.get(name)) for name, is_valid in fields.items()):
-      return said
+      # Who it is, and when, is not for it to say.
+      return {name: said[name] for name in (kind, *fields) if name in said}
   raise Closed(f'{peer}: it has said what no process says')

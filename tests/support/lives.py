@@ -143,12 +143,14 @@ class Life:
     self.joined.add(self.generation)
 
   def fetch(self):
-    source = self.world.lives[self.group['source']]
-    if source.living and source.version == self.group['version']:
+    source = self.world.lives[self.group['source'][1]]
+    cut = {self.index, source.index} in self.world.cut
+    given = source.living and source.version == self.group['version']
+    if given and not cut:
       self.learned, self.last = list(source.learned), []
       self.join()
     else:
-      self.lose(None)
+      self.lose(source.index)
 
   def connect(self):
     self.doing = 'nothing'

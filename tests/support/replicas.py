@@ -37,6 +37,7 @@ class World:
   Attributes:
     runtime: The real one, with the real lead.
     members: The life that each worker has now.
+    cut: Sets of two workers who cannot talk.
   """
 
   def __init__(
@@ -50,7 +51,7 @@ class World:
   ):
     self.workers = workers
     self.lives, self.joined, self.parts = {}, {}, {}
-    self.members = {}
+    self.members, self.cut = {}, []
     self._clock, self._moved = 0, {}
     self.books = Books(workers, 0)
     self.reception = lives.Reception(workers)

@@ -121,10 +121,10 @@ class Survey:
   def _measured(self) -> dict[str, Any]:
     begun = time.monotonic()
     count = len(self._members)
-    hosts = self.ask([{'do': 'open'}] * count, limit_s=0.0)
-    for index, host in zip(self._members, hosts, strict=True):
-      host['name'] = f'worker {index} at {host["address"]}'
     try:
+      hosts = self.ask([{'do': 'open'}] * count, limit_s=0.0)
+      for index, host in zip(self._members, hosts, strict=True):
+        host['name'] = f'worker {index} at {host["address"]}'
       if not self._anew and (known := self._kept.load(hosts)):
         return {'content': known, 'took_s': 0.0}
       tests = trials.quick(count)

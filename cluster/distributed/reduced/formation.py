@@ -101,7 +101,9 @@ class Formation:
     self._suspects: set[tuple[int, int]] = set()
     self._doubted: set[frozenset[int]] = set()  # Pairs, since the last sum.
     self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
-    self._source: int | None = None  # Who has the newest version.
+    # Who have the newest version.  At first the lead has what was restored, or
+    # what all begin with: who comes from another lead has something else.
+    self._sources: list[int] = [0]
 
   @property
   def mends(self) -> bool:
@@ -170,6 +172,7 @@ class Formation:
   def came(self, index: int, executor: str, handover: str) -> None:
     """A worker can be reached, at these addresses, in a new life."""
     self._executors[index], self._handovers[index] = executor, handover
+    self._sources = [k for k in self._sources if k != index] or [0]
     self._lost = {pair for pair in self._lost if index not in pair}
     self._doubted = {pair for pair in self._doubted if index not in pair}
 
@@ -208,9 +211,9 @@ class Formation:
     if not living:
       return -1, []
     newest = max(self._told[index][0] for index in living)
-    # The lead's own, if it has it: it is the nearest to many.
-    self._source = next(k for k in living if self._told[k][0] == newest)
-    return self._told[self._source]
+    # The lead's own first, if it has it: it is the nearest to many.
+    self._sources = [k for k in living if self._told[k][0] == newest]
+    return self._told[self._sources[0]]
 
   def buried(self) -> dict[int, str]:
     """Returns members that were lost, and why; they are none any more."""
@@ -244,20 +247,29 @@ class Formation:
     self._checked.clear()
     self._state = _State.FORMING
     said = self._described() if self.mends else {'generation': self.generation}
-    # At first the lead's is what has been restored, or what all begin with: who
-    # comes from another lead has something else.
-    source = 0 if self._source is None else self._source
     return [
       (
         index,
-        said
-        | {
-          'version': version,
-          'source': None if source == index else self._handovers[source],
-        },
+        said | {'version': version, 'source': self._given(index, version)},
       )
       for index in members
     ]
+
+  def _given(self, index: int, version: int) -> tuple[int, str] | None:
+    """Returns from whom a member gets the learner, and where; None for nobody.
+
+    Raises:
+      Cut: If it cannot talk to anybody who has it.
+    """
+    sources = self._sources
+    reached = [k for k in sources if (k, index) not in self._lost]
+    if not version:  # Only who has come from another lead will ask.
+      sources = reached = sources[:1]
+    if index in sources:
+      return None
+    if not reached:
+      raise Cut(index or sources[0])
+    return reached[0], self._handovers[reached[0]]
 
   def _described(self) -> dict[str, Any]:
     """Returns what members are told, after a forest of them was packed."""

@@ -236,20 +236,8 @@ class Replica:
     self._pace.begin(said['version'])
     self._pace.transfer()
     try:
-      source, version = said['source'], said['version']
-      # Nobody has anything else at version 0 than all begin with.
-      other = self.learner.version != version or (self._fresh and version)
-      if source and other:
-        life.say({'doing': f'fetching version {said["version"]} from {source}'})
-        state = handover.fetch(
-          source,
-          said['version'],
-          settings.security,
-          settings.timeout_s,
-          step=self._pace.step,
-        )
-        self.learner.restore(self._summing.placed(state))
-        self._last = []
+      if said['source']:
+        self._fetch(life, said['version'], *said['source'])
       self._fresh = False
       self._pace.reach(_FETCHED)
       self._summing.form(said, max(settings.start_s, settings.timeout_s))
@@ -262,6 +250,30 @@ class Replica:
       self._broken(life, generation, None, str(error))
       return
     self._check(life, generation, 'formed')
+
+  def _fetch(self, life: Life, version: int, worker: int, address: str) -> None:
+    """Gets the learner from another worker, unless it is here.
+
+    Raises:
+      PeerLost: If it cannot be had.
+    """
+    # Nobody has anything else at version 0 than all begin with.
+    if self.learner.version == version and not (self._fresh and version):
+      return
+    life.say({'doing': f'fetching version {version} from {address}'})
+    settings = self._settings
+    try:
+      state = handover.fetch(
+        address,
+        version,
+        settings.security,
+        settings.timeout_s,
+        step=self._pace.step,
+      )
+    except TransportError as error:
+      raise PeerLost(worker, str(error)) from error
+    self.learner.restore(self._summing.placed(state))
+    self._last = []
 
   def _broken(
     self, life: Life, generation: int, peer: int | None, reason: str

@@ -134,6 +134,10 @@ class SurveyTest(absltest.TestCase):
     workers.silent.add(1)
     event = workers.measure()
     self.assertIn('no answer of workers [1]', event['problem'])
+    end = time.monotonic() + 10.0
+    while any(each._endpoint for each in workers.measurers):  # Nobody listens.
+      self.assertLess(time.monotonic(), end)
+      time.sleep(0.01)
 
 
 class KeptTest(parameterized.TestCase):

@@ -61,7 +61,8 @@ class FormationTest(parameterized.TestCase):
       said = dict(formation.form(sorted(members), version))
       source = int(told[1][0])
       for k in members:
-        expected = None if k == source else f'2.2.2.2:{source + 1}'
+        had = versions[k] == version and (version or k == source)
+        expected = None if had else (source, f'2.2.2.2:{source + 1}')
         self.assertEqual(said[k]['source'], expected)
         self.assertEqual(said[k]['generation'], round_ + 1)
 
@@ -81,7 +82,28 @@ class FormationTest(parameterized.TestCase):
     formation = self._formation(3)
     said = dict(formation.form((0, 1, 2), at))
     sources = [said[k]['source'] for k in range(3)]
-    self.assertEqual(sources, [None, '2.2.2.2:1', '2.2.2.2:1'])
+    self.assertEqual(sources, [None, (0, '2.2.2.2:1'), (0, '2.2.2.2:1')])
+
+  def test_nobody_is_cut_off_by_what_it_does_not_need(self):
+    formation = self._formation(3)
+    for _ in range(2):
+      formation.form((0, 1, 2), 0)
+      formation.suspect(0, 2)
+    said = dict(formation.form((0, 1, 2), 0))
+    self.assertEqual(formation.packed.lost, {(0, 2), (2, 0)})
+    self.assertEqual(said[2]['source'], (0, '2.2.2.2:1'))
+
+  def test_who_comes_back_has_nothing_of_before(self):
+    formation = self._formation(3)
+    formation.form((0, 1, 2), 5)
+    formation.stop()
+    for k in range(3):
+      formation.stopped(k, 5, [])
+    formation.ended()
+    formation.came(2, '1.1.1.1:9', '2.2.2.2:9')
+    said = dict(formation.form((0, 1, 2), 5))
+    sources = [said[k]['source'] for k in range(3)]
+    self.assertEqual(sources, [None, None, (0, '2.2.2.2:1')])
 
   def test_who_cannot_be_reached_by_anybody_is_named(self):
     formation = self._formation(3)

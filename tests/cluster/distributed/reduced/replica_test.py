@@ -175,14 +175,14 @@ class ReplicaTest(absltest.TestCase):
   def test_who_has_learned_for_another_lead_begins_anew(self):
     both = [self._played(k, workers=2) for k in range(2)]
     both[1].replica.learner.version = 7
-    both[0].form(both[1], source=both[0].ready['handover'])
+    both[0].form(both[1], source=(0, both[0].ready['handover']))
     formed = [played.hear('told', 'formed') for played in both]
     self.assertEqual([said['version'] for said in formed], [0, 0])
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
 
   def test_who_has_learned_nothing_yet_begins_with_what_it_has(self):
     both = [self._played(k, workers=2) for k in range(2)]
-    both[0].form(both[1], source=f'{_HOST}:1')  # Nobody is there.
+    both[0].form(both[1], source=(0, f'{_HOST}:1'))  # Nobody is there.
     for played in both:
       played.hear('told', 'formed')
 

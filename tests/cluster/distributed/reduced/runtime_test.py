@@ -258,6 +258,16 @@ class OrdersTest(parameterized.TestCase):
     self.assertNotIn(('w2', 'w3'), hops)
     world.check()
 
+  def test_who_cannot_talk_to_one_gets_the_learner_from_another(self):
+    world = _began(4)
+    world.members[1].end()
+    world.reach(2)
+    world.cut.append({0, 1})
+    world.come(1)
+    world.gather()
+    world.reach(world.holder.version + 3)
+    world.check()
+
   def test_replicas_that_differ_end_the_run(self):
     world = _began(eval_every=24)
     world.reach(2)
