@@ -76,6 +76,12 @@ def compared(path: pathlib.Path) -> Comparison:
   route = recorded['route'].get('name', 'server')
   if route != 'server':
     config.route = manifests.section(recorded, 'route')
+    wire = recorded['wire']
+    carried = wire.get(wire['name'], {}).get('dtype', 'float32')
+    computed = recorded.get('precision', {}).get('dtype', 'float32')
+    for name, dtype in (('wire', carried), ('precision', computed)):
+      expected = 'float32 where workers sum among themselves'
+      require(dtype == 'float32', f'{path}: {name}.dtype', expected, dtype)
     return reduced.compared(path, config, learning.of_config(config))
   again = _again(path, config, recorded)
   saved = _saved(path, len(again.learners))

@@ -208,10 +208,12 @@ class _Again:
       computed=0,
     )
 
-  def add(self, update: int, worker: int, examples: int) -> None:
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool
+  ) -> None:
     """Does nothing: the push is there."""
 
-  def commit(self, update: int) -> None:
+  def commit(self, update: int) -> bool:
     """Applies what was pushed."""
     del update
     pushed, self._pushed = self._pushed, {}
@@ -222,6 +224,7 @@ class _Again:
       examples=sum(examples for _, examples in pushed.values()),
       pushes=len(pushed),
     )
+    return True
 
 
 def _until(
@@ -275,12 +278,11 @@ def _trees(
   names = {node: k for node, k in planned.names.items() if k in members}
   group = program.Group(0, dict.fromkeys(members, ''), planned.forest, names)
   roles = {
-    worker: program.roles(
-      group, worker, chunk_bytes=planned.chunk_bytes, window_s=0.0
-    )
+    worker: program.roles(group, worker, chunk_bytes=planned.chunk_bytes)
     for worker in members
   }
-  dealt = program.program(roles[members[0]], size, ranges)
+  exact = [np.dtype(np.float32)] * len(ranges)
+  dealt = program.program(roles[members[0]], size, ranges, exact)
   chunks = list(zip(dealt.starts, dealt.stops, dealt.trees, strict=True))
   found = []
   for tree in range(len(roles[members[0]].trees)):

@@ -2,10 +2,12 @@
 
 import collections
 import json
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import cluster.traffic
 from tests.support import small
 from tools.reading import records, traffic
 from topology import pack
@@ -147,17 +149,12 @@ class RowsTest(parameterized.TestCase):
       self.assertGreater(row['args']['measured'], 0)
 
   def test_who_has_many_links_tells_of_the_slowest(self):
-    # Shards: 33 x 32 links.
-    run, _ = _run(
-      10**6,
-      'forest',
-      cluster__workers=33,
-      batching__worker_batch=1,
-      cluster__speed__slowdown=(1.0,),
-      epochs=0.5,
-    )
-    for row in _links(run, 'traffic'):
-      self.assertEqual((row['links'], len(row['rates'])), (33 * 32, 1024))
+    with mock.patch.object(cluster.traffic, '_MOST', 3):
+      run, _ = _run(10**6, 'ring')
+    rows = list(_links(run, 'traffic'))
+    self.assertNotEmpty(rows)
+    for row in rows:
+      self.assertEqual((row['links'], len(row['rates'])), (4, 3))
 
   def test_servers_have_none(self):
     run = small.build(small.timing())
