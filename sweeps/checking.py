@@ -33,7 +33,6 @@ def checked(line: tuple[str, ...]) -> plan.Checked:
   return plan.Checked(
     fields=dict(_leaves(resolved)),
     identity=files.identity(resolved),
-    learns=config.model.name != 'none',
   )
 
 

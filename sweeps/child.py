@@ -19,6 +19,13 @@ _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
+def python_path() -> str:
+  """Returns PYTHONPATH with which other processes find these modules."""
+  return os.pathsep.join(
+    filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')])
+  )
+
+
 def bound() -> None:
   """Lets this process die with those that have started it.
 
@@ -72,5 +79,4 @@ def _wait(folder: pathlib.Path) -> None:
 
 if __name__ == '__main__':
   *_, _own = sys.argv
-  sys.path.insert(0, str(_ROOT))
   _main(sys.argv[1:], pathlib.Path(_own.removeprefix('--workdir=')))

@@ -36,12 +36,10 @@ class Checked(NamedTuple):
   Attributes:
     fields: The whole config, by path.
     identity: Tells it from others.
-    learns: Whether it has a model.
   """
 
   fields: Mapping[str, Any]
   identity: str
-  learns: bool
 
 
 class Run(NamedTuple):

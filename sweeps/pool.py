@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
   Attributes:
     cores: Numbers of cores.
-    environ: Variables that say so.
+    environ: Variables that say which GPU.
   """
 
   cores: tuple[int, ...]
@@ -92,13 +92,20 @@ def slots(jobs: int, *, learn: bool) -> list[Slot]:
   found = []
   for number in range(jobs):
     first = number * each % len(cores)
-    environ = dict.fromkeys(_THREADS, str(each))
-    if not learn:
-      environ['JAX_PLATFORMS'] = 'cpu'
-    elif gpus:
-      environ[_GPUS] = gpus[number % len(gpus)]
-    found.append(Slot(tuple(cores[first : first + each]), environ))
+    own = {_GPUS: gpus[number % len(gpus)]} if gpus and learn else {}
+    found.append(Slot(tuple(cores[first : first + each]), own))
   return found
+
+
+def environ(given: Sequence[Slot], *, learn: bool) -> dict[str, str]:
+  """Returns variables for all runs, which libraries read when they are loaded.
+
+  Args:
+    given: What the runs may use.
+    learn: Whether any has a model; others leave GPUs alone.
+  """
+  found = dict.fromkeys(_THREADS, str(len(given[0].cores)))
+  return found if learn else {**found, 'JAX_PLATFORMS': 'cpu'}
 
 
 def checked(lines: Sequence[tuple[str, ...]]) -> list[Checked]:

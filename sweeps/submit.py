@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.checks import require
+from sweeps import child
 from sweeps.folder import Folder
 from sweeps.plan import Run
 from sweeps.pool import Follower
@@ -71,7 +72,8 @@ def execute(
   more = {'slurm_array_parallelism': jobs} if jobs else {}
   executor.update_parameters(name='sweep', **more, **given)
   began = {run.name: folder.log_size(run) for run in runs}
-  command = [sys.executable, '-m', 'sweeps.child']
+  path = f'PYTHONPATH={child.python_path()}'
+  command = ['env', path, sys.executable, '-m', child.__name__]
   task = submitit.helpers.CommandFunction
   with executor.batch():
     left = [

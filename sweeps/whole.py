@@ -1,5 +1,6 @@
 """A sweep from its flags to its results."""
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 from absl import flags
 
 from configs.checks import require
-from sweeps import grid, plan, pool, submit
+from sweeps import child, grid, plan, pool, submit
 from sweeps.display import Display
 from sweeps.folder import Folder
 from sweeps.plan import Run
@@ -58,6 +59,8 @@ def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
   text = plan.grid_of(base.file) if wanted.grid is None else wanted.grid
   points = grid.points(text)
   folder = Folder(wanted.out)
+  learn = values.config.model.name != 'none' or 'model.name' in points[0]
+  given = _divided(wanted, len(points), learn)
   runs = plan.planned(base, points, pool.checked)
   if wanted.dry:
     return _show(folder.check(runs), folder)
@@ -76,7 +79,7 @@ def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
   if len(left) < len(runs):
     display.say(f'{len(runs) - len(left)} of {len(runs)} runs are over already')
   try:
-    code = _execute(wanted, left, folder, display)
+    code = _execute(wanted, left, folder, display, given)
   finally:
     results.write()
     display.close()
@@ -84,8 +87,26 @@ def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
   return code or (_FAILED if display.failed else 0)
 
 
+def _divided(wanted: Wanted, runs: int, learn: bool) -> list[pool.Slot]:
+  """Returns what runs may use here; says so to all processes to be started.
+
+  It is the same however many are left, as results depend on it in last bits.
+  """
+  jobs = pool.jobs_here(runs, wanted.jobs, learn=learn)
+  given = pool.slots(jobs, learn=learn)
+  if not wanted.submit:  # Other hosts have other cores.
+    own = dict(os.environ)  # What the user says stays.
+    path = {'PYTHONPATH': child.python_path()}
+    os.environ.update(pool.environ(given, learn=learn) | own | path)
+  return given
+
+
 def _execute(
-  wanted: Wanted, left: list[Run], folder: Folder, display: Display
+  wanted: Wanted,
+  left: list[Run],
+  folder: Folder,
+  display: Display,
+  given: Sequence[pool.Slot],
 ) -> int:
   """Runs what is left; returns the exit code of a signal, or 0."""
   if not left:
@@ -100,11 +121,10 @@ def _execute(
       given=submit.parameters(wanted.submit_with),
     )
     return 0
-  learn = any(run.checked.learns for run in left)
-  jobs = pool.jobs_here(len(left), wanted.jobs, learn=learn)
-  given = pool.slots(jobs, learn=learn)
+  cores = len(given[0].cores)
   display.say(
-    f'{len(left)} runs, {jobs} at a time, {len(given[0].cores)} cores each'
+    f'{len(left)} runs, {len(given)} at a time, {cores} core'
+    f'{"" if cores == 1 else "s"} each'
   )
   stop = pool.execute(left, folder, given, display)
   if stop:

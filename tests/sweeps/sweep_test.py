@@ -152,7 +152,7 @@ class SweepTest(absltest.TestCase):
 class FolderTest(absltest.TestCase):
   def _runs(self, *names):
     return [
-      plan.Run(name, ('--config=x.py',), plan.Checked({}, name, False))
+      plan.Run(name, ('--config=x.py',), plan.Checked({}, name))
       for name in names
     ]
 
