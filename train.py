@@ -85,7 +85,7 @@ def build(
   return run
 
 
-def check(config: ConfigDict) -> dict[str, Any]:
+def check(config: ConfigDict) -> Mapping[str, Any]:
   """Checks the config of a virtual run in little time; makes no folder.
 
   It is refused as by `build`, but for what only a model and data show, which
@@ -105,7 +105,7 @@ def check(config: ConfigDict) -> dict[str, Any]:
   return resolved
 
 
-def _config_of(config: dict[str, Any], own: object) -> dict[str, Any]:
+def _config_of(config: Mapping[str, Any], own: object) -> Mapping[str, Any]:
   return config
 
 
@@ -113,10 +113,10 @@ def _made(
   config: ConfigDict,
   own: Mapping[str, Any],
   learn: Callable[..., Learning],
-  describe: Callable[..., dict[str, Any]],
+  describe: Callable[..., Mapping[str, Any]],
   files: RunFiles,
   process: Mapping[str, str],
-) -> tuple[Run | Site, dict[str, Any]]:
+) -> tuple[Run | Site, Mapping[str, Any]]:
   """Returns the run, or this process's part in it, and what describes it."""
   choose = _checked(config, own)
   scheme = copy.deepcopy(own['scheme']) or made(

@@ -26,13 +26,18 @@ def python_path() -> str:
   )
 
 
-def bound() -> None:
-  """Lets this process die with those that have started it.
-
-  The kernel kills it when the one that has forked it ends, which does so when
-  the sweep has.  Needs Linux.
-  """
+def die_with_parent() -> None:
+  """Lets the kernel kill this process when its parent ends.  Needs Linux."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def bound() -> None:
+  """Lets this process die with the sweep, and with it alone.
+
+  The sweep's end ends the process that has forked this one, see
+  `sweeps.server`, and that one's end this one.
+  """
+  die_with_parent()
   parent = multiprocessing.parent_process()
   if parent is not None and not parent.is_alive():
     os._exit(1)  # Before the kernel knew.

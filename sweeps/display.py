@@ -57,7 +57,9 @@ class Display:
     if self._terminal:
       over = self._count - self._left
       failed = f', {len(self.failed)} failed' if self.failed else ''
-      line = f'{over} of {self._count} over{failed}, {len(self._running)} run'
+      line = (
+        f'{over} of {self._count} over{failed}, {len(self._running)} running'
+      )
       past = duration(time.monotonic() - self._start)
       width = shutil.get_terminal_size().columns - 1
       print(_ERASE + f'{line}, {past}{self._eta}'[:width], end='', flush=True)

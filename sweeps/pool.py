@@ -7,6 +7,7 @@ run has a process of its own, so that one that crashes takes no other with it.
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import pathlib
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from configs.checks import require
 from sweeps import child
@@ -24,7 +25,10 @@ from sweeps.folder import Folder, State
 from sweeps.plan import Checked, Run
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SHARED = ('train', 'cluster.virtual.site', 'tensorboardX', 'sweeps.checking')
+_SHARED = (
+  *('sweeps.server', 'sweeps.checking', 'cluster.virtual.site'),
+  'tensorboardX',
+)
 _TOGETHER = 8  # Runs that are checked together.
 _LOOK_S = 0.5  # Between two looks at time and signals.
 _GRACE_S = 60.0  # To save a checkpoint.
@@ -51,7 +55,7 @@ class _Child(NamedTuple):
   log_size: int
 
 
-class Follower:
+class Follower(Protocol):
   """Is told what happens; see `sweeps.display`."""
 
   def started(self, run: Run) -> None:
@@ -141,9 +145,9 @@ def execute(
     follower: Is told what happens.
   """
   waiting, free = deque(runs), list(given)
-  children: dict[int, _Child] = {}
-  with _stops() as stops:
-    limit_s, asked = float('inf'), 0
+  children: dict[Any, _Child] = {}
+  asked, limit_s = 0, float('inf')
+  with _stops() as stops, _killed(children):
     while children or (waiting and not stops):
       while waiting and free and not stops:
         new = _started(waiting.popleft(), folder, free.pop(0))
@@ -151,25 +155,37 @@ def execute(
         follower.started(new.run)
       for sentinel in multiprocessing.connection.wait([*children], _LOOK_S):
         old = children.pop(sentinel)
-        old.process.join()
         free.append(old.slot)
-        state = folder.state(old.run)
-        if not stops:
-          code = old.process.exitcode or 0
-          state = folder.ended(old.run, code, old.log_size)
-        follower.ended(old.run, state)
+        follower.ended(old.run, _state(old, folder, stopped=bool(stops)))
       if len(stops) > asked:
-        end = ForkServerProcess.kill if asked else ForkServerProcess.terminate
-        asked = len(stops)
         follower.say(f'{signal.Signals(stops[-1]).name}: the runs end')
-        limit_s = time.monotonic() + _GRACE_S
+        asked, limit_s = len(stops), time.monotonic() + _GRACE_S
         for each in children.values():
-          end(each.process)
-      if time.monotonic() > limit_s:
-        for each in children.values():
-          each.process.kill()
+          each.process.terminate()
+      if asked > 1 or time.monotonic() > limit_s:
+        break
       follower.look()
   return stops[0] if stops else 0
+
+
+def _state(old: _Child, folder: Folder, *, stopped: bool) -> State:
+  """Returns what the run of a child that has ended has come to."""
+  old.process.join()
+  if stopped:
+    return folder.state(old.run)
+  return folder.ended(old.run, old.process.exitcode or 0, old.log_size)
+
+
+@contextmanager
+def _killed(children: Mapping[Any, _Child]) -> Iterator[None]:
+  """Lets none of the children live on after what is done within."""
+  try:
+    yield
+  finally:
+    for each in children.values():
+      each.process.kill()
+    for each in children.values():
+      each.process.join()
 
 
 def _started(run: Run, folder: Folder, slot: Slot) -> _Child:
@@ -186,6 +202,8 @@ def _started(run: Run, folder: Folder, slot: Slot) -> _Child:
 def _server() -> multiprocessing.context.ForkServerContext:
   context = multiprocessing.get_context('forkserver')
   context.set_forkserver_preload(list(_SHARED))
+  # By this thread, which lives as long as the sweep.
+  multiprocessing.forkserver.ensure_running()
   return context
 
 

@@ -13,8 +13,10 @@ from sweeps.folder import LOG, Folder, State, write
 from sweeps.plan import Run, differing
 
 # Of a manifest: what a result may depend on beside the config.
-_MADE = ('host', 'cores', 'devices', 'python', 'versions', 'xla_flags')
-_MADE += ('git_revision',)
+_MADE = (
+  *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
+  'git_revision',
+)
 _SHARE = 20  # Of the time since the last one, writing takes at most 1 / this.
 
 

@@ -76,4 +76,4 @@ def starts(out: pathlib.Path) -> dict[str, int]:
 def kill(sweep: subprocess.Popen) -> None:
   """Kills a sweep, and nothing that it has started."""
   sweep.send_signal(signal.SIGKILL)
-  sweep.communicate()
+  sweep.communicate(timeout=10.0)  # All that it has started ends, too.

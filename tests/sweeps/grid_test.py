@@ -37,7 +37,7 @@ class PointsTest(parameterized.TestCase):
     expected = [dict(zip(fields, each, strict=True)) for each in every]
     self.assertEqual(grid.points(text), expected)
 
-  @hypothesis.settings(max_examples=200, deadline=None)
+  @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(_AXES)
   def test_values_hold_what_separates_within_brackets_and_quotes(self, axes):
     hypothesis.assume(axes)

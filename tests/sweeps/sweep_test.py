@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import pathlib
 import random
 import signal
@@ -46,9 +47,12 @@ class SweepTest(absltest.TestCase):
     words = sweeping.command(out, _GRID, '--jobs=1')
     sweep = sweeping.start(words)
     sweeping.wait_for(lambda: sweeping.finished(out))
+    sweeping.wait_for(lambda: set(sweeping.of_folder(out)) - {sweep.pid})
+    for child in set(sweeping.of_folder(out)) - {sweep.pid}:
+      os.kill(child, signal.SIGSTOP)  # It ends only if somebody ends it.
     sweeping.kill(sweep)
     killed = sweeping.finished(out)
-    sweeping.wait_for(lambda: not sweeping.of_folder(out), limit_s=5.0)
+    self.assertEmpty(sweeping.of_folder(out))
 
     sweep = sweeping.start(words)
     sweeping.wait_for(lambda: len(sweeping.finished(out)) > len(killed))
