@@ -9,13 +9,14 @@ import copy
 import functools
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from batching import build as batching
 from batching.batching import Batching
+from cluster import combinations
 from cluster.lead import Lead
 from cluster.run import Run
 from cluster.runtime import Parts, Site
@@ -27,6 +28,7 @@ from configs.sections import Choose, made, named
 from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations
+from learning.learning import Learning
 from outputs.console import Console
 from outputs.files import RunFiles, manifest
 from outputs.journal import Journal, Milestones
@@ -71,31 +73,73 @@ def build(
     'task': task and (task.params, task.stats),
     'dataset': dataset,
   }
+  learn = functools.partial(learning.make, task=task, dataset=dataset)
+  run, described = _made(
+    config, own, learn, manifest, RunFiles(workdir), process or {}
+  )
+  if isinstance(run, Run):
+    run.checkpoints.check('scheme, task', run.runtime.state())
+    run.files.claim(described)
+    with run.files.given_back():
+      run.restore()
+  return run
+
+
+def check(config: ConfigDict) -> Mapping[str, Any]:
+  """Checks the config of a virtual run in little time; makes no folder.
+
+  It is refused as by `build`, but for what only a model and data show, which
+  take seconds to make: their own fields and files, and how many examples there
+  are.
+
+  Returns:
+    The config with what the plan has decided.
+
+  Raises:
+    ValueError: As of `build`.
+  """
+  own = dict.fromkeys(('scheme', 'task', 'dataset'))
+  files = RunFiles(None)
+  run, resolved = _made(config, own, learning.stand_in, _config_of, files, {})
+  run.checkpoints.close()
+  return resolved
+
+
+def _config_of(config: Mapping[str, Any], own: object) -> Mapping[str, Any]:
+  return config
+
+
+def _made(
+  config: ConfigDict,
+  own: Mapping[str, Any],
+  learn: Callable[..., Learning],
+  describe: Callable[..., Mapping[str, Any]],
+  files: RunFiles,
+  process: Mapping[str, str],
+) -> tuple[Run | Site, Mapping[str, Any]]:
+  """Returns the run, or this process's part in it, and what describes it."""
   choose = _checked(config, own)
-  files = RunFiles(workdir)
-  scheme = copy.deepcopy(scheme) or made(
+  scheme = copy.deepcopy(own['scheme']) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
-  _check_reduction(config, scheme)
   wire = made('wire', choose)
   plan = _plan(config, choose, scheme, wire)
   place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
-  meeting = place.meet(config, plan, files=files, process=process or {})
+  meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),
-    learned=learning.make(config, choose, task, dataset, meeting.devices),
+    learned=learn(config, choose, devices=meeting.devices),
     wire=wire,
     plan=plan,
     speed=speed,
     files=files,
-    described=manifest(_resolved(config, plan).to_dict(), own),
+    described=describe(_resolved(config, plan).to_dict(), own),
   )
   milestones = _milestones(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
-  if not site.leads:
-    return site
-  return _run(config, scheme, milestones, parts, site)
+  run = _run(config, scheme, milestones, parts, site) if site.leads else site
+  return run, parts.described
 
 
 def _run(
@@ -124,7 +168,7 @@ def _run(
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Reduced),
   )
-  run = Run(
+  return Run(
     name=type(scheme).__name__.lower(),
     runtime=site.runtime(lead),
     journal=journal,
@@ -132,11 +176,6 @@ def _run(
     checkpoints=site.checkpoints,
     console=console,
   )
-  site.checkpoints.check('scheme, task', run.runtime.state())
-  files.claim(parts.described)
-  with files.given_back():
-    run.restore()
-  return run
 
 
 def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
@@ -148,18 +187,6 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   for section in ('sync', 'batching', 'wire', 'route', 'model'):
     sections.chosen(config, defaults, section)
   return functools.partial(sections.chosen, config, defaults)
-
-
-def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
-  """Refuses an average over barriers alone where it is none or the mean."""
-  name, reduction = type(scheme).__name__, config.optimizer.reduction
-  if reduction != 'barrier_mean':
-    return
-  field = 'config.optimizer.reduction'
-  expected = f"'sum' or 'mean', as no update of {name} is of several pushes"
-  require(getattr(scheme, 'barriers', False), field, expected, reduction)
-  expected = f"'mean', as every update of {name} is of a barrier"
-  require(not getattr(scheme, 'together', False), field, expected, reduction)
 
 
 def _plan(
@@ -182,40 +209,8 @@ def _plan(
     require(isinstance(plan, Plan), 'plan', 'Served or Reduced', plan)
   reason = f'config.route.name is {route.name!r}'
   sections.check_default(config, default.get_config(), unused(plan), reason)
-  (_check_served if isinstance(plan, Served) else _check_reduced)(
-    config, plan, scheme, wire
-  )
+  combinations.check(config, plan, scheme, wire)
   return plan
-
-
-def _check_served(
-  config: ConfigDict, plan: Served, scheme: Scheme, wire: Wire
-) -> None:
-  field = f'config.route.{config.route.name}.pipelined'
-  name = type(scheme).__name__
-  together = getattr(scheme, 'together', False) or not plan.pipelined
-  expected = f'False, as {name} does not release all workers together'
-  require(together, field, expected, plan.pipelined)
-  elementwise = wire.elementwise or not plan.pipelined
-  expected = f'False, as {config.wire.name} does not treat numbers one by one'
-  require(elementwise, field, expected, plan.pipelined)
-
-
-def _check_reduced(
-  config: ConfigDict, plan: Reduced, scheme: Scheme, wire: Wire
-) -> None:
-  """Refuses what sums among workers cannot do, or cannot do so far."""
-  name, size = type(scheme).__name__, plan.range_bytes
-  field = 'config.route.range_bytes'
-  require(size >= 0, field, 'at least 0', size)
-  together = getattr(scheme, 'together', False)
-  expected = f"'server', as {name} does not release all workers together"
-  require(together, 'config.route.name', expected, plan.name)
-  wire_name, rounds = config.wire.name, wire.push.dtype is not None
-  expected = (
-    f"'server', as config.wire.{wire_name} does more than round numbers"
-  )
-  require(rounds, 'config.route.name', expected, plan.name)
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:

@@ -277,7 +277,7 @@ def known_fields(argv: list[str]) -> Iterator[None]:
       sys.exit(f'Refused: --{name}: it is called --{now} now.')
   try:
     yield
-  except AttributeError as error:
+  except (AttributeError, KeyError) as error:  # Of a field, of a section.
     given = [arg for arg in argv if arg.startswith('--config.')]
     renamed = [
       f'  config.{before} is called config.{now} now.'

@@ -17,6 +17,10 @@ from learning.nothing import Nothing
 if TYPE_CHECKING:
   from models.task import Task
 
+# Examples and bytes of what stands for data and a model.
+_MANY = 10**9
+_STANDS_FOR = 2**20
+
 
 def make(
   config: ConfigDict,
@@ -47,6 +51,30 @@ def make(
   dataset.check()
   stream = _stream(config, len(dataset.train.targets))
   return tasks.make(config, choose, task, dataset, stream, devices)
+
+
+def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
+  """Returns what learns nothing in the place of what a config says.
+
+  It takes no time to make.  Optimiser and schedule are checked; model and data
+  are not.
+
+  Args:
+    config: As of `make`, and so are the others.
+    choose: The same.
+    devices: The same.
+
+  Raises:
+    ValueError: If anything that is checked is wrong; names the field.
+  """
+  if config.model.name == 'none':
+    return _nothing(config, choose)
+  from learning import tasks
+
+  choose('data')
+  tasks.check(config, choose)
+  stream = _stream(config, _MANY)
+  return Nothing(size_bytes=_STANDS_FOR, num_train=_MANY, stream=stream)
 
 
 def of_config(config: ConfigDict) -> Learning:

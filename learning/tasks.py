@@ -118,6 +118,17 @@ def make(
   )
 
 
+def check(config: ConfigDict, choose: Choose) -> None:
+  """Checks optimiser and schedule, for any model and data.
+
+  Raises:
+    ValueError: If anything is wrong; names the field.
+  """
+  scaling = scalings.make(config, own_task=False)
+  schedule = _schedule(config, choose, 1)
+  _learner(config, choose, schedule, scaling is not None, (), ())
+
+
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   with named('config.data'):
     augment = augmentation.make(

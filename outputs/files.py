@@ -45,6 +45,8 @@ _HOSTS = (
   *('config.cluster.timeout_s', 'config.cluster.start_s'),
   'config.cluster.faults',
 )
+# Parts that a config does not describe: none.
+_NOTHING_OWN = dict.fromkeys(('scheme', 'task', 'dataset'))
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
@@ -310,6 +312,7 @@ def manifest(
     },
     'seed': config['seed'],
     'command': sys.argv,
+    'host': platform.node(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},
     'devices': [device.device_kind for device in jax.local_devices()],
@@ -333,6 +336,15 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     del section[name]
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def identity(config: Mapping[str, Any]) -> str:
+  """Returns the fingerprint of a run that its config alone describes.
+
+  Args:
+    config: As a dictionary; servers as planned.
+  """
+  return fingerprint({'config': _jsonable(config), 'own': _NOTHING_OWN})
 
 
 def _fingerprint(value: Any) -> str:

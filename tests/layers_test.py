@@ -23,8 +23,8 @@ _FLOORS = (
   ('cluster',),
   ('cluster.distributed', 'cluster.virtual'),
   ('train',),
-  ('tools',),
-  ('bench', 'examples', 'main'),
+  ('sweeps', 'tools'),
+  ('bench', 'examples', 'main', 'sweep'),
   ('tests',),
 )
 # What each room may import: rooms, or single modules of them.  The four
@@ -44,8 +44,8 @@ _MAY = {
   'cluster.transport': 'configs',
   'cluster.speed': 'configs',
   'cluster': (
-    'batching.batching cluster.speed.speed data.stream learning outputs '
-    'route.route sync.record sync.scheme topology wire.codec'
+    'batching.batching cluster.speed.speed configs data.stream learning '
+    'outputs route.route sync.record sync.scheme topology wire.codec'
   ),
   'cluster.virtual': (
     'cluster cluster.speed configs learning outputs route.links route.ring '
@@ -63,6 +63,8 @@ _MAY = {
     'wire.codec'
   ),
   'main': 'cluster.transport configs train',
+  'sweep': 'configs sweeps',
+  'sweeps': 'configs outputs train',
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '

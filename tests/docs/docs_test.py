@@ -32,6 +32,7 @@ import train
 from configs import default, sections
 from examples import timing_only
 from learning import tasks  # noqa: F401
+from sweeps import checking, grid, plan
 from tests.docs import pages
 
 _MODULE = re.compile(r'# ([a-z]\w*)/(\w+)\.py\n')
@@ -123,6 +124,8 @@ def _check(words: list[str], *, runs: bool = False) -> str:
       return 'known'
     case ['python', 'main.py', *arguments]:
       return _check_run(arguments, runs)
+    case ['python', 'sweep.py', *arguments]:
+      return _check_sweep(arguments)
     case ['python' | '.venv/bin/python', '-m', module, *arguments]:
       return _check_tool(module, arguments)
     case ['python', script, *_]:
@@ -169,6 +172,21 @@ def _check_run(arguments: list[str], runs: bool = False) -> str:
   if run()['ended'] != 'finished':
     raise ValueError(f'Expected the run to finish: {arguments}.')
   return 'run'
+
+
+def _check_sweep(arguments: list[str]) -> str:
+  """Checks the first run of a sweep, and that its flags are known."""
+  given = dict(w.removeprefix('--').partition('=')[::2] for w in arguments)
+  known = pages.flags_of(pages.ROOT / 'sweep.py')
+  for flag in given:
+    if flag not in known and not flag.startswith('config.'):
+      raise ValueError(f'sweep.py: expected one of {known}, got {flag!r}.')
+  text = given.get('grid') or plan.grid_of(given['config'])
+  config = [word for word in arguments if word.startswith('--config')]
+  point = grid.points(text)[0]
+  own = [f'--config.{field}={value}' for field, value in point.items()]
+  checking.checked((*config, *own))
+  return 'checked'
 
 
 def _changed(vgg) -> bool:
@@ -332,7 +350,7 @@ class RoomsTest(absltest.TestCase):
     for floor, row in enumerate(table.splitlines()[2:]):
       for name in re.findall(r'`(\w+)(?:/|\.py)`', row.split('|')[1]):
         floors[name] = floor
-    self.assertLen(floors, 16)
+    self.assertLen(floors, 18)
     for name, floor in floors.items():
       for path in (pages.ROOT / name).rglob('*.py'):
         for other in pages.imported(path) & floors.keys() - {name, 'configs'}:

@@ -1,0 +1,39 @@
+"""All schemes on equal and on unequal workers: 60 runs of time alone.
+
+64 virtual workers push and pull 100 MB to and from eight servers over 10
+Gbit/s, as in examples/timing_only.py; nothing is learned.
+
+python sweep.py --config=configs/sweeps/schemes.py --out=runs/schemes
+python main.py --config=configs/sweeps/schemes.py      (one run: BSP)
+"""
+
+import ml_collections
+
+from configs import default
+
+_WORKERS, _ITERATIONS = 64, 100
+_UNEQUAL = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0) * (_WORKERS // 8)
+
+GRID = f"""
+  sync.name = bsp, asp, ssp, dssp, elastic, r2sp;
+  cluster.speed.slowdown = (1.0,), {_UNEQUAL};
+  seed = 0, 1, 2, 3, 4
+"""
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns what the runs share."""
+  config = default.get_config()
+  config.model.name = 'none'
+  config.model.none.num_train = _WORKERS * _ITERATIONS * 32
+  config.epochs = 1.0
+  config.batching.worker_batch = 32
+  config.route.server.servers = 8
+  config.cluster.workers = _WORKERS
+  config.cluster.speed.slowdown = (1.0,)
+  config.cluster.speed.fixed_s = 0.18
+  config.cluster.speed.per_example_s = 0.01
+  for host in ('worker', 'server'):
+    for link in ('up', 'down'):
+      config.cluster.network[f'{host}_{link}_Bps'] = (1.25e9,)
+  return config

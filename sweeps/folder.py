@@ -1,0 +1,166 @@
+"""The folder of a sweep: whose it is, and what its runs have come to."""
+
+import fcntl
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from configs.checks import require
+from sweeps.plan import Run
+
+LOG = 'log.txt'  # Of a run.
+_SWEEP = 'sweep.json'
+_FORMAT = 1
+_DIVERGED = 'FloatingPointError'  # How `ended` begins.
+_LINES = 5  # Of a log that are shown.
+_END = 4096  # Bytes of a log in which they are.
+
+
+class State(NamedTuple):
+  """What a run has come to.
+
+  Attributes:
+    status: 'finished', 'diverged', 'failed', or 'unfinished'.
+    error: What ended it, if anything did.
+  """
+
+  status: str
+  error: str = ''
+
+  @property
+  def over(self) -> bool:
+    """Whether it would end in the same way again."""
+    return self.status in ('finished', 'diverged')
+
+
+class Folder:
+  """The folder of a sweep, which is this process's until it ends."""
+
+  def __init__(self, out: str):
+    """Creates nothing yet.
+
+    Raises:
+      ValueError: If `out` is empty.
+    """
+    require(bool(out), '--out', 'the path of a folder', out)
+    self.out = out.rstrip('/') or '/'
+    self._path = pathlib.Path(out)
+
+  def check(self, runs: Sequence[Run]) -> list[Run]:
+    """Checks that runs belong here; returns them with the names they have here.
+
+    Runs may be added to those of before.
+
+    Raises:
+      ValueError: If the folder is of another sweep, or of none.
+    """
+    path = self._path / _SWEEP
+    if not path.exists():
+      found = [p.name for p in self._path.glob('*') if p.name[0] != '.']
+      expected = 'a new folder, or that of a sweep'
+      require(not found, '--out', expected, f'{self.out} with {found[:3]}')
+      return list(runs)
+    before = json.loads(path.read_text())
+    require(
+      before.get('format') == _FORMAT,
+      '--out',
+      f'a sweep of format {_FORMAT}',
+      before.get('format'),
+    )
+    names: Mapping[str, str] = before['runs']
+    lost = names.keys() - {run.checked.identity for run in runs}
+    raise_for = sorted(names[identity] for identity in lost)[:3]
+    require(
+      not lost,
+      '--out',
+      f'all {len(names)} runs of the sweep in {self.out} to be in this one',
+      f'a sweep without {raise_for}',
+    )
+    return [
+      run._replace(name=names.get(run.checked.identity, run.name))
+      for run in runs
+    ]
+
+  def claim(self, runs: Sequence[Run]) -> list[Run]:
+    """Makes the folder this sweep's; returns runs as `check` does.
+
+    Raises:
+      OSError: If it cannot be made.
+      ValueError: As `check`, or if another process sweeps here.
+    """
+    self._path.mkdir(parents=True, exist_ok=True)
+    # Held until the process ends.
+    self._lock = os.open(self._path / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(
+        f'--out: another process sweeps in {self.out} at this moment.'
+      ) from error
+    runs = self.check(runs)
+    names = {run.checked.identity: run.name for run in runs}
+    whole = {'format': _FORMAT, 'command': sys.argv, 'runs': names}
+    write(self._path / _SWEEP, json.dumps(whole, indent=2).encode())
+    return runs
+
+  def file(self, *parts: str) -> pathlib.Path:
+    """Returns the path of a file."""
+    return self._path.joinpath(*parts)
+
+  def read(self, run: Run, name: str) -> dict[str, Any] | None:
+    """Returns what a JSON file of a run holds; None if there is none."""
+    path = self.file(run.name, name)
+    return json.loads(path.read_text()) if path.exists() else None
+
+  def state(self, run: Run) -> State:
+    """Returns what a run has come to by its own files."""
+    summary = self.read(run, 'summary.json')
+    if summary is None or summary['ended'] == 'interrupted':
+      return State('unfinished')
+    ended = summary['ended']
+    if ended == 'finished':
+      return State('finished')
+    status = 'diverged' if ended.startswith(_DIVERGED) else 'failed'
+    return State(status, ended)
+
+  def ended(self, run: Run, code: int, began: int) -> State:
+    """Returns what a run has come to, whose process has ended.
+
+    Args:
+      run: Which one.
+      code: Of the process; negative: a signal.
+      began: Bytes of its log when the process started.
+    """
+    state = self.state(run)
+    if state.over or code == 0:
+      return state
+    last = self.last_lines(run, began)
+    how = f'killed by signal {-code}' if code < 0 else f'exit code {code}'
+    return State('failed', '\n'.join([how, *last]))
+
+  def last_lines(self, run: Run, began: int) -> list[str]:
+    """Returns the last lines of a run's log, from some byte on."""
+    path = self.file(run.name, LOG)
+    if not path.exists():
+      return []
+    with path.open('rb') as log:
+      size = log.seek(0, os.SEEK_END)
+      log.seek(max(began, size - _END))
+      text = log.read().decode(errors='replace')
+    lines = [line.rstrip() for line in text.splitlines()]
+    return [line for line in lines if line][-_LINES:]
+
+  def log_size(self, run: Run) -> int:
+    """Returns how many bytes a run's log has."""
+    path = self.file(run.name, LOG)
+    return path.stat().st_size if path.exists() else 0
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+  """Writes a file that is never seen half."""
+  new = path.with_name(f'{path.name}.new')
+  new.write_bytes(content)
+  new.replace(path)

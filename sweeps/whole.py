@@ -1,0 +1,151 @@
+"""A sweep from its flags to its results."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from absl import flags
+
+from configs.checks import require
+from sweeps import child, grid, plan, pool, submit
+from sweeps.display import Display
+from sweeps.folder import Folder
+from sweeps.plan import Run
+from sweeps.results import Results
+
+_FAILED = 1  # Exit code if any run did not finish.
+
+
+class Wanted(NamedTuple):
+  """What flags say, beside the config.
+
+  Attributes:
+    grid: Fields and values; None for those of the config's file.
+    out: Folder of the sweep.
+    jobs: Runs at a time; 0 for as many as fit.
+    dry: Whether runs are only to be shown.
+    listed: File for the commands of what is left, to run nothing; or None.
+    submit: Of submitit: 'slurm', 'local', or None to run here.
+    submit_with: Its parameters, NAME=VALUE.
+  """
+
+  grid: str | None
+  out: str
+  jobs: int
+  dry: bool
+  listed: str | None
+  submit: str | None
+  submit_with: Sequence[str]
+
+
+def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
+  """Runs a sweep; returns the exit code.
+
+  Args:
+    values: Flags, of which the config's are read.
+    wanted: What the others say.
+
+  Raises:
+    ValueError: If anything is wrong, before anything runs.
+    OSError: If a file cannot be written.
+  """
+  parameters = submit.parameters(wanted.submit_with)
+  if wanted.submit:
+    submit.require_submitit()
+  elif parameters:
+    require(False, '--submit_with', 'nothing without --submit', parameters)
+  base = plan.base(values)
+  text = plan.grid_of(base.file) if wanted.grid is None else wanted.grid
+  points = grid.points(text)
+  folder = Folder(wanted.out)
+  learn = values.config.model.name != 'none' or 'model.name' in points[0]
+  given = _divided(wanted, len(points), learn)
+  runs = plan.planned(base, points, pool.checked)
+  if wanted.dry:
+    return _show(folder.check(runs), folder)
+  runs = folder.claim(runs)
+  results = Results(runs, folder)
+  states = {run.name: folder.state(run) for run in runs}
+  left = [run for run in runs if not states[run.name].over]
+  if wanted.listed is not None:
+    return _list(wanted.listed, left, folder, results)
+  display = Display(runs, len(left), folder, results)
+  display.failed += [
+    (run, states[run.name])
+    for run in runs
+    if states[run.name].status == 'diverged'
+  ]
+  if len(left) < len(runs):
+    display.say(f'{len(runs) - len(left)} of {len(runs)} runs are over already')
+  try:
+    code = _execute(wanted, left, folder, display, given)
+  finally:
+    results.write()
+    display.close()
+  print(f'Results are in {folder.file("results.csv")}')
+  return code or (_FAILED if display.failed else 0)
+
+
+def _divided(wanted: Wanted, runs: int, learn: bool) -> list[pool.Slot]:
+  """Returns what runs may use here; says so to all processes to be started.
+
+  It is the same however many are left, as results depend on it in last bits.
+  """
+  jobs = pool.jobs_here(runs, wanted.jobs, learn=learn)
+  given = pool.slots(jobs, learn=learn)
+  if not wanted.submit:  # Other hosts have other cores.
+    own = dict(os.environ)  # What the user says stays.
+    path = {'PYTHONPATH': child.python_path()}
+    os.environ.update(pool.environ(given, learn=learn) | own | path)
+  return given
+
+
+def _execute(
+  wanted: Wanted,
+  left: list[Run],
+  folder: Folder,
+  display: Display,
+  given: Sequence[pool.Slot],
+) -> int:
+  """Runs what is left; returns the exit code of a signal, or 0."""
+  if not left:
+    return 0
+  if wanted.submit:
+    submit.execute(
+      left,
+      folder,
+      display,
+      cluster=wanted.submit,
+      jobs=wanted.jobs,
+      given=submit.parameters(wanted.submit_with),
+    )
+    return 0
+  cores = len(given[0].cores)
+  display.say(
+    f'{len(left)} runs, {len(given)} at a time, {cores} core'
+    f'{"" if cores == 1 else "s"} each'
+  )
+  stop = pool.execute(left, folder, given, display)
+  if stop:
+    display.say('Stopped; the same command goes on.')
+  return stop and 128 + stop
+
+
+def _show(runs: list[Run], folder: Folder) -> int:
+  """Prints runs, with what they have come to and their commands."""
+  for run in runs:
+    print(
+      f'{run.name}  {folder.state(run).status}\n  {run.command(folder.out)}'
+    )
+  print(f'{len(runs)} runs')
+  return 0
+
+
+def _list(path: str, left: list[Run], folder: Folder, results: Results) -> int:
+  """Writes the commands of what is left, and the results so far."""
+  lines = [f'{run.command(folder.out)}\n' for run in left]
+  pathlib.Path(path).write_text(''.join(lines))
+  results.write()
+  print(f'{len(left)} commands are in {path}')
+  return 0

@@ -1,0 +1,247 @@
+"""Tests for sweep.py, as processes."""
+
+import csv
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from unittest import mock
+
+import pytest
+from absl.testing import absltest
+from pyarrow import parquet
+
+import train
+from sweeps import folder, plan, submit
+from tests.support import sweeping
+
+# The last run fails: nobody is left who could go on.
+_GRID = (
+  'cluster.script & sync.name = & bsp, & elastic, '
+  '((0.5, "leave", 0), (0.6, "leave", 1)) & bsp; seed = 0, 1'
+)
+
+
+def _same_bits(self, run: pathlib.Path) -> None:
+  """Compares a run with what train.build makes of its config."""
+  words = json.loads((run / 'manifest.json').read_text())['command'][1:-1]
+  alone = pathlib.Path(tempfile.mkdtemp()) / 'run'
+  train.build(plan.config(words), workdir=str(alone))()
+  for name in ('events.jsonl', 'trace.json'):
+    self.assertEqual((run / name).read_bytes(), (alone / name).read_bytes())
+  before, after = (
+    json.loads((path / 'summary.json').read_text()) for path in (run, alone)
+  )
+  for summary in (before, after):
+    del summary['wall_s']
+  self.assertEqual(before, after)
+
+
+class SweepTest(absltest.TestCase):
+  def test_killed_stopped_and_started_again_each_run_is_made_once(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    words = sweeping.command(out, _GRID, '--jobs=1')
+    sweep = sweeping.start(words)
+    sweeping.wait_for(lambda: sweeping.finished(out))
+    sweeping.wait_for(lambda: set(sweeping.of_folder(out)) - {sweep.pid})
+    for child in set(sweeping.of_folder(out)) - {sweep.pid}:
+      os.kill(child, signal.SIGSTOP)  # It ends only if somebody ends it.
+    sweeping.kill(sweep)
+    killed = sweeping.finished(out)
+    self.assertEmpty(sweeping.of_folder(out))
+
+    sweep = sweeping.start(words)
+    sweeping.wait_for(lambda: len(sweeping.finished(out)) > len(killed))
+    time.sleep(0.1)
+    sweep.send_signal(signal.SIGTERM)
+    said, _ = sweep.communicate()
+    self.assertEqual(sweep.returncode, 128 + signal.SIGTERM, said)
+    self.assertIn('SIGTERM: the runs end', said)
+    self.assertIn('the same command goes on', said)
+    self.assertEmpty(sweeping.of_folder(out))
+    stopped = sweeping.finished(out)
+    self.assertLess(len(stopped), 4)
+
+    done = subprocess.run(
+      words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
+    )
+    ended = sweeping.finished(out)
+    self.assertLen(ended, 4, done)
+    self.assertEqual(stopped | killed, {n: ended[n] for n in stopped | killed})
+    for name in killed | stopped:
+      self.assertEqual(sweeping.starts(out)[name], 1)
+    self._check_failure(done, out)
+    self._check_results(out)
+    _same_bits(self, out / max(ended))
+
+  def _check_failure(self, done, out):
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('runs are over already', done.stdout)
+    *_, shown = done.stdout.partition('[6/6]')
+    self.assertEqual(shown.count(': failed\n  exit code 1\n'), 2, done.stdout)
+    self.assertRegex(shown, r'RuntimeError: .*')
+    self.assertRegex(shown, rf'{out}/\S+/log.txt')
+
+  def _check_results(self, out):
+    with (out / 'results.csv').open() as file:
+      rows = {row['run']: row for row in csv.DictReader(file)}
+    table = parquet.read_table(out / 'results.parquet').to_pylist()
+    self.assertLen(rows, 6)
+    self.assertCountEqual([row['run'] for row in table], rows)
+    for row in table:
+      own = json.loads((out / row['run'] / 'manifest.json').read_text())
+      config = own['config']
+      text = rows[row['run']]
+      self.assertEqual(row['seed'], config['seed'])
+      self.assertEqual(text['sync.name'], config['sync']['name'])
+      self.assertEqual(row['host'], own['host'])
+      self.assertEqual(row['versions.jax'], own['versions']['jax'])
+      self.assertEqual(row['git_revision'], own['git_revision'])
+      self.assertNotIn('cluster.workers', row)  # All have as many.
+      if row['cluster.script'] == '()':
+        self.assertEqual((row['status'], row['error']), ('finished', None))
+        summary = json.loads((out / row['run'] / 'summary.json').read_text())
+        for phase, seconds in summary['worker_seconds'].items():
+          self.assertEqual(row[f'worker_seconds.{phase}'], seconds)
+        self.assertEqual(float(text['virtual_s']), summary['virtual_s'])
+        self.assertEqual(row['updates'], summary['updates'])
+      else:
+        self.assertEqual(row['status'], 'failed')
+        self.assertIn('RuntimeError', row['error'])
+
+  @pytest.mark.soak
+  @pytest.mark.timeout(600)
+  def test_killed_at_20_random_moments_no_run_is_lost_or_repeated(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    seeds = ','.join(map(str, range(12)))
+    grid = f'sync.name=bsp,asp,elastic; seed={seeds}'
+    words = sweeping.command(
+      out,
+      grid,
+      '--jobs=3',
+      '--config.model.none.num_train=32000',
+      '--config.checkpoint.every_examples=4000',
+    )
+    draw = random.Random(0)
+    known: dict[str, int] = {}
+    for _ in range(20):
+      sweep = sweeping.start(words)
+      time.sleep(draw.uniform(0.3, 5.0))
+      sweeping.kill(sweep)
+      # Those that it has started are not waited for.
+      new = sweeping.finished(out)
+      self.assertEqual(known, {name: new.get(name) for name in known})
+      known = new
+    done = subprocess.run(
+      words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    ended = sweeping.finished(out)
+    self.assertLen(ended, 36)
+    self.assertEqual(known, {name: ended[name] for name in known})
+    for path in out.glob('*/log.txt'):
+      text = path.read_text()
+      for never in ('another run', 'has finished before', 'Error'):
+        self.assertNotIn(never, text, path)
+    resumed = [p for p, n in sweeping.starts(out).items() if n > 1]
+    self.assertNotEmpty(resumed)
+    for name in (*resumed[:3], min(ended)):
+      _same_bits(self, out / name)
+
+
+class FolderTest(absltest.TestCase):
+  def _runs(self, *names):
+    return [
+      plan.Run(name, ('--config=x.py',), plan.Checked({}, name))
+      for name in names
+    ]
+
+  def test_runs_may_be_added_but_not_left_out(self):
+    out = tempfile.mkdtemp()
+    first = folder.Folder(out)
+    first.claim(self._runs('a', 'b'))
+    more = self._runs('b', 'c', 'a')
+    renamed = [more[0]._replace(name='other'), *more[1:]]
+    self.assertEqual(folder.Folder(out).check(renamed), more)
+    with self.assertRaisesRegex(ValueError, r"all 2 runs .* without \['b'\]"):
+      folder.Folder(out).check(self._runs('a', 'c'))
+
+  def test_two_sweeps_at_a_time_are_refused(self):
+    out = tempfile.mkdtemp()
+    held = folder.Folder(out)
+    held.claim(self._runs('a'))
+    with self.assertRaisesRegex(ValueError, 'another process sweeps in'):
+      folder.Folder(out).claim(self._runs('a'))
+
+  def test_a_folder_of_something_else_is_refused(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    (out / 'thesis.tex').touch()
+    with self.assertRaisesRegex(ValueError, r"a new folder.*\['thesis.tex'\]"):
+      folder.Folder(str(out)).check(self._runs('a'))
+    with self.assertRaisesRegex(ValueError, "--out: .* got ''"):
+      folder.Folder('')
+
+  def test_what_ended_a_run_is_the_end_of_its_own_log(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    own, (run,) = folder.Folder(str(out)), self._runs('a')
+    (out / 'a').mkdir()
+    log = out / 'a/log.txt'
+    log.write_text('Of before\n')
+    began = own.log_size(run)
+    with log.open('a') as file:
+      file.writelines(f'line {n}\n\n' for n in range(9))
+    killed = own.ended(run, -9, began)
+    lines = [f'line {n}' for n in range(4, 9)]
+    self.assertEqual(killed.status, 'failed')
+    self.assertEqual(killed.error.splitlines(), ['killed by signal 9', *lines])
+    log.write_text('Of before\n')
+    self.assertEqual(own.ended(run, 1, began).error, 'exit code 1')
+
+  def test_only_runs_that_would_end_in_the_same_way_are_over(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    own, (run,) = folder.Folder(str(out)), self._runs('a')
+    (out / 'a').mkdir()
+    self.assertEqual(own.state(run), folder.State('unfinished'))
+    for ended, status, over in (
+      ('finished', 'finished', True),
+      ('interrupted', 'unfinished', False),
+      ('FloatingPointError: The loss', 'diverged', True),
+      ('OSError: No space', 'failed', False),
+    ):
+      (out / 'a/summary.json').write_text(json.dumps({'ended': ended}))
+      state = own.state(run)
+      self.assertEqual((state.status, state.over), (status, over))
+
+
+class SubmitTest(absltest.TestCase):
+  def test_without_submitit_it_is_named(self):
+    with (
+      mock.patch.dict('sys.modules', submitit=None),
+      self.assertRaisesRegex(ValueError, 'pip install submitit'),
+    ):
+      submit.require_submitit()
+
+  def test_parameters_are_read(self):
+    found = submit.parameters(['timeout_min=60', 'slurm_partition=gpu'])
+    self.assertEqual(found, {'timeout_min': 60, 'slurm_partition': 'gpu'})
+    with self.assertRaisesRegex(ValueError, 'NAME=VALUE'):
+      submit.parameters(['gpu'])
+
+  def test_jobs_of_submitit_run_what_is_left(self):
+    pytest.importorskip('submitit', reason='submitit is not installed')
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    words = sweeping.command(out, 'seed=0,1', '--submit=local')
+    done = subprocess.run(
+      words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertLen(sweeping.finished(out), 2)
+    self.assertTrue((out / 'results.csv').exists())
+
+
+if __name__ == '__main__':
+  absltest.main()
