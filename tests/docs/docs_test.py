@@ -43,6 +43,7 @@ _TARGETS = re.findall(
 _MADE = {
   'mine.csv': 'bench/recorded.csv',
   'runs/calibrated.py': 'configs/vgg16_ssp.py',
+  'runs/measured.py': 'configs/vgg16_bsp.py',
 }
 _PROFILE = """{"version": 1, "curve":
 {"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""

@@ -2,13 +2,21 @@
 
 import functools
 import json
+import pathlib
+import tempfile
+import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 from absl.testing import absltest
 
+import train
+from cluster.distributed import roles
+from cluster.distributed.reduced import site
 from tests.support import executors, groups, processes, small
 from tools import recompute
+from tools.reading import traffic
 from tools.reading.traffic import Generation, Planned
 from tools.recomputing import reduced
 
@@ -51,25 +59,15 @@ class SumsTest(executors.TestCase):
 
 
 class RunTest(processes.TestCase):
-  def _launched(self, workers):
-    """Returns the folder of a run over shards in many chunks."""
-    with processes.launched(
-      workers=workers,
-      servers=0,
-      route__name='forest',
-      route__forest__cluster=f'full_mesh({workers}, 1)',
-      route__range_bytes=20_000.0,
-      model__mlp__hidden=(512, 64),
-      batching__micro_batch=4,
-      optimizer__sgd__momentum=0.9,
-      epochs=1.0,
-    ) as launch:
-      self.assertEqual(launch.wait(), 0, launch.text)
-    return launch.folder
-
   def test_a_run_is_the_same_to_the_last_bit(self):
-    folder = self._launched(2)
+    folder = _run(3)
     self.assertEqual(recompute.difference(folder), 0.0)
+
+    def other(manifest):
+      manifest['config']['seed'] = 1
+
+    changed = small.changed(folder, 'manifest.json', other)
+    self.assertGreater(recompute.difference(changed), 1e-3)
     path = folder / 'events.jsonl'
     rows = list(map(json.loads, path.read_text().splitlines()))
     rows = [row for row in rows if row['told'] != 'links']
@@ -78,15 +76,59 @@ class RunTest(processes.TestCase):
       recompute.difference(folder)
 
   @pytest.mark.soak
-  def test_so_is_one_whose_sums_depend_on_the_order(self):
-    folder = self._launched(3)
-    self.assertEqual(recompute.difference(folder), 0.0)
+  def test_so_is_one_whose_workers_die_and_come_back(self):
+    with processes.launched(
+      workers=3,
+      servers=0,
+      route__name='ring',
+      cluster__timeout_s=2.0,
+      cluster__faults=((1, 10, 'die', 'last'), (2, 25, 'die', 'compute')),
+      cluster__speed__injected=True,
+      cluster__speed__fixed_s=0.02,
+      cluster__speed__per_example_s=0.0,
+      model__mlp__hidden=(512,),
+      epochs=80.0,
+      log_every=10**6,
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    generations = traffic.generations(launch.folder)
+    self.assertGreater(len(generations), 3)
+    self.assertEqual(recompute.difference(launch.folder), 0.0)
 
-    def other(manifest):
-      manifest['config']['seed'] = 1
 
-    changed = small.changed(folder, 'manifest.json', other)
-    self.assertGreater(recompute.difference(changed), 1e-3)
+def _run(workers):
+  """Returns the folder of a run over many chunks, all in this process."""
+  folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+  config = small.config(
+    cluster__runtime='distributed',
+    cluster__workers=workers,
+    cluster__speed__slowdown=(1.0,),
+    checkpoint__every_examples=96,
+    route__name='forest',
+    route__forest__cluster=f'full_mesh({workers}, 1)',
+    route__range_bytes=20_000.0,
+    model__mlp__hidden=(512,),
+    optimizer__sgd__momentum=0.9,
+    epochs=1.0,
+  )
+  lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
+  parts = [
+    train.build(
+      config,
+      workdir=str(folder),
+      process={'role': f'worker:{index}', 'lead': lead},
+    )
+    for index in range(workers)
+  ]
+  # Signals are for main threads.
+  with mock.patch.object(site, 'leave_it_to_the_lead'):
+    threads = [threading.Thread(target=part) for part in parts[1:]]
+    for thread in threads:
+      thread.start()
+    parts[0]()
+    for thread in threads:
+      thread.join()
+  return folder
 
 
 if __name__ == '__main__':

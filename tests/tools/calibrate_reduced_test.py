@@ -1,0 +1,151 @@
+"""Tests for tools.calibrate after runs whose workers sum: known clusters."""
+
+import functools
+import pathlib
+import runpy
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from tests.support import small
+from tools import calibrate
+from tools.calibrating import reduced, timeline
+from tools.reading.traffic import Link
+
+_SIZE = 2_000_000
+# Host 3 has a slow link, both ways, and in the other star one of two.
+_STARS = {
+  'slow': 'star([0.02, 0.02, 0.02, 0.005])',
+  'up': 'star([0.02, 0.02, 0.02, 0.01], [0.02, 0.01, 0.02, 0.02])',
+}
+_FIELDS = {
+  'cluster__workers': 4,
+  'cluster__speed__name': 'lognormal',
+  'cluster__speed__fixed_s': 0.05,
+  'cluster__speed__per_example_s': 0.0,
+  'cluster__speed__slowdown': (1.0, 1.0, 1.0, 1.3),
+  'cluster__network__worker_up_Bps': (125e6,),
+  'cluster__network__worker_down_Bps': (125e6,),
+  'cluster__network__worker_latency_s': (1e-4,),
+  'eval_every': 100.0,
+  'epochs': 1.0,
+}
+
+
+@functools.cache
+def _run(route, star, **changed):
+  """Returns the folder of a run that has ended."""
+  fields = {'route__name': route, 'cluster__links': _STARS[star], **_FIELDS}
+  run = small.build(
+    small.timing(size_bytes=_SIZE, num_train=1280, **fields | changed)
+  )
+  run()
+  return run.files.workdir
+
+
+def _pace_s(folder):
+  return timeline.pace(timeline.read(folder)).iteration_s
+
+
+class PredictTest(parameterized.TestCase):
+  @parameterized.product(
+    star=['slow', 'up'],
+    measured=['forest', 'double_tree'],
+  )
+  def test_one_run_predicts_every_route_if_its_links_are_known(
+    self, star, measured
+  ):
+    own = {f'route__{measured}__cluster': 'probe'}
+    calibration = calibrate.measure(_run(measured, star, **own))
+    for route in ('forest', 'ring', 'double_tree', 'native'):
+      folder = _run(route, star)
+      found = calibrate.predict(calibration, folder)
+      np.testing.assert_allclose(
+        found['iteration_s'], _pace_s(folder), rtol=0.01, err_msg=route
+      )
+
+  @parameterized.parameters('ring', 'double_tree')
+  def test_links_that_were_only_believed_to_be_equal_show(self, route):
+    calibration = calibrate.measure(_run(route, 'slow'))
+    network = calibration.config.cluster.network
+    for rates in (network.worker_up_Bps, network.worker_down_Bps):
+      np.testing.assert_allclose(rates[3], 5e6, rtol=0.05)
+    found = calibrate.predict(calibration, _run(route, 'slow'))
+    same_s = _pace_s(_run(route, 'slow'))
+    np.testing.assert_allclose(found['iteration_s'], same_s, rtol=0.01)
+
+  def test_xla_is_predicted_by_itself(self):
+    folder = _run('native', 'slow')
+    found = calibrate.predict(calibrate.measure(folder), folder)
+    np.testing.assert_allclose(found['iteration_s'], _pace_s(folder), rtol=0.01)
+
+  def test_what_hides_everything_may_be_faster(self):
+    folder = _run(
+      'forest',
+      'slow',
+      cluster__speed__fixed_s=30.0,
+      route__range_bytes=40_000.0,
+    )
+    calibration = calibrate.measure(folder)
+    text = calibrate.describe(calibration)
+    found = calibrate.predict(calibration, folder)
+    np.testing.assert_allclose(found['iteration_s'], _pace_s(folder), rtol=0.01)
+    self.assertRegex(text, '20 iterations took|19 iterations took')
+
+  def test_the_written_config_is_that_cluster(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    calibration = calibrate.measure(_run('forest', 'slow'))
+    calibrate.write(calibration, folder / 'cluster.py')
+    again = small.build(runpy.run_path(f'{folder}/cluster.py')['get_config']())
+    again()
+    found = calibrate.predict(calibration, _run('forest', 'slow'))
+    self.assertEqual(_pace_s(again.files.workdir), found['iteration_s'])
+    self.assertRegex(calibrate.describe(calibration), r'w3 +s0 +5\b')
+
+
+class HostsTest(parameterized.TestCase):
+  def _ring(self, rates):
+    """Links of a ring: each host sends 100 bytes to the next."""
+    count = len(rates)
+    return {
+      (k, (k + 1) % count): Link(100, 100 / rate, 1.0)
+      for k, rate in enumerate(rates)
+    }
+
+  @parameterized.parameters(
+    # Both links of a host are slow.
+    ([8, 8, 2, 2], [8, 8, 8, 2], [8, 8, 8, 2]),
+    ([8, 8, 8, 8], [8, 8, 8, 8], [8, 8, 8, 8]),
+    # One is, and who receives can do more: it is who sends.
+    ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
+  )
+  def test_a_host_is_as_fast_both_ways_unless_it_shows(self, rates, up, down):
+    found = reduced.hosts_of(self._ring(rates), 4)
+    np.testing.assert_allclose(found, (up, down))
+
+  def test_those_sent_to_at_once_share_a_link(self):
+    links = {(0, 1): Link(300, 1.0, 1.0), (0, 2): Link(100, 0.5, 1.0)}
+    links |= {(1, 0): Link(400, 1.0, 1.0), (2, 0): Link(0, 0.0, 1.0)}
+    up, _ = reduced.hosts_of(links, 3)
+    self.assertEqual(up[0], 400)
+
+
+class RefusalTest(absltest.TestCase):
+  def test_servers_are_another_matter(self):
+    calibration = calibrate.measure(_run('forest', 'slow'))
+    config = small.timing(size_bytes=_SIZE, num_train=1280)
+    with self.assertRaisesRegex(ValueError, 'config.route.name: expected serv'):
+      calibrate.predict(calibration, config)
+
+  def test_runs_without_rows_on_links_are_refused(self):
+    folder = small.changed(_run('ring', 'slow'), 'manifest.json', lambda _: 0)
+    path = folder / 'events.jsonl'
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text(''.join(row for row in rows if '"links"' not in row))
+    with self.assertRaisesRegex(ValueError, 'expected rows on links'):
+      calibrate.measure(folder)
+
+
+if __name__ == '__main__':
+  absltest.main()
