@@ -135,17 +135,19 @@ class Traffic:
     Bps: dict[Ends, float] = {}
     if planned:
       Bps = planned.Bps
-      content = export.to_json(planned.cluster, planned.forest)
       trees = planned.forest.trees
-      whole = sum(len(tree.up) + len(tree.down) for tree in trees) <= _HOPS
+      hops = sum(len(tree.up) + len(tree.down) for tree in trees)
+      content = None
+      if hops <= _HOPS:
+        content = export.to_json(planned.cluster, planned.forest)
       row |= {
         'size_bytes': planned.size_bytes,
         'chunk_bytes': planned.chunk_bytes,
         'known': planned.known,
-        'hash': export.digest(content),
+        'hash': content and export.digest(content),
         'trees': len(trees),
         'names': planned.names,
-        'forest': content if whole else None,
+        'forest': content,
       }
     row |= _of_links(Bps, {})
     self._journal.links(row)
