@@ -1,53 +1,14 @@
 """Tests of sums under the virtual clock when workers die and runs go on."""
 
-import functools
 import tempfile
 
-import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
-from tests.support import small, stopping
+from tests.support import small, stopping, sums
 
 _MB = 1e6
-_CHUNK = 2**15
-
-
-def _links(Bps):
-  return {
-    'cluster__network__worker_up_Bps': (Bps,),
-    'cluster__network__worker_down_Bps': (Bps,),
-  }
-
-
-def _constant(compute_s, workers):
-  return {
-    'cluster__workers': workers,
-    'cluster__speed__fixed_s': compute_s,
-    'cluster__speed__per_example_s': 0.0,
-  }
-
-
-def _timed(size_bytes, **changed):
-  """Returns a run of times and bytes alone that has ended, and its summary."""
-  run = small.build(small.timing(size_bytes=size_bytes, **changed))
-  return run, run()
-
-
-def _barriers(run):
-  rows = small.rows(run, 'metrics.jsonl')
-  return [0.0] + [row['time'] for row in rows if row['kind'] == 'barrier']
-
-
-def _params(run):
-  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
-  return np.concatenate([np.ravel(leaf) for leaf in leaves])
-
-
-@functools.cache
-def _served(**changed):
-  return _params(small.trained(**changed)[0])
 
 
 class DeathTest(parameterized.TestCase):
@@ -58,8 +19,8 @@ class DeathTest(parameterized.TestCase):
       'cluster__speed__slowdown': (1.0, 2.0, 4.0),
       'cluster__script': script,
       'epochs': 1.0,
-      **_constant(1.0, 3),
-      **_links(_MB),
+      **sums.constant(1.0, 3),
+      **sums.links(_MB),
       **changed,
     }
 
@@ -67,16 +28,16 @@ class DeathTest(parameterized.TestCase):
   def test_the_others_repeat_the_iteration_over_a_forest_of_their_own(
     self, died
   ):
-    size = 4 * 6 * _CHUNK
-    run, summary = _timed(size, **self._fields((died, 'leave', 0)))
-    _, alone = _timed(
+    size = 4 * 6 * sums.CHUNK
+    run, summary = sums.timed(size, **self._fields((died, 'leave', 0)))
+    _, alone = sums.timed(
       size,
       **self._fields()
-      | _constant(1.0, 2)
+      | sums.constant(1.0, 2)
       | {'cluster__speed__slowdown': (2.0, 4.0)},
     )
 
-    barriers = _barriers(run)
+    barriers = sums.barriers(run)
     two_s = alone['virtual_s'] / alone['updates']
     np.testing.assert_allclose(np.diff(barriers)[1:], two_s, rtol=1e-9)
     self.assertAlmostEqual(barriers[1], died + two_s)
@@ -93,9 +54,9 @@ class DeathTest(parameterized.TestCase):
     self.assertAlmostEqual(spent['wait'], waited_s + extra_s)
 
   def test_who_comes_back_is_among_them_from_the_next_barrier_on(self):
-    size = 4 * 6 * _CHUNK
+    size = 4 * 6 * sums.CHUNK
     script = (3.0, 'leave', 2), (3.5, 'join', 2)
-    run, summary = _timed(size, **self._fields(*script))
+    run, summary = sums.timed(size, **self._fields(*script))
 
     pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
     self.assertEqual([r['worker'] for r in pushes[:5]], [0, 1, 0, 1, 2])
@@ -104,17 +65,17 @@ class DeathTest(parameterized.TestCase):
   def test_gradients_are_those_of_a_run_with_servers(self):
     script = ((0.05, 'leave', 1), (0.2, 'join', 1))
     run, _ = small.trained(
-      route__name='forest', cluster__script=script, **_links(1e6)
+      route__name='forest', cluster__script=script, **sums.links(1e6)
     )
     pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
     self.assertEqual([r['worker'] for r in pushes[:5]], [0, 2, 0, 2, 0])
-    self.assertTrue(np.isfinite(_params(run)).all())
+    self.assertTrue(np.isfinite(sums.params(run)).all())
 
   def test_all_may_leave_but_not_for_ever(self):
     script = tuple((0.5, 'leave', worker) for worker in range(3))
     with self.assertRaisesRegex(RuntimeError, 'Nothing can happen after 0.5'):
-      _timed(4000, **self._fields(*script))
-    _, summary = _timed(4000, **self._fields(*script, (0.7, 'join', 1)))
+      sums.timed(4000, **self._fields(*script))
+    _, summary = sums.timed(4000, **self._fields(*script, (0.7, 'join', 1)))
     self.assertEqual(summary['ended'], 'finished')
 
 
@@ -123,7 +84,7 @@ class ResumeTest(parameterized.TestCase):
     own = {
       'route__name': 'forest',
       'cluster__script': ((0.15, 'leave', 1), (0.4, 'join', 1)),
-      **_links(1e5),
+      **sums.links(1e5),
     }
     expected, steps = stopping.straight('bsp', **own)
     workdir = f'{tempfile.mkdtemp()}/run'

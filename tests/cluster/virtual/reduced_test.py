@@ -1,6 +1,5 @@
 """Tests for reduced routes in the virtual runtime, through config and train."""
 
-import functools
 import itertools
 import json
 import pathlib
@@ -13,47 +12,10 @@ from absl.testing import absltest, parameterized
 
 from sync import bsp, record
 from tests.models import batch_norm_test
-from tests.support import small
+from tests.support import small, sums
 from tools.reading import records
 
 _MB = 1e6
-_CHUNK = 2**15
-
-
-def _links(Bps):
-  return {
-    'cluster__network__worker_up_Bps': (Bps,),
-    'cluster__network__worker_down_Bps': (Bps,),
-  }
-
-
-def _constant(compute_s, workers):
-  return {
-    'cluster__workers': workers,
-    'cluster__speed__fixed_s': compute_s,
-    'cluster__speed__per_example_s': 0.0,
-  }
-
-
-def _timed(size_bytes, **changed):
-  """Returns a run of times and bytes alone that has ended, and its summary."""
-  run = small.build(small.timing(size_bytes=size_bytes, **changed))
-  return run, run()
-
-
-def _barriers(run):
-  rows = small.rows(run, 'metrics.jsonl')
-  return [0.0] + [row['time'] for row in rows if row['kind'] == 'barrier']
-
-
-def _params(run):
-  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
-  return np.concatenate([np.ravel(leaf) for leaf in leaves])
-
-
-@functools.cache
-def _served(**changed):
-  return _params(small.trained(**changed)[0])
 
 
 class SameTest(parameterized.TestCase):
@@ -61,8 +23,8 @@ class SameTest(parameterized.TestCase):
 
   @parameterized.parameters('native', 'ring', 'forest')
   def test_every_route_learns_what_one_server_does(self, route):
-    run, summary = small.trained(route__name=route, **_links(1e5))
-    np.testing.assert_array_equal(_params(run), _served())
+    run, summary = small.trained(route__name=route, **sums.links(1e5))
+    np.testing.assert_array_equal(sums.params(run), sums.served())
     self.assertEqual(summary['ended'], 'finished')
     self.assertEqual(summary['compilations'], 0)
     self.assertEqual(summary['staleness_max'], 0)
@@ -84,8 +46,8 @@ class SameTest(parameterized.TestCase):
     self._assert_same(**changed)
 
   def _assert_same(self, **changed):
-    run, _ = small.trained(route__name='ring', **changed, **_links(1e5))
-    np.testing.assert_array_equal(_params(run), _served(**changed))
+    run, _ = small.trained(route__name='ring', **changed, **sums.links(1e5))
+    np.testing.assert_array_equal(sums.params(run), sums.served(**changed))
 
   @parameterized.parameters(0.0, 600.0, float('inf'))
   def test_ranges_and_overlap_change_times_only(self, range_bytes):
@@ -94,12 +56,12 @@ class SameTest(parameterized.TestCase):
         route__name='forest',
         route__range_bytes=range_bytes,
         route__overlap=overlap,
-        **_links(1e4),
+        **sums.links(1e4),
       )
       for overlap in (False, True)
     ]
     for run, _ in runs:
-      np.testing.assert_array_equal(_params(run), _served())
+      np.testing.assert_array_equal(sums.params(run), sums.served())
     apart, over = (summary['virtual_s'] for _, summary in runs)
     self.assertLessEqual(over, apart)
     self.assertEqual(over < apart, range_bytes < float('inf'))
@@ -120,7 +82,7 @@ class SameTest(parameterized.TestCase):
     self.assertEqual(summaries[0]['updates'], summaries[1]['updates'])
 
   def test_recorded_events_give_the_recorded_verdicts(self):
-    run, _ = small.trained(route__name='forest', **_links(1e5))
+    run, _ = small.trained(route__name='forest', **sums.links(1e5))
     rows = records.events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
       self.assertEqual(recorded, replayed)
@@ -131,16 +93,16 @@ class TimeTest(parameterized.TestCase):
 
   @parameterized.product(n=[2, 4, 8], latency_s=[0.0, 0.003, 0.1])
   def test_a_ring_sends_twice_nearly_all_and_fills_once(self, n, latency_s):
-    size = 4 * n * 2 * _CHUNK
-    run, summary = _timed(
+    size = 4 * n * 2 * sums.CHUNK
+    run, summary = sums.timed(
       size,
       route__name='ring',
       route__overlap=False,
       cluster__speed__slowdown=(1.0,),
       cluster__network__worker_latency_s=(latency_s,),
       epochs=1.0,
-      **_constant(0.5, n),
-      **_links(_MB),
+      **sums.constant(0.5, n),
+      **sums.links(_MB),
     )
 
     # The links are full until the first hop of all is through; then the last
@@ -148,35 +110,35 @@ class TimeTest(parameterized.TestCase):
     # But workers run ahead: 8 chunks, or 2 for each of n trees.
     hops = 2 * (n - 1)
     fluid_s = hops / n * size / _MB
-    fill_s = (hops - 1) * _CHUNK / _MB + hops * 2 * latency_s
-    ahead_s = max(8, 2 * n) * hops / n * _CHUNK / _MB
+    fill_s = (hops - 1) * sums.CHUNK / _MB + hops * 2 * latency_s
+    ahead_s = max(8, 2 * n) * hops / n * sums.CHUNK / _MB
     expected = 0.5 + fluid_s + max(fill_s - ahead_s, 0)
-    np.testing.assert_allclose(np.diff(_barriers(run)), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.diff(sums.barriers(run)), expected, rtol=1e-9)
     self.assertEqual(summary['bytes'], summary['updates'] * hops * size)
 
   def test_shards_on_equal_links_take_as_long_as_all_bytes(self):
-    size, n = 8 * 4 * _CHUNK, 4
-    run, _ = _timed(
+    size, n = 8 * 4 * sums.CHUNK, 4
+    run, _ = sums.timed(
       size,
       route__name='forest',
       route__overlap=False,
       cluster__speed__slowdown=(1.0,),
       epochs=1.0,
-      **_constant(0.5, n),
-      **_links(_MB),
+      **sums.constant(0.5, n),
+      **sums.links(_MB),
     )
 
     # That the last chunk goes down is hidden: workers run ahead.
     expected = 0.5 + 2 * (n - 1) / n * size / _MB
-    np.testing.assert_allclose(np.diff(_barriers(run)), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.diff(sums.barriers(run)), expected, rtol=1e-9)
 
   def test_one_worker_only_computes(self):
-    _, summary = _timed(
+    _, summary = sums.timed(
       4000,
       route__name='ring',
       cluster__speed__slowdown=(1.0,),
       epochs=1.0,
-      **_constant(0.5, 1),
+      **sums.constant(0.5, 1),
     )
     self.assertAlmostEqual(summary['virtual_s'], 0.5 * 192 / 8)
     self.assertEqual(summary['bytes'], 0)
@@ -186,7 +148,7 @@ class TimeTest(parameterized.TestCase):
     for links, believed in itertools.product(
       ('star([1, 1, 1])', 'star([1, 1, "0.1"])'), ('probe', 'star([1, 1, 1])')
     ):
-      _, summary = _timed(
+      _, summary = sums.timed(
         40_000_000,
         route__name='forest',
         route__forest__cluster=believed,
@@ -203,28 +165,30 @@ class TimeTest(parameterized.TestCase):
 
   def test_overlap_hides_what_is_ready_early(self):
     # As long as the backward pass, which is two thirds of the time.
-    size, n = 64 * _CHUNK, 4
+    size, n = 64 * sums.CHUNK, 4
     backward_s = 2 * (n - 1) / n * size / _MB
     fields = {
       'route__name': 'forest',
-      'route__range_bytes': float(_CHUNK),
+      'route__range_bytes': float(sums.CHUNK),
       'cluster__speed__slowdown': (1.0,),
       'epochs': 1.0,
-      **_constant(1.5 * backward_s, n),
-      **_links(_MB),
+      **sums.constant(1.5 * backward_s, n),
+      **sums.links(_MB),
     }
     over, apart = (
-      np.diff(_barriers(_timed(size, route__overlap=overlap, **fields)[0]))
+      np.diff(
+        sums.barriers(sums.timed(size, route__overlap=overlap, **fields)[0])
+      )
       for overlap in (True, False)
     )
     # A chunk becomes ready when the one before has had its turn: the last one
     # goes up and down by itself, which takes longer than its turn.
-    expected = 1.5 * backward_s + 2 * _CHUNK / _MB
+    expected = 1.5 * backward_s + 2 * sums.CHUNK / _MB
     np.testing.assert_allclose(over, expected, rtol=1e-9)
     np.testing.assert_allclose(apart, 2.5 * backward_s, rtol=1e-9)
 
   def test_a_profile_says_when_gradients_appear(self):
-    size, n = 64 * _CHUNK, 4
+    size, n = 64 * sums.CHUNK, 4
     path = pathlib.Path(tempfile.mkdtemp(), 'layers.json')
     times = []
     for ready in (0.0, 1.0):
@@ -233,15 +197,15 @@ class TimeTest(parameterized.TestCase):
         {'name': 'b', 'bytes': 10, 'ready': 1.0},
       ]
       path.write_text(json.dumps({'version': 1, 'layers': rows}))
-      _, summary = _timed(
+      _, summary = sums.timed(
         size,
         route__name='forest',
         route__range_bytes=0.0,
         cluster__speed__layers=str(path),
         cluster__speed__slowdown=(1.0,),
         epochs=1.0,
-        **_constant(10.0, n),
-        **_links(_MB),
+        **sums.constant(10.0, n),
+        **sums.links(_MB),
       )
       times.append(summary['virtual_s'] / summary['updates'])
     whole_s = 2 * (n - 1) / n * size / _MB
@@ -263,26 +227,26 @@ class TimeTest(parameterized.TestCase):
           small.config(
             route__name='ring',
             cluster__speed__layers=str(path),
-            **_links(_MB),
+            **sums.links(_MB),
           )
         )
 
 
 class PhaseTest(parameterized.TestCase):
   def test_who_is_early_waits_and_then_all_push(self):
-    size = 4 * 6 * _CHUNK
-    run, summary = _timed(
+    size = 4 * 6 * sums.CHUNK
+    run, summary = sums.timed(
       size,
       route__name='ring',
       route__overlap=False,
       cluster__speed__slowdown=(1.0, 2.0, 4.0),
       epochs=1.0,
-      **_constant(1.0, 3),
-      **_links(_MB),
+      **sums.constant(1.0, 3),
+      **sums.links(_MB),
     )
 
     updates = summary['updates']
-    step_s = _barriers(run)[1]
+    step_s = sums.barriers(run)[1]
     spent = summary['worker_seconds']
     self.assertAlmostEqual(spent['compute'], updates * 7.0)
     self.assertAlmostEqual(spent['wait'], updates * (3.0 + 2.0))
@@ -290,22 +254,22 @@ class PhaseTest(parameterized.TestCase):
     self.assertEqual(spent['pull'], 0)
     self.assertAlmostEqual(sum(spent.values()), 3 * summary['virtual_s'])
 
-  @parameterized.parameters(float('inf'), float(_CHUNK))
+  @parameterized.parameters(float('inf'), float(sums.CHUNK))
   def test_what_a_slow_worker_has_before_the_end_travels_meanwhile(
     self, range_bytes
   ):
-    size, step_s = 24 * _CHUNK, {}
+    size, step_s = 24 * sums.CHUNK, {}
     for slowest in (1.0, 3.0):
-      run, _ = _timed(
+      run, _ = sums.timed(
         size,
         route__name='ring',
         route__range_bytes=range_bytes,
         cluster__speed__slowdown=(1.0, 1.0, slowest),
         epochs=1.0,
-        **_constant(1.0, 3),
-        **_links(_MB),
+        **sums.constant(1.0, 3),
+        **sums.links(_MB),
       )
-      step_s[slowest] = _barriers(run)[1]
+      step_s[slowest] = sums.barriers(run)[1]
 
     # On a ring of three everyone sends 4 / 3 of all, in 1.05 s, and what others
     # have sent before spares it nothing.
@@ -316,7 +280,7 @@ class PhaseTest(parameterized.TestCase):
       # done with the chunk before in the other when the last one is ready,
       # which takes four hops.
       expected[1.0] = 1 / 3 + 2 / 3 / 24 + whole_s
-      expected[3.0] = 3.0 + 4 * _CHUNK / _MB
+      expected[3.0] = 3.0 + 4 * sums.CHUNK / _MB
     for each, seconds in expected.items():
       self.assertAlmostEqual(step_s[each], seconds, places=9)
 
