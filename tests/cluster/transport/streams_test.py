@@ -1,13 +1,10 @@
 """Tests for cluster.transport."""
 
 import os
-import pathlib
 import queue
 import shutil
 import signal
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 import unittest
@@ -17,6 +14,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.transport import streams as transport
 from cluster.transport.streams import Closed, Security
+from tests.support import certificates
 from tests.support.streams import (
   HOST,
   OPEN,
@@ -255,7 +253,7 @@ class ConnectTest(TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
-    security = _certified('secret')
+    security = certificates.certified('secret')
     listener = self.listener(security=security)
     stream = self.connect(listener, None, security._replace(key=b''))
     body = random_bytes(10**6)
@@ -264,14 +262,14 @@ class ConnectTest(TestCase):
     np.testing.assert_array_equal(read(stream.receive()), body)
     sender.join()
     stream.close()
-    others = Security(token='secret'), _certified('secret')
+    others = Security(token='secret'), certificates.certified('secret')
     for other in (*others, security._replace(tls_name='other.example')):
       with self.assertRaisesRegex(Closed, 'within 0.5 s'):
         transport.connect(listener.address, None, other, 0.5)
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_certificate_may_name_something_that_is_no_address(self):
-    security = _certified('secret', 'DNS:lead.example')
+    security = certificates.certified('secret', 'DNS:lead.example')
     listener = self.listener(security=security)
     with self.assertRaisesRegex(Closed, 'within 0.5 s'):
       transport.connect(listener.address, None, security, 0.5)
@@ -304,18 +302,6 @@ class ConnectTest(TestCase):
 class InterfaceAddressTest(absltest.TestCase):
   def test_loopback(self):
     self.assertEqual(transport.interface_address('lo'), '127.0.0.1')
-
-
-def _certified(token, name=f'IP:{HOST}'):
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder)
-    command = (
-      'openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=syncopate '
-      f'-addext subjectAltName={name} -keyout {path}/key -out {path}/cert'
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    certificate, key = path / 'cert', path / 'key'
-    return Security(token, certificate.read_bytes(), key.read_bytes())
 
 
 if __name__ == '__main__':

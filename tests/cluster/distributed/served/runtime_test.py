@@ -4,7 +4,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import tempfile
 import unittest
 from unittest import mock
@@ -16,7 +15,7 @@ from absl.testing import absltest, parameterized
 
 import train
 from cluster.distributed import roles
-from tests.support import processes, small
+from tests.support import certificates, processes, small
 from tools import recompute
 
 
@@ -174,16 +173,8 @@ def _kind(row):
 
 def _secured(folder):
   """Returns the fields of a config with a token and a certificate."""
-  key, certificate, token = (
-    folder / n for n in ('key', 'certificate', 'token')
-  )
-  subprocess.run(
-    'openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=syncopate '
-    f'-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}',
-    shell=True,
-    check=True,
-    capture_output=True,
-  )
+  certificate, key = certificates.written(folder)
+  token = folder / 'token'
   token.write_text('a secret of this run\n')
   token.chmod(0o600)
   return {

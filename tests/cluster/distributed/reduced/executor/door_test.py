@@ -1,11 +1,8 @@
 """Tests of the executor, door: who is let in."""
 
 import contextlib
-import pathlib
 import shutil
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 import unittest
@@ -21,7 +18,7 @@ from cluster.distributed.reduced.executor.errors import (
 )
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
-from tests.support import executors, groups
+from tests.support import certificates, executors, groups
 
 
 class DoorTest(executors.TestCase):
@@ -185,7 +182,7 @@ class DoorTest(executors.TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
-    security = _certified('secret')
+    security = certificates.certified('secret')
     made, _ = self.formed(3, security=security)
     pools = np.ones((3, 100_000), np.float32)
     for iteration in range(2):
@@ -196,25 +193,13 @@ class DoorTest(executors.TestCase):
     for each in (made[0], made[2]):
       with self.assertRaises(Abandoned):
         each.begin(2, pools[0], [(0, 100_000)]).wait(executors.WAIT_S)
-    for other in (Security('secret'), _certified('secret')):
+    for other in (Security('secret'), certificates.certified('secret')):
       strange = self.executor(0, other, timeout_s=1.0)
       addresses = {0: strange.address, 1: made[1].address}
       with self.assertRaises(Closed):
         strange.form(groups.group(*executors.star(2), addresses))
     with self.assertRaisesRegex(ValueError, 'certificate and key'):
       self.executor(0, security._replace(key=b''))
-
-
-def _certified(token, name=f'IP:{executors.HOST}'):
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder)
-    command = (
-      'openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=syncopate '
-      f'-addext subjectAltName={name} -keyout {path}/key -out {path}/cert'
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    certificate, key = path / 'cert', path / 'key'
-    return Security(token, certificate.read_bytes(), key.read_bytes())
 
 
 if __name__ == '__main__':
