@@ -45,8 +45,6 @@ _HOSTS = (
   *('config.cluster.timeout_s', 'config.cluster.start_s'),
   'config.cluster.faults',
 )
-# Parts that a config does not describe: none.
-_NOTHING_OWN = dict.fromkeys(('scheme', 'task', 'dataset'))
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
 _PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
@@ -305,11 +303,7 @@ def manifest(
   git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
   return {
     'format': _FORMAT,
-    'config': _jsonable(config),
-    'own': {
-      part: None if value is None else _fingerprint(value)
-      for part, value in own.items()
-    },
+    **described(config, own),
     'seed': config['seed'],
     'command': sys.argv,
     'host': platform.node(),
@@ -321,6 +315,14 @@ def manifest(
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),
   }
+
+
+def described(
+  config: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what of a manifest tells a run from others; takes the same."""
+  prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
+  return {'config': _jsonable(config), 'own': prints}
 
 
 def fingerprint(described: Mapping[str, Any]) -> str:
@@ -336,15 +338,6 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     del section[name]
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
-
-
-def identity(config: Mapping[str, Any]) -> str:
-  """Returns the fingerprint of a run that its config alone describes.
-
-  Args:
-    config: As a dictionary; servers as planned.
-  """
-  return fingerprint({'config': _jsonable(config), 'own': _NOTHING_OWN})
 
 
 def _fingerprint(value: Any) -> str:

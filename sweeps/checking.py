@@ -11,6 +11,9 @@ from configs.checks import require
 from outputs import files
 from sweeps import plan
 
+# Parts of a run that its config does not describe: none.
+_OWN = dict.fromkeys(('scheme', 'task', 'dataset'))
+
 
 def on_cores() -> None:
   """Leaves accelerators to the runs: nothing is computed here."""
@@ -32,7 +35,7 @@ def checked(line: tuple[str, ...]) -> plan.Checked:
     raise ValueError(f'{error}  (of the run {" ".join(line[1:])})') from error
   return plan.Checked(
     fields=dict(_leaves(resolved)),
-    identity=files.identity(resolved),
+    identity=files.fingerprint(files.described(resolved, _OWN)),
   )
 
 
