@@ -284,7 +284,8 @@ class Exchange:
       return
     half = self._half(chunk)
     if half is not None:
-      half[...] = self._part(chunk)
+      # Of warm memory: casts that wait for memory take several times longer.
+      half[...] = self._part(chunk).copy()
     if role.parent is None:
       self._finish(chunk)
     elif chunk < self.low + self.program.roles.window:

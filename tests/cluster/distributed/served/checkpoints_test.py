@@ -33,7 +33,7 @@ class _Learner:
     self.params, self.stats = params, ()
     self.version = 0
 
-  def add(self, update, payload, examples):
+  def add(self, update, payload, examples, *, scale):
     pass
 
   def commit(self, update):
