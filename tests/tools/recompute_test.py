@@ -12,8 +12,7 @@ import pytest
 from absl.testing import absltest
 
 import train
-from cluster.distributed import roles
-from cluster.distributed.reduced import site
+from cluster.distributed import process, roles
 from tests.support import executors, groups, processes, small
 from tools import recompute
 from tools.reading import traffic
@@ -121,7 +120,7 @@ def _run(workers):
     for index in range(workers)
   ]
   # Signals are for main threads.
-  with mock.patch.object(site, 'leave_it_to_the_lead'):
+  with mock.patch.object(process, '_leave_it_to_the_lead'):
     threads = [threading.Thread(target=part) for part in parts[1:]]
     for thread in threads:
       thread.start()
