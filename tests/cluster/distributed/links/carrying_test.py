@@ -147,9 +147,7 @@ class BytesTest(executors.TestCase):
     size, chunk = 50_001, 1024
     cluster = named('random_mesh(4, 3)')
     forest = pack(cluster)
-    made, group = self.formed(
-      4, (forest, cluster.workers), chunk_bytes=chunk, window_s=0.0
-    )
+    made, group = self.formed(4, (forest, cluster.workers), chunk_bytes=chunk)
     for iteration in range(3):
       pools = [np.ones(size, np.float32) for _ in made]
       done = self.sums(made, iteration, pools, [(0, 20_000), (20_000, size)])

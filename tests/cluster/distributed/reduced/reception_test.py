@@ -12,8 +12,8 @@ _READY = {
   'handover': '127.0.0.1:65535',
 }
 _SAID = (
-  {'told': 'formed', 'generation': 0, 'version': 0, 'digest': 'a'},
-  {'told': 'checked', 'generation': 0, 'version': 0, 'digest': 'a'},
+  {'told': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
+  {'told': 'checked', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
   {'told': 'stopped', 'generation': 1, 'version': 2, 'books': [0.5, 1]},
   {'told': 'broken', 'generation': 1, 'peer': None, 'reason': 'gone'},
   {'told': 'broken', 'generation': 1, 'peer': 0, 'reason': 'gone'},

@@ -174,7 +174,7 @@ class DeathTest(parameterized.TestCase):
     version = life.orders.version
     self.assertIn(version, (2, 3))
     self.assertEqual(life.versions(), {version})
-    self.assertEqual(version, life.state['orders'][0])
+    self.assertEqual(version, life.state['orders'][0][0])
     self._saved(life, 3)
     life.checkpoints.close()
     life.end()

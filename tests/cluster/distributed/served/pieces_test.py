@@ -50,7 +50,7 @@ class PiecesTest(absltest.TestCase):
     served = {}
     for step in range(3):
       pushes = _pushes(3) * (step + 1)
-      pipe.expect(dict.fromkeys(_KEYS, 4))
+      pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
       threads = []
       for key, push in zip(_KEYS, pushes, strict=True):
         pieces = pipe.served(key)
@@ -66,7 +66,7 @@ class PiecesTest(absltest.TestCase):
         thread.join(10)
         self.assertFalse(thread.is_alive())
       for key in _KEYS:
-        pipe.add(step, key, 4)
+        pipe.add(step, key, 4, scale=1.0)
       pipe.commit(step)
       total = jnp.array(pushes.sum(axis=0))  # Integers: any order is exact.
       whole.add(step, Payload(total, ()), 12)
@@ -82,7 +82,7 @@ class PiecesTest(absltest.TestCase):
 
   def test_a_piece_travels_back_before_the_next_is_sent(self):
     pipe = _made()
-    pipe.expect(dict.fromkeys(_KEYS, 4))
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
     pieces = pipe.served(_KEYS[0])
     sizes = np.cumsum([0, *pipe.sizes])
     pushes = _pushes(3)
@@ -95,7 +95,7 @@ class PiecesTest(absltest.TestCase):
   def test_what_is_ahead_is_no_version_before_the_lead_says_so(self):
     pipe = _made()
     start = pipe.state()
-    pipe.expect(dict.fromkeys(_KEYS, 4))
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
     for key in _KEYS:
       _send(pipe, key, np.ones(100, np.float32))
     np.testing.assert_array_equal(pipe.params, start['params'])
@@ -104,12 +104,12 @@ class PiecesTest(absltest.TestCase):
 
   def test_a_checkpoint_holds_the_sum_of_what_counts(self):
     pipe, whole = _made(), _server(_params(), ())
-    pipe.expect(dict.fromkeys(_KEYS, 4))
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
     pushes = _pushes(3)
     for key, push in zip(_KEYS, pushes, strict=True):
       _send(pipe, key, push)
     for key, push in zip(_KEYS[:2], pushes, strict=False):
-      pipe.add(7, key, 4)
+      pipe.add(7, key, 4, scale=1.0)
       whole.add(7, Payload(jnp.array(push), ()), 4)
     state = pipe.state()
     jax.tree.map(np.testing.assert_array_equal, state, whole.state())
@@ -124,7 +124,7 @@ class PiecesTest(absltest.TestCase):
 
   def test_who_leaves_is_not_waited_for_and_does_not_count(self):
     pipe = _made()
-    self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, 4)))
+    self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
     pieces = {key: pipe.served(key) for key in _KEYS}
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
@@ -137,9 +137,9 @@ class PiecesTest(absltest.TestCase):
     self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES - 1)
     self.assertEmpty(list(pieces[_KEYS[2]]))
     for key in _KEYS[:2]:
-      pipe.add(0, key, 4)
+      pipe.add(0, key, 4, scale=1.0)
     pipe.commit(0)
-    self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], 4)))
+    self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], (4, 1.0))))
     self.assertFalse((ahead == _vector(pipe)[: ahead.size]).all())
     # The mean gradient is the same, the displacement that of its examples.
     step = start - np.asarray(pipe.params)
@@ -149,7 +149,7 @@ class PiecesTest(absltest.TestCase):
     pipe = _made()
     start = pipe.state()
     for _ in range(2):
-      pipe.expect({(0, 0): 4})
+      pipe.expect({(0, 0): (4, 1.0)})
       _send(pipe, (0, 0), _pushes(1)[0])
       pipe.leave((0, 0))
       self.assertFalse(pipe.expect({}))
@@ -158,9 +158,9 @@ class PiecesTest(absltest.TestCase):
 
   def test_its_state_is_that_of_a_whole_server(self):
     pipe = _made()
-    pipe.expect({(0, 0): 4})
+    pipe.expect({(0, 0): (4, 1.0)})
     _send(pipe, (0, 0), _pushes(1)[0])
-    pipe.add(0, (0, 0), 4)
+    pipe.add(0, (0, 0), 4, scale=1.0)
     pipe.commit(0)
     whole = _server(_params(), ())
     whole.restore(pipe.state())
