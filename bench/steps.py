@@ -257,9 +257,13 @@ def real(
   steps = max(math.ceil(seconds / about_s), 6) + _SKIPPED
   examples = steps * count * _BATCH
   none = fields['model.name'] == 'none'
-  data = {'model.none.num_train': examples} if none else _DATA
+  data = {'model.none.num_train': examples}
   if not none:
-    data |= {'data.synthetic.num_train': examples}
+    data = {
+      **_DATA,
+      'data.synthetic.num_train': examples,
+      'optimizer.learning_rate': 1e-4,
+    }
   path.parent.mkdir(parents=True, exist_ok=True)
   lab = path.with_name(f'{path.name}_lab.json')
   lab.write_text(json.dumps(hosts.links))
@@ -269,7 +273,6 @@ def real(
     'eval_every': 1,
     'log_every': 1000,
     'batching.worker_batch': _BATCH,
-    'optimizer.learning_rate': 1e-4,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': 0.0,
     'cluster.speed.per_example_s': 0.0,
