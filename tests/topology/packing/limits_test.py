@@ -122,11 +122,11 @@ class TimeLimitTest(parameterized.TestCase):
       self.assertBetween(packed.gap, 0, 1)
 
   def _timed(self, graph, limit_s, **wanted):
-    start_s = time.process_time()
+    start_s = time.thread_time()
     try:
       return topology.pack(graph, time_limit_s=limit_s, **wanted)
     finally:
-      took_s = time.process_time() - start_s
+      took_s = time.thread_time() - start_s
       self.assertLessEqual(took_s, 1.2 * limit_s + 0.5)
 
 
