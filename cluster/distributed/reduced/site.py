@@ -64,6 +64,8 @@ class ReducedSite(Process):
       self._pace = layers.of_run(
         config, learned, plan.range_bytes, parts.wire.push.dtype
       )
+      if not plan.overlap:
+        self._pace = [part._replace(ready=1.0) for part in self._pace]
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(
