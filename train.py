@@ -167,6 +167,7 @@ def _run(
     journal=journal,
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Reduced),
+    stage=functools.partial(parts.stage, site.holder),
   )
   return Run(
     name=type(scheme).__name__.lower(),

@@ -258,6 +258,7 @@ def _work(index: int, control: Stream) -> None:
         'finite': True,
         'computed': 0,
         'compilations': 0,
+        'recalled': False,
       }
       for stream, buffer in zip(streams, buffers, strict=True):
         stream.send(report, [buffer], buffer.size)

@@ -34,6 +34,7 @@ class Progress:
     phase: One of ledger.PHASES; None before the start and while it is gone.
     since: When the phase began, seconds.
     version: Of the parameters that the iteration started from.
+    stage: Of the wire: by which of its codecs the gradient travels.
     ranges: Positions of its examples in the stream.
     examples: How many they are.
     batch: How many the last iteration that is dealt has.
@@ -50,6 +51,7 @@ class Progress:
   phase: str | None = None
   since: float = 0.0
   version: int = 0
+  stage: int = 0
   ranges: Ranges = ()
   examples: int = 0
   batch: int = 0
@@ -84,6 +86,7 @@ class Lead:
     journal: Journal,
     num_workers: int,
     ahead: bool = False,
+    stage: Callable[[], int] = lambda: 0,
   ):
     """Tells the scheme nothing yet.
 
@@ -95,7 +98,9 @@ class Lead:
       journal: Follows the run and says when it has finished.
       num_workers: Number of workers.
       ahead: Whether iterations are dealt one ahead.
+      stage: Returns that of the wire for iterations that begin now.
     """
+    self._stage = stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.holder = holder
@@ -348,6 +353,7 @@ class Lead:
     worker = self.workers[index]
     worker.iteration += 1
     worker.version = self.holder.version
+    worker.stage = self._stage()
     worker.examples = size(worker.ahead) or worker.batch
     worker.ranges = self._stream.take(index, worker.examples)
     if self.ahead:

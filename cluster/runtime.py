@@ -48,6 +48,11 @@ class Parts:
   files: RunFiles
   described: Mapping[str, Any]
 
+  def stage(self, holder: Holder) -> int:
+    """Returns which of the wire's codecs of gradients is used now."""
+    done = {'examples': holder.examples, 'updates': holder.version}
+    return self.wire.stage(self.learned.epochs(**done))
+
 
 class Runtime(Protocol):
   """Tells the lead what happens, and carries out what it says.

@@ -98,6 +98,23 @@ def get_config() -> ml_collections.ConfigDict:
   config.wire.dense = ConfigDict()
   # Or 'bfloat16', 'float16': rounded on the way, to be summed in float32.
   config.wire.dense.dtype = 'float32'
+  config.wire.sparse = ConfigDict()  # Chunks of gradients; others wait.
+  config.wire.sparse.sparsity = 0.9  # Share of the chunks that waits.
+  config.wire.sparse.chunk = 32768  # Numbers of a chunk.
+  # Momentum of what has not arrived: 'none': treated as zeros; 'masked': left
+  # as it is; 'local': workers have it instead of the optimiser.
+  config.wire.sparse.correction = 'masked'
+  config.wire.sparse.momentum = 0.0  # Of 'local'.
+  config.wire.sparse.select_lag = 0  # 1: chosen by what was left the last time.
+  config.wire.sparse.warmup = ()  # Sparsities before, rising.
+  config.wire.sparse.warmup_epochs = 1.0  # Of each of them.
+  config.wire.topk = ConfigDict()  # The largest numbers; others wait.
+  config.wire.topk.sparsity = 0.99  # Share of the numbers that waits.
+  config.wire.quantised = ConfigDict()  # 8-bit integers, rounded at random.
+  config.wire.quantised.chunk = 2048  # Numbers that share a scale.
+  config.wire.quantised.seed = 0  # Of the rounding.
+  config.wire.lowrank = ConfigDict()  # Matrices as products of thin ones.
+  config.wire.lowrank.rank = 4  # Columns of a factor.
 
   # Where does it travel?
   config.route = ConfigDict()

@@ -117,6 +117,14 @@ def check_values(config: ConfigDict) -> None:
       'config.cluster.devices_per_worker: expected a power of two up to '
       f'config.batching.micro_batch, {most}, got {devices}.'
     )
+  wire, optimizer = config.wire, config.optimizer
+  if wire.name == 'sparse' and wire.sparse.correction == 'local':
+    reason = "as workers have it with config.wire.sparse.correction='local'"
+    if optimizer.name != 'sgd' or optimizer.sgd.momentum:
+      raise ValueError(
+        f"config.optimizer: expected 'sgd' without momentum, {reason}, got "
+        f'{optimizer.name!r} with {optimizer[optimizer.name].to_dict()}.'
+      )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:

@@ -105,13 +105,15 @@ class TaskLearner:
       kept: jax.Array,
     ) -> tuple[Any, Any, Any]:
       mean = jax.tree.map(lambda total: total / scaled, payload.gradient)
-      updates, state = tx.update(mean, state, params)
+      updates, after = tx.update(mean, state, params)
       updates = jax.tree.map(lambda u: u * scale, updates)
+      if jax.tree.leaves(payload.arrived):
+        updates, after = _masked(tx, payload.arrived, (updates, after), state)
       seen = jax.tree.map(lambda total: total / examples, payload.stats)
       stats = jax.tree.map(
         lambda old, new: kept * old + (1 - kept) * new, stats, seen
       )
-      return optax.apply_updates(params, updates), stats, state
+      return optax.apply_updates(params, updates), stats, after
 
     self._apply = jax.jit(apply, donate_argnums=2)
     self._add = jax.jit(add_trees, donate_argnums=0)
@@ -139,9 +141,14 @@ class TaskLearner:
     }
     return fork
 
-  def warm_up(self) -> None:
-    """Compiles the sum and the update, and changes nothing."""
-    zero = Payload(*jax.tree.map(jnp.zeros_like, (self.params, self.stats)))
+  def warm_up(self, like: Payload | None = None) -> None:
+    """Compiles the sum and the update, and changes nothing.
+
+    Args:
+      like: Of payloads like this one; None for those of all numbers.
+    """
+    like = like or Payload(self.params, self.stats)
+    zero = jax.tree.map(jnp.zeros_like, like)
     state = self._copied(self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
     if self._scaled and self.scaling is None:
@@ -172,6 +179,8 @@ class TaskLearner:
       payload = payload._replace(gradient=gradient)
     if update in self._sums:
       total, before, count = self._sums[update]
+      if not (_is_partial(total) and _is_partial(payload)):
+        total, payload = _of_all(total), _of_all(payload)
       total = self._add(total, payload)
       self._sums[update] = total, before + examples, count + pushes
     else:
@@ -281,6 +290,34 @@ class TaskLearner:
       np.float32(self.learning_rate * examples / unit),
       np.float32(_KEPT ** (examples / self._worker_batch)),
     )
+
+
+def _is_partial(payload: Payload) -> bool:
+  return bool(jax.tree.leaves(payload.arrived))
+
+
+def _of_all(payload: Payload) -> Payload:
+  return payload._replace(arrived=())
+
+
+def _masked(
+  tx: optax.GradientTransformation, arrived: Any, new: Any, state: Any
+) -> Any:
+  """Returns updates and state that leave what has not arrived as it is.
+
+  Args:
+    tx: The optimiser.
+    arrived: Which numbers have, bool, like the parameters.
+    new: Updates, and the optimiser's state after them.
+    state: Of before.  What it has for each parameter stays likewise; what it
+      has once, such as a count of updates, does not.
+  """
+  updates, after = new
+  updates = jax.tree.map(lambda a, u: jnp.where(a, u, 0), arrived, updates)
+  moves = optax.tree.map_params(
+    tx, lambda _, a: a, after, arrived, transform_non_params=lambda _: True
+  )
+  return updates, jax.tree.map(jnp.where, moves, after, state)
 
 
 def _shapes(tree: Any) -> Any:

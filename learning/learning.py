@@ -108,8 +108,8 @@ class Learner(Protocol):
   def fork(self) -> 'Learner':
     """Returns one that goes on from here, while this one stays as it is."""
 
-  def warm_up(self) -> None:
-    """Compiles all that it needs."""
+  def warm_up(self, like: Payload | None = None) -> None:
+    """Compiles what payloads like this need; None: those of all numbers."""
 
   def add(
     self,
@@ -245,6 +245,9 @@ class Learning(Protocol):
 
   def learner(self, params: Any, stats: Any) -> Learner:
     """Returns a learner that starts at these parameters and statistics."""
+
+  def epochs(self, *, examples: int, updates: int) -> float:
+    """Returns how far a run is, as its schedule counts it, if it has one."""
 
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""

@@ -99,7 +99,7 @@ class NoLearner:
     fork._sums = dict(self._sums)
     return fork
 
-  def warm_up(self) -> None:
+  def warm_up(self, like: Payload | None = None) -> None:
     """Nothing to compile."""
 
   def add(
@@ -179,6 +179,11 @@ class Nothing:
     self.learner = NoLearner
     self.elements = size_bytes // _ITEM, 0
 
+  def epochs(self, *, examples: int, updates: int) -> float:
+    """Returns how far a run is."""
+    del updates
+    return examples / self.num_train
+
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how zeros are divided among servers."""
     zeros = np.zeros(self.elements[0], np.float32)
@@ -200,12 +205,16 @@ class Nothing:
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns what always returns what the function has returned at first."""
-  found: list[Any] = []
+  """Returns what always returns what the function has returned at first.
+
+  That is, with the same whole numbers among its arguments.
+  """
+  found: dict[tuple[int, ...], Any] = {}
 
   def known(*args: Any) -> Any:
-    if not found:
-      found.append(function(*args))
-    return found[0]
+    numbers = tuple(arg for arg in args if isinstance(arg, int))
+    if numbers not in found:
+      found[numbers] = function(*args)
+    return found[numbers]
 
   return known

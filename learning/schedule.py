@@ -39,13 +39,17 @@ class Schedule(NamedTuple):
       examples: Processed by the whole cluster so far.
       updates: Applied so far.
     """
-    done = examples if self.update is None else updates * self.update
-    epochs = done / self.epoch
+    epochs = self.epochs(examples=examples, updates=updates)
     rate = self.rate * self.shape(epochs)
     if epochs < self.warmup_epochs:
       # One example counts from the start: a rate of 0 would waste a push.
       rate *= max(epochs, 1 / self.epoch) / self.warmup_epochs
     return rate
+
+  def epochs(self, *, examples: int, updates: int) -> float:
+    """Returns how far a run is, as this counts it; arguments are as above."""
+    done = examples if self.update is None else updates * self.update
+    return done / self.epoch
 
 
 def constant(*, total_epochs: float) -> Shape:

@@ -61,6 +61,10 @@ class TaskLearning:
     ordered = [leaves[k] for k in self.gradient.order(self.params)]
     return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
 
+  def epochs(self, *, examples: int, updates: int) -> float:
+    """Returns how far a run is, as the schedule counts it."""
+    return self.schedule.epochs(examples=examples, updates=updates)
+
   def flat(self, *, servers: int, wire: Wire) -> Flat:
     """Returns how parameters and statistics are divided among servers."""
     return Flat(self.params, self.stats, servers=servers, wire=wire)

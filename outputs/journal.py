@@ -131,6 +131,23 @@ class Journal:
     self.links(row)
     self._files.rates(row['since'], row['rates'])
 
+  def forgot(
+    self, worker: int, time: float, l1: Mapping[str, float] | None
+  ) -> None:
+    """Records that what a worker kept of gradients is lost with it.
+
+    Args:
+      worker: Which one.
+      time: Seconds.
+      l1: Sums of absolute numbers, by parameter; None if nobody knows.
+    """
+    row = {'told': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
+    self._files.event(row)
+
+  def recalled(self, worker: int, time: float) -> None:
+    """Records that a worker has it again, or what others kept, and sends it."""
+    self._files.event({'told': 'recalled', 'time': time, 'worker': worker})
+
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:

@@ -76,7 +76,7 @@ _MAY = {
     'cluster.virtual.network cluster.virtual.reduced configs learning '
     'outputs.checkpoints outputs.ledger '
     'route.links route.ring sync.record sync.scheme topology train '
-    'wire.codec wire.flat'
+    'wire.codec wire.flat wire.kept'
   ),
   'bench': None,  # All below.
   'examples': None,

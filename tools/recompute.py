@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from absl import app
 from ml_collections import ConfigDict
@@ -36,6 +37,7 @@ from tools import replay
 from tools.reading import manifests, records
 from tools.recomputing import reduced
 from tools.recomputing.reduced import Comparison
+from wire import kept
 from wire.codec import Payload
 from wire.flat import Flat
 
@@ -109,8 +111,11 @@ def _again(
   own = manifests.section(recorded, 'wire')[recorded['wire']['name']]
   wire, route = module.make(**own.to_dict()), recorded['route']['server']
   flat = learned.flat(servers=route['servers'], wire=wire)
+  own = jax.tree.leaves([state.own for state in flat.init(0)])
+  wanted = 'a run whose wire remembers nothing but what it has not sent'
+  require(not own, f'{path}', wanted, 'another one')
   again = None
-  for row in records.events(path):
+  for row in records.events(path, kept=True):
     if row['told'] == 'start':
       again = _Again(config, learned, route, flat, again)
     again.tell(row)
@@ -144,6 +149,7 @@ class _Again:
     before: '_Again | None',
   ):
     self.version, workers = 0, config.cluster.workers
+    self._learned = learned
     self.learners = [
       learned.learner(*flat.initial(server))
       for server in range(len(flat.sizes))
@@ -151,6 +157,9 @@ class _Again:
     first = learned.scaling
     self.scalings = [first] * workers if first else []
     self._flat = flat
+    # What workers remember, and what those do who are gone.
+    self._states: dict[int, Any] = {}
+    self._gone: dict[int, Any] = {}
     self._pushed: dict[int, list[Payload]] = {}
     self._pipelined = route['pipelined']
     # Of updates, by worker: what pipelined servers sum in that order.
@@ -167,6 +176,7 @@ class _Again:
       stream=learned.stream,
       journal=self,
       num_workers=workers,
+      stage=self._stage,
     )
     self._lead.attach(release=self._release, wake_at=lambda at: None)
 
@@ -182,12 +192,21 @@ class _Again:
       self.version = self._before.version
       self.scalings = self._before.scalings
       self._pieces = self._before._pieces
+      for worker, states in self._before._states.items():
+        others = [kept.named(self._flat, states)]
+        fresh = self._flat.init(worker)
+        self._states[worker] = kept.given(self._flat, fresh, others)
       self._lead.rejoin(self._before._lead.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
         self.commit(update)
     if told == 'push':
       self._push(row)
+    elif told == 'forgot':
+      self._gone[row['worker']] = self._states.pop(row['worker'], None)
+    elif told == 'recalled':
+      if row['worker'] in self._gone:
+        self._states[row['worker']] = self._gone.pop(row['worker'])
     elif told in ('start', 'wake'):
       getattr(self._lead, told)(time)
     elif told == 'join':
@@ -198,16 +217,16 @@ class _Again:
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']
     params, ranges, iteration = self._released.pop(worker)
+    scale = factor(of(self.scalings, worker))
     payload, loss = self._gradient(
-      params,
-      ranges,
-      worker=worker,
-      iteration=iteration,
-      scale=factor(of(self.scalings, worker)),
+      params, ranges, worker=worker, iteration=iteration, scale=scale
     )
-    messages, _, finite = self._flat.encode(self._flat.init(), payload)
+    stage = self._lead.workers[worker].stage
+    before = self._states.get(worker) or self._flat.init(worker)
+    messages, after, finite = self._flat.encode(before, payload, stage, scale)
+    self._states[worker] = after if finite else before
     self._pushed[worker] = [
-      self._flat.taken(message, server)
+      self._flat.taken(message, server, stage)
       for server, message in enumerate(messages)
     ]
     self._lead.push(
@@ -219,6 +238,11 @@ class _Again:
       finite=bool(finite and np.isfinite(loss)),
       computed=0,
     )
+
+  def _stage(self) -> int:
+    examples = self.learners[0].examples
+    done = self._learned.epochs(examples=examples, updates=self.version)
+    return self._flat.wire.stage(done)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True

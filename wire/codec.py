@@ -6,16 +6,38 @@ is an argument and a result.  How many bytes a vector becomes is known before
 the vector is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-# Plain pytrees: what one worker's codec remembers (a residual, a mask), and
-# what a vector becomes on its way.
-State = Any
+# A pytree of arrays: what a vector becomes on its way.
 Message = Any
+
+
+class State(NamedTuple):
+  """What one worker's codec remembers from vector to vector, plain pytrees.
+
+  Attributes:
+    kept: Of what was encoded, what is still to be sent: arrays, float32 [n].
+      Who goes on in the place of a worker, or of several, takes it over, or
+      their sum.
+    own: What else this worker has, such as a random key.
+    common: What is the same on all workers that sum among themselves, such as
+      norms of the last sum: who joins them needs theirs.
+  """
+
+  kept: Any = ()
+  own: Any = ()
+  common: Any = ()
+
+
+def scaled(state: State, scale: Any) -> State:
+  """Returns a state that keeps what it keeps times a number."""
+  kept = jax.tree.map(lambda array: array * scale, state.kept)
+  return state._replace(kept=kept)
 
 
 class Payload(NamedTuple):
@@ -24,10 +46,39 @@ class Payload(NamedTuple):
   Attributes:
     gradient: Pytree like the parameters.
     stats: The batch's statistics times its examples, like `Task.stats`.
+    arrived: Which numbers of the gradient it has, if an update is to leave the
+      others as they are: bool, like the gradient; () if it has all.
   """
 
   gradient: Any
   stats: Any
+  arrived: Any = ()
+
+
+class Summed(NamedTuple):
+  """The sum of all workers' vectors, as far as it has travelled.
+
+  Attributes:
+    vector: Float32 [n].
+    arrived: As of `Payload`, bool [n] or ().
+  """
+
+  vector: jax.Array
+  arrived: Any = ()
+
+
+class Rows(NamedTuple):
+  """A matrix that lies in a vector, row after row.
+
+  Attributes:
+    start: Where its first number is.
+    rows: How many.
+    columns: Numbers of each.
+  """
+
+  start: int
+  rows: int
+  columns: int
 
 
 class Collective(Protocol):
@@ -44,12 +95,19 @@ class Collective(Protocol):
     """Returns all workers' messages, along a new leading axis."""
 
 
+# A worker's part of a conversation: of what it carries on and what it has heard
+# it returns what it says, which the sum of all will answer, and what it carries
+# on.
+Round = Callable[[Any, jax.Array], tuple[Any, Any]]
+
+
 class Codec(NamedTuple):
   """What a vector becomes on its way, and back.
 
   Attributes:
     init: Returns what a worker remembers before its first vector, of the number
-      of elements.
+      of elements and which worker it is: what rounds at random must not do so
+      alike on all.
     encode: Returns what travels of a vector, float32 [n], and what is
       remembered then.
     decode: Returns the vector, float32 [n], that a message stands for, given
@@ -61,21 +119,27 @@ class Codec(NamedTuple):
     dtype: Of what each number is rounded to, if that is all that becomes of it,
       and float32 if nothing does: sums among workers round likewise.  None if
       something else does.
+    arrived: Returns which numbers a message has, bool [n], of it and n, if an
+      update is to leave the others as they are; None if it has all.
     add: Adds two messages that meet on their way; None if that takes decoding.
-    reduce: Sums vectors of all workers where that takes a conversation (norms
-      first, say): returns the sum and what is remembered then.
+    rounds: How vectors of all workers are summed where that takes a
+      conversation (norms first, say); see `reduce`.  The first is given the
+      state and the vector, the last returns `Summed` and the state.  Each can
+      be jitted by itself.
+    shaped: Returns the codec of vectors in which these matrices lie; None if
+      it is all the same.
   """
 
-  init: Callable[[int], State]
+  init: Callable[[int, Any], State]
   encode: Callable[[State, jax.Array], tuple[Message, State]]
   decode: Callable[[Message, int], jax.Array]
   size_bytes: Callable[[int], int]
   elementwise: bool = False
   dtype: np.dtype | None = None
+  arrived: Callable[[Message, int], jax.Array] | None = None
   add: Callable[[Message, Message], Message] | None = None
-  reduce: (
-    Callable[[State, jax.Array, Collective], tuple[jax.Array, State]] | None
-  ) = None
+  rounds: Sequence[Round] = ()
+  shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None
 
 
 class Wire(NamedTuple):
@@ -85,32 +149,102 @@ class Wire(NamedTuple):
     push: Of gradients.
     pull: Of parameters; it remembers nothing, as all workers get the same.
     stats: Of running statistics, both ways; it remembers nothing.
+    before: Others of gradients, whose states are alike, each with the epochs
+      until which it is used instead, ascending: stages of a warm-up.
   """
 
   push: Codec
   pull: Codec
   stats: Codec
+  before: Sequence[tuple[float, Codec]] = ()
+
+  @property
+  def pushes(self) -> Sequence[Codec]:
+    """The codecs of gradients, stage by stage."""
+    return [*(codec for _, codec in self.before), self.push]
+
+  def stage(self, epochs: float) -> int:
+    """Returns which of `pushes` is used after so many epochs."""
+    return sum(until <= epochs for until, _ in self.before)
 
   @property
   def elementwise(self) -> bool:
     """Whether all codecs treat each number by itself."""
-    return all(codec.elementwise for codec in self)
+    return all(codec.elementwise for codec in self._codecs)
 
   @property
   def plain(self) -> bool:
     """Whether all codecs hand over the very vector that they are given."""
-    return self.elementwise and all(map(_changes_nothing, self))
+    return self.elementwise and all(map(_changes_nothing, self._codecs))
 
-  def push_bytes(self, params: int, stats: int) -> int:
+  def push_bytes(self, params: int, stats: int, stage: int = -1) -> int:
     """Returns how long a push of so many elements of both is."""
-    return self.push.size_bytes(params) + self.stats.size_bytes(stats)
+    push = self.pushes[stage]
+    return push.size_bytes(params) + self.stats.size_bytes(stats)
 
   def pull_bytes(self, params: int, stats: int) -> int:
     """Returns how long a pull of so many elements of both is."""
     return self.pull.size_bytes(params) + self.stats.size_bytes(stats)
 
+  @property
+  def _codecs(self) -> Sequence[Codec]:
+    return [*self.pushes, self.pull, self.stats]
+
+
+def reduce(
+  codec: Codec, state: State, vector: jax.Array, collective: Collective
+) -> tuple[Summed, State]:
+  """Returns the sum of all workers' vectors, and what is remembered then.
+
+  All workers call it at the same time, and get the same sum.
+
+  Args:
+    codec: Of pushes.
+    state: What this worker remembers.
+    vector: Of this worker, float32 [n].
+    collective: Among the workers.
+  """
+  if codec.rounds:
+    *talks, last = codec.rounds
+    carried, heard = state, vector
+    for talk in talks:
+      said, carried = talk(carried, heard)
+      heard = collective.sum(said)
+    return last(carried, heard)
+  message, state = codec.encode(state, vector)
+  if codec.add:
+    message = collective.sum(message, codec.add)
+    return decoded(codec, message, vector.size), state
+  gathered = collective.gather(message)
+  return total(codec, gathered, vector.size), state
+
+
+def decoded(codec: Codec, message: Message, n: int) -> Summed:
+  """Returns what a message of n elements stands for."""
+  arrived = codec.arrived(message, n) if codec.arrived else ()
+  return Summed(codec.decode(message, n), arrived)
+
+
+def total(codec: Codec, gathered: Message, n: int) -> Summed:
+  """Returns the sum of what messages stand for, in their order.
+
+  Args:
+    codec: Of all of them.
+    gathered: Along a leading axis.
+    n: Elements.
+  """
+
+  def add(one: Summed, message: Message) -> tuple[Summed, None]:
+    return jax.tree.map(jnp.add, one, decoded(codec, message, n)), None
+
+  first, rest = (
+    jax.tree.map(lambda leaf, cut=cut: leaf[cut], gathered)
+    for cut in (0, slice(1, None))
+  )
+  return jax.lax.scan(add, decoded(codec, first, n), rest)[0]
+
 
 def _changes_nothing(codec: Codec) -> bool:
   vector = cast(jax.Array, np.zeros(1, np.float32))  # Which compiles nothing.
-  message, _ = codec.encode((), vector)
+  message, _ = codec.encode(State(), vector)
   return message is vector and codec.decode(message, 1) is vector

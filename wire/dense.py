@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.checks import require
-from wire.codec import Codec, Wire
+from wire.codec import Codec, State, Wire
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _Numbers = TypeVar('_Numbers', jax.Array, np.ndarray)
@@ -36,7 +36,7 @@ def make(*, dtype: str) -> Wire:
 def cast(dtype: np.dtype) -> Codec:
   """Returns the codec that casts; for arrays of JAX and of NumPy alike."""
   return Codec(
-    init=lambda n: (),
+    init=lambda n, worker: State(),
     encode=lambda state, vector: (_as(vector, dtype), state),
     decode=lambda message, n: _as(message, jnp.float32),
     size_bytes=lambda n: n * dtype.itemsize,

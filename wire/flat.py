@@ -5,14 +5,24 @@ statistics, whatever layers these belong to.  A message is what the codecs make
 of both: a pair, of which the second is () if there are no statistics.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wire.codec import Codec, Message, Payload, State, Wire
+from configs.checks import require
+from wire.codec import (
+  Message,
+  Payload,
+  Rows,
+  State,
+  Wire,
+  decoded,
+  scaled,
+)
 
 # Of all shares together, if they travel one by one (pipelined): each costs time
 # of the host, whosever it is.
@@ -33,6 +43,21 @@ def even(size: int, parts: int) -> list[int]:
   return [each + (part < rest) for part in range(parts)]
 
 
+def check_servers(totals: Sequence[int], servers: int) -> None:
+  """Checks that servers can share parameters and statistics.
+
+  Args:
+    totals: Elements of each; 0 if there are none.
+    servers: How many there are to be.
+
+  Raises:
+    ValueError: If there are more servers than elements.
+  """
+  for total in totals:
+    most = f'at most {total}, one for each element'
+    require(not 0 < total < servers, 'servers', most, servers)
+
+
 class Flat:
   """Which element of which leaf lies where, and what travels of it.
 
@@ -40,9 +65,13 @@ class Flat:
     params: What it was made from: how a worker's parameters look.
     sizes: Of each server's share: elements of parameters and of statistics.
     wire: The codecs.
+    keeps: Whether a worker's codec keeps what it has not sent.
+    init: Compiled: what a worker's codec remembers at first, for each server,
+      of the worker.
     encode: Compiled: each server's messages of a payload, what is remembered
       after them, and whether all of the gradient is finite, also as it travels,
-      of what was remembered before and the payload.
+      of what was remembered before, the payload, the stage, and the scale by
+      which the gradient is multiplied.
     pulled: Compiled: parameters and statistics, trees, of all messages.
     joined: Compiled: the same of all servers' vectors, float32.
     taken: `decode`, compiled.
@@ -66,46 +95,56 @@ class Flat:
       if leaf.dtype != jnp.float32:
         raise ValueError(f'task: expected float32 leaves, got {leaf.dtype}.')
     totals = [_elements(tree) for tree in (params, stats)]
-    for total in totals:
-      if 0 < total < servers:
-        raise ValueError(
-          f'servers: expected at most {total}, one for each element, got '
-          f'{servers}.'
-        )
+    check_servers(totals, servers)
     self.params, self.wire = params, wire
     self._stats = stats
     shares = [even(total, servers) for total in totals]
     self.sizes = list(zip(*shares, strict=True))
     starts = [np.cumsum([0, *share[:-1]]).tolist() for share in shares]
     self._starts = list(zip(*starts, strict=True))
-    self.encode = jax.jit(self._encode)
-    self.taken = jax.jit(self.decode, static_argnums=1)
+    rows = [list(self._rows(server)) for server in range(servers)]
+    self._codecs = [
+      [
+        codec.shaped(each) if codec.shaped and any(rows) else codec
+        for each in rows
+      ]
+      for codec in wire.pushes
+    ]
+    self.init = jax.jit(self._init)
+    self.encode = jax.jit(self._encode, static_argnums=2)
+    self.taken = jax.jit(self.decode, static_argnums=(1, 2))
     self.sent = jax.jit(self.outgoing)
     self.pulled = jax.jit(self._pulled)
     self.joined = jax.jit(self._joined)
-    payload, states = Payload(params, stats), jax.eval_shape(self.init)
-    self._pushes, *_ = jax.eval_shape(self._encode, states, payload)
+    payload, states = Payload(params, stats), jax.eval_shape(self._init, 0)
+    self.keeps = bool(jax.tree.leaves([state.kept for state in states]))
+    self._pushes = [
+      jax.eval_shape(
+        functools.partial(self._encode, stage=stage), states, payload
+      )[0]
+      for stage in range(len(self._codecs))
+    ]
     self._pulls = jax.eval_shape(self.outgoing_of, params)
-    for server, sent in enumerate(zip(self._pushes, self._pulls, strict=True)):
-      told = self.push_bytes(server), self.pull_bytes(server)
-      are = tuple(map(_size_bytes, sent))
-      if told != are:
-        raise ValueError(
-          f'size_bytes: expected {are}, as push and pull are, got {told}.'
-        )
+    for stage, pushes in enumerate(self._pushes):
+      for server, sent in enumerate(zip(pushes, self._pulls, strict=True)):
+        told = self.push_bytes(server, stage), self.pull_bytes(server)
+        are = tuple(map(_size_bytes, sent))
+        if told != are:
+          raise ValueError(
+            f'size_bytes: expected {are}, as push and pull are, got {told}.'
+          )
 
-  def init(self) -> list[State]:
-    """Returns what a worker's codec remembers at first, for each server."""
-    return [self.wire.push.init(size) for size, _ in self.sizes]
-
-  def decode(self, message: Message, server: int) -> Payload:
+  def decode(self, message: Message, server: int, stage: int = 0) -> Payload:
     """Returns the vectors of a server's share of a push, float32."""
-    return Payload(*self._decoded(self.wire.push, message, server))
+    (vector, stats), (size, rest) = message, self.sizes[server]
+    share = decoded(self._codecs[stage][server], vector, size)
+    stats = self.wire.stats.decode(stats, rest) if rest else ()
+    return Payload(share.vector, stats, share.arrived)
 
   def outgoing(self, params: jax.Array, stats: Any) -> Message:
     """Returns what workers get of a server's share, of its vectors."""
     codec = self.wire.pull
-    message, _ = codec.encode(codec.init(params.size), params)
+    message, _ = codec.encode(codec.init(params.size, 0), params)
     return message, _encoded(self.wire, stats)
 
   def outgoing_of(self, params: Any) -> list[Message]:
@@ -122,41 +161,69 @@ class Flat:
     size, rest = self.sizes[server]
     return whole[:size], whole[size:] if rest else ()
 
-  def push_bytes(self, server: int) -> int:
+  def push_bytes(self, server: int, stage: int = 0) -> int:
     """Returns how long a server's message of a push is."""
-    return self.wire.push_bytes(*self.sizes[server])
+    size, rest = self.sizes[server]
+    stats_bytes = self.wire.stats.size_bytes(rest)
+    return self._codecs[stage][server].size_bytes(size) + stats_bytes
 
   def pull_bytes(self, server: int) -> int:
     """Returns how long a server's message of a pull is."""
     return self.wire.pull_bytes(*self.sizes[server])
 
-  def push_of(self, sent: np.ndarray, server: int) -> Message:
+  def push_of(self, sent: np.ndarray, server: int, stage: int = 0) -> Message:
     """Returns a server's message of a push, views of the bytes of it.
 
     Args:
-      sent: uint8 [push_bytes(server)].
+      sent: uint8 [push_bytes(server, stage)].
       server: Which one.
+      stage: Of the wire's.
     """
-    return _message(sent, self._pushes[server])
+    return _message(sent, self._pushes[stage][server])
 
   def pull_of(self, sent: np.ndarray, server: int) -> Message:
     """Returns a server's message of a pull, likewise."""
     return _message(sent, self._pulls[server])
 
+  def _rows(self, server: int) -> Iterator[Rows]:
+    """Yields the matrices of which a server's share has whole rows."""
+    first = self._starts[server][0]
+    last, start = first + self.sizes[server][0], 0
+    for leaf in jax.tree.leaves(self.params):
+      columns = leaf.shape[-1] if leaf.ndim > 1 and leaf.size else 0
+      if columns:
+        above = max(-(-(first - start) // columns), 0)
+        below = min((last - start) // columns, leaf.size // columns)
+        if below > above:
+          yield Rows(start + above * columns - first, below - above, columns)
+      start += leaf.size
+
+  def _init(self, worker: int) -> list[State]:
+    pairs = zip(self._codecs[-1], self.sizes, strict=True)
+    return [codec.init(size, worker) for codec, (size, _) in pairs]
+
   def _encode(
-    self, states: Sequence[State], payload: Payload
+    self,
+    states: Sequence[State],
+    payload: Payload,
+    stage: int = 0,
+    scale: float = 1.0,
   ) -> tuple[list[Message], list[State], jax.Array]:
     """Returns each server's message, what is remembered, and if all is finite.
 
-    Statistics need not be: they are checked where they are used.
+    Statistics need not be: they are checked where they are used.  What is kept
+    is not scaled: the next gradient may have another scale, a power of two.
     """
     messages, after = [], []
-    for state, (gradient, stats) in zip(
-      states, self._cut(*payload), strict=True
+    for codec, state, (gradient, stats) in zip(
+      self._codecs[stage],
+      states,
+      self._cut(payload.gradient, payload.stats),
+      strict=True,
     ):
-      message, state = self.wire.push.encode(state, gradient)
+      message, state = codec.encode(scaled(state, scale), gradient)
       messages.append((message, _encoded(self.wire, stats)))
-      after.append(state)
+      after.append(scaled(state, 1 / scale))
     # The largest is NaN if one of them is.
     leaves = jax.tree.leaves(payload.gradient)
     if self.wire.push.dtype == jnp.float16:
@@ -168,29 +235,24 @@ class Flat:
     """Returns parameters and statistics, trees, from all servers' messages."""
     return self._joined(
       [
-        self._decoded(self.wire.pull, message, server)
-        for server, message in enumerate(messages)
+        (
+          self.wire.pull.decode(vector, size),
+          self.wire.stats.decode(stats, rest) if rest else (),
+        )
+        for (vector, stats), (size, rest) in zip(
+          messages, self.sizes, strict=True
+        )
       ]
     )
 
-  def _decoded(
-    self, codec: Codec, message: Message, server: int
-  ) -> tuple[jax.Array, Any]:
-    (vector, stats), (size, rest) = message, self.sizes[server]
-    return (
-      codec.decode(vector, size),
-      self.wire.stats.decode(stats, rest) if rest else (),
-    )
-
   def _joined(self, shares: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Returns trees from the vectors of all servers."""
-    params, stats = (
-      _unflat(_flat(parts), like)
-      for parts, like in zip(
-        zip(*shares, strict=True), (self.params, self._stats), strict=True
-      )
+    """Returns trees from the vectors of all servers, or from payloads."""
+    params = [params for params, *_ in shares]
+    stats = [stats for _, stats, *_ in shares]
+    return (
+      _unflat(_flat(params), self.params),
+      _unflat(_flat(stats), self._stats),
     )
-    return params, stats
 
   def _cut(self, params: Any, stats: Any) -> list[tuple[jax.Array, Any]]:
     """Returns each server's vectors of two trees."""
@@ -260,7 +322,7 @@ def _message(sent: np.ndarray, like: Message) -> Message:
 
 
 def _encoded(wire: Wire, stats: Any) -> Message:
-  return wire.stats.encode((), stats)[0] if len(stats) else ()
+  return wire.stats.encode(State(), stats)[0] if len(stats) else ()
 
 
 def _flat(tree: Any) -> jax.Array:
@@ -268,7 +330,8 @@ def _flat(tree: Any) -> jax.Array:
   if len(leaves) == 1:
     return leaves[0]  # Without a copy.
   # XLA's concatenation of large arrays is many times slower on CPUs.
-  flat_N, start = jnp.zeros(sum(leaf.size for leaf in leaves)), 0
+  dtype = leaves[0].dtype if leaves else np.float32
+  flat_N, start = jnp.zeros(sum(leaf.size for leaf in leaves), dtype), 0
   for leaf in leaves:
     flat_N = jax.lax.dynamic_update_slice(flat_N, leaf, (start,))
     start += leaf.size

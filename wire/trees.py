@@ -6,13 +6,15 @@ itself the leaves of a tree as they are: laying them end to end costs more than
 all the rest.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wire import kept
 from wire.codec import Codec, Message, Payload, State, Wire
 from wire.flat import Flat
 
@@ -21,18 +23,28 @@ class Trees(NamedTuple):
   """What becomes of trees on their way.
 
   Attributes:
-    init: Returns what a worker's codec remembers at first.
-    encode: Returns the message of a payload, and what is remembered then.
-    decode: Returns the payload that a message stands for.
+    init: Returns what a worker's codec remembers at first, of the worker.
+    encode: Returns the message of a payload, and what is remembered then, of
+      what was remembered before, the payload, the stage of the wire, and the
+      scale by which the gradient is multiplied.
+    decode: Returns the payload that a message stands for, of it and the stage.
     pull: Returns the parameters that workers get, of those that are held.
     dtype: As of the codec of pushes.
+    push_bytes: Returns how long a message to each server is, of the stage;
+      None if nobody has laid that down, as any part of a message is one.
+    kept_l1: Returns the sum of the absolute numbers that a worker has not sent
+      yet, by parameter, of what it remembers; None if workers keep nothing.
+    stages: Of the wire.
   """
 
-  init: Callable[[], State]
-  encode: Callable[[State, Payload], tuple[Message, State]]
-  decode: Callable[[Message], Payload]
+  init: Callable[[int], Any]
+  encode: Callable[[Any, Payload, int, float], tuple[Message, Any]]
+  decode: Callable[[Message, int], Payload]
   pull: Callable[[Any], Any]
   dtype: np.dtype | None
+  push_bytes: Callable[[int], Sequence[int]] | None = None
+  kept_l1: Callable[[Any], dict[str, float]] | None = None
+  stages: int = 1
 
 
 def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
@@ -49,9 +61,9 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
     params
   ):  # Or numbers that are not there.
     return Trees(
-      init=tuple,
+      init=lambda worker: (),
       encode=_same,
-      decode=lambda message: message,
+      decode=lambda message, stage: message,
       pull=lambda params: params,
       dtype=np.dtype(np.float32),
     )
@@ -60,7 +72,10 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
   return _shared(Flat(params, stats, servers=servers, wire=wire))
 
 
-def _same(state: State, payload: Payload) -> tuple[Message, State]:
+def _same(
+  state: Any, payload: Payload, stage: int, scale: float
+) -> tuple[Message, Any]:
+  del stage, scale
   return payload, state
 
 
@@ -78,9 +93,9 @@ def _leafwise(wire: Wire, coded: Payload) -> Trees:
     return _mapped(_decoded, wire.pull, coded.gradient, message)
 
   return Trees(
-    init=tuple,
-    encode=lambda state, payload: (both(_encoded, payload), state),
-    decode=lambda message: both(_decoded, message),
+    init=lambda worker: (),
+    encode=lambda state, payload, *_: (both(_encoded, payload), state),
+    decode=lambda message, stage: both(_decoded, message),
     pull=pull,
     dtype=wire.push.dtype,
   )
@@ -95,7 +110,7 @@ def _mapped(
 
 
 def _encoded(codec: Codec, leaf: jax.Array) -> Message:
-  return codec.encode((), leaf)[0]
+  return codec.encode(State(), leaf)[0]
 
 
 def _decoded(codec: Codec, leaf: Message) -> jax.Array:
@@ -103,23 +118,37 @@ def _decoded(codec: Codec, leaf: Message) -> jax.Array:
 
 
 def _shared(flat: Flat) -> Trees:
-  def encode(states: State, payload: Payload) -> tuple[Message, State]:
-    messages, states, _ = flat.encode(states, payload)
+  servers = range(len(flat.sizes))
+
+  def encode(
+    states: Any, payload: Payload, stage: int, scale: float
+  ) -> tuple[Message, Any]:
+    messages, states, _ = flat.encode(states, payload, stage, scale)
     return messages, states
 
-  @jax.jit
-  def decode(messages: Message) -> Payload:
-    return Payload(
-      *flat.joined([flat.decode(each, k) for k, each in enumerate(messages)])
-    )
+  @functools.partial(jax.jit, static_argnums=1)
+  def decode(messages: Message, stage: int) -> Payload:
+    shares = [flat.decode(each, k, stage) for k, each in enumerate(messages)]
+    payload = Payload(*flat.joined(shares))
+    if not jax.tree.leaves([each.arrived for each in shares]):
+      return payload
+    arrived, _ = flat.joined([(each.arrived, each.stats) for each in shares])
+    return payload._replace(arrived=arrived)
 
   outgoing = jax.jit(flat.outgoing_of)
+
+  def kept_l1(states: Any) -> dict[str, float]:
+    return kept.norms(kept.named(flat, states))
+
   return Trees(
     init=flat.init,
     encode=encode,
     decode=decode,
     pull=lambda params: flat.pulled(outgoing(params))[0],
     dtype=None,
+    push_bytes=lambda stage: [flat.push_bytes(k, stage) for k in servers],
+    kept_l1=kept_l1 if flat.keeps else None,
+    stages=len(flat.wire.pushes),
   )
 
 

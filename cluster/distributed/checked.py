@@ -77,6 +77,7 @@ _REPORT: Fields = {
   'finite': lambda value: type(value) is bool,
   'computed': is_count,
   'compilations': is_count,
+  'recalled': lambda value: type(value) is bool,
 }
 _LIFE: Fields = {'worker': is_count, 'life': is_count}
 # By the field that tells what is said; None stands for one that is not there.

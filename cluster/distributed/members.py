@@ -21,6 +21,7 @@ class Member:
     stream: Of the living one; None before it is ready and once it is gone.
     seen: When it gave the last sign of life, monotonic seconds.
     arrived: Servers that have its push.
+    counted: The last iteration whose push was summed; None if there was none.
     pace: How far it has come.
     compilations: After warm-up, of the lives that have pushed.
   """
@@ -30,6 +31,7 @@ class Member:
   stream: Stream | None = None
   seen: float = 0.0
   arrived: int = 0
+  counted: int | None = None
   pace: Seen = dataclasses.field(default_factory=Seen)
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 

@@ -202,17 +202,25 @@ class Reception:
             member.pace.tell(said['pace'], visit.seen)
           stream.send({'beat': said['beat'], 'clock': time.monotonic()})
         elif 'told' in said:
-          self.events.put(event | said)
+          self._tell(event | said)
     except TransportError as error:
       self._roll.lost(name, life, str(error))
       self.events.put(event | {'told': 'failed', 'reason': str(error)})
     finally:
       with self._lock:
         self._visits.discard(visit)
+      self._gone(index, life)
       visit.closed.set()
 
   def _came(self) -> None:
     """Somebody has come."""
+
+  def _tell(self, event: dict[str, Any]) -> None:
+    """Takes in what a worker tells, with `worker` and `life`."""
+    self.events.put(event)
+
+  def _gone(self, index: int, life: int) -> None:
+    """A life of a worker has ended."""
 
   def _watch(self) -> None:
     """Looks for who does not go on, in a thread: others may wait for them."""

@@ -58,13 +58,14 @@ class LocalHolder:
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles what pushes like these need, and updates."""
-    state = self.trees.init()
-    for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
-      message, state = self.trees.encode(state, payload)
-      arrived = jax.block_until_ready(self.trees.decode(message))
-      if self._looks:
-        self._is_finite(arrived.gradient)
-    self.learner.warm_up()
+    for stage in range(self.trees.stages):
+      state = self.trees.init(0)
+      for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+        message, state = self.trees.encode(state, payload, stage, 1.0)
+        arrived = jax.block_until_ready(self.trees.decode(message, stage))
+        if self._looks:
+          self._is_finite(arrived.gradient)
+      self.learner.warm_up(arrived)
 
   def pulled(self) -> Any:
     """Returns the parameters as workers get them; once for each version."""
@@ -75,9 +76,15 @@ class LocalHolder:
       self._newest = params, self.trees.pull(params)
     return self._newest[1]
 
-  def arrived(self, worker: int, message: Message) -> bool:
-    """A worker's push has arrived whole; returns whether it is finite."""
-    self._arrived[worker] = payload = self.trees.decode(message)
+  def arrived(self, worker: int, message: Message, stage: int) -> bool:
+    """A worker's push has arrived whole; returns whether it is finite.
+
+    Args:
+      worker: Whose it is.
+      message: What has come.
+      stage: Of the wire.
+    """
+    self._arrived[worker] = payload = self.trees.decode(message, stage)
     return not self._looks or bool(self._is_finite(payload.gradient))
 
   def add(
@@ -149,8 +156,8 @@ class LocalHolder:
 
   def _rounded(self, payload: Payload) -> Payload:
     """Returns what all workers get of a sum."""
-    message, _ = self.trees.encode(self.trees.init(), payload)
-    return self.trees.decode(message)
+    message, _ = self.trees.encode(self.trees.init(0), payload, 0, 1.0)
+    return self.trees.decode(message, 0)
 
 
 def _is_finite(gradient: Any) -> jax.Array:

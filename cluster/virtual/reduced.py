@@ -222,8 +222,9 @@ class Reduced:
     now.started[index] = time
     return Delivered(0, [index])
 
-  def push(self, time: float, index: int) -> list[int]:
+  def push(self, time: float, index: int, stage: int) -> list[int]:
     """A worker has computed; returns who has waited for it, once all have."""
+    del stage  # Of the wire: all travels, so far.
     now = self._state.now
     now.computed[index] = time
     if len(now.computed) < len(now.started):

@@ -20,7 +20,7 @@ from cluster.virtual.script import Scripted
 from cluster.virtual.transfers import Delivered, Pipelined, Whole
 from learning import scaling
 from learning.learning import Gradient
-from wire.codec import Message, State
+from wire.codec import Message
 
 # Simultaneous events happen in this order, and then by worker.
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
@@ -35,7 +35,8 @@ class _InFlight:
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  codec: State  # What its codec remembers.
+  codec: Any  # What its codec remembers.
+  before: Any = None  # The same before its push, while that is on its way.
   life: int = 0  # Events of an earlier life are dropped.
   params: Any = None  # As pulled, until its gradient is computed.
   message: Message = None  # Its push, on its way.
@@ -80,7 +81,8 @@ class VirtualRuntime:
     self.gradient = gradient
     self._speed = speed
     self._holder = holder
-    self._workers = [_InFlight(holder.trees.init()) for _ in lead.workers]
+    count = len(lead.workers)
+    self._workers = [_InFlight(holder.trees.init(k)) for k in range(count)]
     self._transfers = transfers
     self._looked = looked
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
@@ -207,26 +209,31 @@ class VirtualRuntime:
     """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.lead.workers[index]
     before = self.gradient.computed
+    scale = scaling.factor(scaling.of(self._holder.scalings, index))
     payload, worker.loss = self.gradient(
       worker.params,
       known.ranges,
       worker=index,
       iteration=known.iteration,
-      scale=scaling.factor(scaling.of(self._holder.scalings, index)),
+      scale=scale,
     )
     worker.params, worker.computed = None, self.gradient.computed - before
+    worker.before = worker.codec
     worker.message, worker.codec = self._holder.trees.encode(
-      worker.codec, payload
+      worker.codec, payload, known.stage, scale
     )
     self.lead.enter(index, 'push', self.time)
-    for waited in self._transfers.push(self.time, index):
+    for waited in self._transfers.push(self.time, index, known.stage):
       self._waited(waited)
 
   def _push(self, index: int) -> None:
     """A push has arrived whole."""
     worker, known = self._workers[index], self.lead.workers[index]
-    finite = self._holder.arrived(index, worker.message)
-    loss, worker.message, worker.loss = worker.loss, None, None
+    finite = self._holder.arrived(index, worker.message, known.stage)
+    if not finite:  # It does not count.
+      worker.codec = worker.before
+    loss, worker.loss = worker.loss, None
+    worker.message = worker.before = None
     self.lead.push(
       index,
       self.time,
@@ -263,7 +270,7 @@ class VirtualRuntime:
   def _again(self, index: int) -> None:
     """Lets a worker compute its iteration once more."""
     worker = self._workers[index]
-    self._workers[index] = _InFlight(worker.codec, life=worker.life + 1)
+    self._workers[index] = _InFlight(_counted(worker), life=worker.life + 1)
     self._pull(index)
 
   def _leave(self, index: int) -> None:
@@ -272,9 +279,11 @@ class VirtualRuntime:
     left = self._transfers.leave(self.time, index, lost=lost)
     for waited in left.waited:
       self._waited(waited)
-    self._workers[index] = _InFlight(
-      self._holder.trees.init(), life=worker.life + 1
-    )
+    trees = self._holder.trees
+    l1 = trees.kept_l1(_counted(worker)) if trees.kept_l1 else {}
+    if any(l1.values()):
+      self.lead.journal.forgot(index, self.time, l1)
+    self._workers[index] = _InFlight(trees.init(index), life=worker.life + 1)
     for other in left.again:
       self.lead.enter(other, 'pull', self.time)
       self._again(other)
@@ -290,3 +299,8 @@ class VirtualRuntime:
       f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
       'run whose workers all leave needs a join in config.cluster.script.'
     )
+
+
+def _counted(worker: _InFlight) -> Any:
+  """Returns what is remembered of the pushes that have arrived."""
+  return worker.codec if worker.before is None else worker.before

@@ -1,5 +1,6 @@
 """The virtual runtime's part of a run: all of it, in one process."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -22,7 +23,8 @@ from outputs.files import RunFiles
 from route import links, ring
 from route.route import Plan, Served
 from wire import trees
-from wire.flat import even
+from wire.flat import check_servers, even
+from wire.trees import Trees
 
 _OF_SERVERS = ('cluster.network.server*',)
 
@@ -68,16 +70,17 @@ class VirtualSite:
     served = isinstance(plan, Served)
     servers = plan.servers if served else 1
     params, stats = learned.params, learned.stats
+    if not parts.wire.elementwise:
+      with named(f'config.route.{config.route.name}'):
+        check_servers(learned.elements, servers)
+    with named(f'config.wire.{config.wire.name}'):
+      travel = trees.make(parts.wire, params, stats, servers=servers)
+      self._sizes = _sizes(parts, travel, servers)
     learner, scaling = learned.learner(params, stats), learned.scaling
     if not served:
       learner.scaling = scaling
     each = [scaling] * config.cluster.workers if served and scaling else []
-    self.holder = LocalHolder(
-      learner,
-      trees.make(parts.wire, params, stats, servers=servers),
-      scalings=each,
-      summed=not served,
-    )
+    self.holder = LocalHolder(learner, travel, scalings=each, summed=not served)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
@@ -89,7 +92,7 @@ class VirtualSite:
     config, parts = self._config, self._parts
     with named('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
-    moving, looked = _moving(config, parts, lead)
+    moving, looked = _moving(config, parts, lead, self._sizes)
     return VirtualRuntime(
       lead=lead,
       holder=self.holder,
@@ -115,14 +118,14 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 
 
 def _moving(
-  config: ConfigDict, parts: Parts, lead: Lead
+  config: ConfigDict, parts: Parts, lead: Lead, sizes: transfers.Sizes
 ) -> tuple[
   transfers.Whole | transfers.Pipelined | reduced.Reduced,
   Callable[[float], None],
 ]:
   """Returns how it travels, and what follows when an evaluation is due."""
   if isinstance(parts.plan, Served):
-    return _served(config, parts), lambda time: None
+    return _served(config, parts, sizes), lambda time: None
   sums = reduced.Reduced(_sums(config, parts), Traffic(lead.journal))
   return sums, sums.looked
 
@@ -150,7 +153,7 @@ def _sums(config: ConfigDict, parts: Parts) -> reduced.Sums:
 
 
 def _served(
-  config: ConfigDict, parts: Parts
+  config: ConfigDict, parts: Parts, sizes: transfers.Sizes
 ) -> transfers.Whole | transfers.Pipelined:
   """Returns how pushes and pulls travel to servers and back."""
   moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
@@ -159,7 +162,7 @@ def _served(
     network,
     num_workers=config.cluster.workers,
     servers=servers,
-    sizes=_sizes(parts),
+    sizes=sizes,
   )
 
 
@@ -184,16 +187,24 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
     return Network(**links), servers
 
 
-def _sizes(parts: Parts) -> transfers.Sizes:
+def _sizes(parts: Parts, travel: Trees, servers: int) -> transfers.Sizes:
   wire = parts.wire
-  return transfers.Sizes(
-    _shares(parts, wire.push_bytes), _shares(parts, wire.pull_bytes)
-  )
+  pushes = [
+    travel.push_bytes(stage)
+    if travel.push_bytes
+    else _shares(
+      parts, servers, functools.partial(wire.push_bytes, stage=stage)
+    )
+    for stage in range(len(wire.pushes))
+  ]
+  return transfers.Sizes(pushes, _shares(parts, servers, wire.pull_bytes))
 
 
-def _shares(parts: Parts, size_bytes: Callable[[int, int], int]) -> list[int]:
+def _shares(
+  parts: Parts, servers: int, size_bytes: Callable[[int, int], int]
+) -> list[int]:
   """Returns how much travels to or from each server."""
-  elements, servers = parts.learned.elements, parts.plan.servers
+  elements = parts.learned.elements
   if parts.wire.elementwise:  # Any part of a message is one.
     return even(size_bytes(*elements) + parts.learned.other_bytes, servers)
   params, stats = (even(count, servers) for count in elements)

@@ -17,11 +17,11 @@ class Sizes(NamedTuple):
   """How much travels.
 
   Attributes:
-    push: Bytes of a push at each server.
+    push: Bytes of a push at each server, by the stage of the wire.
     pull: Bytes of a pull from each server.
   """
 
-  push: Sequence[int]
+  push: Sequence[Sequence[int]]
   pull: Sequence[int]
 
 
@@ -86,12 +86,12 @@ class Whole:
 
   def pull(self, time: float, index: int) -> Delivered:
     """Starts the pull of a worker, and returns that nothing has arrived."""
-    self._start(time, index, pulls=True)
+    self._start(time, index, self._sizes.pull, pulls=True)
     return Delivered(0, [])
 
-  def push(self, time: float, index: int) -> Sequence[int]:
+  def push(self, time: float, index: int, stage: int) -> Sequence[int]:
     """Starts the push of a worker, and returns that nobody waited for it."""
-    self._start(time, index, pulls=False)
+    self._start(time, index, self._sizes.push[stage], pulls=False)
     return ()
 
   def advance(self, time: float) -> Delivered:
@@ -129,8 +129,9 @@ class Whole:
     """Goes back to where `state` was taken; it is its own from now on."""
     vars(self).update(vars(state))
 
-  def _start(self, time: float, index: int, *, pulls: bool) -> None:
-    sizes = self._sizes.pull if pulls else self._sizes.push
+  def _start(
+    self, time: float, index: int, sizes: Sequence[int], *, pulls: bool
+  ) -> None:
     for host, size in zip(self._hosts, sizes, strict=True):
       ends = (host, index) if pulls else (index, host)
       flow = self.network.start(time, *ends, size)
@@ -203,7 +204,8 @@ class Pipelined:
     self._hosts = servers
     self._count = pieces(len(servers))  # Of each share.
     self._pushes, self._pulls = (
-      [even(size, self._count) for size in shares] for shares in sizes
+      [even(size, self._count) for size in shares]
+      for shares in (sizes.push[0], sizes.pull)  # There is but one stage.
     )
     # By server and piece: of how many pushes it has not arrived.
     self._missing = [[0] * self._count for _ in self._pushes]
@@ -232,8 +234,9 @@ class Pipelined:
     )
     return Delivered(size_bytes, [] if member.pulling else [index])
 
-  def push(self, time: float, index: int) -> Sequence[int]:
+  def push(self, time: float, index: int, stage: int) -> Sequence[int]:
     """Starts the push of a worker, which has its pull; see Whole."""
+    del stage
     self._members[index].pulled = self._none()
     for server in range(len(self._missing)):
       self._start(time, index, server, pulls=False)

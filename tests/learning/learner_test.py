@@ -157,6 +157,74 @@ class UpdateTest(parameterized.TestCase):
       _server(optax.sgd(1.0), reduction='median')
 
 
+_STATES = {
+  'sgd': optimizer.sgd(**_SGD),
+  'adamw': optimizer.adamw(**_ADAMW),
+  'clipped': optimizer.clipped(optimizer.sgd(**_SGD), clip_norm=0.5),
+}
+
+
+class ArrivedTest(parameterized.TestCase):
+  def test_momentum_of_what_has_not_arrived_waits(self):
+    server = _server(optax.sgd(1.0, momentum=0.9), rate=0.5)
+    rng = np.random.default_rng(0)
+    params, momentum = jax.tree.map(np.array, _tree(0)), {'a': 0.0, 'b': 0.0}
+    for update in range(4):
+      gradient = _tree(update + 1)
+      # Two pushes, each of some numbers: what one has, has arrived.
+      masks = [
+        jax.tree.map(lambda leaf: rng.random(leaf.shape) < 0.4, gradient)
+        for _ in range(2)
+      ]
+      for mask in masks:
+        sent = jax.tree.map(lambda m, g: jnp.where(m, 8 * g, 0), mask, gradient)
+        mask = jax.tree.map(jnp.asarray, mask)
+        server.add(update, Payload(sent, (), mask), 8)
+      server.commit(update)
+      for name in params:
+        one, other = (mask[name] for mask in masks)
+        mean = (one * 1.0 + other) * gradient[name] / 2
+        moved = 0.9 * momentum[name] + mean
+        momentum[name] = np.where(one | other, moved, momentum[name])
+        params[name] -= np.where(one | other, 0.5 * 2 * moved, 0)
+      for name, expected in params.items():
+        np.testing.assert_allclose(server.params[name], expected, atol=1e-5)
+
+  @parameterized.parameters(*_STATES)
+  def test_what_has_arrived_whole_is_any_other_update(self, name):
+    server, plain = (_server(_STATES[name]) for _ in 'ab')
+    all_of = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), _tree(0))
+    none = jax.tree.map(jnp.logical_not, all_of)
+    for update in range(3):
+      gradient = _tree(update + 1)
+      plain.add(update, _payload(gradient, 8), 8)
+      server.add(update, _payload(gradient, 8)._replace(arrived=all_of), 8)
+      for each in (plain, server):
+        each.commit(update)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+      server.params,
+      plain.params,
+    )
+    before = server.params
+    server.add(3, _payload(_tree(9))._replace(arrived=none), 8)
+    server.commit(3)
+    jax.tree.map(np.testing.assert_array_equal, server.params, before)
+
+  @parameterized.parameters(0, 1)
+  def test_a_sum_with_a_push_of_all_numbers_has_all(self, first):
+    none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, bool), _tree(0))
+    server, plain = (_server(optax.sgd(1.0, momentum=0.9)) for _ in 'ab')
+    for each in (server, plain):
+      payloads = [_payload(_tree(1)), _payload(_tree(2))]
+      if each is server:
+        payloads[first] = payloads[first]._replace(arrived=none)
+      for payload in payloads:
+        each.add(0, payload, 8)
+      each.commit(0)
+    jax.tree.map(np.testing.assert_array_equal, server.params, plain.params)
+
+
 class ClippingTest(parameterized.TestCase):
   @parameterized.parameters(0.5, 100.0)
   def test_the_norm_of_the_mean_gradient_is_bounded(self, clip_norm):

@@ -23,6 +23,7 @@ from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.reception import ServedReception
+from cluster.distributed.served.remembered import Remembered
 from cluster.distributed.served.runtime import ServedRuntime
 from cluster.distributed.served.server import Server
 from cluster.transport.streams import Listener, Security, connect
@@ -60,6 +61,10 @@ class Lead:
     silent=(),
     way=None,
     start_s=START_S,
+    wire=None,
+    learner=NoLearner,
+    directory=None,
+    kept=lambda: None,
   ):
     """Starts to wait for all.
 
@@ -71,19 +76,24 @@ class Lead:
       way: Returns the address by which hosted ones reach the lead, given its
         own.
       start_s: Until all have to be there.
+      wire: Of pushes and pulls of 16 numbers; None for a dense one.
+      learner: Makes those of servers.
+      directory: Of workers' parts of checkpoints; None for a new one.
+      kept: As of the runtime.
     """
+    self._learner = learner
     self.servers = []
     self._members = []
     self._closing = contextlib.ExitStack()
     self._begun = threading.Event()
-    self._parts = pathlib.Path(tempfile.mkdtemp())
+    self._parts = directory or pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
     self.address = f'127.0.0.1:{port}'
     self._flat = Flat(
       np.zeros(16, np.float32),
       (),
       servers=num_servers,
-      wire=dense.make(dtype='float32'),
+      wire=wire or dense.make(dtype='float32'),
     )
     self.orders = Orders(
       flat=self._flat, schedule=None, num_workers=num_workers
@@ -126,6 +136,7 @@ class Lead:
       reception=self.reception,
       server=functools.partial(self._server, 0),
       num_servers=num_servers,
+      kept=kept,
       timeout_s=TIMEOUT_S,
       start_s=start_s,
       deadlines=deadlines,
@@ -144,7 +155,7 @@ class Lead:
     del greeting
     server = Server(
       index,
-      learner=NoLearner(*self._flat.initial(index)),
+      learner=self._learner(*self._flat.initial(index)),
       flat=self._flat,
       keeping=Keeping(self._parts / str(index), held={}, report=report),
       report=report,
@@ -197,6 +208,7 @@ class Lead:
       gradient=gradient or NoGradient(),
       flat=self._flat,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
+      remembered=Remembered(self._flat, index, self._parts),
       speed=None,
       faults=faults,
       lead=self._way(self.address),
@@ -211,11 +223,15 @@ class Lead:
     self._members.append(member)
     return member
 
-  def begin(self):
-    """Starts the run, once all are there."""
+  def begin(self, state=None):
+    """Starts the run, once all are there, or goes on from a state."""
     self._warm.result(timeout=START_S)
     self._begun.set()
-    self.cluster.start()
+    if state is None:
+      self.cluster.start()
+    else:
+      self.cluster.restore(state)
+      self.cluster.resume()
 
   def step_for(self, seconds):
     """Lets the lead work for a while."""
@@ -270,6 +286,7 @@ class Worker:
     report = {'iteration': self._iteration, 'loss': None, 'finite': True}
     report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
     report |= {'computed': 8, 'compilations': 0, 'factors': ()}
+    report['recalled'] = False
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)
       self._streams[index].send(report, [body], body.size)

@@ -120,6 +120,7 @@ class Cluster:
       reception=self._reception,
       server=None,
       num_servers=servers,
+      kept=lambda: None,
       timeout_s=_BEAT_S,
       start_s=_NEVER,
       deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
@@ -280,6 +281,7 @@ class Cluster:
     report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
     report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
     report |= {'computed': BATCH, 'compilations': 0, 'factors': []}
+    report['recalled'] = False
     death = self._deaths.get(index)
     if life or iteration != 1:
       death = None

@@ -16,7 +16,7 @@ import train
 from configs import default
 from tests.support import small, stopping
 from wire import dense, trees
-from wire.codec import Codec, Payload, Wire
+from wire.codec import Codec, Payload, State, Wire
 from wire.flat import Flat, views
 
 
@@ -24,15 +24,15 @@ def _half(n):
   return max(n // 2, 1)
 
 
-def _encode(residual, vector):
-  total = residual + vector
+def _encode(state, vector):
+  total = state.kept + vector
   _, places = jax.lax.top_k(jnp.abs(total), _half(len(vector)))
-  return (places, total[places]), total.at[places].set(0)
+  return (places, total[places]), State(total.at[places].set(0))
 
 
 def _codec():
   return Codec(
-    init=lambda n: jnp.zeros(n, jnp.float32),
+    init=lambda n, worker: State(jnp.zeros(n, jnp.float32)),
     encode=_encode,
     decode=lambda message, n: jnp.zeros(n).at[message[0]].set(message[1]),
     size_bytes=lambda n: 8 * _half(n),
@@ -59,12 +59,12 @@ class InterfaceTest(parameterized.TestCase):
     wire, params = _wire(), _tree(0)
     flat = Flat(params, stats, servers=servers, wire=wire)
     made = trees.make(wire, params, stats, servers=servers)
-    state, states, sent = made.init(), flat.init(), []
+    state, states, sent = made.init(0), flat.init(0), []
     for step in range(3):
       payload = Payload(_tree(step + 1), stats)
-      message, state = made.encode(state, payload)
+      message, state = made.encode(state, payload, 0, 1.0)
       messages, states, _ = flat.encode(states, payload)
-      got = made.decode(message)
+      got = made.decode(message, 0)
       vectors = []
       for server, each in enumerate(messages):
         carried = np.concatenate(views(each))
@@ -78,7 +78,7 @@ class InterfaceTest(parameterized.TestCase):
 
     # What was not sent is remembered.
     without = Flat(params, (), servers=servers, wire=wire)
-    rest, _ = without.joined([(each, ()) for each in state])
+    rest, _ = without.joined([(each.kept, ()) for each in state])
     total = jax.tree.map(lambda *parts: sum(parts), rest, *sent)
     expected = jax.tree.map(
       lambda *parts: sum(parts), *[_tree(step + 1) for step in range(3)]

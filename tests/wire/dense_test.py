@@ -16,7 +16,7 @@ from learning.learner import TaskLearner
 from models.task import Task
 from tests.support import small
 from wire import dense, trees
-from wire.codec import Payload
+from wire.codec import Payload, State
 
 _RATE = 2.0**-6
 _BATCH = 8
@@ -64,10 +64,10 @@ class DenseTest(parameterized.TestCase):
     wire = dense.make(dtype='bfloat16')
     for codec in (wire.push, wire.pull):
       for vector in (floats, jnp.asarray(floats)):
-        message, state = codec.encode(codec.init(len(floats)), vector)
+        message, state = codec.encode(codec.init(len(floats), 0), vector)
         self.assertEqual(message.dtype, ml_dtypes.bfloat16)
         self.assertEqual(message.nbytes, codec.size_bytes(len(floats)))
-        self.assertEqual(state, ())
+        self.assertEqual(state, State())
         got = np.asarray(codec.decode(message, len(floats)))
         np.testing.assert_array_equal(got, _rounded(floats))
         self.assertEqual(got.dtype, np.float32)
@@ -94,17 +94,17 @@ class TreesTest(parameterized.TestCase):
   def test_other_numbers_travel_as_they_are(self):
     params = {'w': jnp.full(3, 1.001), 'n': jnp.arange(2**20, 2**20 + 7)}
     made = trees.make(dense.make(dtype='bfloat16'), params, (), servers=1)
-    message, _ = made.encode(made.init(), Payload(params, ()))
+    message, _ = made.encode(made.init(0), Payload(params, ()), 0, 1.0)
     self.assertEqual(message.gradient['w'].dtype, jnp.bfloat16)
-    for got in (made.decode(message).gradient, made.pull(params)):
+    for got in (made.decode(message, 0).gradient, made.pull(params)):
       np.testing.assert_array_equal(got['n'], params['n'])
       np.testing.assert_array_equal(got['w'], _rounded(params['w']))
 
   def test_float32_costs_nothing(self):
     params, before = {'w': jnp.ones(3)}, compilations.count()
     made = trees.make(dense.make(dtype='float32'), params, (), servers=1)
-    message, _ = made.encode(made.init(), Payload(params, ()))
-    self.assertIs(made.decode(message).gradient['w'], params['w'])
+    message, _ = made.encode(made.init(0), Payload(params, ()), 0, 1.0)
+    self.assertIs(made.decode(message, 0).gradient['w'], params['w'])
     self.assertIs(made.pull(params)['w'], params['w'])
     self.assertEqual(compilations.count(), before)
 

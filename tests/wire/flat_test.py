@@ -49,7 +49,7 @@ class FlatTest(parameterized.TestCase):
     flat = _flat(_PARAMS, stats, servers, dense.make(dtype=dtype))
     payload = Payload(_PARAMS, stats)
 
-    messages, _, finite = flat.encode(flat.init(), payload)
+    messages, _, finite = flat.encode(flat.init(0), payload)
 
     self.assertTrue(finite)
     sent = [_carried(message) for message in messages]
@@ -94,7 +94,7 @@ class FlatTest(parameterized.TestCase):
     params = _PARAMS | {'leaf1': _PARAMS['leaf1'].at[3].set(bad)}
     params['empty'] = jnp.zeros(0)
     flat = _flat(params, (), 2)
-    self.assertFalse(flat.encode(flat.init(), Payload(params, ()))[2])
+    self.assertFalse(flat.encode(flat.init(0), Payload(params, ()))[2])
 
   def test_sizes_are_split_evenly(self):
     self.assertEqual(even(10, 4), [3, 3, 2, 2])

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_LINKS = 'links'  # What is told of them is for no scheme.
+# What is told of these is for no scheme.
+_LINKS = 'links'
+_KEPT = ('forgot', 'recalled')  # What workers have not sent of gradients.
 _SHOWN = 64  # Workers whose spans are read, at most.
 _WINDOW = 16  # Iterations of a mean worker whose spans are read.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -143,17 +145,23 @@ def config(path: pathlib.Path) -> dict[str, Any]:
   return _read(file, _CONFIG)['config']
 
 
-def events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+def events(
+  path: pathlib.Path, *, kept: bool = False
+) -> Iterator[dict[str, Any]]:
   """Yields what a run's scheme was told and said, in order.
 
   Args:
     path: Folder of a run.
+    kept: Whether to yield, too, whose rest of gradients was lost or is back.
 
   Raises:
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  return (row for row in every(path) if row['told'] != _LINKS)
+  for row in every(path):
+    told = row['told']
+    if told not in (_LINKS, *_KEPT) or (kept and told in _KEPT):
+      yield row
 
 
 def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -168,8 +176,11 @@ def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields both, in the order in which they happened."""
   whole = read_summary(path) is not None
   for where, row in _lines(path / 'events.jsonl', whole):
-    told = row.get('told') == _LINKS
-    _check(row, ('time', 'did', 'why') if told else ('told', 'said'), where)
+    told = row.get('told')
+    fields = {_LINKS: ('time', 'did', 'why')} | dict.fromkeys(
+      _KEPT, ('worker',)
+    )
+    _check(row, fields.get(told, ('told', 'said')), where)
     yield row
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of a distributed run: a part of the lead and one of every server.
 
-Servers write theirs first.  The lead's part, which makes a checkpoint whole,
+And of every worker that keeps what it has not sent of gradients.  They write
+theirs first.  The lead's part, which makes a checkpoint whole,
 follows once all are safe, and then the lead alone removes what is not needed
 any more.  So at any moment the newest that has the lead's part is whole,
 whoever dies.  It can be gone on from with another number of servers: shares are
@@ -15,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from cluster.distributed.pace import Jobs
+from cluster.distributed.served import remembered
 from cluster.distributed.served.orders import Orders
 from configs.checks import require
 from outputs import checkpoints, stores
@@ -155,12 +157,18 @@ class ShardedCheckpoints:
       stores.read(self._directory / 'lead' / str(step))
     )
     read_servers(self._directory, step, state['num_servers'])
+    for worker in remembered.in_checkpoint(self._directory, step):
+      stores.read(remembered.of_worker(self._directory, worker) / str(step))
     self.found = step, state['num_servers']
     return state
 
   def _parts(self) -> list[pathlib.Path]:
-    """Returns the folders of the lead and of all servers that there were."""
-    return [self._directory / 'lead', *self._directory.glob('server*')]
+    """Returns the folders of the lead and of all others that there were."""
+    others = [
+      *self._directory.glob('server*'),
+      *self._directory.glob('worker*'),
+    ]
+    return [self._directory / 'lead', *others]
 
 
 def whole(directory: pathlib.Path) -> list[int]:

@@ -1,6 +1,7 @@
 """A worker's life in a served run: its streams to the lead and all servers."""
 
 import queue
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -31,6 +32,8 @@ class ServedLife(Life):
     lead: str,
     index: int,
     settings: Settings,
+    *,
+    save: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
     **of_life: Any,
   ):
     """Joins the lead: see `Life`.
@@ -39,20 +42,22 @@ class ServedLife(Life):
       lead: HOST:PORT.
       index: Of the worker.
       settings: What all processes of the run agree on.
+      save: Called with what the lead says of a checkpoint that is to be made,
+        and what answers, in a thread of the heart.
       **of_life: As of `Life`.
 
     Raises:
       TransportError: If it cannot be joined.
     """
     self._servers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    self._settings = settings
+    self._settings, self._save = settings, save
     self.streams: list[Stream] = []
     self.pieces: list[list[int]] = []
     super().__init__(
       lead,
       index,
       settings,
-      told=self._servers.put,
+      told=self._told,
       ending=self._cancel,
       **of_life,
     )
@@ -87,6 +92,12 @@ class ServedLife(Life):
       except TransportError as error:
         logging.info('Still waiting for a server: %s', error)
     raise Closed('The lead has ended this life.')
+
+  def _told(self, told: dict[str, Any]) -> None:
+    if 'save' in told:
+      self._save(told, self.say)
+    else:
+      self._servers.put(told)
 
   def _cancel(self) -> None:
     self._servers.put({})

@@ -65,12 +65,22 @@ class Orders:
     self.sequence = 0
     self._number = 0  # Of the last question, or version that is held.
     self._questions: dict[int, list[Future]] = {}
+    self._beside: Callable[[int], list[Future]] = lambda step: []
     self._answering = threading.Lock()
     self._error: Exception | None = None
 
-  def attach(self, servers: list[Ordered]) -> None:
-    """Names the servers, in the order of their shares."""
-    self._servers = servers
+  def attach(
+    self,
+    servers: list[Ordered],
+    beside: Callable[[int], list[Future]] = lambda step: [],
+  ) -> None:
+    """Names the servers, in the order of their shares.
+
+    Args:
+      servers: To be ordered.
+      beside: Has others write their parts of a checkpoint, too.
+    """
+    self._servers, self._beside = servers, beside
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
@@ -106,9 +116,10 @@ class Orders:
       step: Its number.
 
     Returns:
-      Of each server: is done once its part is safe.
+      Of each server, and of who writes beside them: is done once its part is
+      safe.
     """
-    return self._ask('save', step)
+    return self._ask('save', step) + self._beside(step)
 
   def flush(self) -> None:
     """Gives the orders so far to the servers."""
@@ -212,9 +223,17 @@ class Orders:
       return None
     return self._schedule(examples=self.examples, updates=self.version)
 
+  @property
+  def keeps(self) -> bool:
+    """Whether workers keep what they have not sent of gradients."""
+    return self._flat.keeps
+
   @functools.cached_property
-  def size_bytes(self) -> int:
-    """Bytes of a push and a pull together, to and from all servers."""
+  def sizes_bytes(self) -> list[int]:
+    """Bytes of a push and a pull together, by the stage of the wire."""
     flat = self._flat
     servers = range(len(flat.sizes))
-    return sum(flat.push_bytes(k) + flat.pull_bytes(k) for k in servers)
+    return [
+      sum(flat.push_bytes(k, stage) + flat.pull_bytes(k) for k in servers)
+      for stage in range(len(flat.wire.pushes))
+    ]

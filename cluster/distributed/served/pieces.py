@@ -177,8 +177,9 @@ class Pieces:
     """Returns the whole share as it travels, uint8 [n] each."""
     return [piece.sent for piece in self._pieces]
 
-  def warm_up(self) -> None:
-    """Compiles everything that pieces need."""
+  def warm_up(self, like: Payload | None = None) -> None:
+    """Compiles everything that pieces need, of all numbers."""
+    del like
     for piece in self._pieces:
       piece.learner.warm_up()
       self._renew(piece)

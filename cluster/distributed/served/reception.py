@@ -7,6 +7,11 @@ Beside what `distributed.reception` puts into the queue of events:
   told 'arrived'  a push has arrived whole at a server: worker, life, server,
                   at (monotonic seconds), and the header of the push
 
+Workers also answer when they are to write their parts of a checkpoint:
+
+  told 'kept'     step, its number; known: whether it knows what is to be in
+                  it; error: why it could not be written, or None
+
 Until the run begins, servers may come again, too, and workers are told where
 servers are once all of these can be reached.  From then on a server that is
 lost ends the run.
@@ -17,6 +22,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -26,14 +32,24 @@ from cluster.distributed.members import RemoteServer
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.served.answers import Answers
-from cluster.distributed.served.orders import Orders
+from cluster.distributed.served.orders import Key, Orders
+from cluster.distributed.served.remembered import Since
 from cluster.distributed.served.server import Report, Server
 from cluster.transport.heart import Unmendable
-from cluster.transport.streams import Closed, Stream, TransportError
+from cluster.transport.streams import Closed, Corrupt, Stream, TransportError
 
 
 class ServedReception(Reception):
   """Talks to all workers and servers."""
+
+  _words = checked.OF_WORKERS | {'told': {'told': lambda value: False}}
+  _told = {
+    'kept': {
+      'step': checked.is_count,
+      'known': lambda value: type(value) is bool,
+      'error': lambda value: value is None or checked.is_text(value),
+    }
+  }
 
   def __init__(
     self,
@@ -64,6 +80,9 @@ class ServedReception(Reception):
     self._addresses: dict[int, str] = {}  # That servers had last.
     self._comings = itertools.count()  # Of servers.
     self._begun = False
+    # By worker and life, and by checkpoint: whether its part is written.
+    self._parts: dict[Key, dict[int, Future]] = {}
+    self._ended: set[Key] = set()
 
   def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
     """Listens, and makes server 0, which is in this process.
@@ -95,6 +114,48 @@ class ServedReception(Reception):
       if all(member.stream for member in self.members):
         self._begun = bool(servers)
       return servers if self._begun else []
+
+  def save(self, index: int, step: int, since: Since) -> Future:
+    """Has a worker write its part of a checkpoint.
+
+    Args:
+      index: The worker.
+      step: Number of the checkpoint.
+      since: What it is to hold.
+
+    Returns:
+      Has whether it is there, or an OSError, in the end.
+    """
+    member, part = self.members[index], Future()
+    key = index, member.life
+    with self._lock:
+      if key in self._ended:
+        part.set_result(False)
+        return part
+      self._parts.setdefault(key, {})[step] = part
+    self.send(member.stream, {'save': step, 'since': since})
+    return part
+
+  def _tell(self, event: dict[str, Any]) -> None:
+    if event['told'] != 'kept':
+      super()._tell(event)
+      return
+    key = event['worker'], event['life']
+    with self._lock:
+      part = self._parts.get(key, {}).pop(event['step'], None)
+    if part is None:
+      raise Corrupt(f'Worker {key[0]} answers what it was not asked.')
+    if event['error'] is None:
+      part.set_result(event['known'])
+    else:
+      part.set_exception(OSError(f'Worker {key[0]}: {event["error"]}'))
+
+  def _gone(self, index: int, life: int) -> None:
+    with self._lock:
+      self._ended.add((index, life))
+      parts = self._parts.pop((index, life), {})
+    for part in parts.values():
+      part.set_result(False)
 
   @property
   def obeyed(self) -> int:

@@ -8,6 +8,7 @@ scheme says.
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
@@ -15,6 +16,7 @@ from absl import logging
 from cluster.distributed.leading import Leading
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.reception import ServedReception
+from cluster.distributed.served.remembered import Since, shared
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
 from cluster.transport.heart import Unmendable
@@ -39,6 +41,7 @@ class ServedRuntime(Leading):
     reception: ServedReception,
     server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
+    kept: Callable[[], tuple[int, list[int]] | None],
     **of_leading: Any,
   ):
     """Listens to nobody yet.
@@ -49,6 +52,8 @@ class ServedRuntime(Leading):
       reception: Talks to workers and servers.
       server: Makes server 0, given how it reports and how servers are greeted.
       num_servers: Number of servers.
+      kept: Returns, if the run goes on from a checkpoint, its number and the
+        workers who have parts in it.
       **of_leading: As of `Leading`.
     """
     super().__init__(lead=lead, reception=reception, **of_leading)
@@ -56,6 +61,10 @@ class ServedRuntime(Leading):
     self._reception: ServedReception = reception
     self._server = server
     self._num_servers = num_servers
+    self._kept = kept
+    self._keepers: list[int] = []  # Who is to have parts in it.
+    count = len(lead.workers)
+    self._since = [Since()] * count  # Before an iteration has counted.
     self._wake: float | None = None
     self._alone_since = math.inf
     self._reactions = {
@@ -78,7 +87,7 @@ class ServedRuntime(Leading):
       done=self._reception.begin,
       missing=self._reception.missing,
     )
-    self._orders.attach(self._reception.begin())
+    self._orders.attach(self._reception.begin(), self._save)
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -88,6 +97,11 @@ class ServedRuntime(Leading):
   def resume(self) -> None:
     """Goes on from a checkpoint as from a barrier, with today's workers."""
     self.lead.rejoin(self._before, self.time)
+    if (found := self._kept()) and self._orders.keeps:
+      step, workers = found
+      self._since = shared(step, workers, len(self._members))
+      for index in sorted(set(self._keepers) - set(workers)):
+        self.lead.journal.forgot(index, self.time, None)
     for update in self._orders.pending:
       self._orders.commit(update)
       self.lead.journal.committed(update)
@@ -127,6 +141,7 @@ class ServedRuntime(Leading):
       'time': self.time,
       'lead': self.lead.state(),
       'servers': self._orders.state(),
+      'keepers': self._living() if self._orders.keeps else [],
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -134,6 +149,7 @@ class ServedRuntime(Leading):
     self.time = state['time']
     self._before = state['lead']
     self._orders.restore(state['servers'])
+    self._keepers = state['keepers']
 
   @property
   def _due(self) -> bool:
@@ -161,9 +177,13 @@ class ServedRuntime(Leading):
     loss, finite = event['loss'], event['finite']
     self.lead.check(index, finite=finite, loss=loss)
     member.compilations[event['life']] = event['compilations']
+    if event['recalled'] and self._orders.keeps:
+      self.lead.journal.recalled(index, self.time)
+    member.counted = event['iteration']
     examples = self.lead.workers[index].examples
     member.pace.computed.append((event['compute_s'], examples))
-    self.lead.carried(self._orders.size_bytes)
+    stage = self.lead.workers[index].stage
+    self.lead.carried(self._orders.sizes_bytes[stage])
     since = self.lead.workers[index].since
     for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
       # Clocks are compared to within a round trip.
@@ -194,6 +214,8 @@ class ServedRuntime(Leading):
     self._reception.send(stream, {'end': 'left', 'reason': reason})
     self._orders.end(index, member.life)
     if self._started:
+      if self._orders.keeps and self._remembers(index).any:
+        self.lead.journal.forgot(index, self.time, None)
       self.lead.leave(index, self.time, reason)
 
   def _look_around(self) -> None:
@@ -232,8 +254,25 @@ class ServedRuntime(Leading):
         'examples': worker.examples,
         'scale': factor(of(self._orders.scalings, index)),
         'next': self.lead.upcoming(index),
+        'stage': worker.stage,
+        'since': self._remembers(index),
       },
     )
+
+  def _remembers(self, index: int) -> Since:
+    """Returns what a worker is to remember when it goes on."""
+    counted = self._members[index].counted
+    return self._since[index] if counted is None else Since(counted)
+
+  def _living(self) -> list[int]:
+    return [k for k, member in enumerate(self._members) if member.stream]
+
+  def _save(self, step: int) -> list[Future]:
+    """Has the workers write what they keep into a checkpoint."""
+    return [
+      self._reception.save(index, step, self._remembers(index))
+      for index in (self._living() if self._orders.keeps else [])
+    ]
 
   def _wake_at(self, time: float | None) -> None:
     self._wake = time

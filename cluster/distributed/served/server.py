@@ -84,7 +84,6 @@ class Server:
     self.address = ''
     self._flat = flat
     self._report = report
-    self._push_bytes = flat.push_bytes(index)
     self._pull_bytes = flat.pull_bytes(index)
     self._keeping = keeping
     self._ports: dict[Key, _Port] = {}
@@ -120,12 +119,12 @@ class Server:
       security: Of the streams.
     """
     with _on_cpu():
-      self.learner.warm_up()
       self._outgoing()
-      if not self._pieces:
-        sent = memory.aligned(self._push_bytes)
-        sent[:] = 0
-        jax.block_until_ready(self._payload(sent))
+      if self._pieces:
+        self._pieces.warm_up()
+      else:
+        for stage in range(len(self._flat.wire.pushes)):
+          self._warm_up(stage)
     self._listener = Listener(host, 0, self._welcome, security)
     self.address = self._listener.address
 
@@ -192,12 +191,12 @@ class Server:
           stream.send(header, chunked(sent), self._pull_bytes)
           del sent, release
         message = stream.receive()
-        self._check(message, header['iteration'])
+        self._check(message, header['iteration'], header['stage'])
         payload: Payload | Key = (worker, life)
         if self._pieces:
           sender = self._pipe(stream, message, payload)
         else:
-          payload = self._taken(message)
+          payload = self._taken(message, header['stage'])
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
@@ -232,29 +231,35 @@ class Server:
   def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
     self.serve(stream, *checked.key(hello))
 
-  def _check(self, message: Incoming, iteration: int) -> None:
+  def _warm_up(self, stage: int) -> None:
+    """Compiles what pushes of a stage of the wire need."""
+    sent = memory.aligned(self._flat.push_bytes(self.index, stage))
+    sent[:] = 0
+    payload = jax.block_until_ready(self._payload(sent, stage))
+    self.learner.warm_up(payload)
+
+  def _check(self, message: Incoming, iteration: int, stage: int) -> None:
     if wrong := checked.wrong_in_report(message.header):
       raise WrongPush(wrong)
     got = message.header['iteration']
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
-    if message.size_bytes != self._push_bytes:
-      raise WrongPush(
-        f'Expected {self._push_bytes} bytes, got {message.size_bytes}.'
-      )
+    size = self._flat.push_bytes(self.index, stage)
+    if message.size_bytes != size:
+      raise WrongPush(f'Expected {size} bytes, got {message.size_bytes}.')
 
-  def _taken(self, message: Incoming) -> Payload:
+  def _taken(self, message: Incoming, stage: int) -> Payload:
     """Returns the payload of a push once it has arrived whole."""
-    sent = memory.aligned(self._push_bytes)
+    sent = memory.aligned(self._flat.push_bytes(self.index, stage))
     message.read(sent)
     with _on_cpu():
-      return self._payload(sent)
+      return self._payload(sent, stage)
 
-  def _payload(self, sent: np.ndarray) -> Payload:
+  def _payload(self, sent: np.ndarray, stage: int) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
-    message = self._flat.push_of(sent, self.index)
+    message = self._flat.push_of(sent, self.index, stage)
     sent = jax.device_put(message, may_alias=True)
-    return self._flat.taken(sent, self.index)
+    return self._flat.taken(sent, self.index, stage)
 
   def _pipe(
     self, stream: Stream, message: Incoming, key: Key

@@ -24,6 +24,7 @@ from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
 from cluster.distributed.served.pieces import Pieces
 from cluster.distributed.served.reception import ServedReception
+from cluster.distributed.served.remembered import Remembered, in_checkpoint
 from cluster.distributed.served.runtime import ServedRuntime
 from cluster.distributed.served.server import Report, Server
 from cluster.distributed.served.worker import Worker
@@ -34,7 +35,7 @@ from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import named
 from route.route import Served
-from wire.flat import pieces, share
+from wire.flat import check_servers, pieces, share
 
 
 class ServedSite(Process):
@@ -63,6 +64,8 @@ class ServedSite(Process):
     self._checkpoint = config.checkpoint.to_dict()
     self._stuck = False  # The worker hangs, in a process that is needed.
     with named(f'config.route.{config.route.name}'):
+      check_servers(learned.elements, plan.servers)
+    with named(f'config.wire.{config.wire.name}'):
       self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
     self.holder = Orders(
       flat=self._flat,
@@ -111,6 +114,7 @@ class ServedSite(Process):
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=self._plan.servers,
+      kept=self._kept,
       local=None if self._plan.dedicated else self._worker,
       **self._of_leading,
     )
@@ -128,12 +132,22 @@ class ServedSite(Process):
       beside.join(self.settings.start_s)
     return finished
 
+  def _kept(self) -> tuple[int, list[int]] | None:
+    """Returns the checkpoint that the run goes on from, and whose is in it."""
+    if self.checkpoints.found is None:
+      return None
+    step, _ = self.checkpoints.found
+    return step, in_checkpoint(self._directory, step)
+
   def _worker(self, lead: str) -> Worker:
     return Worker(
       self.meeting.role.index,
       gradient=self.parts.learned.gradient,
       flat=self._flat,
       batching=self.parts.batching,
+      remembered=Remembered(
+        self._flat, self.meeting.role.index, self._directory
+      ),
       speed=self.parts.speed,
       faults=self.faults,
       lead=lead,

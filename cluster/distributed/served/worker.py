@@ -31,6 +31,7 @@ from cluster.distributed.life import explained
 from cluster.distributed.pace import Pace
 from cluster.distributed.process import Settings
 from cluster.distributed.served.life import ServedLife
+from cluster.distributed.served.remembered import Remembered, Since
 from cluster.distributed.served.window import Window
 from cluster.speed.speed import Speed
 from cluster.transport import memory
@@ -56,6 +57,7 @@ class Worker:
     gradient: Gradient,
     flat: Flat,
     batching: Batching,
+    remembered: Remembered,
     speed: Speed | None,
     faults: Faults,
     lead: str,
@@ -69,6 +71,7 @@ class Worker:
       gradient: Computes.
       flat: Of what travels.
       batching: How many examples iterations have.
+      remembered: By its codecs.
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
       lead: HOST:PORT of the lead.
@@ -79,7 +82,7 @@ class Worker:
     self.index = index
     self._gradient = gradient
     self._flat = flat
-    self._codec: Any = None  # What it remembers, in this life.
+    self._remembered = remembered
     self._batching = batching
     self._faults = faults
     self._lead, self._settings = lead, settings
@@ -89,8 +92,8 @@ class Worker:
     servers = range(len(flat.sizes))
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
-    # A pull and a push at a time of each server, and the next input.
-    self._pool = _Threads(2 * len(servers) + 1)
+    # A pull and a push at a time of each server; the next input; a checkpoint.
+    self._pool = _Threads(2 * len(servers) + 2)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
@@ -102,9 +105,11 @@ class Worker:
     payloads = self._gradient.warm_up(
       self._flat.params, batching.largest, changing=batching.changes
     )
-    state = self._flat.init()
-    for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
-      _, state, _ = jax.block_until_ready(self._flat.encode(state, payload))
+    for stage in range(len(self._flat.wire.pushes)):
+      state = self._flat.init(self.index)
+      for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+        sent = self._flat.encode(state, payload, stage, 1.0)
+        _, state, _ = jax.block_until_ready(sent)
     for buffer in self._buffers:
       buffer[:] = 0
     jax.block_until_ready(self._pulled())
@@ -134,6 +139,7 @@ class Worker:
         self._settings,
         with_beats=pace.told,
         hung=self._hung,
+        save=functools.partial(self._pool.submit, self._remembered.answer),
       ) as life,
       life.lived(self._faults),
     ):
@@ -155,7 +161,7 @@ class Worker:
       self._warm = True
     life.say({'doing': 'waiting for servers'})
     self._doing = []
-    self._codec = self._flat.init()
+    self._remembered.begin()
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
@@ -193,10 +199,15 @@ class Worker:
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
     payload = spoilt(fault, payload)
-    messages, self._codec, finite = self._flat.encode(self._codec, payload)
+    states = self._remembered.recall(Since(*header['since']))
+    messages, after, finite = self._flat.encode(
+      states, payload, header['stage'], header['scale']
+    )
     messages = list(map(views, messages))
     loss = None if loss is None else float(loss)
     lost = loss is not None and not math.isfinite(loss)
+    finite = bool(finite) and not lost
+    self._remembered.note(iteration, after if finite else states)
     self._host.delay(iteration, header['examples'], start)
     end = time.monotonic()
     report = {
@@ -206,9 +217,10 @@ class Worker:
       'compute_s': end - start,
       'factors': self._host.factors(iteration),
       'loss': None if lost else loss,  # No form has what is not finite.
-      'finite': bool(finite) and not lost,
+      'finite': finite,
       'computed': self._gradient.computed - before,
       'compilations': compilations.count() - self._compiled,
+      'recalled': self._remembered.recalled,
     }
     preparing = self._pool.submit(
       self._gradient.prepare, tuple(map(tuple, header['next']))

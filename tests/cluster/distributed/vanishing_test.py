@@ -32,6 +32,7 @@ _REPORT = {
   'finite': True,
   'computed': 8,
   'compilations': 0,
+  'recalled': False,
 }
 
 
@@ -66,7 +67,13 @@ class VanishingTest(parameterized.TestCase):
     return stream
 
   def _release(self, sequence, life=0):
-    header = {'iteration': 0, 'ranges': [], 'examples': 8, 'next': []}
+    header = {
+      'iteration': 0,
+      'ranges': [],
+      'examples': 8,
+      'next': [],
+      'stage': 0,
+    }
     self.server.order(sequence, [['release', 0, life, header]])
 
   def test_a_push_that_stops_keeps_neither_thread_nor_memory(self):

@@ -1,0 +1,275 @@
+"""Tests for wire.topk, wire.quantised and wire.lowrank, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from tests.support import collectives
+from tests.support.collectives import jitted as _jitted
+from wire import lowrank, quantised, topk
+from wire.codec import Payload, Rows, total
+from wire.flat import Flat, views
+
+
+def _vectors(seed, *shape):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=shape).astype(np.float32)
+
+
+def _size_bytes(message):
+  return sum(leaf.nbytes for leaf in jax.tree.leaves(message))
+
+
+class TopKTest(parameterized.TestCase):
+  def test_the_largest_numbers_travel_and_others_wait(self):
+    n, count, codec = 50, 5, _jitted(topk.make(sparsity=0.9).push)
+    state, left = codec.init(n, 0), np.zeros(n, np.float32)
+    pushed, arrived = np.zeros(n), np.zeros(n)
+    for gradient in _vectors(0, 8, n):
+      left += gradient
+      places = np.argsort(-np.abs(left), kind='stable')[:count]
+      sent = np.zeros(n, np.float32)
+      sent[places] = left[places]
+      left[places] = 0
+
+      message, state = codec.encode(state, jnp.asarray(gradient))
+      np.testing.assert_array_equal(codec.decode(message, n), sent)
+      np.testing.assert_array_equal(state.kept, left)
+      self.assertEqual(_size_bytes(message), 8 * count)
+      pushed += gradient.astype(np.float64)
+      arrived += sent
+    self.assertEqual(codec.size_bytes(n), 8 * count)
+    np.testing.assert_allclose(arrived + left, pushed, atol=1e-6)
+
+  def test_without_sparsity_the_vector_travels(self):
+    codec = _jitted(topk.make(sparsity=0.0).push)
+    message, state = codec.encode(codec.init(9, 0), jnp.arange(9.0))
+    np.testing.assert_array_equal(codec.decode(message, 9), np.arange(9.0))
+    self.assertEqual((codec.size_bytes(9), message.nbytes), (36, 36))
+    self.assertFalse(state.kept.any())
+
+  def test_sums_among_workers_are_of_what_each_chooses(self):
+    n, codec, vectors = (
+      30,
+      topk.make(sparsity=0.9).push,
+      _vectors(1, 3, 30),
+    )
+    states = [codec.init(n, k) for k in range(3)]
+    sums, after, said = collectives.reduced(codec, states, vectors)
+    expected = np.zeros(n, np.float32)
+    for vector in vectors:
+      places = np.argsort(-np.abs(vector), kind='stable')[:3]
+      expected[places] += vector[places]
+    for got in sums:
+      np.testing.assert_allclose(got.vector, expected, rtol=1e-6)
+    self.assertEqual(said, [24])
+    kept = sum(np.asarray(state.kept, np.float64) for state in after)
+    np.testing.assert_allclose(kept + expected, vectors.sum(0), atol=1e-6)
+
+  @parameterized.parameters(1.0, -0.5)
+  def test_sparsity_out_of_range_is_refused(self, sparsity):
+    with self.assertRaisesRegex(ValueError, 'sparsity: expected at least 0'):
+      topk.make(sparsity=sparsity)
+
+
+class QuantisedTest(parameterized.TestCase):
+  def test_numbers_are_rounded_to_a_neighbour(self):
+    n, codec = 23, _jitted(quantised.make(chunk=5, seed=3).push)
+    vector = _vectors(0, n)
+    message, state = codec.encode(codec.init(n, 0), jnp.asarray(vector))
+    scales = np.array(
+      [
+        np.abs(vector[start : start + 5]).max() / 127
+        for start in range(0, n, 5)
+      ]
+    ).astype(np.float32)
+    np.testing.assert_allclose(message[0], scales, rtol=1e-6)
+    self.assertEqual(_size_bytes(message), n + 4 * 5)
+    self.assertEqual(codec.size_bytes(n), n + 4 * 5)
+    steps, each = vector / np.repeat(scales, 5)[:n], np.asarray(message[1])
+    self.assertTrue(((each >= steps - 1) & (each <= steps + 1)).all())
+    np.testing.assert_allclose(
+      codec.decode(message, n), each * np.repeat(scales, 5)[:n], rtol=1e-6
+    )
+    # The next vector is rounded in another way, and all is repeatable.
+    again, _ = codec.encode(codec.init(n, 0), jnp.asarray(vector))
+    np.testing.assert_array_equal(again[1], message[1])
+    for other in (state, codec.init(n, 1)):
+      differs, _ = codec.encode(other, jnp.asarray(vector))
+      self.assertTrue((differs[1] != message[1]).any())
+
+  def test_the_mean_is_right(self):
+    n, draws, codec = 40, 4000, quantised.make(chunk=40, seed=0).push
+    vector = jnp.asarray(_vectors(2, n))
+
+    def draw(state, _):
+      message, state = codec.encode(state, vector)
+      return state, codec.decode(message, n)
+
+    _, found = jax.lax.scan(draw, codec.init(n, 0), length=draws)
+    scale = float(jnp.max(jnp.abs(vector))) / 127
+    # A step between neighbours has a standard deviation of half of it at most.
+    error = np.abs(np.asarray(found, np.float64).mean(axis=0) - vector)
+    self.assertLess(error.max(), 5 * scale / 2 / draws**0.5)
+    self.assertGreater(np.std(found, axis=0).max(), 0.3 * scale)
+
+  def test_whole_steps_and_zeros_are_exact(self):
+    codec = _jitted(quantised.make(chunk=4, seed=0).push)
+    vector = jnp.array([127.0, -127.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    state = codec.init(8, 0)
+    for _ in range(20):
+      message, state = codec.encode(state, vector)
+      np.testing.assert_array_equal(codec.decode(message, 8), vector)
+
+  def test_sums_among_workers_are_of_messages(self):
+    n, codec, vectors = (
+      12,
+      quantised.make(chunk=5, seed=0).push,
+      _vectors(1, 3, 12),
+    )
+    states = [codec.init(n, k) for k in range(3)]
+    sums, _, said = collectives.reduced(codec, states, vectors)
+    expected = 0
+    for state, vector in zip(states, vectors, strict=True):
+      message, _ = codec.encode(state, jnp.asarray(vector))
+      expected = expected + codec.decode(message, n)
+    for got in sums:
+      np.testing.assert_allclose(got.vector, expected, rtol=1e-6)
+    self.assertEqual(said, [n + 4 * 3])
+
+  def test_bad_settings_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'chunk: expected at least 1'):
+      quantised.make(chunk=0, seed=0)
+    with self.assertRaisesRegex(ValueError, 'seed: expected 0 to'):
+      quantised.make(chunk=1, seed=-1)
+
+
+_ROWS = [Rows(3, 6, 5), Rows(40, 4, 4)]
+_N = 60
+
+
+def _power_step(matrix, right):
+  left, _ = np.linalg.qr(matrix @ right)
+  return left, matrix.T @ left
+
+
+class LowRankTest(parameterized.TestCase):
+  def test_factors_are_those_of_a_power_iteration(self):
+    codec = _jitted(lowrank.make(rank=1).push.shaped(_ROWS))
+    state, kept = codec.init(_N, 0), np.zeros(_N)
+    rights = [np.asarray(each, np.float64) for each in state.common]
+    for gradient in _vectors(0, 4, _N).astype(np.float64):
+      wanted = kept + gradient
+      sent = wanted.copy()
+      for number, each in enumerate(_ROWS):
+        place = slice(each.start, each.start + each.rows * each.columns)
+        matrix = wanted[place].reshape(each.rows, each.columns)
+        left, rights[number] = _power_step(matrix, rights[number])
+        sent[place] = (left @ rights[number].T).reshape(-1)
+      kept = wanted - sent
+
+      message, state = codec.encode(state, jnp.asarray(gradient, jnp.float32))
+      np.testing.assert_allclose(codec.decode(message, _N), sent, atol=1e-5)
+      np.testing.assert_allclose(state.kept, kept, atol=1e-5)
+    size = 4 * (6 + 5 + 4 + 4 + _N - 30 - 16)
+    self.assertEqual((_size_bytes(message), codec.size_bytes(_N)), (size, size))
+
+  @parameterized.parameters(1, 2)
+  def test_matrices_of_that_rank_are_sent_exactly(self, rank):
+    rng = np.random.default_rng(rank)
+    matrix = rng.normal(size=(20, rank)) @ rng.normal(size=(rank, 10))
+    vector = jnp.asarray(matrix.reshape(-1), jnp.float32)
+    codec = _jitted(lowrank.make(rank=rank).push.shaped([Rows(0, 20, 10)]))
+    state, arrived = codec.init(200, 0), 0.0
+    for step in range(3):
+      message, state = codec.encode(state, vector)
+      arrived += codec.decode(message, 200)
+      np.testing.assert_allclose(arrived, (step + 1) * vector, atol=1e-4)
+    np.testing.assert_allclose(state.kept, 0, atol=1e-5)
+
+  def test_zeros_do_not_end_the_iteration(self):
+    codec = _jitted(lowrank.make(rank=1).push.shaped([Rows(0, 4, 4)]))
+    _, state = codec.encode(codec.init(16, 0), jnp.zeros(16))
+    vector = jnp.asarray(
+      np.outer([1, 2, 3, 4], [4, 3, 2, 1]).reshape(-1), jnp.float32
+    )
+    for _ in range(3):
+      message, state = codec.encode(state, vector)
+    np.testing.assert_allclose(state.kept, 0, atol=1e-4)
+    del message
+
+  def test_sums_among_workers_are_those_of_the_summed_matrix(self):
+    codec = _jitted(lowrank.make(rank=2).push.shaped(_ROWS[:1]))
+    states = [codec.init(_N, k) for k in range(3)]
+    right = np.asarray(states[0].common[0], np.float64)
+    kept = np.zeros((3, _N))
+    for step in range(3):
+      vectors = _vectors(step, 3, _N)
+      wanted = kept + vectors
+      place = slice(3, 33)
+      matrices = wanted[:, place].reshape(3, 6, 5)
+      left, _ = np.linalg.qr(matrices.sum(0) @ right)
+      each = [matrix.T @ left for matrix in matrices]
+      right = sum(each)
+      sums, states, said = collectives.reduced(codec, states, vectors)
+      total_ = wanted.sum(0)
+      total_[place] = (left @ right.T).reshape(-1)
+      for number, (got, state) in enumerate(zip(sums, states, strict=True)):
+        np.testing.assert_allclose(got.vector, total_, atol=1e-4)
+        np.testing.assert_array_equal(got.vector, sums[0].vector)
+        np.testing.assert_array_equal(state.common[0], states[0].common[0])
+        own = wanted[number].copy()
+        own[place] = (left @ each[number].T).reshape(-1)
+        kept[number] = wanted[number] - own
+        np.testing.assert_allclose(state.kept, kept[number], atol=1e-4)
+      self.assertEqual(said, [4 * (12 + _N - 30), 4 * 10])
+
+  @parameterized.parameters(1, 3)
+  def test_shares_of_servers_have_matrices_of_whole_rows(self, servers):
+    params = {
+      'bias': jnp.zeros(7),
+      'conv': jnp.asarray(_vectors(0, 3, 3, 2, 8)),
+      'dense': jnp.asarray(_vectors(1, 20, 6)),
+    }
+    flat = Flat(params, (), servers=servers, wire=lowrank.make(rank=1))
+    messages, states, _ = flat.encode(flat.init(0), Payload(params, ()), 0, 1.0)
+    for server, message in enumerate(messages):
+      self.assertLen(np.concatenate(views(message)), flat.push_bytes(server))
+    arrived, _ = flat.joined(
+      [flat.decode(each, server) for server, each in enumerate(messages)]
+    )
+    np.testing.assert_array_equal(arrived['bias'], params['bias'])
+    kept, _ = flat.joined([(state.kept, ()) for state in states])
+    jax.tree.map(
+      lambda *parts: np.testing.assert_allclose(
+        parts[0] + parts[1], parts[2], atol=1e-5
+      ),
+      *(arrived, kept, params),
+    )
+    if servers == 1:  # 18 x 8 and 20 x 6.
+      size = 4 * (18 + 8 + 20 + 6 + 7)
+      self.assertEqual(flat.push_bytes(0), size)
+
+  def test_what_it_cannot_do_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'rank: expected at least 1, got 0'):
+      lowrank.make(rank=0)
+    wire = lowrank.make(rank=1)
+    message = 'rank: expected vectors with matrices, as of a model, got .none'
+    with self.assertRaisesRegex(ValueError, message):
+      wire.push_bytes(1000, 0)
+    with self.assertRaisesRegex(ValueError, message):
+      Flat(jnp.zeros(9), (), servers=1, wire=wire)
+
+
+class TotalTest(absltest.TestCase):
+  def test_one_message_is_its_own_sum(self):
+    codec = topk.make(sparsity=0.5).push
+    message, _ = codec.encode(codec.init(4, 0), jnp.arange(4.0))
+    gathered = jax.tree.map(lambda leaf: leaf[None], message)
+    got = total(codec, gathered, 4).vector
+    np.testing.assert_array_equal(got, [0, 0, 2, 3])
+
+
+if __name__ == '__main__':
+  absltest.main()

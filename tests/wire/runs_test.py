@@ -1,0 +1,248 @@
+"""Tests of runs whose wires remember: nothing of a gradient gets lost."""
+
+import functools
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from tests.support import small, stopping
+from wire import trees
+
+_SPARSE = {
+  'wire__name': 'sparse',
+  'wire__sparse__chunk': 16,
+  'wire__sparse__sparsity': 0.8,
+}
+_WARMED = {
+  'wire__sparse__warmup': (0.0, 0.5),
+  'wire__sparse__warmup_epochs': 0.3,
+}
+_WIRES = {
+  'sparse': _SPARSE | _WARMED,
+  'lagging': _SPARSE | {'wire__sparse__select_lag': 1},
+  'topk': {'wire__name': 'topk'},
+  'lowrank': {'wire__name': 'lowrank', 'wire__lowrank__rank': 1},
+}
+
+
+class _Watched:
+  """What goes into the wire of a run and what comes out, summed in float64."""
+
+  def __init__(self, **changed):
+    self.pushed = self.arrived = self.lost = 0.0
+    self._made = None
+    with mock.patch.object(trees, 'make', self._make):
+      self.run = small.build(small.config(**changed))
+    # Gradients of pushes that are on their way, by worker.
+    self._under_way = {}
+    runtime, holder = self.run.runtime, self.run.runtime.lead.holder
+    computed, arrived, leave = runtime._computed, holder.arrived, runtime._leave
+
+    def note(index):
+      computed(index)
+      self._under_way[index] = self._gradient
+
+    def take(worker, message, stage):
+      finite = arrived(worker, message, stage)
+      self.pushed += self._under_way.pop(worker)
+      self.arrived += _flat(holder._arrived[worker].gradient)
+      return finite
+
+    def lose(index):
+      worker = runtime._workers[index]
+      before = worker.codec if worker.before is None else worker.before
+      self.lost += self.kept(before)
+      self._under_way.pop(index, None)
+      leave(index)
+
+    runtime._computed, holder.arrived, runtime._leave = note, take, lose
+
+  def _make(self, *args, **kwargs):
+    made = _MAKE(*args, **kwargs)
+
+    def encode(states, payload, stage, scale):
+      self._gradient = _flat(payload.gradient) / scale
+      return made.encode(states, payload, stage, scale)
+
+    return made._replace(encode=encode)
+
+  @staticmethod
+  def kept(states):
+    """Returns what is still to be sent, of all servers."""
+    parts = [jax.tree.leaves(state.kept)[0] for state in states]
+    return np.concatenate(parts).astype(np.float64)
+
+  def left(self):
+    """Returns what all workers have not sent, of pushes that have arrived."""
+    workers = self.run.runtime._workers
+    return sum(
+      self.kept(worker.codec if worker.before is None else worker.before)
+      for worker in workers
+    )
+
+
+_MAKE = trees.make
+
+
+def _flat(tree):
+  leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
+  return np.concatenate(leaves).astype(np.float64)
+
+
+@functools.cache
+def _dense(**changed):
+  run, _ = small.trained(optimizer__sgd__momentum=0.9, **changed)
+  return jax.device_get(run.runtime.lead.holder.learner.params)
+
+
+class MassTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('bsp', 'sparse'),
+    ('asp', 'lagging'),
+    ('ssp', 'sparse'),
+    ('elastic', 'topk'),
+    ('asp', 'lowrank'),
+  )
+  def test_sent_and_kept_are_all_gradients(self, scheme, wire):
+    watched = _Watched(
+      sync__name=scheme,
+      route__server__servers=2,
+      cluster__script=((1.0, 'leave', 1), (1.2, 'join', 1)),
+      cluster__network__worker_up_Bps=(2e4,),
+      **_WIRES[wire],
+    )
+    summary = watched.run()
+    self.assertEqual(summary['compilations'], 0)
+    kept = watched.left() + watched.lost
+    scale = np.abs(watched.pushed).max()
+    np.testing.assert_allclose(
+      watched.arrived + kept, watched.pushed, atol=1e-5 * scale
+    )
+    self.assertGreater(np.abs(kept).max(), 1e-3 * scale)
+    # What a worker loses that dies is listed.
+    rows = small.rows(watched.run, 'events.jsonl')
+    (row,) = (row for row in rows if row['told'] == 'forgot')
+    self.assertEqual((row['time'], row['worker']), (1.0, 1))
+    self.assertAlmostEqual(
+      sum(row['l1'].values()), np.abs(watched.lost).sum(), delta=1e-6 * scale
+    )
+    layers = ('layers/0/bias', 'layers/0/kernel')
+    self.assertContainsSubset(layers, {n.rpartition(':')[2] for n in row['l1']})
+
+
+class DenseTest(parameterized.TestCase):
+  @parameterized.parameters('none', 'masked')
+  def test_without_sparsity_it_is_momentum_bit_for_bit(self, correction):
+    run, summary = small.trained(
+      optimizer__sgd__momentum=0.9,
+      wire__name='sparse',
+      wire__sparse__chunk=16,
+      wire__sparse__sparsity=0.0,
+      wire__sparse__correction=correction,
+    )
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      run.runtime.lead.holder.learner.params,
+      _dense(),
+    )
+    each = summary['bytes'] / summary['iterations']
+    self.assertEqual(each, 2 * small.size_bytes(run))
+
+  def test_momentum_of_workers_sums_up_to_that_of_the_optimiser(self):
+    run, _ = small.trained(
+      wire__name='sparse',
+      wire__sparse__chunk=16,
+      wire__sparse__sparsity=0.0,
+      wire__sparse__correction='local',
+      wire__sparse__momentum=0.9,
+    )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+      run.runtime.lead.holder.learner.params,
+      _dense(),
+    )
+
+
+class RunTest(parameterized.TestCase):
+  @parameterized.parameters('sparse', 'quantised')
+  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self, wire):
+    fields = _WIRES.get(wire, {'wire__name': wire})
+    expected, steps = stopping.straight('asp', epochs=2.0, **fields)
+    config = stopping.eventful('asp', epochs=2.0, **fields)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[steps // 3], killed_at=steps // 2)
+    run = train.build(config, workdir=workdir)
+    self.assertEqual(run()['compilations'], 0)
+    got = stopping.results(run)
+    for one, other in zip(got['params'], expected['params'], strict=True):
+      np.testing.assert_array_equal(one, other)
+    for name in ('summary', 'events'):
+      self.assertEqual(got[name], expected[name])
+
+  def test_bytes_are_those_of_each_stage(self):
+    config = small.timing(
+      size_bytes=4 * 100,
+      cluster__workers=1,
+      cluster__speed__slowdown=(1.0,),
+      wire__name='sparse',
+      wire__sparse__chunk=5,
+      wire__sparse__sparsity=0.8,
+      wire__sparse__warmup=(0.0, 0.5),
+      wire__sparse__warmup_epochs=0.5,
+    )
+    summary = small.build(config)()
+    # 24 iterations an epoch of 192 examples: 12 dense, 12 of 10 chunks of 20,
+    # and 24 of 4, each with its number.
+    self.assertEqual(summary['iterations'], 48)
+    pushes = 12 * 400 + 12 * 4 * 10 * 6 + 24 * 4 * 4 * 6
+    self.assertEqual(summary['bytes'], 48 * 400 + pushes)
+
+  @parameterized.parameters(
+    (
+      _SPARSE | {'wire__sparse__chunk': 10**4},
+      'config.wire.sparse.chunk: expected at most 442, .*, got 10000',
+    ),
+    (
+      _SPARSE | {'wire__sparse__sparsity': 1.0},
+      'config.wire.sparse.sparsity: expected at least 0, below 1, got 1.0',
+    ),
+    (
+      {
+        **_SPARSE,
+        'optimizer__sgd__momentum': 0.9,
+        'wire__sparse__correction': 'local',
+        'wire__sparse__momentum': 0.9,
+      },
+      "config.optimizer: expected 'sgd' without momentum, as workers have it",
+    ),
+    (
+      {'wire__name': 'topk', 'route__server__servers': 443},
+      'config.route.server.servers: expected at most 442, .* got 443',
+    ),
+    (
+      {'wire__name': 'lowrank', 'wire__lowrank__rank': 0},
+      'config.wire.lowrank.rank: expected at least 1, got 0',
+    ),
+    (
+      {'wire__name': 'quantised', 'wire__quantised__chunk': 0},
+      'config.wire.quantised.chunk: expected at least 1, got 0',
+    ),
+  )
+  def test_settings_that_make_no_sense_are_refused(self, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(**changed))
+
+  def test_shapes_that_nobody_knows_are_refused(self):
+    message = 'config.wire.lowrank.rank: expected vectors with matrices'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.timing(wire__name='lowrank'))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,250 @@
+"""Tests for wire.sparse, against the same in NumPy."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from tests.support import collectives
+from wire import sparse
+
+_CASES = [
+  {'correction': correction, 'select_lag': lag}
+  for correction in ('none', 'masked', 'local')
+  for lag in (0, 1)
+]
+
+
+def _make(**changed):
+  fields = {
+    'sparsity': 0.6,
+    'chunk': 4,
+    'correction': 'masked',
+    'momentum': 0.5 if changed.get('correction') == 'local' else 0.0,
+    'select_lag': 0,
+    'warmup': (),
+    'warmup_epochs': 1.0,
+  }
+  wire = sparse.make(**fields | changed)
+  return wire._replace(push=collectives.jitted(wire.push))
+
+
+@dataclasses.dataclass
+class _Worker:
+  """One worker's part, by loops over chunks.
+
+  Numbers are whole, so that all sums are exact.
+  """
+
+  n: int
+  chunk: int
+  correction: str
+  left: np.ndarray = None
+  velocity: np.ndarray = None
+
+  def __post_init__(self):
+    self.left, self.velocity = np.zeros(self.n), np.zeros(self.n)
+    starts = range(0, self.n, self.chunk)
+    self.places = [slice(start, start + self.chunk) for start in starts]
+
+  def add(self, gradient):
+    self.velocity = self.velocity * 0.5 + gradient
+    self.left += self.velocity if self.correction == 'local' else gradient
+
+  def norms(self):
+    return [np.abs(self.left[place]).sum() for place in self.places]
+
+  def take(self, chunks):
+    sent = np.zeros(self.n)
+    for chunk in chunks:
+      place = self.places[chunk]
+      sent[place] = self.left[place]
+      self.left[place] = self.velocity[place] = 0
+    return sent
+
+
+def _largest(norms, count):
+  order = sorted(range(len(norms)), key=lambda chunk: (-norms[chunk], chunk))
+  return sorted(order[:count])
+
+
+def _whole(rng, *shape):
+  # Multiples of 2^10, of which momentum leaves whole numbers for a while.
+  return rng.integers(-3, 4, shape).astype(np.float32) * 2**10
+
+
+class ServerTest(parameterized.TestCase):
+  @parameterized.parameters(*_CASES)
+  def test_chunks_travel_as_in_numpy(self, correction, select_lag):
+    n, sent_chunks = 38, 4  # Of 10, of which the last one is half full.
+    codec = _make(correction=correction, select_lag=select_lag).push
+    rng, worker = np.random.default_rng(0), _Worker(n, 4, correction)
+    state, norms = codec.init(n, 0), [0] * 10
+    pushed, arrived = np.zeros(n), np.zeros(n)
+    for _ in range(7):
+      gradient = _whole(rng, n)
+      worker.add(gradient)
+      norms = norms if select_lag else worker.norms()
+      chunks = _largest(norms, sent_chunks)
+      sent = worker.take(chunks)
+      norms = worker.norms()
+
+      message, state = codec.encode(state, jnp.asarray(gradient))
+      np.testing.assert_array_equal(message[1], chunks)
+      np.testing.assert_array_equal(codec.decode(message, n), sent)
+      np.testing.assert_array_equal(state.kept['left'], worker.left)
+      if correction == 'local':
+        np.testing.assert_array_equal(state.kept['velocity'], worker.velocity)
+      self.assertEqual(sum(p.nbytes for p in message), codec.size_bytes(n))
+      if correction == 'masked':
+        mask = np.isin(np.arange(n) // 4, chunks)
+        np.testing.assert_array_equal(codec.arrived(message, n), mask)
+      else:
+        self.assertIsNone(codec.arrived)
+      pushed += gradient
+      arrived += sent
+    if correction != 'local':
+      np.testing.assert_array_equal(arrived + worker.left, pushed)
+
+  def test_of_equal_chunks_the_first_travel(self):
+    codec = _make(sparsity=0.5).push
+    vector = jnp.tile(jnp.array([1.0, -1.0, 2.0, 0.0]), 6)
+    (_, chunks), _ = codec.encode(codec.init(24, 0), vector)
+    np.testing.assert_array_equal(chunks, [0, 1, 2])
+
+  def test_what_lags_is_not_sent_twice_before_others(self):
+    codec = _make(sparsity=0.75, select_lag=1).push
+    state, seen = codec.init(16, 0), []
+    for _ in range(5):
+      (_, (chunk,)), state = codec.encode(state, jnp.ones(16))
+      seen.append(int(chunk))
+    self.assertEqual(seen, [0, 1, 2, 3, 0])
+
+  def test_without_sparsity_the_vector_travels(self):
+    codec = _make(sparsity=0.0).push
+    vector = jnp.asarray(np.random.default_rng(0).normal(size=10), jnp.float32)
+    message, state = codec.encode(codec.init(10, 0), vector)
+    np.testing.assert_array_equal(message, vector)
+    np.testing.assert_array_equal(codec.decode(message, 10), vector)
+    self.assertFalse(state.kept['left'].any())
+    self.assertEqual(codec.size_bytes(10), 40)
+    self.assertIsNone(codec.arrived)
+
+  def test_momentum_stays_while_all_travel(self):
+    codec = _make(sparsity=0.0, correction='local').push
+    state, velocity = codec.init(8, 0), 0
+    for _ in range(3):
+      message, state = codec.encode(state, jnp.ones(8))
+      velocity = 0.5 * velocity + 1
+      np.testing.assert_array_equal(message, np.full(8, velocity))
+
+  @parameterized.parameters(
+    (0.9, 100, 10, 4 * (10 + 1)),  # One of 10 chunks, and its number.
+    (0.9, 120, 10, 4 * 2 * (10 + 1)),  # 10.8 wait, rounded down.
+    (0.7, 40, 4, 4 * 3 * (4 + 1)),  # In floats 1 - .7 is more than .3.
+    (0.99, 37, 4, 4 * (4 + 1)),  # Never none.
+    (0.05, 37, 4, 4 * 37),  # All of them, and nobody needs to say which.
+  )
+  def test_sizes_are_known_before(self, sparsity, n, chunk, size_bytes):
+    codec = _make(sparsity=sparsity, chunk=chunk).push
+    self.assertEqual(codec.size_bytes(n), size_bytes)
+    message, _ = codec.encode(codec.init(n, 0), jnp.ones(n))
+    sent = message if isinstance(message, tuple) else (message,)
+    self.assertEqual(sum(part.nbytes for part in sent), size_bytes)
+
+
+class SumTest(parameterized.TestCase):
+  @parameterized.parameters(*_CASES)
+  def test_all_send_the_same_chunks(self, correction, select_lag):
+    n, sent_chunks, count = 38, 4, 3
+    codec = _make(correction=correction, select_lag=select_lag).push
+    rng = np.random.default_rng(1)
+    workers = [_Worker(n, 4, correction) for _ in range(count)]
+    states = [codec.init(n, k) for k in range(count)]
+    norms, pushed, arrived = np.zeros(10), np.zeros(n), np.zeros(n)
+    for _ in range(6):
+      gradients = _whole(rng, count, n)
+      for worker, gradient in zip(workers, gradients, strict=True):
+        worker.add(gradient)
+      if not select_lag:
+        norms = np.sum([worker.norms() for worker in workers], axis=0)
+      chunks = _largest(norms, sent_chunks)
+      total = np.sum([worker.take(chunks) for worker in workers], axis=0)
+      norms = np.sum([worker.norms() for worker in workers], axis=0)
+
+      sums, states, said = collectives.reduced(codec, states, gradients)
+      mask = np.isin(np.arange(n) // 4, chunks)
+      for got, state, worker in zip(sums, states, workers, strict=True):
+        np.testing.assert_array_equal(got.vector, total)
+        np.testing.assert_array_equal(state.kept['left'], worker.left)
+        if correction == 'masked':
+          np.testing.assert_array_equal(got.arrived, mask)
+        else:
+          self.assertEqual(got.arrived, ())
+      # (1 - s) P + C values, in one sum or two.
+      values, all_norms = 4 * sent_chunks * 4, 4 * 10
+      expected = [values + all_norms] if select_lag else [all_norms, values]
+      self.assertEqual(said, expected)
+      pushed += gradients.sum(axis=0)
+      arrived += total
+    if correction != 'local':
+      kept = sum(worker.left for worker in workers)
+      np.testing.assert_array_equal(arrived + kept, pushed)
+
+  def test_without_sparsity_vectors_are_summed_and_nothing_else(self):
+    codec = _make(sparsity=0.0).push
+    vectors = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
+    states = [codec.init(10, k) for k in range(3)]
+    sums, states, said = collectives.reduced(codec, states, vectors)
+    for got in sums:
+      np.testing.assert_array_equal(got.vector, sum(vectors))
+      self.assertEqual(got.arrived, ())
+    self.assertEqual(said, [40])
+
+
+class WireTest(parameterized.TestCase):
+  def test_sparsity_rises_while_it_warms_up(self):
+    wire = _make(sparsity=0.9, warmup=(0.0, 0.5), warmup_epochs=2.0)
+    sizes = [wire.push_bytes(40, 3, stage) for stage in range(3)]
+    stats = 4 * 3
+    self.assertEqual(sizes, [4 * 40 + stats, 4 * 5 * 5 + stats, 4 * 5 + stats])
+    found = [wire.stage(epochs) for epochs in (0.0, 1.9, 2.0, 3.9, 4.0, 99.0)]
+    self.assertEqual(found, [0, 0, 1, 1, 2, 2])
+    # What was left in one stage is sent in another.
+    state = wire.pushes[1].init(8, 0)
+    _, state = wire.pushes[1].encode(state, jnp.arange(8.0))
+    message, _ = wire.pushes[0].encode(state, jnp.zeros(8))
+    np.testing.assert_array_equal(message, [0, 1, 2, 3, 0, 0, 0, 0])
+    self.assertEqual(wire.pull_bytes(40, 3), 4 * 43)
+
+  @parameterized.parameters(
+    ({'sparsity': 1.0}, 'sparsity: expected at least 0, below 1, got 1.0'),
+    ({'sparsity': -0.1}, 'sparsity: expected'),
+    ({'sparsity': float('nan')}, 'sparsity: expected'),
+    ({'chunk': 0}, 'chunk: expected at least 1, got 0'),
+    ({'correction': 'nesterov'}, "correction: expected one of .*'masked'"),
+    ({'correction': 'local', 'momentum': 0.0}, 'momentum: expected above 0'),
+    ({'momentum': 0.9}, "momentum: expected 0, as .* 'masked', got 0.9"),
+    ({'select_lag': 2}, 'select_lag: expected 0 or 1, got 2'),
+    ({'warmup': (0.5, 0.2)}, r'warmup: expected rising numbers from 0 to 0.6'),
+    ({'warmup': (0.7,)}, 'warmup: expected'),
+    ({'warmup': (float('nan'),)}, 'warmup: expected'),
+    ({'warmup_epochs': 0.0}, 'warmup_epochs: expected more than 0, got 0.0'),
+  )
+  def test_settings_that_make_no_sense_are_refused(self, changed, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _make(**changed)
+
+  def test_a_chunk_larger_than_what_travels_is_refused(self):
+    message = (
+      'chunk: expected at most 7, the numbers that travel together, got 8'
+    )
+    codec = _make(chunk=8).push
+    for call in (codec.size_bytes, lambda n: codec.init(n, 0)):
+      with self.assertRaisesRegex(ValueError, message):
+        call(7)
+
+
+if __name__ == '__main__':
+  absltest.main()
