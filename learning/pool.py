@@ -148,7 +148,8 @@ class Pool:
 
   def parts(self, payload: Payload, books: Any) -> Iterator[tuple[int, Any]]:
     """Yields where each part of the pool starts, and what lies there."""
-    for tree, own in zip(payload, (self._leaves, self._others), strict=True):
+    trees = (payload.gradient, payload.stats)
+    for tree, own in zip(trees, (self._leaves, self._others), strict=True):
       for (start, _, _), leaf in zip(own, jax.tree.leaves(tree), strict=True):
         yield start, leaf
     yield self._books, books

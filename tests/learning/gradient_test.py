@@ -75,7 +75,8 @@ class GradientTest(parameterized.TestCase):
     inputs, targets = _examples(count)
     gradient = _gradient(task, _examples(count))
 
-    (got, _), loss = gradient(task.params, ((0, count),), worker=0, iteration=0)
+    push, loss = gradient(task.params, ((0, count),), worker=0, iteration=0)
+    got = push.gradient
 
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
     np.testing.assert_allclose(loss, np.sum(errors**2), rtol=1e-5)

@@ -44,7 +44,13 @@ def _summed(range_bytes):
   """Returns what a process of several devices makes of their numbers."""
   every = [_numbers(seed) for seed in range(_DEVICES)]
   payload, _ = every[0]
-  pool = Pool(*payload, range(5), range_bytes=range_bytes, books=_BOOKS)
+  pool = Pool(
+    payload.gradient,
+    payload.stats,
+    range(5),
+    range_bytes=range_bytes,
+    books=_BOOKS,
+  )
   native = NativeSum(pool, jax.devices())
   split = NamedSharding(
     jax.sharding.Mesh(np.array(jax.devices()), ('workers',)),
