@@ -55,15 +55,14 @@ def _check_served(
 def _check_reduced(
   config: ConfigDict, plan: Reduced, scheme: Scheme, wire: Wire
 ) -> None:
-  """Refuses what sums among workers cannot do, or cannot do so far."""
+  """Refuses what sums among workers cannot do."""
   name, size = type(scheme).__name__, plan.range_bytes
   field = 'config.route.range_bytes'
   require(size >= 0, field, 'at least 0', size)
   together = getattr(scheme, 'together', False)
   expected = f"'server', as {name} does not release all workers together"
   require(together, 'config.route.name', expected, plan.name)
-  wire_name, rounds = config.wire.name, wire.push.dtype is not None
-  expected = (
-    f"'server', as config.wire.{wire_name} does more than round numbers"
-  )
-  require(rounds, 'config.route.name', expected, plan.name)
+  push, own = wire.push, config.wire.name
+  expected = f"'server', as messages of {own} are not summed on their way"
+  summed = push.dtype is not None or bool(push.rounds)
+  require(summed, 'config.route.name', expected, plan.name)

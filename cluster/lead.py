@@ -100,7 +100,7 @@ class Lead:
       ahead: Whether iterations are dealt one ahead.
       stage: Returns that of the wire for iterations that begin now.
     """
-    self._stage = stage
+    self.stage = stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.holder = holder
@@ -353,7 +353,7 @@ class Lead:
     worker = self.workers[index]
     worker.iteration += 1
     worker.version = self.holder.version
-    worker.stage = self._stage()
+    worker.stage = self.stage()
     worker.examples = size(worker.ahead) or worker.batch
     worker.ranges = self._stream.take(index, worker.examples)
     if self.ahead:

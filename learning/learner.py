@@ -218,7 +218,13 @@ class TaskLearner:
       self.scaling = self.scaling.after(finite=False)
 
   def apply_pool(
-    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+    self,
+    pool: Pool,
+    vector: np.ndarray,
+    examples: int,
+    *,
+    pushes: int,
+    arrived: Any = (),
   ) -> None:
     """Applies the sum of all pushes of an update, as a pool holds it.
 
@@ -232,13 +238,16 @@ class TaskLearner:
         a copy if it starts at a multiple of 64 bytes.
       examples: How many it was summed over.
       pushes: How many it is the sum of.
+      arrived: As of `Payload`.
     """
-    applied = self._applied(self._state, pool.payload(vector), examples, pushes)
+    payload = pool.payload(vector)._replace(arrived=arrived)
+    applied = self._applied(self._state, payload, examples, pushes)
     self._take(jax.block_until_ready(applied), examples)
 
-  def warm_up_pool(self, pool: Pool) -> None:
+  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
     """Compiles what `apply_pool` needs, and changes nothing."""
     payload = pool.payload(np.zeros(pool.size, np.float32))
+    payload = payload._replace(arrived=arrived)
     twin = self.fork()
     # What comes out may be bound to a device that what went in was not.
     for _ in range(2):

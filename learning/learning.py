@@ -134,12 +134,18 @@ class Learner(Protocol):
     """Forgets an update, if there is any; the version becomes one higher."""
 
   def apply_pool(
-    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+    self,
+    pool: Pool,
+    vector: np.ndarray,
+    examples: int,
+    *,
+    pushes: int,
+    arrived: Any = (),
   ) -> None:
     """Applies the sum of all pushes of an update, as a pool holds it."""
 
-  def warm_up_pool(self, pool: Pool) -> None:
-    """Compiles all that `apply_pool` needs."""
+  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
+    """Compiles all that `apply_pool` needs of such a payload."""
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""

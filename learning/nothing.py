@@ -130,13 +130,19 @@ class NoLearner:
     raise RuntimeError('Expected an update that can overflow, got none.')
 
   def apply_pool(
-    self, pool: Pool, vector: np.ndarray, examples: int, *, pushes: int
+    self,
+    pool: Pool,
+    vector: np.ndarray,
+    examples: int,
+    *,
+    pushes: int,
+    arrived: Any = (),
   ) -> None:
     """Counts an update."""
     self.version += 1
     self.examples += examples
 
-  def warm_up_pool(self, pool: Pool) -> None:
+  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
     """Nothing to compile."""
 
   def state(self) -> dict[str, Any]:

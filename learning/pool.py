@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
 from configs.checks import require
-from wire.codec import Payload
+from wire import kept
+from wire.codec import Payload, Rows
+from wire.kept import Kept
 
 FLOAT32 = np.dtype(np.float32)
 _ITEM = FLOAT32.itemsize
@@ -45,6 +48,8 @@ class Pool:
 
   Attributes:
     size: Numbers in all, float32.
+    gradient: Of these the first so many, which are the gradient's, with what
+      lies between its leaves.
     order: The gradient's leaves, by index, as they lie in the pool.
     ranges: Where each range starts and ends; together they are the pool.
     dtypes: What the numbers of each range travel as.
@@ -102,8 +107,8 @@ class Pool:
     self._leaves = [mine[number] for number in numbers]
     self._books = _aligned(end + blank)
     self.size = self._books + books
-    exact = self._others[0][0] if others else self._books
-    last = self.size if dtype == FLOAT32 else exact
+    self.gradient = self._others[0][0] if others else self._books
+    last = self.size if dtype == FLOAT32 else self.gradient
     cuts = _cuts(places[: len(leaves)], last, range_bytes / _ITEM)
     if cuts[-1] < self.size:
       cuts.append(self.size)
@@ -128,23 +133,51 @@ class Pool:
       for (start, end), dtype in zip(self.ranges, self.dtypes, strict=True)
     )
 
+  @property
+  def rows(self) -> list[Rows]:
+    """The matrices of the gradient: of what has more than one axis."""
+    return [
+      Rows(start, (end - start) // shape[-1], shape[-1])
+      for start, end, shape in sorted(self._leaves)
+      if len(shape) > 1 and end > start
+    ]
+
+  def whole(self, gradient: Any) -> Any:
+    """Returns a gradient as it lies in a pool, float32 [gradient]; traced."""
+    vector = jnp.zeros(self.gradient, jnp.float32)
+    # XLA's concatenation is many times slower on CPUs.
+    for (start, _, _), leaf in zip(
+      self._leaves, jax.tree.leaves(gradient), strict=True
+    ):
+      vector = jax.lax.dynamic_update_slice(vector, leaf.ravel(), (start,))
+    return vector
+
+  def leaves(self, vector: Any) -> Any:
+    """Returns the gradient that lies in a vector [gradient], or larger."""
+    return jax.tree.unflatten(
+      self._params,
+      [vector[start:end].reshape(shape) for start, end, shape in self._leaves],
+    )
+
+  def named(self, vectors: Any) -> Kept:
+    """Returns the arrays of gradients that lie in vectors, by parameter.
+
+    Args:
+      vectors: Pytree of float32 [gradient].
+    """
+    return kept.of_tree(jax.tree.map(self.leaves, vectors))
+
   def payload(self, vector: Any) -> Payload:
     """Returns gradient and statistics, which for an array of NumPy are views.
 
     Args:
       vector: Float32 [size]; one that is traced will do.
     """
-    trees = zip(
-      (self._params, self._stats), (self._leaves, self._others), strict=True
+    stats = jax.tree.unflatten(
+      self._stats,
+      [vector[start:end].reshape(shape) for start, end, shape in self._others],
     )
-    return Payload(
-      *(
-        jax.tree.unflatten(
-          tree, [vector[start:end].reshape(shape) for start, end, shape in own]
-        )
-        for tree, own in trees
-      )
-    )
+    return Payload(self.leaves(vector), stats)
 
   def parts(self, payload: Payload, books: Any) -> Iterator[tuple[int, Any]]:
     """Yields where each part of the pool starts, and what lies there."""

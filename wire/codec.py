@@ -7,10 +7,9 @@ the vector is.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 # A pytree of arrays: what a vector becomes on its way.
@@ -81,20 +80,6 @@ class Rows(NamedTuple):
   columns: int
 
 
-class Collective(Protocol):
-  """What a route that sums among workers offers a codec."""
-
-  def sum(
-    self,
-    message: Message,
-    add: Callable[[Message, Message], Message] | None = None,
-  ) -> Message:
-    """Returns the sum of all workers' messages, the same on each of them."""
-
-  def gather(self, message: Message) -> Message:
-    """Returns all workers' messages, along a new leading axis."""
-
-
 # A worker's part of a conversation: of what it carries on and what it has heard
 # it returns what it says, which the sum of all will answer, and what it carries
 # on.
@@ -121,11 +106,11 @@ class Codec(NamedTuple):
       something else does.
     arrived: Returns which numbers a message has, bool [n], of it and n, if an
       update is to leave the others as they are; None if it has all.
-    add: Adds two messages that meet on their way; None if that takes decoding.
-    rounds: How vectors of all workers are summed where that takes a
-      conversation (norms first, say); see `reduce`.  The first is given the
-      state and the vector, the last returns `Summed` and the state.  Each can
-      be jitted by itself.
+    rounds: How vectors of all workers are summed among them by a conversation
+      (norms first, say); see `wire.talks`.  The first is given the state and
+      the vector, the last returns `Summed` and the state, whose `kept` and
+      `own` do not depend on what it has heard.  Each can be jitted by itself.
+      () if such sums take nothing but rounding, see `dtype`, or cannot be had.
     shaped: Returns the codec of vectors in which these matrices lie; None if
       it is all the same.
   """
@@ -137,7 +122,6 @@ class Codec(NamedTuple):
   elementwise: bool = False
   dtype: np.dtype | None = None
   arrived: Callable[[Message, int], jax.Array] | None = None
-  add: Callable[[Message, Message], Message] | None = None
   rounds: Sequence[Round] = ()
   shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None
 
@@ -191,57 +175,10 @@ class Wire(NamedTuple):
     return [*self.pushes, self.pull, self.stats]
 
 
-def reduce(
-  codec: Codec, state: State, vector: jax.Array, collective: Collective
-) -> tuple[Summed, State]:
-  """Returns the sum of all workers' vectors, and what is remembered then.
-
-  All workers call it at the same time, and get the same sum.
-
-  Args:
-    codec: Of pushes.
-    state: What this worker remembers.
-    vector: Of this worker, float32 [n].
-    collective: Among the workers.
-  """
-  if codec.rounds:
-    *talks, last = codec.rounds
-    carried, heard = state, vector
-    for talk in talks:
-      said, carried = talk(carried, heard)
-      heard = collective.sum(said)
-    return last(carried, heard)
-  message, state = codec.encode(state, vector)
-  if codec.add:
-    message = collective.sum(message, codec.add)
-    return decoded(codec, message, vector.size), state
-  gathered = collective.gather(message)
-  return total(codec, gathered, vector.size), state
-
-
 def decoded(codec: Codec, message: Message, n: int) -> Summed:
   """Returns what a message of n elements stands for."""
   arrived = codec.arrived(message, n) if codec.arrived else ()
   return Summed(codec.decode(message, n), arrived)
-
-
-def total(codec: Codec, gathered: Message, n: int) -> Summed:
-  """Returns the sum of what messages stand for, in their order.
-
-  Args:
-    codec: Of all of them.
-    gathered: Along a leading axis.
-    n: Elements.
-  """
-
-  def add(one: Summed, message: Message) -> tuple[Summed, None]:
-    return jax.tree.map(jnp.add, one, decoded(codec, message, n)), None
-
-  first, rest = (
-    jax.tree.map(lambda leaf, cut=cut: leaf[cut], gathered)
-    for cut in (0, slice(1, None))
-  )
-  return jax.lax.scan(add, decoded(codec, first, n), rest)[0]
 
 
 def _changes_nothing(codec: Codec) -> bool:

@@ -42,9 +42,6 @@ def cast(dtype: np.dtype) -> Codec:
     size_bytes=lambda n: n * dtype.itemsize,
     elementwise=True,
     dtype=dtype,
-    add=lambda one, other: _as(
-      _as(one, jnp.float32) + _as(other, jnp.float32), dtype
-    ),
   )
 
 

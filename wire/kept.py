@@ -33,6 +33,11 @@ def named(flat: Flat, states: Sequence[State]) -> Kept:
   return found
 
 
+def of_tree(tree: Any) -> Kept:
+  """Returns the arrays of a tree by name."""
+  return {name: np.asarray(leaf) for name, leaf in _paths(tree)}
+
+
 def norms(kept: Kept) -> dict[str, float]:
   """Returns the sum of the absolute numbers of each array."""
   return {

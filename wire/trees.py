@@ -57,16 +57,8 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
     stats: The same; () if there are none.
     servers: How many share them: each gets a message of its own.
   """
-  if wire.plain or not jax.tree.leaves(
-    params
-  ):  # Or numbers that are not there.
-    return Trees(
-      init=lambda worker: (),
-      encode=_same,
-      decode=lambda message, stage: message,
-      pull=lambda params: params,
-      dtype=np.dtype(np.float32),
-    )
+  if wire.plain or not jax.tree.leaves(params):  # Numbers that are not there.
+    return PLAIN
   if wire.elementwise:
     return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
   return _shared(Flat(params, stats, servers=servers, wire=wire))
@@ -77,6 +69,16 @@ def _same(
 ) -> tuple[Message, Any]:
   del stage, scale
   return payload, state
+
+
+# Of trees that travel as they are.
+PLAIN = Trees(
+  init=lambda worker: (),
+  encode=_same,
+  decode=lambda message, stage: message,
+  pull=lambda params: params,
+  dtype=np.dtype(np.float32),
+)
 
 
 def _leafwise(wire: Wire, coded: Payload) -> Trees:

@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from cluster.distributed import devices, roles
 from cluster.distributed.process import Meeting
-from cluster.distributed.reduced import native
 from cluster.distributed.reduced.site import ReducedSite
+from cluster.distributed.reduced.sums import native
 from cluster.distributed.served.site import ServedSite
 from cluster.runtime import Parts, Site
 from cluster.speed import build

@@ -116,6 +116,16 @@ class LocalHolder:
     self.learner.commit(update)
     return True
 
+  def forget(self, worker: int, states: Any) -> dict[str, float]:
+    """Forgets what a worker keeps; returns sums of it, by parameter.
+
+    Args:
+      worker: Who dies.
+      states: What its codec remembers.
+    """
+    del worker
+    return self.trees.kept_l1(states) if self.trees.kept_l1 else {}
+
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number."""
     held = max(self._held, default=0) + 1

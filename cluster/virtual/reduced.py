@@ -8,6 +8,7 @@ A worker that dies leaves an iteration that nobody can finish: the others
 compute it again, and sum over a forest that is made for those that live.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -34,14 +35,13 @@ class _Group(NamedTuple):
   """How those that live sum.
 
   Attributes:
-    allreduce: Says when they are through.
-    of_chunk: Int [chunks], the range of each.
+    rounds: Say, one after the other, when they are through; with each goes the
+      range of each chunk, int [chunks].
     planned: The forest, as it was made.
     carried: Of each link what an iteration sends over it, and for how long.
   """
 
-  allreduce: released.Allreduce
-  of_chunk: np.ndarray
+  rounds: Sequence[tuple[released.Allreduce, np.ndarray]]
   planned: Planned
   carried: Mapping[Ends, Sent]
 
@@ -55,7 +55,7 @@ class Sums:
     *,
     believed: Cluster | None,
     forest: Forests,
-    ranges: Sequence[Range],
+    stages: Sequence[Sequence[Sequence[Range]]],
     overlap: bool,
   ):
     """Makes the forest of all workers.
@@ -64,7 +64,9 @@ class Sums:
       true: The true links.
       believed: Those that the forest is made for; None for the true ones.
       forest: Makes it.
-      ranges: What a worker adds, as it becomes ready.
+      stages: What a worker adds, by the stage of the wire, round after round
+        of a conversation, as it becomes ready: of the first round while it
+        computes, of others once all has been heard of the round before.
       overlap: Whether it travels before all is ready.
 
     Raises:
@@ -72,46 +74,55 @@ class Sums:
     """
     self._true = true
     self._believed, self._forest = believed, forest
-    self._ready = np.array([each.ready for each in ranges])
-    if not overlap:
-      self._ready[:] = 1.0
-    self._ranges = ranges
+    self._ready = [
+      np.array([each.ready if overlap else 1.0 for each in first])
+      for first, *_ in stages
+    ]
+    self._stages = stages
     self._group = functools.cache(self._made)
-    self._group(tuple(range(len(true.cluster.workers))))
+    for stage in range(len(stages)):
+      self._group(tuple(range(len(true.cluster.workers))), stage)
 
   def ends(
-    self, started: Mapping[int, float], computed: Mapping[int, float]
+    self,
+    started: Mapping[int, float],
+    computed: Mapping[int, float],
+    stage: int,
   ) -> float:
     """Returns when all sums are everywhere.
 
     Args:
       started: By worker of an iteration, when it began to compute.
       computed: By worker, when it had; seconds.
+      stage: Of the wire.
     """
     members = tuple(sorted(started))
-    group = self._group(members)
+    (first, of_chunk), *others = self._group(members, stage).rounds
+    ready = self._ready[stage]
     start_s, stop_s = (
       np.array([times[index] for index in members])[:, None]
       for times in (started, computed)
     )
     # Exact at the end, where rounding would make it later than it is.
-    ready_s = np.where(
-      self._ready == 1, stop_s, start_s + (stop_s - start_s) * self._ready
-    )
-    return group.allreduce(ready_s[:, group.of_chunk])
+    ready_s = np.where(ready == 1, stop_s, start_s + (stop_s - start_s) * ready)
+    end_s = first(ready_s[:, of_chunk])
+    for allreduce, of_chunk in others:
+      end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
+    return end_s
 
-  def planned(self, members: Sequence[int]) -> Planned:
+  def planned(self, members: Sequence[int], stage: int) -> Planned:
     """Returns over what these sum."""
-    return self._group(tuple(sorted(members))).planned
+    return self._group(tuple(sorted(members)), stage).planned
 
-  def carried(self, members: Sequence[int]) -> Mapping[Ends, Sent]:
+  def carried(self, members: Sequence[int], stage: int) -> Mapping[Ends, Sent]:
     """Returns what each link carries in an iteration of these."""
-    return self._group(tuple(sorted(members))).carried
+    return self._group(tuple(sorted(members)), stage).carried
 
-  def _made(self, members: tuple[int, ...]) -> _Group:
+  def _made(self, members: tuple[int, ...], stage: int) -> _Group:
     true, latency_s = self._true
     left = _left(true, members)
-    size = sum(each.bytes for each in self._ranges)
+    # All stages sum over the same forest: that for what travels in the end.
+    size = sum(each.bytes for ranges in self._stages[-1] for each in ranges)
     if self._believed is None:
       own = {ends: latency_s[ends] for ends in left.capacity_Bps}
       believed, forest = left, self._forest(left, size, own)
@@ -121,20 +132,18 @@ class Sums:
       forest = self._forest(believed, size, LATENCY_S)
       names = zip(believed.workers, left.workers, strict=True)
       used = moved(forest, left, dict(names))
-    sizes, of_chunk = [], []
-    for number, each in enumerate(self._ranges):
-      whole, rest = divmod(each.bytes, _CHUNK)
-      chunks = [_CHUNK] * whole + ([rest] if rest else [])
-      sizes += chunks
-      of_chunk += [number] * len(chunks)
     ahead = window(used, chunk_bytes=_CHUNK)
-    allreduce = released.Allreduce(
-      left,
-      used,
-      sizes,
-      latency_s=latency_s,
-      ahead_bytes=ahead * _CHUNK,
-    )
+    rounds = []
+    for ranges in self._stages[stage]:
+      sizes, of_chunk = _chunks(ranges)
+      allreduce = released.Allreduce(
+        left,
+        used,
+        sizes,
+        latency_s=latency_s,
+        ahead_bytes=ahead * _CHUNK,
+      )
+      rounds.append((allreduce, np.array(of_chunk, int)))
     names = dict(zip(believed.workers, members, strict=True))
     known = self._believed is not links.equal(len(true.workers))
     planned = Planned(believed, forest, names, size, _CHUNK, known)
@@ -142,11 +151,25 @@ class Sums:
       dict(zip(left.workers, members, strict=True)),
       usage.between(used),
     )
+    total = collections.Counter[tuple[str, str]]()
+    for allreduce, _ in rounds:
+      total.update(allreduce.carried)
     carried = {
       (there[src], there[dst]): Sent(many, many / float(Bps[src, dst]))
-      for (src, dst), many in allreduce.carried.items()
+      for (src, dst), many in total.items()
     }
-    return _Group(allreduce, np.array(of_chunk, int), planned, carried)
+    return _Group(rounds, planned, carried)
+
+
+def _chunks(ranges: Sequence[Range]) -> tuple[list[int], list[int]]:
+  """Returns the bytes of chunks, and the range of each."""
+  sizes, of_chunk = [], []
+  for number, each in enumerate(ranges):
+    whole, rest = divmod(each.bytes, _CHUNK)
+    chunks = [_CHUNK] * whole + ([rest] if rest else [])
+    sizes += chunks
+    of_chunk += [number] * len(chunks)
+  return sizes, of_chunk
 
 
 def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:
@@ -185,6 +208,7 @@ class _State:
     told: The same, when links were told of last.
     generation: How many groups have summed, less one.
     members: The group that sums, or summed last.
+    stage: Of the wire, likewise.
     window: Of the rows on links.
   """
 
@@ -195,6 +219,7 @@ class _State:
   told: int = 0
   generation: int = -1
   members: tuple[int, ...] = ()
+  stage: int = 0
   window: Window | None = None
 
 
@@ -224,15 +249,19 @@ class Reduced:
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
     """A worker has computed; returns who has waited for it, once all have."""
-    del stage  # Of the wire: all travels, so far.
     now = self._state.now
     now.computed[index] = time
     if len(now.computed) < len(now.started):
       return []
     members = tuple(sorted(now.started))
+    begun = now.begun or self._traffic.mark(time)
+    if stage != self._state.stage:
+      if self._state.sums > self._state.told:
+        self._tell(begun, 'a stage of the wire begins')
+      self._state.stage = stage
     if members != self._state.members:
-      self._form(now.begun or self._traffic.mark(time), members)
-    now.ends = self._sums.ends(now.started, now.computed)
+      self._form(begun, members)
+    now.ends = self._sums.ends(now.started, now.computed, stage)
     return [*members]
 
   def advance(self, time: float) -> Delivered:
@@ -241,7 +270,7 @@ class Reduced:
     state = self._state
     state.now = _UnderWay()
     state.sums += 1
-    carried = self._sums.carried(state.members)
+    carried = self._sums.carried(state.members, state.stage)
     return Delivered(
       sum(each.bytes for each in carried.values()), [*state.members]
     )
@@ -282,14 +311,14 @@ class Reduced:
       why=why,
       generation=state.generation,
       members=members,
-      planned=self._sums.planned(members),
+      planned=self._sums.planned(members, state.stage),
     )
 
   def _tell(self, at: Mark, why: str) -> None:
     """Tells of what links have carried since the last time."""
     state = self._state
     count, state.told = state.sums - state.told, state.sums
-    carried = self._sums.carried(state.members)
+    carried = self._sums.carried(state.members, state.stage)
     self._traffic.carried(
       at,
       version=state.sums,

@@ -279,11 +279,11 @@ class VirtualRuntime:
     left = self._transfers.leave(self.time, index, lost=lost)
     for waited in left.waited:
       self._waited(waited)
-    trees = self._holder.trees
-    l1 = trees.kept_l1(_counted(worker)) if trees.kept_l1 else {}
+    l1 = self._holder.forget(index, _counted(worker))
     if any(l1.values()):
       self.lead.journal.forgot(index, self.time, l1)
-    self._workers[index] = _InFlight(trees.init(index), life=worker.life + 1)
+    codec = self._holder.trees.init(index)
+    self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:
       self.lead.enter(other, 'pull', self.time)
       self._again(other)

@@ -1,11 +1,14 @@
 """The virtual runtime's part of a run: all of it, in one process."""
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
+from cluster import talks
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import build, layers
@@ -15,15 +18,18 @@ from cluster.virtual import reduced, script, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
+from cluster.virtual.talking import TalkingHolder
 from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
+from learning.learning import Learner
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
 from route.route import Plan, Served
 from wire import trees
 from wire.flat import check_servers, even
+from wire.talks import Talks
 from wire.trees import Trees
 
 _OF_SERVERS = ('cluster.network.server*',)
@@ -68,19 +74,17 @@ class VirtualSite:
     """Makes the holder of the learner, and the checkpoints."""
     learned, plan = parts.learned, parts.plan
     served = isinstance(plan, Served)
-    servers = plan.servers if served else 1
     params, stats = learned.params, learned.stats
-    if not parts.wire.elementwise:
-      with named(f'config.route.{config.route.name}'):
-        check_servers(learned.elements, servers)
-    with named(f'config.wire.{config.wire.name}'):
-      travel = trees.make(parts.wire, params, stats, servers=servers)
-      self._sizes = _sizes(parts, travel, servers)
     learner, scaling = learned.learner(params, stats), learned.scaling
-    if not served:
+    workers, self._talks = config.cluster.workers, None
+    if served:
+      travel, self._sizes = _travel(config, parts, plan.servers)
+      each = [scaling] * workers if scaling else []
+      self.holder = LocalHolder(learner, travel, scalings=each, summed=False)
+    else:
       learner.scaling = scaling
-    each = [scaling] * config.cluster.workers if served and scaling else []
-    self.holder = LocalHolder(learner, travel, scalings=each, summed=not served)
+      self._talks = talks.of_run(config, parts.wire, parts.learned)
+      self.holder = _summing(parts, learner, self._talks, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
@@ -92,7 +96,7 @@ class VirtualSite:
     config, parts = self._config, self._parts
     with named('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
-    moving, looked = _moving(config, parts, lead, self._sizes)
+    moving, looked = self._moving(lead)
     return VirtualRuntime(
       lead=lead,
       holder=self.holder,
@@ -106,6 +110,20 @@ class VirtualSite:
   def __call__(self) -> None:
     """Does nothing: there is no other process that leads."""
 
+  def _moving(
+    self, lead: Lead
+  ) -> tuple[
+    transfers.Whole | transfers.Pipelined | reduced.Reduced,
+    Callable[[float], None],
+  ]:
+    """Returns how it travels, and what follows when an evaluation is due."""
+    config, parts = self._config, self._parts
+    if isinstance(parts.plan, Served):
+      return _served(config, parts, self._sizes), lambda time: None
+    stages = _stages(config, parts, self._talks)
+    sums = reduced.Reduced(_sums(config, parts, stages), Traffic(lead.journal))
+    return sums, sums.looked
+
 
 def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   """Returns the site.
@@ -117,20 +135,56 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
   return VirtualSite(config, parts)
 
 
-def _moving(
-  config: ConfigDict, parts: Parts, lead: Lead, sizes: transfers.Sizes
-) -> tuple[
-  transfers.Whole | transfers.Pipelined | reduced.Reduced,
-  Callable[[float], None],
-]:
-  """Returns how it travels, and what follows when an evaluation is due."""
-  if isinstance(parts.plan, Served):
-    return _served(config, parts, sizes), lambda time: None
-  sums = reduced.Reduced(_sums(config, parts), Traffic(lead.journal))
-  return sums, sums.looked
+def _travel(
+  config: ConfigDict, parts: Parts, servers: int
+) -> tuple[Trees, transfers.Sizes]:
+  """Returns what becomes of pushes and pulls, and how long they are."""
+  learned = parts.learned
+  if not parts.wire.elementwise:
+    with named(f'config.route.{config.route.name}'):
+      check_servers(learned.elements, servers)
+  with named(f'config.wire.{config.wire.name}'):
+    travel = trees.make(
+      parts.wire, learned.params, learned.stats, servers=servers
+    )
+    return travel, _sizes(parts, travel, servers)
 
 
-def _sums(config: ConfigDict, parts: Parts) -> reduced.Sums:
+def _summing(
+  parts: Parts, learner: Learner, talked: Talks | None, workers: int
+) -> LocalHolder:
+  """Returns who holds a learner whose workers sum among themselves."""
+  learned, wire = parts.learned, parts.wire
+  if talked and jax.tree.leaves(learned.params):
+    pool = learned.pool(range_bytes=math.inf, books=0)
+    return TalkingHolder(learner, talked, pool, workers)
+  travel = trees.PLAIN
+  if talked is None:
+    travel = trees.make(wire, learned.params, learned.stats, servers=1)
+  return LocalHolder(learner, travel, scalings=[], summed=True)
+
+
+def _stages(
+  config: ConfigDict, parts: Parts, talked: Talks | None
+) -> Sequence[Sequence[Sequence[layers.Range]]]:
+  """Returns what a worker adds, by stage of the wire and round."""
+  learned, size = parts.learned, parts.plan.range_bytes
+  if talked is None:
+    return [[layers.of_run(config, learned, size, parts.wire.push.dtype)]]
+  stats = talks.ITEM * learned.elements[1] + learned.other_bytes
+  rest = [layers.Range(stats, 1.0)] if stats else []
+  found = []
+  for sizes in talked.said:
+    *rounds, last = ([layers.Range(talks.ITEM * n, 1.0)] for n in sizes)
+    found.append([*rounds, [*last, *rest]])
+  return found
+
+
+def _sums(
+  config: ConfigDict,
+  parts: Parts,
+  stages: Sequence[Sequence[Sequence[layers.Range]]],
+) -> reduced.Sums:
   """Returns how gradients are summed among the workers.
 
   Raises:
@@ -139,15 +193,12 @@ def _sums(config: ConfigDict, parts: Parts) -> reduced.Sums:
   plan, true = parts.plan, links.virtual(config)
   reason = f'config.route.name is {plan.name!r}, which has no servers,'
   sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
-  ranges = layers.of_run(
-    config, parts.learned, plan.range_bytes, parts.wire.push.dtype
-  )
   with named(f'config.route.{plan.name}'):
     return reduced.Sums(
       true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,
-      ranges=ranges,
+      stages=stages,
       overlap=plan.overlap,
     )
 

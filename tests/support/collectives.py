@@ -1,53 +1,11 @@
-"""Sums among workers of one process, each in a thread of its own."""
+"""Sums among workers of one process, and codecs that are compiled for tests."""
 
-import functools
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tests.support.small_models import jit
-from wire import codec as codecs
-
-
-class _Meeting:
-  """Where all workers bring a message, and take all of them along."""
-
-  def __init__(self, count):
-    self.bytes = []  # Of each message that worker 0 has brought.
-    self._brought = [None] * count
-    self._barrier = threading.Barrier(count, timeout=60.0)
-
-  def exchange(self, index, message):
-    self._brought[index] = message
-    if index == 0:
-      self.bytes.append(sum(leaf.nbytes for leaf in jax.tree.leaves(message)))
-    self._barrier.wait()
-    messages = list(self._brought)
-    self._barrier.wait()
-    return messages
-
-
-class _Collective:
-  """See `wire.codec.Collective`; sums are made in order of worker."""
-
-  def __init__(self, meeting, index):
-    self._meeting, self._index = meeting, index
-
-  def sum(self, message, add=None):
-    messages = self._meeting.exchange(self._index, message)
-    add = add or (lambda one, other: jax.tree.map(np.add, one, other))
-    return functools.reduce(add, map(_numpy, messages))
-
-  def gather(self, message):
-    messages = self._meeting.exchange(self._index, message)
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *messages)
-
-
-def _numpy(message):
-  return jax.tree.map(np.asarray, message)
+from wire.codec import Wire
+from wire.talks import Talks
 
 
 def jitted(codec):
@@ -57,7 +15,6 @@ def jitted(codec):
     encode=jit(codec.encode),
     decode=jit(codec.decode, static_argnums=1),
     arrived=arrived,
-    rounds=[jit(each) for each in codec.rounds],
   )
 
 
@@ -65,17 +22,24 @@ def reduced(codec, states, vectors):
   """Returns what each worker gets and remembers, and the bytes that one says.
 
   Args:
-    codec: Of pushes.
+    codec: Of pushes, with rounds.
     states: Of all workers.
     vectors: Theirs.
   """
-  meeting = _Meeting(len(states))
-
-  def worker(index):
-    collective = _Collective(meeting, index)
-    vector = jnp.asarray(vectors[index])
-    return codecs.reduce(codec, states[index], vector, collective)
-
-  with ThreadPoolExecutor(len(states)) as pool:
-    found = list(pool.map(worker, range(len(states))))
-  return [each for each, _ in found], [s for _, s in found], meeting.bytes
+  talks = Talks(Wire(push=codec, pull=codec, stats=codec), len(vectors[0]), ())
+  each = [
+    talks.talk(state, jnp.asarray(vector), stage=0, scale=1.0)
+    for state, vector in zip(states, vectors, strict=True)
+  ]
+  said, bytes_said, ends = [next(talk) for talk in each], [], []
+  while not ends:
+    bytes_said.append(said[0].nbytes)
+    heard, said = np.sum(said, axis=0), []
+    for talk in each:
+      try:
+        said.append(talk.send(heard))
+      except StopIteration as end:
+        ends.append(end.value)
+  if bytes_said != [4 * count for count in talks.said[0]]:
+    raise AssertionError(f'{bytes_said} for {talks.said}')
+  return [one for one, _ in ends], [state for _, state in ends], bytes_said

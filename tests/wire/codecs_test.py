@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 from tests.support import collectives
 from tests.support.collectives import jitted as _jitted
 from wire import lowrank, quantised, topk
-from wire.codec import Payload, Rows, total
+from wire.codec import Payload, Rows
 from wire.flat import Flat, views
 
 
@@ -48,24 +48,6 @@ class TopKTest(parameterized.TestCase):
     np.testing.assert_array_equal(codec.decode(message, 9), np.arange(9.0))
     self.assertEqual((codec.size_bytes(9), message.nbytes), (36, 36))
     self.assertFalse(state.kept.any())
-
-  def test_sums_among_workers_are_of_what_each_chooses(self):
-    n, codec, vectors = (
-      30,
-      topk.make(sparsity=0.9).push,
-      _vectors(1, 3, 30),
-    )
-    states = [codec.init(n, k) for k in range(3)]
-    sums, after, said = collectives.reduced(codec, states, vectors)
-    expected = np.zeros(n, np.float32)
-    for vector in vectors:
-      places = np.argsort(-np.abs(vector), kind='stable')[:3]
-      expected[places] += vector[places]
-    for got in sums:
-      np.testing.assert_allclose(got.vector, expected, rtol=1e-6)
-    self.assertEqual(said, [24])
-    kept = sum(np.asarray(state.kept, np.float64) for state in after)
-    np.testing.assert_allclose(kept + expected, vectors.sum(0), atol=1e-6)
 
   @parameterized.parameters(1.0, -0.5)
   def test_sparsity_out_of_range_is_refused(self, sparsity):
@@ -121,22 +103,6 @@ class QuantisedTest(parameterized.TestCase):
     for _ in range(20):
       message, state = codec.encode(state, vector)
       np.testing.assert_array_equal(codec.decode(message, 8), vector)
-
-  def test_sums_among_workers_are_of_messages(self):
-    n, codec, vectors = (
-      12,
-      quantised.make(chunk=5, seed=0).push,
-      _vectors(1, 3, 12),
-    )
-    states = [codec.init(n, k) for k in range(3)]
-    sums, _, said = collectives.reduced(codec, states, vectors)
-    expected = 0
-    for state, vector in zip(states, vectors, strict=True):
-      message, _ = codec.encode(state, jnp.asarray(vector))
-      expected = expected + codec.decode(message, n)
-    for got in sums:
-      np.testing.assert_allclose(got.vector, expected, rtol=1e-6)
-    self.assertEqual(said, [n + 4 * 3])
 
   def test_bad_settings_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'chunk: expected at least 1'):
@@ -260,15 +226,6 @@ class LowRankTest(parameterized.TestCase):
       wire.push_bytes(1000, 0)
     with self.assertRaisesRegex(ValueError, message):
       Flat(jnp.zeros(9), (), servers=1, wire=wire)
-
-
-class TotalTest(absltest.TestCase):
-  def test_one_message_is_its_own_sum(self):
-    codec = topk.make(sparsity=0.5).push
-    message, _ = codec.encode(codec.init(4, 0), jnp.arange(4.0))
-    gathered = jax.tree.map(lambda leaf: leaf[None], message)
-    got = total(codec, gathered, 4).vector
-    np.testing.assert_array_equal(got, [0, 0, 2, 3])
 
 
 if __name__ == '__main__':

@@ -205,12 +205,12 @@ class _Model:
       Links(cluster, latency_s),
       believed=None,
       forest=self._forest,
-      ranges=self._ranges,
+      stages=[[self._ranges]],
       overlap=self._overlap,
     )
     began = dict.fromkeys(range(compute_s.shape[1]), 0.0)
     return statistics.fmean(
-      sums.ends(began, dict(enumerate(own))) for own in compute_s.tolist()
+      sums.ends(began, dict(enumerate(own)), 0) for own in compute_s.tolist()
     )
 
   def _forest(self, cluster: Cluster, *args: Any) -> Any:

@@ -142,7 +142,7 @@ class Booking:
     lead: Lead,
     books: Books,
     members: Sequence[Member],
-    iteration_bytes: Callable[[int], int],
+    iteration_bytes: Callable[[int, int], int],
   ):
     """Has told nothing yet.
 
@@ -151,7 +151,7 @@ class Booking:
       books: What workers have written.
       members: All workers.
       iteration_bytes: Returns what crosses the network in an iteration of so
-        many workers.
+        many workers, in a stage of the wire.
     """
     self.exposed_s = 0.0
     self._lead, self._books, self._members = lead, books, members
@@ -164,6 +164,7 @@ class Booking:
     joining: Sequence[int],
     *,
     dealt_at: float,
+    stage: int,
     time: float,
   ) -> None:
     """Tells the lead, which asks the scheme.
@@ -173,6 +174,7 @@ class Booking:
       members: Who took part, ascending.
       joining: Who takes part from the next one on.
       dealt_at: When the iteration was dealt, seconds of the run.
+      stage: Of the wire, in it.
       time: When it ended.
 
     Raises:
@@ -209,7 +211,7 @@ class Booking:
       self._enter(index, moments, time)
     for index in joining:
       lead.join(index, time)
-    lead.carried(self._iteration_bytes(len(members)))
+    lead.carried(self._iteration_bytes(len(members), stage))
     for index in members:
       self._push(index, *entries[index], time=time)
 

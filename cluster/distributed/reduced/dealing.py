@@ -25,15 +25,18 @@ class Dealing:
     self._lead, self._say = lead, say
     self.newest = -1
     self.check = False
-    self._at: dict[int, float] = {}
+    self._at: dict[int, tuple[float, int]] = {}
 
   def begin(self, version: int) -> None:
     """A generation begins, in which nothing is dealt before this version."""
     self.newest = version - 1
     self._at.clear()
 
-  def at(self, version: int) -> float:
-    """Returns when an iteration was dealt, monotonic seconds; once."""
+  def at(self, version: int) -> tuple[float, int]:
+    """Returns when an iteration was dealt, monotonic seconds, and its stage.
+
+    Once for each.
+    """
     return self._at.pop(version)
 
   def send(self, generation: int, version: int, members: Sequence[int]) -> None:
@@ -50,8 +53,8 @@ class Dealing:
       k: workers[k].ahead if ahead else workers[k].ranges for k in members
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
-    now = time.monotonic()
-    self.newest, self._at[version] = version, now
+    now, stage = time.monotonic(), self._lead.stage()
+    self.newest, self._at[version] = version, (now, stage)
     check, self.check = self.check, False
     for index in members:
       deal = {
@@ -62,6 +65,7 @@ class Dealing:
         'examples': sizes[index],
         'total': sum(sizes.values()),
         'members': members,
+        'stage': stage,
         'at': now,
         'check': check,
       }

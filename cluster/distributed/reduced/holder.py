@@ -80,9 +80,15 @@ class ReplicaHolder:
     kept = self._held[held]
     return lambda: kept
 
+  @property
+  def keeps(self) -> bool:
+    """Whether workers keep some of their gradients."""
+    return self._replica.memory.keeps
+
   def state(self) -> dict[str, Any]:
-    """Returns the learner, and what is counted and held here."""
+    """Returns the learner, what workers keep, and what is counted here."""
     return {
+      'kept': self._replica.memory.saved(),
       'learner': self._replica.learner.state(),
       'counted': (self.version, self.examples, self._sums),
       'held': self._held,
@@ -94,6 +100,7 @@ class ReplicaHolder:
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []
     self.version, self.examples, self._sums = state['counted']
+    self._replica.memory.restore(self.version, state['kept'])
     self._held = state['held']
 
   @property

@@ -5,10 +5,11 @@ and applies the sum.  What it needs for the next iteration has come before this
 one ends, so that it waits for nobody but the others' gradients.
 """
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ from cluster.distributed.reduced.executor.errors import (
   PeerLost,
 )
 from cluster.distributed.reduced.inbox import Inbox
-from cluster.distributed.reduced.summing import Summing
+from cluster.distributed.reduced.sums.memory import Memory, Nothing
+from cluster.distributed.reduced.sums.summing import Summing
 from cluster.speed.speed import Speed
 from cluster.transport.errors import TransportError
 from cluster.transport.heart import BEATS
@@ -109,6 +111,11 @@ class Replica:
     self.learner.restore(self._summing.placed(own))  # As one that is fetched.
     changing = batching.changes
     self._summing.warm_up(self.learner, batching.largest, changing=changing)
+
+  @property
+  def memory(self) -> Memory | Nothing:
+    """What it remembers of gradients."""
+    return self._summing.memory
 
   def __call__(self, lead: str) -> bool:
     """Takes part in the run until it is over.
@@ -212,6 +219,8 @@ class Replica:
       life.say(self._measurer(told['measure']))
     elif 'check' in told:
       self._check(life, told['check'])
+    elif 'collect' in told:
+      self._collect(life, told['collect'])
     elif 'stop' in told:
       self._stopped = told['stop']
       self._summing.abandon(before=told['stop'])
@@ -235,21 +244,13 @@ class Replica:
     self._generation = generation
     self._pace.begin(said['version'])
     self._pace.transfer()
-    try:
+    with self._telling(life, generation):
       if said['source']:
         self._fetch(life, said['version'], *said['source'])
       self._fresh = False
       self._pace.reach(_FETCHED)
       self._summing.form(said, max(settings.start_s, settings.timeout_s))
-    except Abandoned:
-      return
-    except (PeerLost, Damaged) as error:
-      self._broken(life, generation, error.worker, str(error))
-      return
-    except TransportError as error:
-      self._broken(life, generation, None, str(error))
-      return
-    self._check(life, generation, 'formed')
+      self._check(life, generation, 'formed')
 
   def _fetch(self, life: Life, version: int, worker: int, address: str) -> None:
     """Gets the learner from another worker, unless it is here.
@@ -272,20 +273,20 @@ class Replica:
       )
     except TransportError as error:
       raise PeerLost(worker, str(error)) from error
-    self.learner.restore(self._summing.placed(state))
+    self.learner.restore(self._summing.placed(state['learner']))
+    self.memory.recall(version, state['common'])
     self._last = []
 
-  def _broken(
-    self, life: Life, generation: int, peer: int | None, reason: str
-  ) -> None:
-    life.say(
-      {
-        'told': 'broken',
-        'generation': generation,
-        'peer': peer,
-        'reason': reason[:200],
-      }
-    )
+  @contextlib.contextmanager
+  def _telling(self, life: Life, generation: int) -> Iterator[None]:
+    """Tells the lead if what others take part in fails; nothing follows."""
+    with contextlib.suppress(Abandoned):
+      try:
+        yield
+      except TransportError as error:
+        peer = error.worker if isinstance(error, PeerLost | Damaged) else None
+        told = {'told': 'broken', 'generation': generation}
+        life.say(told | {'peer': peer, 'reason': str(error)[:200]})
 
   def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
@@ -293,7 +294,7 @@ class Replica:
       self._check(life, deal['generation'])
     if self._compiled is None:
       self._compiled = compilations.count()
-    try:
+    with self._telling(life, deal['generation']):
       self._compute(life, deal)
       if following := self._inbox.next_deal():
         ranges = tuple(map(tuple, following['ranges']))
@@ -302,12 +303,16 @@ class Replica:
         )
         self._preparing.start()
       self._last = self._books.marked(*self._summing.total())
-    except Abandoned:
+      self._apply(deal)
+
+  def _collect(self, life: Life, generation: int) -> None:
+    """Sums what all keep, for a checkpoint."""
+    if generation != self._generation or generation < self._stopped:
       return
-    except (PeerLost, Damaged) as error:
-      self._broken(life, deal['generation'], error.worker, str(error))
-      return
-    self._apply(deal)
+    version = self.learner.version
+    with self._telling(life, generation):
+      self._summing.collect(version)
+      self._completed({'told': 'collected', 'version': version})
 
   def _check(self, life: Life, generation: int, told: str = 'checked') -> None:
     """Tells what it holds, for others to compare, and what it has sent."""
@@ -316,7 +321,7 @@ class Replica:
         'told': told,
         'generation': generation,
         'version': self.learner.version,
-        'digest': digest(self.learner.state()),
+        'digest': digest(self._shared()),
         'sent': traffic.rows(self._summing.traffic()),
       }
     )
@@ -349,6 +354,7 @@ class Replica:
       ranges,
       worker=self.index,
       iteration=iteration,
+      stage=deal['stage'],
       fault=fault,
       least_s=least_s,
     )
@@ -377,16 +383,17 @@ class Replica:
       )
     else:
       self.learner.skip()
-    self._completed(
-      {
-        'version': deal['version'],
-        'books': self._last,
-        'at': time.monotonic(),
-      }
-    )
+      self.memory.note(self.learner.version)
+    told = {'told': 'completed', 'version': deal['version']}
+    self._completed(told | {'books': self._last, 'at': time.monotonic()})
 
   def _state_of(self, version: int) -> Any:
     """Returns the learner's state; in a thread of the handover."""
     if (has := self.learner.version) != version:
       raise LookupError(f'expected to have version {version}, got {has}')
-    return self.learner.state()
+    return self._shared()
+
+  def _shared(self) -> dict[str, Any]:
+    """Returns all that no other replica has otherwise."""
+    common = self.memory.common
+    return {'learner': self.learner.state(), 'common': common}

@@ -17,6 +17,7 @@ from cluster.distributed.reduced.generations import Generations
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
 from cluster.traffic import Traffic
+from cluster.transport.heart import Unmendable
 
 
 class ReducedRuntime(Generations):
@@ -33,7 +34,7 @@ class ReducedRuntime(Generations):
     lead: Lead,
     reception: ReducedReception,
     books: Books,
-    iteration_bytes: Callable[[int], int],
+    iteration_bytes: Callable[[int, int], int],
     **of_generations: Any,
   ):
     """Listens to nobody yet.
@@ -42,8 +43,7 @@ class ReducedRuntime(Generations):
       lead: Asks the scheme.
       reception: Talks to the workers.
       books: Of iterations.
-      iteration_bytes: Returns what crosses the network in an iteration of so
-        many workers.
+      iteration_bytes: As of `Booking`.
       **of_generations: `holder`, of the learner, the lead's; `formation`, which
         makes groups; `linking`, which makes what knows the links, given what
         sends to a worker; and what `Leading` takes.
@@ -52,6 +52,10 @@ class ReducedRuntime(Generations):
     self._carrying = Carrying(self._formation, Traffic(lead.journal))
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
     self._pausing = False
+    # Who keeps some of its gradients says it before a checkpoint: at which
+    # version all have, and in which generation they were asked, and when.
+    self._collected = 0
+    self._asked: tuple[int, float] | None = None
     self._reactions = {
       'ready': self._ready,
       'failed': self._failed,
@@ -61,6 +65,7 @@ class ReducedRuntime(Generations):
       'stopped': self._stopped,
       'checked': self._checked,
       'completed': self._completed,
+      'collected': self._has_collected,
       'answered': self._linking.answered,
       'measured': self._measured,
       'traffic': self._linking.traffic,
@@ -95,8 +100,18 @@ class ReducedRuntime(Generations):
 
     The next step goes on.
     """
-    self._pausing = not self._still
-    return self._still
+    self._pausing = True
+    if not self._still:
+      return False
+    version, generation = self._holder.version, self._formation.generation
+    if self._holder.keeps and self._collected < version:
+      if self._asked is None or self._asked[0] < generation:
+        self._asked = generation, time.monotonic()
+        for index in self._formation.members:
+          self._say(index, {'collect': generation})
+      return False
+    self._pausing, self._asked = False, None
+    return True
 
   def step(self) -> None:
     """Waits for an event, at most for a beat, and does what follows.
@@ -110,6 +125,8 @@ class ReducedRuntime(Generations):
       self._deal()  # After a pause.
     self._take(max(self._look_at - time.monotonic(), 0.0))
     self._look()
+    if self._asked and time.monotonic() - self._asked[1] > self._start_s:
+      raise Unmendable('Workers do not say what they keep of gradients.')
 
   def state(self) -> dict[str, Any]:
     """Returns all that a run goes on from, between two iterations."""
@@ -124,6 +141,7 @@ class ReducedRuntime(Generations):
     self.time = state['time']
     self._before = state['lead']
     self._holder.restore(state['holder'])
+    self._collected = self._holder.version
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""
@@ -184,6 +202,8 @@ class ReducedRuntime(Generations):
       self._book(*owed)
     left, self._left = self._left, {}
     for index in sorted(left):
+      if self._holder.keeps:
+        self.lead.journal.forgot(index, self.time, None)
       self.lead.leave(index, self.time, left[index])
 
   def _checked(self, event: dict[str, Any]) -> None:
@@ -205,6 +225,10 @@ class ReducedRuntime(Generations):
         self._agree()
       self._deal()
 
+  def _has_collected(self, event: dict[str, Any]) -> None:
+    """It is known what all keep."""
+    self._collected = event['version']
+
   def _book(self, numbers: list[float], members: Sequence[int]) -> None:
     """Tells the scheme of an iteration that has been ended.
 
@@ -222,12 +246,14 @@ class ReducedRuntime(Generations):
     )  # What is looked at, all have.
     # Others compute what is dealt ahead; who is lost is not yet gone.
     ahead = self._dealing.newest > version
+    began, stage = self._dealing.at(version)
     joining = [k for k in self._newcomers if not (ahead or self._in_lead(k))]
     self._booking(
       numbers,
       members,
       joining,
-      dealt_at=self._dealing.at(version) - (self._began or 0.0),
+      dealt_at=began - (self._began or 0.0),
+      stage=stage,
       time=self.time,
     )
     self._linking.iterated(self.time, self._booking.exposed_s)

@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster import talks
 from cluster.distributed.links.adaptation import Adaptation
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
@@ -16,16 +17,19 @@ from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
-from cluster.distributed.reduced.native import NativeSumming
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.distributed.reduced.replica import Replica
 from cluster.distributed.reduced.runtime import ReducedRuntime
-from cluster.distributed.reduced.summing import HostSumming, Summing
+from cluster.distributed.reduced.sums.native import NativeSumming
+from cluster.distributed.reduced.sums.summing import HostSumming, Summing
+from cluster.distributed.reduced.sums.talking import TalkingSumming
+from cluster.distributed.reduced.sums.talking_native import TalkingNative
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from cluster.transport.heart import LOST
 from configs.sections import named
+from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from route.route import Reduced
 from wire.codec import Payload
@@ -57,10 +61,15 @@ class ReducedSite(Process):
     self._pool = learned.pool(
       range_bytes=plan.range_bytes,
       books=self._books.size,
-      dtype=parts.wire.push.dtype,
+      dtype=parts.wire.push.dtype or FLOAT32,
     )
+    self._talks = talks.of_run(config, parts.wire, learned)
+    self._sizes = [self._pool.size_bytes]
+    if self._talks:
+      rest = self._pool.size - self._pool.gradient
+      self._sizes = [talks.ITEM * (sum(n) + rest) for n in self._talks.said]
     self._pace: Sequence[layers.Range] = ()
-    if speed and learned.schedule is None:
+    if not self._talks and speed and learned.schedule is None:
       self._pace = layers.of_run(
         config, learned, plan.range_bytes, parts.wire.push.dtype
       )
@@ -90,18 +99,16 @@ class ReducedSite(Process):
     reception = ReducedReception(
       num_workers=self._workers, **self._of_reception
     )
-    self._completed = lambda told: reception.events.put(
-      told | {'told': 'completed'}
-    )
+    self._completed = reception.events.put
     formation = Formation(
       self._plan.cluster,
       self._plan.forest,
-      size_bytes=self._pool.size_bytes,
+      size_bytes=self._sizes[-1],
     )
     kept = Kept(self.parts.files.workdir)
     adaptation = Adaptation(
       formation,
-      size_bytes=self._pool.size_bytes,
+      size_bytes=self._sizes[-1],
       tell=reception.events.put,
       record=lead.journal.links,
     )
@@ -123,7 +130,7 @@ class ReducedSite(Process):
       ),
       books=self._books,
       local=lambda lead: functools.partial(self._replica, lead),
-      iteration_bytes=lambda n: 2 * (n - 1) * self._pool.size_bytes,
+      iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       **self._of_leading,
     )
 
@@ -138,9 +145,21 @@ class ReducedSite(Process):
       summing = NativeSumming(
         gradient, self._pool, like, books=self._books.size
       )
+      if self._talks:
+        summing = TalkingNative(
+          gradient,
+          self._pool,
+          like,
+          books=self._books.size,
+          talks=self._talks,
+          index=self.meeting.role.index,
+        )
     else:
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
-      summing = HostSumming(
+      host = HostSumming
+      if self._talks:
+        host = functools.partial(TalkingSumming, talks=self._talks)
+      summing = host(
         self.meeting.role.index,
         workers=self._workers,
         gradient=gradient,

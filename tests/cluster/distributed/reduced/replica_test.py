@@ -16,7 +16,7 @@ from cluster.distributed.links import traffic
 from cluster.distributed.process import Settings
 from cluster.distributed.reduced import group, replica
 from cluster.distributed.reduced.books import Books
-from cluster.distributed.reduced.summing import HostSumming
+from cluster.distributed.reduced.sums.summing import HostSumming
 from cluster.transport.streams import Security
 from learning.nothing import NoGradient, NoLearner
 from learning.pool import Pool

@@ -17,15 +17,15 @@ import pytest
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cluster.distributed.reduced.native import NativeSum, join
+from cluster.distributed.reduced.sums.native import NativeSum, join
 from learning import compilations
 from learning.pool import Pool
 from tests.support import processes
 from tools import recompute
 from wire.codec import Payload
 
-_ROOT = pathlib.Path(__file__).parents[4]
-_MODULE = 'tests.cluster.distributed.reduced.native_test'
+_ROOT = pathlib.Path(__file__).parents[5]
+_MODULE = 'tests.cluster.distributed.reduced.sums.native_test'
 _DEVICES = 8
 _SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
 _BOOKS = 6

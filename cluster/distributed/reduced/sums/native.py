@@ -24,6 +24,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
+from cluster.distributed.reduced.sums.memory import Nothing
 from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
@@ -32,12 +33,12 @@ from learning.scaling import factor
 from wire.codec import Payload
 
 # XLA would make one collective of several.
-_OPTIONS = {
+OPTIONS = {
   'xla_disable_hlo_passes': (
     'all-reduce-combiner,cpu-all-reduce-combiner,gpu-all-reduce-combiner'
   )
 }
-_AXIS = 'workers'
+AXIS = 'workers'
 
 
 def join(
@@ -86,8 +87,8 @@ class NativeSum:
       devices: The first of each worker, in order.
     """
     self._pool, self._count = pool, len(devices)
-    mesh = Mesh(np.array(devices), (_AXIS,))
-    self._split = NamedSharding(mesh, PartitionSpec(_AXIS))
+    mesh = Mesh(np.array(devices), (AXIS,))
+    self._split = NamedSharding(mesh, PartitionSpec(AXIS))
     self.device = next(
       d for d in devices if d.process_index == jax.process_index()
     )
@@ -95,12 +96,12 @@ class NativeSum:
       jax.shard_map(
         self._summed,
         mesh=mesh,
-        in_specs=PartitionSpec(_AXIS),
+        in_specs=PartitionSpec(AXIS),
         out_specs=PartitionSpec(),
         # That all have what has been gathered is not seen.
         check_vma=all(dtype == jnp.float32 for dtype in pool.dtypes),
       ),
-      compiler_options=_OPTIONS,
+      compiler_options=OPTIONS,
     )
     self.ranges = jax.jit(self._cut)
     self._payload = jax.jit(
@@ -150,7 +151,7 @@ class NativeSum:
 
   def _summed(self, ranges: list[jax.Array]) -> list[jax.Array]:
     return [
-      jax.lax.psum(part, _AXIS)[0]
+      jax.lax.psum(part, AXIS)[0]
       if dtype == jnp.float32
       else self._rounded(part[0], dtype)
       for part, dtype in zip(ranges, self._pool.dtypes, strict=True)
@@ -160,13 +161,13 @@ class NativeSum:
     """Returns the sum of a range over all workers, rounded, as float32."""
     count = self._count
     shares = jnp.pad(part, (0, -part.size % count)).reshape(count, -1)
-    mine = jax.lax.all_to_all(shares, _AXIS, 0, 0, tiled=True)
+    mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
     # XLA's sum along an axis is many times slower on CPUs.
     total = _widened(mine[0], dtype)
     for each in range(1, count):
       total = total + _widened(mine[each], dtype)
     rounded = _narrowed(total, dtype)
-    whole = jax.lax.all_gather(rounded, _AXIS, tiled=True)
+    whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
     return _widened(whole[: part.size], dtype)
 
 
@@ -176,6 +177,7 @@ class NativeSumming:
   steps = 0
   paced = False
   travels = False
+  memory = Nothing()
 
   def __init__(
     self, gradient: Gradient, pool: Pool, like: Payload, *, books: int
@@ -254,11 +256,12 @@ class NativeSumming:
     *,
     worker: int,
     iteration: int,
+    stage: int,
     fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient."""
-    del version, least_s
+    del version, stage, least_s
     payload, loss = self._gradient(
       learner.params,
       ranges,
@@ -285,6 +288,9 @@ class NativeSumming:
     learner.add(learner.version, self._payload, examples, pushes=pushes)
     learner.commit(learner.version)
     jax.block_until_ready(learner.params)
+
+  def collect(self, version: int) -> None:
+    """Does nothing: nobody keeps anything."""
 
 
 def _is_finite(payload: Payload) -> jax.Array:

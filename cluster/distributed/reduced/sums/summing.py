@@ -15,6 +15,7 @@ from cluster.distributed.reduced.executor.executor import (
   Usage,
 )
 from cluster.distributed.reduced.group import group_of
+from cluster.distributed.reduced.sums.memory import Memory, Nothing
 from cluster.speed.layers import Range
 from cluster.transport import memory
 from cluster.transport.greeting import Security
@@ -36,10 +37,12 @@ class Summing(Protocol):
     steps: Grows with what comes and goes in an iteration.
     paced: Whether computing takes time alone, which `compute` lets pass.
     travels: Whether chunks do, so that faults can befall them.
+    memory: What this worker remembers of gradients.
   """
 
   paced: bool
   travels: bool
+  memory: Memory | Nothing
 
   @property
   def steps(self) -> int:
@@ -97,6 +100,7 @@ class Summing(Protocol):
     *,
     worker: int,
     iteration: int,
+    stage: int,
     fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
@@ -108,6 +112,7 @@ class Summing(Protocol):
       ranges: Positions of the examples in the stream.
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
+      stage: Of the wire.
       fault: What goes wrong with it on purpose, if anything.
       least_s: How long it takes at least, if it takes nothing but time.
 
@@ -137,6 +142,9 @@ class Summing(Protocol):
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner make its next version of the sum."""
+
+  def collect(self, version: int) -> None:
+    """Sums what all keep at a version, into `memory`; raises as `total`."""
 
 
 class HostSumming:
@@ -171,6 +179,7 @@ class HostSumming:
       pace: Without a model: which parts of the pool become ready when, in
         parts of the time that an iteration takes.
     """
+    self.memory: Memory | Nothing = Nothing()
     self._index, self._pace, self._faults = index, pace, faults
     self.paced = bool(pace)
     self._ranges, self._dtypes = pool.ranges, pool.dtypes
@@ -254,10 +263,12 @@ class HostSumming:
     *,
     worker: int,
     iteration: int,
+    stage: int,
     fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; its ranges travel once they are full."""
+    del stage
     self._vectors.reverse()
     vector = self._vectors[0]
     travel = self._faults.travel(worker, iteration, fault)
@@ -309,6 +320,9 @@ class HostSumming:
     learner.apply_pool(
       self._pool, self._vectors[0], examples=examples, pushes=pushes
     )
+
+  def collect(self, version: int) -> None:
+    """Does nothing: nobody keeps anything."""
 
   @property
   def _running(self) -> Executor:

@@ -1,0 +1,160 @@
+"""Sums by conversations between hosts: of wires that do more than round."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster.distributed.faults import Fault
+from cluster.distributed.reduced.executor.errors import (
+  Abandoned,
+  Damaged,
+  PeerLost,
+)
+from cluster.distributed.reduced.executor.generation import Travel
+from cluster.distributed.reduced.sums.memory import Memory, Talking
+from cluster.distributed.reduced.sums.summing import (
+  CheckedFilling,
+  HostSumming,
+)
+from cluster.transport import memory as memories
+from data.stream import Ranges
+from learning.learning import Learner
+from learning.scaling import factor
+from wire.talks import Talks
+
+
+class TalkingSumming(HostSumming):
+  """A HostSumming whose workers say several arrays, one after the other.
+
+  Statistics and books are summed with the last of them.
+  """
+
+  memory: Memory
+
+  def __init__(self, index: int, *, talks: Talks, **of_host: Any):
+    """Listens to nobody yet; other arguments are those of `HostSumming`."""
+    super().__init__(index, **of_host)
+    self.memory = Memory(talks, self._pool, index)
+    self._said: dict[int, np.ndarray] = {}
+    self._travel: Travel | None = None
+    self._talking: Talking | None = None
+    self._number, self._stage, self._scale = 0, 0, 1.0
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles everything."""
+    super().warm_up(learner, examples, changing=changing)
+    vector = np.zeros(self._pool.gradient, np.float32)
+    for summed in self.memory.talks.warm_up(vector):
+      learner.warm_up_pool(self._pool, self._arrived(summed.arrived))
+
+  def close(self) -> None:
+    """Listens no more; another life begins anew."""
+    super().close()
+    self.memory.forget()
+
+  def compute(
+    self,
+    version: int,
+    learner: Learner,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    stage: int,
+    fault: Fault | None,
+    least_s: float,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient, of which nothing travels before all is there."""
+    del least_s
+    self._vectors.reverse()
+    filling = CheckedFilling(self._pool, self._vectors[0], _nobody, fault)
+    self._filling, self._stage = filling, stage
+    self._number = version * (self.memory.talks.most + 1)
+    self._travel = self._faults.travel(worker, iteration, fault)
+    self._scale = factor(learner.scaling)
+    self._stats, loss = self._gradient.stream(
+      learner.params,
+      ranges,
+      worker=worker,
+      iteration=iteration,
+      into=filling,
+      scale=self._scale,
+    )
+    return None if loss is None else float(loss), filling.finite
+
+  def total(self) -> tuple[list[float], bool]:
+    """Converses until all of the pool is summed."""
+    vector, memory = self._vectors[0], self.memory
+    gradient, rest = np.split(vector, [self._pool.gradient])
+    talking = memory.talk(gradient, stage=self._stage, scale=self._scale)
+    said: Any = talking.begin()
+    number = self._number
+    while said is not None:
+      last = talking.last
+      parts, travel = [np.asarray(said)], None
+      if last:
+        parts, travel = [*parts, rest], self._travel
+      try:
+        heard, *others = self._sum(number, parts, travel)
+      except (Abandoned, Damaged, PeerLost):
+        if last:
+          talking.unheard(np.zeros(said.size, np.float32))
+        raise
+      if others:
+        rest[:] = others[0]
+      said, number = talking.hear(heard), number + 1
+    self._talking = talking
+    if talking.summed is not None:
+      gradient[:] = talking.summed.vector
+    return self._pool.books(vector).tolist(), True
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Has the learner apply the pool, or what has arrived of it."""
+    talking = self._talking
+    learner.apply_pool(
+      self._pool,
+      self._vectors[0],
+      examples=examples,
+      pushes=pushes,
+      arrived=self._arrived(talking.summed.arrived),
+    )
+    talking.end(learner.version)
+
+  def collect(self, version: int) -> None:
+    """Sums what all keep."""
+    number = version * (self.memory.talks.most + 1) - 1
+    (total,) = self._sum(number, (self.memory.kept(),), None)
+    self.memory.total = total.copy()
+
+  def _sum(
+    self, number: int, parts: Sequence[np.ndarray], travel: Travel | None
+  ) -> list[np.ndarray]:
+    """Returns the sums of arrays of all workers, which are written over."""
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    if ends[-1] not in self._said:
+      self._said[ends[-1]] = memories.aligned(4 * ends[-1]).view(np.float32)
+    vector = self._said[ends[-1]]
+    np.concatenate(parts, out=vector)
+    ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
+    reduction = self._running.begin(number, vector, ranges, travel)
+    self._reduction = reduction
+    try:
+      for each in range(len(ranges)):
+        reduction.ready(each)
+      reduction.wait()
+    finally:
+      self._reduction = None
+    return np.split(vector, ends[:-1])
+
+  def _arrived(self, arrived: Any) -> Any:
+    """Returns which numbers an update has, as views, or () for all."""
+    if isinstance(arrived, tuple):
+      return ()
+    return self._pool.leaves(np.asarray(arrived))
+
+
+def _nobody(number: int) -> None:
+  """Tells nobody that a range is full."""

@@ -1,0 +1,300 @@
+"""Tests of sums by conversations between executors, beside those in one place.
+
+Numbers are whole, so that all sums are exact in any order.
+"""
+
+import pathlib
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from cluster.distributed.faults import Faults
+from cluster.distributed.reduced import group
+from cluster.distributed.reduced.executor.errors import Abandoned
+from cluster.distributed.reduced.sums.memory import Memory
+from cluster.distributed.reduced.sums.talking import TalkingSumming
+from cluster.transport.greeting import Security
+from learning.pool import Pool
+from route import links, ring
+from wire import sparse
+from wire.talks import Talks
+
+_PARAMS = {'a': np.zeros((5, 4), np.float32), 'b': np.zeros(7, np.float32)}
+_BOOKS = 3
+
+
+class _Gradient:
+  """Hands out whole numbers, other ones for each worker and iteration."""
+
+  @staticmethod
+  def of(worker, iteration):
+    rng = np.random.default_rng((worker, iteration))
+    return jax.tree.map(
+      lambda leaf: rng.integers(-50, 50, leaf.shape).astype(np.float32),
+      _PARAMS,
+    )
+
+  def stream(self, params, ranges, *, worker, iteration, into, scale):
+    del params, ranges
+    leaves = jax.tree.leaves(self.of(worker, iteration))
+    for number, leaf in enumerate(leaves):
+      into.put(number, leaf * scale)
+    return (), 1.0
+
+
+class _Learner:
+  """Notes what is applied."""
+
+  def __init__(self):
+    self.version, self.params, self.scaling = 0, (), None
+    self.applied = None
+
+  def apply_pool(self, pool, vector, examples, *, pushes, arrived):
+    del examples, pushes
+    self.version += 1
+    self.applied = pool.payload(vector.copy())._replace(arrived=arrived)
+
+
+def _talks(pool, **changed):
+  fields = {
+    'sparsity': 0.6,
+    'chunk': 4,
+    'correction': 'masked',
+    'momentum': 0.0,
+    'select_lag': 0,
+    'warmup': (0.0,),
+    'warmup_epochs': 1.0,
+  }
+  return Talks(sparse.make(**fields | changed), pool.gradient, pool.rows)
+
+
+class TalkingTest(parameterized.TestCase):
+  def _made(self, count, **changed):
+    pool = Pool(_PARAMS, (), (1, 0), range_bytes=float('inf'), books=_BOOKS)
+    faults = Faults(
+      (),
+      num_workers=count,
+      num_servers=1,
+      directory=pathlib.Path(tempfile.mkdtemp()),
+      interface='lo',
+      timeout_s=20.0,
+    )
+    self.talks = _talks(pool, **changed)
+    self.workers = [
+      TalkingSumming(
+        index,
+        talks=self.talks,
+        workers=count,
+        gradient=_Gradient(),
+        pool=pool,
+        host='127.0.0.1',
+        security=Security(),
+        timeout_s=20.0,
+        faults=faults,
+      )
+      for index in range(count)
+    ]
+    self.learners = [_Learner() for _ in self.workers]
+    self.addresses = [worker.open() for worker in self.workers]
+    for worker in self.workers:
+      self.addCleanup(worker.close)
+    # The same in one place.
+    self.states = {k: self.talks.init(k) for k in range(count)}
+    self.whole = jax.jit(pool.whole)
+    self.pool = pool
+
+  def _each(self, function, members):
+    with ThreadPoolExecutor(len(members)) as threads:
+      return list(threads.map(function, members))
+
+  def _form(self, generation, members):
+    cluster = links.believed('', len(self.workers))
+    cluster_of = links.believed('', len(members))
+    said = group.described(
+      generation,
+      {index: self.addresses[index] for index in members},
+      [
+        cluster.workers[members.index(k)] if k in members else ''
+        for k in range(len(self.workers))
+      ],
+      cluster_of,
+      ring.in_order(cluster_of),
+    )
+    self._each(lambda k: self.workers[k].form(said, 20.0), members)
+
+  def _compute(self, index, version, stage):
+    worker, learner = self.workers[index], self.learners[index]
+    worker.compute(
+      version,
+      learner,
+      (),
+      worker=index,
+      iteration=version,
+      stage=stage,
+      fault=None,
+      least_s=0.0,
+    )
+    numbers = np.zeros(_BOOKS, np.float32)
+    numbers[index] = 1 + index
+    worker.finish(numbers)
+
+  def _iterate(self, version, members, stage=1):
+    def take_part(index):
+      worker, learner = self.workers[index], self.learners[index]
+      self._compute(index, version, stage)
+      books, finite = worker.total()
+      worker.apply(learner, examples=8, pushes=len(members))
+      return books, finite
+
+    expected = [1.0 + k if k in members else 0.0 for k in range(_BOOKS)]
+    for books, finite in self._each(take_part, members):
+      self.assertEqual((books, finite), (expected, True))
+    vectors = {k: self.whole(_Gradient.of(k, version)) for k in members}
+    summed, after = self.talks.together(
+      self.states, vectors, stage=stage, scale=1.0
+    )
+    self.states |= after
+    for index in members:
+      self._check(index, summed)
+
+  def _check(self, index, summed):
+    applied, memory = self.learners[index].applied, self.workers[index].memory
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      applied.gradient,
+      self.pool.leaves(summed.vector),
+    )
+    if not isinstance(summed.arrived, tuple):
+      jax.tree.map(
+        np.testing.assert_array_equal,
+        applied.arrived,
+        self.pool.leaves(summed.arrived),
+      )
+    jax.tree.map(
+      np.testing.assert_array_equal, memory.state, self.states[index]
+    )
+
+  @parameterized.parameters(
+    ('masked', 0, 0.0), ('none', 1, 0.0), ('local', 0, 0.5)
+  )
+  def test_workers_get_and_keep_what_they_would_in_one_place(
+    self, correction, lag, momentum
+  ):
+    self._made(3, correction=correction, select_lag=lag, momentum=momentum)
+    self._form(0, [0, 1, 2])
+    for version in range(4):
+      self._iterate(version, [0, 1, 2], stage=int(version > 0))
+
+  def test_what_failed_is_repeated_from_what_was_kept_before(self):
+    self._made(3)
+    self._form(0, [0, 1, 2])
+    self._iterate(0, [0, 1, 2])
+    # Worker 2 dies after the norms; the others are told to give up.
+    second = threading.Event()
+
+    def sum_once(number, parts, travel, sum_=self.workers[2]._sum):
+      if second.is_set():
+        raise Abandoned('as it dies')
+      second.set()
+      return sum_(number, parts, travel)
+
+    def fail(index):
+      self._compute(index, 1, 1)
+      try:
+        self.workers[index].total()
+      except Abandoned:
+        if index == 2:
+          self.workers[0].abandon()
+          self.workers[1].abandon()
+        return True
+      return False
+
+    with mock.patch.object(self.workers[2], '_sum', sum_once):
+      self.assertEqual(self._each(fail, [0, 1, 2]), [True] * 3)
+    self._form(1, [0, 1])
+    for version in (1, 2):
+      self._iterate(version, [0, 1])
+
+  @parameterized.parameters(0, 1)
+  def test_who_has_not_heard_the_end_has_sent_its_part(self, lag):
+    self._made(2, select_lag=lag)
+    self._form(0, [0, 1])
+    self._iterate(0, [0, 1])
+    worker = self.workers[1]
+    summed = worker._sum
+
+    def deaf(number, parts, travel):
+      found = summed(number, parts, travel)
+      if len(parts) > 1:
+        raise Abandoned('others have it')
+      return found
+
+    def take_part(index):
+      self._compute(index, 1, 1)
+      try:
+        self.workers[index].total()
+      except Abandoned:
+        return
+      self.workers[index].apply(self.learners[index], examples=8, pushes=2)
+
+    with mock.patch.object(worker, '_sum', deaf):
+      self._each(take_part, [0, 1])
+    vectors = {k: self.whole(_Gradient.of(k, 1)) for k in (0, 1)}
+    _, self.states = self.talks.together(
+      self.states, vectors, stage=1, scale=1.0
+    )
+    worker.memory.recall(2, self.workers[0].memory.common)
+    for index in (0, 1):
+      jax.tree.map(
+        np.testing.assert_array_equal,
+        self.workers[index].memory.state,
+        self.states[index],
+      )
+    self._form(1, [0, 1])
+    self._iterate(2, [0, 1])
+
+  def test_a_checkpoint_has_what_all_keep(self):
+    self._made(3, correction='local', momentum=0.5, select_lag=1)
+    self._form(0, [0, 1, 2])
+    self._iterate(0, [0, 1, 2])
+    self._iterate(1, [0, 1, 2])
+    self.assertIsNone(self.workers[0].memory.saved())
+    self._each(lambda k: self.workers[k].collect(2), [0, 1, 2])
+    total = jax.tree.map(
+      lambda *parts: sum(map(np.asarray, parts)),
+      *(state.kept for state in self.states.values()),
+    )
+    self.assertGreater(np.abs(total['left']).max(), 0)
+    saved = self.workers[0].memory.saved()
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      saved['kept'],
+      jax.tree.map(self.pool.leaves, total),
+    )
+    again = Memory(self.talks, self.pool, 0)
+    again.restore(2, saved)
+    for what in total:
+      np.testing.assert_array_equal(again.state.kept[what], total[what])
+    np.testing.assert_array_equal(again.common, self.states[0].common)
+    # And they go on as if nobody had asked.
+    self._iterate(2, [0, 1, 2])
+    self.assertIsNone(self.workers[0].memory.saved())
+
+  def test_who_comes_new_keeps_nothing_and_knows_what_all_know(self):
+    self._made(2, select_lag=1)
+    memory = Memory(self.talks, self.pool, 1)
+    norms = jnp.arange(8.0)
+    memory.recall(7, norms)
+    np.testing.assert_array_equal(memory.common, norms)
+    self.assertFalse(memory.kept().any())
+    self.assertEqual(memory.version, 7)
+
+
+if __name__ == '__main__':
+  absltest.main()

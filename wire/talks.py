@@ -1,0 +1,129 @@
+"""Sums among workers that take a conversation: codecs with rounds, compiled.
+
+In each round a worker says an array, and hears the sum of what all have said.
+All speak of vectors of one length, and get the same sum in the end.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wire.codec import Codec, Rows, State, Summed, Wire, scaled
+
+# Says arrays, float32 [n], hears sums of them, and returns what comes of it.
+Talk = Generator[jax.Array, Any, tuple[Summed, State]]
+
+
+class Talks:
+  """The conversations of a run.
+
+  Attributes:
+    size: Numbers of each vector.
+    said: How many numbers each round says, by the stage of the wire.
+    most: Rounds of the stage that has most of them.
+    codecs: Of vectors like these, stage by stage.
+    init: Compiled: what a worker remembers at first, of the worker.
+  """
+
+  def __init__(self, wire: Wire, size: int, rows: Sequence[Rows]):
+    """Compiles nothing yet.
+
+    Args:
+      wire: Its codecs of gradients have rounds.
+      size: Numbers of each vector.
+      rows: The matrices in it.
+
+    Raises:
+      ValueError: If they do not fit the codecs; names a setting of the wire.
+    """
+    self.size = size
+    self.codecs = [_shaped(codec, rows) for codec in wire.pushes]
+    self.init = jax.jit(lambda worker: self.codecs[-1].init(size, worker))
+    self.said = [self._said(codec) for codec in self.codecs]
+    self.most = max(map(len, self.said))
+    self._rounds = [list(map(jax.jit, codec.rounds)) for codec in self.codecs]
+    self._scaled = jax.jit(scaled)
+
+  @property
+  def partial(self) -> Sequence[bool]:
+    """Whether an update may be of some of the numbers alone, by stage."""
+    return [codec.arrived is not None for codec in self.codecs]
+
+  def talk(
+    self, state: State, vector: jax.Array, *, stage: int, scale: float
+  ) -> Talk:
+    """Yields what a worker says, and is sent what it hears.
+
+    Returns the sum, and what is remembered then.  What the worker keeps of its
+    own does not depend on what it hears last.
+
+    Args:
+      state: What it remembers.
+      vector: Its own, float32 [size].
+      stage: Of the wire.
+      scale: A power of two, by which the vector is multiplied, as are those of
+        all: what is kept is not.
+    """
+    carried = state if scale == 1 else self._scaled(state, np.float32(scale))
+    heard = vector
+    *talks, last = self._rounds[stage]
+    for say in talks:
+      said, carried = say(carried, heard)
+      heard = yield said
+    summed, state = last(carried, heard)
+    if scale != 1:
+      state = self._scaled(state, np.float32(1 / scale))
+    return summed, state
+
+  def together(
+    self,
+    states: Mapping[int, State],
+    vectors: Mapping[int, jax.Array],
+    *,
+    stage: int,
+    scale: float,
+  ) -> tuple[Summed, dict[int, State]]:
+    """Returns what all get and remember, if all are here; by worker."""
+    talks = {
+      worker: self.talk(states[worker], vector, stage=stage, scale=scale)
+      for worker, vector in sorted(vectors.items())
+    }
+    said = [next(talk) for talk in talks.values()]
+    while True:
+      total = np.asarray(said[0])
+      for each in said[1:]:
+        total = total + np.asarray(each)
+      said, ends = [], {}
+      for worker, talk in talks.items():
+        try:
+          said.append(talk.send(total))
+        except StopIteration as end:
+          summed, ends[worker] = end.value
+      if ends:
+        return summed, ends
+
+  def warm_up(self, vector: jax.Array) -> Iterator[Summed]:
+    """Compiles all of it for vectors like this one; yields a sum by stage."""
+    for stage in range(len(self.codecs)):
+      states = {0: self.init(0)}
+      for scale in (1.0, 2.0):  # Of what is remembered, too.
+        summed, states = self.together(
+          states, {0: vector}, stage=stage, scale=scale
+        )
+      yield jax.block_until_ready(summed)
+
+  def _said(self, codec: Codec) -> list[int]:
+    said = []
+    carried = jax.eval_shape(lambda: codec.init(self.size, 0))
+    heard = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+    for say in codec.rounds[:-1]:
+      heard, carried = jax.eval_shape(say, carried, heard)
+      said.append(heard.size)
+    return said
+
+
+def _shaped(codec: Codec, rows: Sequence[Rows]) -> Codec:
+  return codec.shaped(rows) if codec.shaped and rows else codec
