@@ -165,7 +165,7 @@ class Pool:
     Args:
       vectors: Pytree of float32 [gradient].
     """
-    return kept.of_tree(jax.tree.map(self.leaves, vectors))
+    return kept.of_tree(jax.tree.map(self.leaves, jax.device_get(vectors)))
 
   def payload(self, vector: Any) -> Payload:
     """Returns gradient and statistics, which for an array of NumPy are views.

@@ -294,7 +294,12 @@ def compared(checks: Sequence[Check]) -> str:
 
 def _kind(config: ConfigDict) -> ModuleType:
   """Returns what measures links of such runs."""
-  return served if config.route.name == 'server' else reduced
+  if config.route.name == 'server':
+    return served
+  expected = "'dense' where workers sum among themselves"
+  name = config.wire.name
+  require(name == 'dense', 'config.wire.name', expected, name)
+  return reduced
 
 
 def _put(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:

@@ -79,6 +79,8 @@ def compared(path: pathlib.Path) -> Comparison:
   if route != 'server':
     config.route = manifests.section(recorded, 'route')
     wire = recorded['wire']
+    expected = "'dense' where workers sum among themselves"
+    require(wire['name'] == 'dense', f'{path}: wire', expected, wire['name'])
     carried = wire.get(wire['name'], {}).get('dtype', 'float32')
     computed = recorded.get('precision', {}).get('dtype', 'float32')
     for name, dtype in (('wire', carried), ('precision', computed)):

@@ -1,0 +1,196 @@
+"""Tests of virtual runs whose workers sum by conversations."""
+
+import functools
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from tests.support import small, stopping, sums
+
+_SPARSE = {
+  'route__name': 'ring',
+  'wire__name': 'sparse',
+  'wire__sparse__chunk': 16,
+  'wire__sparse__sparsity': 0.8,
+}
+
+
+def _flat(tree):
+  leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
+  return np.concatenate(leaves).astype(np.float64)
+
+
+@functools.cache
+def _dense():
+  run, summary = small.trained(route__name='ring', optimizer__sgd__momentum=0.9)
+  return jax.device_get(run.runtime.lead.holder.learner.params), summary
+
+
+class DenseTest(parameterized.TestCase):
+  @parameterized.parameters('none', 'masked')
+  def test_without_sparsity_it_is_momentum_bit_for_bit(self, correction):
+    run, summary = small.trained(
+      optimizer__sgd__momentum=0.9,
+      **_SPARSE
+      | {
+        'wire__sparse__sparsity': 0.0,
+        'wire__sparse__correction': correction,
+      },
+    )
+    expected, dense = _dense()
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      run.runtime.lead.holder.learner.params,
+      expected,
+    )
+    # Leaves begin at multiples of 16 numbers.
+    numbers = sum(
+      -(-leaf.size // 16) * 16 for leaf in jax.tree.leaves(expected)
+    )
+    self.assertEqual(summary['bytes'], 16 * 4 * 4 * numbers)
+    self.assertEqual(dense['bytes'], 16 * 2 * 2 * small.size_bytes(run))
+
+
+class MassTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({'wire__sparse__warmup': (0.0, 0.5), 'wire__sparse__warmup_epochs': 0.3},),
+    ({'wire__sparse__select_lag': 1, 'wire__sparse__correction': 'none'},),
+    ({'wire__name': 'lowrank', 'wire__lowrank__rank': 1},),
+  )
+  def test_sent_and_kept_are_all_gradients(self, changed):
+    fields = _SPARSE | changed
+    if changed.get('wire__name') == 'lowrank':
+      fields = {'route__name': 'ring'} | changed
+    run = small.build(
+      small.config(
+        cluster__script=((0.6, 'leave', 1), (0.8, 'join', 1)), **fields
+      )
+    )
+    holder, learner = run.runtime.lead.holder, run.runtime.lead.holder.learner
+    total = dict.fromkeys(('pushed', 'arrived', 'lost'), 0.0)
+
+    def count(name, function, of):
+      def counted(*args, **named):
+        total[name] = total[name] + of(*args)
+        return function(*args, **named)
+
+      return counted
+
+    def pushes(update):
+      each = holder._pushes[update].values()
+      return sum(_flat(push.gradient) for push, *_ in each)
+
+    def kept(worker, *_):
+      left = jax.tree.leaves(holder._states[worker].kept)[0]
+      return _flat(holder._pool.leaves(np.asarray(left)))
+
+    with (
+      mock.patch.object(
+        holder, 'commit', count('pushed', holder.commit, pushes)
+      ),
+      mock.patch.object(
+        learner,
+        'add',
+        count('arrived', learner.add, lambda _, p, *__: _flat(p.gradient)),
+      ),
+      mock.patch.object(holder, 'forget', count('lost', holder.forget, kept)),
+    ):
+      summary = run()
+    self.assertEqual(summary['compilations'], 0)
+    left = sum(map(kept, range(3))) + total['lost']
+    scale = np.abs(total['pushed']).max()
+    np.testing.assert_allclose(
+      total['arrived'] + left, total['pushed'], atol=1e-5 * scale
+    )
+    self.assertGreater(np.abs(left).max(), 1e-3 * scale)
+    (row,) = (
+      row for row in small.rows(run, 'events.jsonl') if row['told'] == 'forgot'
+    )
+    self.assertEqual((row['time'], row['worker']), (0.6, 1))
+    self.assertAlmostEqual(
+      sum(row['l1'].values()), np.abs(total['lost']).sum(), delta=1e-6 * scale
+    )
+
+
+class RunTest(parameterized.TestCase):
+  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self):
+    fields = _SPARSE | {'wire__sparse__select_lag': 1}
+    expected, steps = stopping.straight('bsp', epochs=2.0, **fields)
+    config = stopping.eventful('bsp', epochs=2.0, **fields)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[steps // 3], killed_at=steps // 2)
+    run = train.build(config, workdir=workdir)
+    self.assertEqual(run()['compilations'], 0)
+    got = stopping.results(run)
+    for one, other in zip(got['params'], expected['params'], strict=True):
+      np.testing.assert_array_equal(one, other)
+    for name in ('summary', 'events'):
+      self.assertEqual(got[name], expected[name])
+
+  def test_rounds_travel_one_after_the_other(self):
+    # 64 chunks of 1,024 numbers, of which 16 travel: norms, and then values.
+    def seconds(**changed):
+      _, summary = sums.timed(
+        4 * 65536,
+        route__name='ring',
+        route__overlap=False,
+        cluster__speed__slowdown=(1.0,),
+        epochs=0.5,
+        **sums.constant(1.0, 2),
+        **sums.links(1e6),
+        **changed,
+      )
+      return summary
+
+    fields = {
+      'wire__name': 'sparse',
+      'wire__sparse__chunk': 1024,
+      'wire__sparse__sparsity': 0.75,
+    }
+    updates = seconds(**fields)
+    each = updates['bytes'] / updates['updates']
+    self.assertEqual(each, 2 * 4 * (64 + 16 * 1024))
+    norms, values = (
+      seconds(model__none__size_bytes=size)['virtual_s'] / updates['updates']
+      for size in (4 * 64, 4 * 16 * 1024)
+    )
+    took = updates['virtual_s'] / updates['updates']
+    # A second of computing is in both.
+    self.assertAlmostEqual(took, norms + values - 1.0, places=6)
+
+  def test_bytes_are_those_of_each_stage(self):
+    summary = small.build(
+      small.timing(
+        size_bytes=4 * 96,
+        cluster__speed__slowdown=(1.0,),
+        **_SPARSE
+        | {
+          'wire__sparse__warmup': (0.0, 0.5),
+          'wire__sparse__warmup_epochs': 0.5,
+        },
+      )
+    )()
+    # 8 updates an epoch: 4 of all, 4 of 3 chunks of 6, and 8 of 2 chunks, the
+    # latter two after norms; each number crosses 4 links of a ring of 3.
+    self.assertEqual(summary['updates'], 16)
+    numbers = 4 * 96 + 4 * (6 + 3 * 16) + 8 * (6 + 2 * 16)
+    self.assertEqual(summary['bytes'], 4 * 4 * numbers)
+
+  @parameterized.parameters('topk', 'quantised')
+  def test_messages_that_cannot_be_summed_are_refused(self, wire):
+    message = (
+      "config.route.name: expected 'server', as messages of "
+      f'{wire} are not summed on their way, got .*ring'
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(route__name='ring', wire__name=wire))
+
+
+if __name__ == '__main__':
+  absltest.main()
