@@ -4,16 +4,12 @@ import functools
 import json
 import pathlib
 import tempfile
-import threading
-from unittest import mock
 
 import numpy as np
 import pytest
 from absl.testing import absltest
 
-import train
-from cluster.distributed import process, roles
-from tests.support import executors, groups, processes, small
+from tests.support import executors, groups, processes, small, together
 from tools import recompute
 from tools.reading import traffic
 from tools.reading.traffic import Generation, Planned
@@ -110,23 +106,7 @@ def _run(workers):
     optimizer__sgd__momentum=0.9,
     epochs=1.0,
   )
-  lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
-  parts = [
-    train.build(
-      config,
-      workdir=str(folder),
-      process={'role': f'worker:{index}', 'lead': lead},
-    )
-    for index in range(workers)
-  ]
-  # Signals are for main threads.
-  with mock.patch.object(process, '_leave_it_to_the_lead'):
-    threads = [threading.Thread(target=part) for part in parts[1:]]
-    for thread in threads:
-      thread.start()
-    parts[0]()
-    for thread in threads:
-      thread.join()
+  together.run(config, folder)
   return folder
 
 
