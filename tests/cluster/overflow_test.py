@@ -11,52 +11,49 @@ from absl.testing import absltest, parameterized
 import train
 from data.dataset import Dataset
 from learning.digest import digest
-from tests.support import overflows, small, sums, together
+from tests.support import overflows, processes, small, sums, together
 
 _RING = {'route__name': 'ring', **sums.links(1e6)}
 
 
 class TestCase(parameterized.TestCase):
-  def check(self, run, summary, learner, **told):
+  def check(self, run, **told):
     """Compares a run with what must come of its events; returns that."""
     want = overflows.expected(small.rows(run, 'events.jsonl'), **told)
-    np.testing.assert_allclose(
-      learner.params, want.params, rtol=1e-6, atol=1e-6
-    )
-    got = [[each.value, each.good] for each in run.runtime.lead.holder.scalings]
-    self.assertEqual(got, want.scales)
     self.assertTrue(overflows.fell_and_grew(want))
-    self.assertEqual(summary['updates'], want.updates)
-    self.assertEqual(summary['examples'], want.applied)
-    self.assertEqual(summary['skipped'], want.skipped)
+    holder, summary = run.runtime.lead.holder, _summary(run)
+    got = [[each.value, each.good] for each in holder.scalings]
+    self.assertEqual(got, want.scales)
     skipped = overflows.BATCH * want.skipped
-    self.assertEqual(summary['skipped_examples'], skipped)
     pushed = overflows.BATCH * summary['iterations']
     self.assertEqual(pushed, want.applied + skipped)
-    self.assertEqual(learner.examples, want.applied)
-    self.assertEqual(learner.version, want.updates)
+    fields = ('updates', 'examples', 'skipped', 'skipped_examples')
+    self.assertEqual(
+      [summary[field] for field in fields],
+      [want.updates, want.applied, want.skipped, skipped],
+    )
+    self.assertEqual(
+      (holder.version, holder.examples), (want.updates, want.applied)
+    )
     rows = small.rows(run, 'metrics.jsonl')
     for row in rows:
-      if row['iterations']:
-        low = row['loss_scale'], row['skipped']
-        self.assertEqual(low, want.lowest[row['iterations'] - 1])
+      low = row['iterations'], row['loss_scale'], row['skipped']
+      self.assertIn(low, want.lowest)
     self.assertGreater(len(rows), 5)
     return want
 
+  def check_params(self, got, want):
+    np.testing.assert_allclose(got, want.params, rtol=1e-6, atol=1e-6)
+
 
 class VirtualTest(TestCase):
-  @parameterized.parameters(
-    ('bsp', 3, {}), ('asp', 3, {}), ('bsp', 1, _RING)
-  )
-  def test_what_overflows_is_skipped_and_scales_follow(
-    self, scheme, scales, fields
-  ):
+  @parameterized.parameters(('bsp', {}), ('asp', {}), ('bsp', _RING))
+  def test_what_overflows_is_skipped_and_scales_follow(self, scheme, fields):
     config = overflows.config(sync__name=scheme, log_every=1, **fields)
     run = small.build(config, **overflows.own())
-    summary = run()
-    learner = run.runtime.lead.holder.learner
-    self.check(run, summary, learner, scales=scales)
-    self.assertEqual(summary['compilations'], 0)
+    self.assertEqual(run()['compilations'], 0)
+    want = self.check(run, summed=bool(fields))
+    self.check_params(run.runtime.lead.holder.learner.params, want)
 
   @parameterized.parameters(('asp', {}), ('bsp', _RING))
   def test_a_run_that_goes_on_gives_what_a_straight_one_does(
@@ -68,8 +65,7 @@ class VirtualTest(TestCase):
     straight = small.build(config, **overflows.own())
     summary = straight()
     folder = straight.files.workdir
-    (folder / 'summary.json').unlink()
-    _newest(folder, 1)
+    _back(folder)
     run = train.build(config, workdir=str(folder), **overflows.own())
     middle = [each.value for each in run.runtime.lead.holder.scalings]
     self.assertNotEqual({*middle}, {2.0**15})
@@ -77,9 +73,7 @@ class VirtualTest(TestCase):
     self.assertEqual(small.timeless(run()), small.timeless(summary))
     mine, its = (each.runtime.lead.holder for each in (run, straight))
     self.assertEqual(mine.scalings, its.scalings)
-    self.assertEqual(
-      digest(mine.learner.state()), digest(its.learner.state())
-    )
+    self.assertEqual(digest(mine.learner.state()), digest(its.learner.state()))
 
   @parameterized.parameters({}, _RING)
   def test_the_least_scale_ends_the_run(self, **fields):
@@ -96,46 +90,66 @@ class VirtualTest(TestCase):
       r'multiplied by 0\.00390625\.',
     ):
       run()
-    summary = json.loads((run.files.workdir / 'summary.json').read_text())
+    summary = _summary(run)
     self.assertIn('FloatingPointError: The loss', summary['ended'])
     self.assertEqual(summary['examples'], 0)
 
 
-class ReplicasTest(TestCase):
-  """Real ones, in threads."""
+class RealTest(TestCase):
+  """Real hosts, in threads, and again with another number of them."""
 
-  def test_all_decide_alike_and_go_on_with_another_number(self):
+  def test_replicas_decide_alike(self):
+    for parts in self._runs('bsp', (2, 3), route__name='ring'):
+      run, *others = parts
+      want = self.check(run, summed=True, ahead=True)
+      learners = [run.runtime.lead.holder._replica.learner]
+      learners += [each._replica.learner for each in others]
+      self.check_params(learners[0].params, want)
+      self.assertLen({digest(each.state()) for each in learners}, 1)
+      self.assertLen({each.scaling for each in learners}, 1)
+
+  def test_servers_follow_each_worker(self):
+    for run, *_ in self._runs('asp', (3, 2)):
+      want = self.check(run, summed=False)
+      _, servers = processes.newest(run.files.workdir)
+      shares = [server['params'] for server in servers]
+      self.check_params(np.concatenate(shares), want)
+
+  def _runs(self, scheme, numbers, **fields):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
-    self._check_run(folder, 2)
-    (folder / 'summary.json').unlink()
-    _newest(folder, 1)
-    self._check_run(folder, 3)
-
-  def _check_run(self, folder, workers):
-    config = overflows.config(
-      cluster__runtime='distributed',
-      cluster__workers=workers,
-      cluster__speed__slowdown=(1.0,),
-      cluster__timeout_s=5.0,
-      checkpoint__every_examples=64,
-      route__name='ring',
-      log_every=1,
-    )
-    run, *others = together.run(config, folder, **overflows.own())
-    learners = [run.runtime.lead.holder._replica.learner]
-    learners += [each._replica.learner for each in others]
-    summary = json.loads((folder / 'summary.json').read_text())
-    self.check(run, summary, learners[0], scales=1, ahead=True)
-    hashes = {digest(learner.state()) for learner in learners}
-    self.assertLen(hashes, 1)
-    self.assertLen({learner.scaling for learner in learners}, 1)
+    for workers in numbers:
+      if folder.exists():
+        _back(folder)
+      config = overflows.config(
+        sync__name=scheme,
+        cluster__runtime='distributed',
+        cluster__workers=workers,
+        cluster__speed__slowdown=(1.0,),
+        cluster__timeout_s=5.0,
+        checkpoint__every_examples=64,
+        log_every=1,
+        **fields,
+      )
+      yield together.run(config, folder, **overflows.own())
 
 
-def _newest(folder, number):
-  """Removes checkpoints but the n-th newest, and older ones."""
-  steps = sorted(int(path.name) for path in (folder / 'checkpoints').iterdir())
-  for step in steps[len(steps) - number :]:
-    shutil.rmtree(folder / 'checkpoints' / str(step))
+def _summary(run):
+  return json.loads((run.files.workdir / 'summary.json').read_text())
+
+
+def _back(folder):
+  """Lets a run that has ended go on from its last checkpoint but one."""
+  (folder / 'summary.json').unlink()
+  found = [
+    path
+    for depth in ('*', '*/*')  # A part of each process, perhaps.
+    for path in (folder / 'checkpoints').glob(depth)
+    if path.name.isdigit()
+  ]
+  newest = max(int(path.name) for path in found)
+  for path in found:
+    if int(path.name) == newest:
+      shutil.rmtree(path)
 
 
 if __name__ == '__main__':

@@ -78,8 +78,8 @@ class Expected:
     scales: Loss scales with their counters: of each worker, or of all.
     applied: Examples that were applied.
     skipped: Pushes that were not.
-    lowest: After each push, the smallest scale and the pushes skipped so far;
-      where workers sum, after each update.
+    lowest: After each event, how many pushes there were, the smallest scale,
+      and how many were skipped.
     updates: Updates.
   """
 
@@ -88,25 +88,21 @@ class Expected:
   applied: int = 0
   skipped: int = 0
   updates: int = 0
-  lowest: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+  lowest: list[tuple[int, float, int]] = dataclasses.field(default_factory=list)
 
 
-def expected(events, *, scales: int, ahead: bool = False) -> Expected:
+def expected(events, *, summed: bool, ahead: bool = False) -> Expected:
   """Returns what must come of these events.
 
   Args:
     events: Rows of events.jsonl.
-    scales: How many loss scales there are: one for each worker that pushes to
-      servers, or one for all who sum among themselves.
+    summed: Whether workers sum among themselves, and have one scale.
     ahead: Whether iterations are dealt one ahead.
   """
-  summed = scales == 1
   inputs = data().train.inputs
   stream = Stream(num_examples=EXAMPLES, seed=0, ahead=2)
-  want = Expected(
-    np.zeros(_SIZE, np.float32), [[_FIRST, 0] for _ in range(scales)]
-  )
-  using, pending = {}, {}
+  want = Expected(np.zeros(_SIZE, np.float32), [])
+  using, pending, pushed = {}, {}, 0
   for row in events:
     if row['told'] == 'links':
       continue
@@ -115,9 +111,12 @@ def expected(events, *, scales: int, ahead: bool = False) -> Expected:
       for worker in sorted(using):
         stream.leave(worker)
       using.clear()
+      count = 1 if summed else len(said['release'])
+      new = [[_FIRST, 0] for _ in range(count)]
+      want.scales = want.scales[:count] + new[len(want.scales) :]
     if row['told'] == 'push':
       worker = row['worker']
-      own = want.scales[worker % scales]
+      own = want.scales[worker % len(want.scales)]
       each = inputs[stream.indices(using.pop(worker))]
       stream.done(worker)
       finite = bool((np.abs(each) * own[0] < _OVERFLOWS).all())
@@ -140,9 +139,9 @@ def expected(events, *, scales: int, ahead: bool = False) -> Expected:
         step = np.float32(RATE * many / BATCH)
         want.params = want.params - total / np.float32(many) * step
         want.applied += many
-    if row['told'] == 'push':
-      low = min(value for value, _ in want.scales)
-      want.lowest.append((low, want.skipped))
+    pushed += row['told'] == 'push'
+    low = min(value for value, _ in want.scales)
+    want.lowest.append((pushed, low, want.skipped))
     for worker in said.get('release', ()):
       using[worker] = stream.take(worker, BATCH)
       if ahead:
@@ -158,6 +157,6 @@ def _next(own: list[float], finite: bool) -> None:
 
 def fell_and_grew(want: Expected) -> bool:
   """Whether some scale has fallen, and some has grown."""
-  low = [value for value, _ in want.lowest]
+  low = [value for _, value, _ in want.lowest]
   pairs = list(itertools.pairwise(low))
   return any(a > b for a, b in pairs) and any(a < b for a, b in pairs)
