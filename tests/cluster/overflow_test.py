@@ -109,7 +109,7 @@ class RealTest(TestCase):
       self.assertLen({each.scaling for each in learners}, 1)
 
   def test_servers_follow_each_worker(self):
-    for run, *_ in self._runs('asp', (3, 2)):
+    for run, *_ in self._runs('asp', (3, 2), route__server__servers=1):
       want = self.check(run, summed=False)
       _, servers = processes.newest(run.files.workdir)
       shares = [server['params'] for server in servers]

@@ -1,4 +1,4 @@
-"""Tests for tools.recompute of runs whose workers sum among themselves."""
+"""Tests for tools.recompute."""
 
 import functools
 import json
@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from tests.support import executors, groups, processes, small, together
 from tools import recompute
@@ -53,7 +53,7 @@ class SumsTest(executors.TestCase):
       sums({0: one, 1: one})
 
 
-class RunTest(processes.TestCase):
+class RunTest(processes.TestCase, parameterized.TestCase):
   def test_a_run_is_the_same_to_the_last_bit(self):
     folder = _run(3)
     self.assertEqual(recompute.difference(folder), 0.0)
@@ -69,6 +69,32 @@ class RunTest(processes.TestCase):
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
       recompute.difference(folder)
+
+  def test_so_is_one_in_float16_with_skipped_pushes(self):
+    self._check_skipped(sync__name='asp')
+
+  @pytest.mark.soak
+  def test_so_is_that_with_pipelined_servers(self):
+    self._check_skipped(sync__name='bsp', route__server__pipelined=True)
+
+  def _check_skipped(self, **fields):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    config = small.config(
+      cluster__runtime='distributed',
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      checkpoint__every_examples=96,
+      route__server__servers=1,
+      wire__dense__dtype='float16',
+      precision__dtype='float16',
+      precision__loss_scaling='dynamic',
+      precision__grow_after=4,
+      **fields,
+    )
+    together.run(config, folder)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertGreater(summary['skipped'], 3)
+    self.assertEqual(recompute.difference(folder), 0.0)
 
   @pytest.mark.soak
   def test_so_is_one_whose_workers_die_and_come_back(self):
