@@ -77,11 +77,11 @@ def _summed(range_bytes, dtype='float32'):
   def total(*leaves):
     return np.sum(leaves, axis=0, dtype=np.float32)
 
-  (gradients, stats), books = jax.tree.map(total, *every)
+  sums, books = jax.tree.map(total, *every)
   halves = [jax.tree.map(rounded, payload.gradient) for payload, _ in every]
   halves = jax.tree.map(rounded, jax.tree.map(total, *halves))
-  changed = sum(map(np.any, map(np.not_equal, halves, gradients)))
-  expected = Payload(halves, stats), books
+  changed = sum(map(np.any, map(np.not_equal, halves, sums.gradient)))
+  expected = Payload(halves, sums.stats), books
   same = jax.tree.map(
     np.array_equal, (pool.payload(vector), pool.books(vector)), expected
   )
