@@ -55,10 +55,10 @@ class CropTest(parameterized.TestCase):
       np.testing.assert_allclose(got, _by_pillow(image, box), atol=1e-4)
 
   def test_images_are_those_of_the_boxes_or_mirrored(self):
-    images, key = _images(64), jax.random.key(7)
+    images, key = _images(32), jax.random.key(7)
     change = functools.partial(augment.flip_and_resize, area=0.08, flip=True)
     found = np.asarray(small_models.jit(change)(images, key))
-    boxes = _drawn(jax.random.split(jax.random.split(key)[1], 64))
+    boxes = _drawn(jax.random.split(jax.random.split(key)[1], 32))
     mirrored = 0
     for got, image, box in zip(found, images, boxes, strict=True):
       want = _by_pillow(image, box)
@@ -66,8 +66,8 @@ class CropTest(parameterized.TestCase):
       mirrored += not same
       if not same:
         np.testing.assert_allclose(got[:, ::-1], want, atol=1e-3)
-    # 32 of 64, within four deviations.
-    self.assertBetween(mirrored, 16, 48)
+    # 16 of 32, within four deviations.
+    self.assertBetween(mirrored, 5, 27)
 
   def test_boxes_lie_in_the_image(self):
     top, left, height, width = _boxes().T
