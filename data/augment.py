@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.checks import require
-
 _RATIO = 4 / 3  # Width over height of a crop, at most; and its inverse.
 _TRIES = 10  # Shapes that are drawn until one fits.
 
@@ -39,10 +37,15 @@ def make(
   """
   if crop_padding < 0:
     raise ValueError(f'crop_padding: expected at least 0, got {crop_padding}.')
-  require(0 < crop_area <= 1, 'crop_area', 'more than 0, at most 1', crop_area)
-  once = crop_area == 1 or not crop_padding
-  expected = f'0 beside crop_area {crop_area}: images are cropped once'
-  require(once, 'crop_padding', expected, crop_padding)
+  if not 0 < crop_area <= 1:
+    raise ValueError(
+      f'crop_area: expected more than 0, at most 1, got {crop_area}.'
+    )
+  if crop_area < 1 and crop_padding:
+    raise ValueError(
+      f'crop_padding: expected 0 beside crop_area {crop_area}, as images are '
+      f'cropped once, got {crop_padding}.'
+    )
   if not crop_padding and not flip and crop_area == 1:
     return lambda inputs, key: inputs
   if len(input_shape) != 3:
