@@ -1,7 +1,7 @@
 """Allreduces between hosts of a lab, beside the fluid optimum.
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
-    [--rounds=5] [--schemes=forest,ring,...]
+    [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor; all sum pools of float32 that hold whole numbers, and what comes
@@ -16,6 +16,9 @@ hosts in their order; best_ring: in the fastest order; sharded: each host the
 root of an equal shard. psum: XLA's gloo ring over jax.distributed in the same
 lab. DDP of torch over gloo is not among them: torch is no requirement of this
 project.
+
+With --dtype=bfloat16 or float16 all but psum sends halves of float32, and sizes
+are those of the pool; first comes what bench.packing shows of these.
 """
 
 import argparse
@@ -34,12 +37,13 @@ from typing import Any
 
 import numpy as np
 
-from bench import clusters, shaped
+from bench import clusters, packing, shaped
 from bench.shaped import Case
 from cluster.distributed.reduced.executor.executor import (
   Executor,
   Group,
 )
+from cluster.distributed.reduced.executor.frames import DTYPES
 from cluster.transport.greeting import Security
 from cluster.transport.interfaces import interface_address
 from route import forest
@@ -59,6 +63,8 @@ _SCHEMES = {
   'sharded': schemes.sharded_server,
 }
 _PSUM = 'psum'
+_DTYPES = {dtype.name: dtype for dtype in DTYPES}
+_ROUNDING = {'float32': 0.0, 'bfloat16': 2.0**-8, 'float16': 2.0**-11}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--chunk_bytes', type=int, default=32768)
+  parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--worker', help='for itself')
   parser.add_argument('--lead', help='for itself')
   given = parser.parse_args(argv)
@@ -88,10 +95,17 @@ def main(argv: list[str] | None = None) -> None:
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
+  packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
   print('DDP of torch is not measured: torch is not installed.', flush=True)
   for name in given.cases.split(','):
     print_case(
-      name, shaped.cases()[name], chosen, sizes, given.rounds, settings
+      name,
+      shaped.cases()[name],
+      chosen,
+      sizes,
+      given.rounds,
+      settings,
+      given.dtype,
     )
 
 
@@ -102,6 +116,7 @@ def print_case(
   sizes: Sequence[int],
   rounds: int,
   settings: dict[str, Any],
+  dtype: str,
 ) -> None:
   """Prints what a case takes.
 
@@ -112,6 +127,7 @@ def print_case(
     sizes: Bytes of pools; schemes to compare with have the first one alone.
     rounds: Of which the median is taken.
     settings: Of the executors.
+    dtype: What travels.
   """
   cluster = case.cluster
   best = pack(cluster)
@@ -135,6 +151,7 @@ def print_case(
     'jobs': jobs,
     'rounds': rounds,
     'settings': settings,
+    'dtype': dtype,
   }
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder)
@@ -160,7 +177,8 @@ def print_case(
     if used := forests.get(each):
       deepest = max(tree.depth for tree in used.trees)
       shape = (str(len(used.trees)), str(deepest))
-    optimum_s = size / float(best.bound_Bps or 1)
+    share = 1.0 if each == _PSUM else _DTYPES[dtype].itemsize / 4
+    optimum_s = share * size / float(best.bound_Bps or 1)
     cells = ('failed', '', '')
     if result:
       took_s = statistics.median(result['took_s'])
@@ -225,19 +243,25 @@ class _Worker:
     self._members = len(members)
 
   def _sum(self, size: int, at_s: float) -> dict[str, float]:
-    pool = (np.arange(size // 4) % 1000 + self._index).astype(np.float32)
+    dtype, own = _DTYPES[self._task['dtype']], np.arange(size // 4) % 1000
+    pool = (own + self._index).astype(np.float32)
     self._iteration += 1
     sent = self._sent()
     time.sleep(max(at_s - time.monotonic(), 0.0))
     cpu_s, start_s = time.process_time(), time.monotonic()
-    reduction = self._executor.begin(self._iteration, pool, [(0, pool.size)])
+    ranges = [(0, pool.size)]
+    dtypes = [dtype] if dtype.itemsize == 2 else None
+    reduction = self._executor.begin(
+      self._iteration, pool, ranges, dtypes=dtypes
+    )
     reduction.ready(0)
     reduction.wait(_LIMIT_S)
     end_s = time.monotonic()
     cpu_s = time.process_time() - cpu_s
     n = self._members
-    want = (np.arange(pool.size) % 1000) * n + n * (n - 1) // 2
-    if not np.array_equal(pool, want):
+    want = (own * n + n * (n - 1) // 2).astype(np.float32)
+    # In halves each part is rounded, and so is the sum of each hop.
+    if np.any(np.abs(pool - want) > n * want * _ROUNDING[dtype.name]):
       raise RuntimeError('The sum is wrong.')
     sent = self._sent() - sent
     return {'start': start_s, 'end': end_s, 'cpu': cpu_s, 'sent': sent}

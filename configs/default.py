@@ -17,6 +17,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.epochs = 40.0  # Length of the run, fractions allowed.
   config.eval_every = 1.0  # Epochs between evaluations on the test split.
   config.log_every = 100  # Iterations between log rows.
+  # Beside accuracy: whether a class is among so many that are likeliest; or 0.
+  config.eval_top = 0
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
 
   # When may a worker go on?
@@ -256,6 +258,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.ahead = 2  # Iterations that a worker holds examples ahead.
   # Random changes of training images; digits must not be mirrored.
   config.data.crop_padding = 0  # Largest shift, pixels.
+  # Smallest share of an image that crops of random size show; 0.08 is usual.
+  config.data.crop_area = 1.0
   config.data.flip = False  # Left and right, half of the images.
   config.data.digits = ConfigDict()
   config.data.cifar10 = ConfigDict()
@@ -304,6 +308,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.lars.nesterov = False  # Momentum looks ahead.
   config.optimizer.lars.weight_decay = 1e-4  # Times parameters, to gradients.
   config.optimizer.lars.trust_coefficient = 1e-3  # Step over parameter norm.
+  # Biases and scales are neither adapted nor decayed, as for large batches.
+  config.optimizer.lars.skip_vectors = False
 
   # The learning rate over the run, by examples of the whole cluster.
   config.schedule = ConfigDict()

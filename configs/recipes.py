@@ -57,8 +57,7 @@ def imagenet(model: str, *, per_example_s: float) -> ml_collections.ConfigDict:
 
   Batches of 4 x 64, momentum 0.9, 90 epochs after Goyal et al., 'Accurate,
   Large Minibatch SGD' (2017): five of warm-up, a tenth of the rate from epochs
-  30, 60 and 80.  Images are mirrored and shifted by up to 16 pixels; crops of
-  random size, which are usual, are not offered.
+  30, 60 and 80.  Images are as of `set_imagenet`.
 
   Args:
     model: Name of a module of models/.
@@ -68,10 +67,43 @@ def imagenet(model: str, *, per_example_s: float) -> ml_collections.ConfigDict:
   config.epochs = 90.0
   config.time_to = (0.5, 0.6, 0.7)
   config.batching.worker_batch = 64
-  config.data.name = 'imagenet'
-  config.data.crop_padding = 16
+  set_imagenet(config)
   _set_gpus(config, fixed_s=0.01, per_example_s=per_example_s)
   _set_steps(config, (30.0, 60.0, 80.0), warmup_epochs=5.0)
+  return config
+
+
+def set_imagenet(config: ml_collections.ConfigDict) -> None:
+  """Sets ImageNet: mirrored, in crops of 8 % of an image or more.
+
+  They are parts of what evaluation sees, the middle of a photograph.  Accuracy
+  is also that of five guesses.
+  """
+  config.data.name = 'imagenet'
+  config.data.crop_area = 0.08
+  config.data.flip = True
+  config.eval_top = 5
+
+
+def synchronous(
+  workers: int, *, per_example_s: float, link_Bps: float
+) -> ml_collections.ConfigDict:
+  """Returns BSP on equal GPUs, which compute for as long each time.
+
+  Args:
+    workers: How many.
+    per_example_s: Seconds of each.
+    link_Bps: Of each, either way.
+  """
+  config = default.get_config()
+  config.sync.name = 'bsp'
+  config.cluster.workers = workers
+  config.cluster.speed.name = 'constant'
+  config.cluster.speed.slowdown = (1.0,)
+  config.cluster.speed.fixed_s = 0.0
+  config.cluster.speed.per_example_s = per_example_s
+  config.cluster.network.worker_up_Bps = (link_Bps,)
+  config.cluster.network.worker_down_Bps = (link_Bps,)
   return config
 
 

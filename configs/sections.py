@@ -44,9 +44,10 @@ _NAMES = {
 
 # Fields that are not used without a model, or beside a part of one's own.
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
-_AUGMENTED = ('data.crop_padding', 'data.flip')
+_AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
 _NO_MODEL = (
   *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to'),
+  'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
 )
@@ -61,7 +62,7 @@ _REAL = (
 _UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
 _REPLACED = {
   'scheme': ('sync.*',),
-  'task': ('model.*', *_AUGMENTED, 'precision.dtype'),
+  'task': ('model.*', *_AUGMENTED, 'precision.dtype', 'eval_top'),
   'dataset': _SOURCE,
 }
 

@@ -4,37 +4,58 @@ Pure functions of a batch and a key, to run inside the jitted step.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+_RATIO = 4 / 3  # Width over height of a crop, at most; and its inverse.
+_TRIES = 10  # Shapes that are drawn until one fits.
+
 
 def make(
-  *, crop_padding: int, flip: bool, input_shape: tuple[int, ...]
+  *,
+  crop_padding: int,
+  crop_area: float,
+  flip: bool,
+  input_shape: tuple[int, ...],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
   """Returns (inputs, key) -> inputs as a run changes them in training.
 
   Args:
     crop_padding: Largest shift, pixels; 0 shifts nothing.
+    crop_area: Smallest share of an image that a crop of random size shows; 1
+      crops nothing.
     flip: Whether to mirror.
     input_shape: Of one example.
 
   Raises:
-    ValueError: If anything but images would be changed, or `crop_padding` is
-      negative.
+    ValueError: If anything but images would be changed, or an argument is out
+      of its range.
   """
   if crop_padding < 0:
     raise ValueError(f'crop_padding: expected at least 0, got {crop_padding}.')
-  if not crop_padding and not flip:
+  if not 0 < crop_area <= 1:
+    raise ValueError(
+      f'crop_area: expected more than 0, at most 1, got {crop_area}.'
+    )
+  if crop_area < 1 and crop_padding:
+    raise ValueError(
+      f'crop_padding: expected 0 beside crop_area {crop_area}, as images are '
+      f'cropped once, got {crop_padding}.'
+    )
+  if not crop_padding and not flip and crop_area == 1:
     return lambda inputs, key: inputs
   if len(input_shape) != 3:
     raise ValueError(
-      f'flip: expected no flip and no crop_padding for examples of shape '
-      f'{input_shape}: only images are augmented.'
+      f'flip: expected no flip, no crop_padding and no crop_area for examples '
+      f'of shape {input_shape}: only images are augmented.'
     )
-  return functools.partial(flip_and_crop, padding=crop_padding, flip=flip)
+  if crop_area == 1:
+    return functools.partial(flip_and_crop, padding=crop_padding, flip=flip)
+  return functools.partial(flip_and_resize, area=crop_area, flip=flip)
 
 
 def flip_and_crop(
@@ -74,6 +95,67 @@ def flip_and_crop(
   if flip:
     images = _flipped(images, flip_key)
   return _cropped(images, crop_key, padding) if padding else images
+
+
+def flip_and_resize(
+  inputs: jax.Array | np.ndarray, key: jax.Array, *, area: float, flip: bool
+) -> jax.Array:
+  """Returns parts of the images in their place, each at random by itself.
+
+  A part has `area` to all of the pixels, uniformly, is 3/4 to 4/3 as wide as
+  high, uniformly in the logarithm, and lies anywhere; it is resized to the size
+  of the image, as in Szegedy et al., 'Going Deeper with Convolutions' (CVPR,
+  2015).  Shapes that do not fit are drawn again; after ten of them it is all of
+  the image.  Pixels are weighted by triangles, which are as wide as an output's
+  pixel where that is larger.
+
+  Args:
+    inputs: [B, H, W, C], floating point.
+    key: Typed key of all random choices.
+    area: Above 0, at most 1.
+    flip: As in `flip_and_crop`.
+
+  Returns:
+    Images of the shape and type of `inputs`.
+  """
+  flip_key, crop_key = jax.random.split(key)
+  images = jnp.asarray(inputs)
+  boxes = jax.vmap(functools.partial(_box, images.shape[1:3], area))(
+    jax.random.split(crop_key, len(images))
+  )
+  images = jax.vmap(resized)(images, boxes)
+  return _flipped(images, flip_key) if flip else images
+
+
+def resized(image: jax.Array, box: jax.Array) -> jax.Array:
+  """Returns a box of an image, [H, W, C], resized to the size of the image.
+
+  Args:
+    image: Floating point [H, W, C].
+    box: Float32 [4]: top, left, height and width, pixels.
+  """
+  scale = jnp.array(image.shape[:2], jnp.float32) / box[2:]
+  return jax.image.scale_and_translate(
+    image, image.shape, (0, 1), scale, -box[:2] * scale, 'linear'
+  )
+
+
+def _box(size: tuple[int, int], area: float, key: jax.Array) -> jax.Array:
+  """Returns where a random part lies: top, left, height and width."""
+  whole = jnp.array(size, jnp.float32)
+  areas, ratios, place = jax.random.split(key, 3)
+  shares = jax.random.uniform(areas, _TRIES, minval=area, maxval=1.0)
+  bound = math.log(_RATIO)
+  ratio = jnp.exp(
+    jax.random.uniform(ratios, _TRIES, minval=-bound, maxval=bound)
+  )
+  pixels = shares * whole.prod()
+  drawn = jnp.sqrt(jnp.stack([pixels / ratio, pixels * ratio], axis=-1))
+  fits = (drawn <= whole).all(axis=-1)
+  first = jnp.where(fits.any(), drawn[jnp.argmax(fits)], whole)
+  return jnp.concatenate(
+    [jax.random.uniform(place, 2) * (whole - first), first]
+  )
 
 
 def _flipped(images: jax.Array, key: jax.Array) -> jax.Array:

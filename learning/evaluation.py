@@ -11,7 +11,7 @@ from models.task import Task
 
 
 class TaskEvaluation:
-  """The share of a split that a version of the model gets right."""
+  """The shares of a split that a version of the model gets right."""
 
   def __init__(self, task: Task, test: Split, *, batch: int = 512):
     """Keeps the split.
@@ -25,17 +25,21 @@ class TaskEvaluation:
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
 
+    functions = {'accuracy': task.correct, **task.others}
+
     def right(
       params: Any,
       stats: Any,
       inputs: jax.Array,
       targets: jax.Array,
       real: jax.Array,
-    ) -> jax.Array:
-      mask = jnp.arange(len(targets)) < real
-      correct = task.correct(params, stats, inputs, targets)
-      check_each('task.correct', correct, mask)
-      return jnp.sum(jnp.where(mask, correct, 0.0))
+    ) -> dict[str, jax.Array]:
+      mask, found = jnp.arange(len(targets)) < real, {}
+      for name, function in functions.items():
+        correct = function(params, stats, inputs, targets)
+        check_each('task.correct', correct, mask)
+        found[name] = jnp.sum(jnp.where(mask, correct, 0.0))
+      return found
 
     def is_finite(params: Any) -> jax.Array:
       leaves = jax.tree.leaves(params)
@@ -44,8 +48,8 @@ class TaskEvaluation:
     self._right = jax.jit(right)
     self._is_finite = jax.jit(is_finite)
 
-  def __call__(self, params: Any, stats: Any) -> float:
-    """Returns the accuracy, 0 to 1."""
+  def __call__(self, params: Any, stats: Any) -> dict[str, float]:
+    """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
     right = [
       self._right(
         params,
@@ -56,7 +60,11 @@ class TaskEvaluation:
       )
       for start in range(0, len(self._targets), self._batch)
     ]
-    return sum(float(count) for count in right) / len(self._targets)
+    total = len(self._targets)
+    return {
+      name: sum(float(count[name]) for count in right) / total
+      for name in right[0]
+    }
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""

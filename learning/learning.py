@@ -4,7 +4,7 @@
 nothing (`learning.nothing`), which takes time and bytes alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -209,8 +209,8 @@ class Holder(Protocol):
 class Evaluation(Protocol):
   """Says how good a version is."""
 
-  def __call__(self, params: Any, stats: Any) -> float:
-    """Returns the accuracy, 0 to 1."""
+  def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
+    """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""

@@ -7,7 +7,10 @@ before that scaling, as SGD's does here.
 """
 
 import math
+from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 from configs.checks import require
@@ -45,15 +48,38 @@ def lars(
   nesterov: bool,
   weight_decay: float,
   trust_coefficient: float,
+  skip_vectors: bool,
 ) -> optax.GradientTransformation:
-  """Returns layer-wise adaptive rate scaling (You et al., 2017)."""
+  """Returns layer-wise adaptive rate scaling (You et al., 2017).
+
+  A layer's gradient, with decay, is given the length of the layer's parameters
+  times the trust coefficient; one that is all zeros, or of zeros, stays as it
+  is.  Both norms are of whole layers: a wire that lets parts of a gradient wait
+  leaves them out of its norm.  The published rule has the sum of the gradient's
+  norm and the decay's in the place of the norm of their sum.
+
+  Args:
+    momentum: Kept of the last step.
+    nesterov: Whether momentum looks ahead.
+    weight_decay: Times parameters, added to gradients.
+    trust_coefficient: Step over parameter norm.
+    skip_vectors: Whether biases and scales, all that has fewer than two
+      dimensions, are neither adapted nor decayed (as in MLPerf's reference for
+      ResNet-50): zeros at first, they would take a whole step and then none.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+  """
   _check_range('momentum', momentum)
   _check_decay(weight_decay)
   _check_positive('trust_coefficient', trust_coefficient)
   _check_nesterov(nesterov, momentum)
+  adapted = _matrices if skip_vectors else True
   return optax.lars(
     1.0,
     weight_decay=weight_decay,
+    weight_decay_mask=adapted,
+    trust_ratio_mask=adapted,
     trust_coefficient=trust_coefficient,
     momentum=momentum,
     nesterov=nesterov,
@@ -76,6 +102,11 @@ def clipped(
   if clip_norm == math.inf:
     return tx
   return optax.chain(optax.clip_by_global_norm(clip_norm), tx)
+
+
+def _matrices(params: Any) -> Any:
+  """Returns which leaves have two dimensions or more."""
+  return jax.tree.map(lambda leaf: np.ndim(leaf) > 1, params)
 
 
 def _check_nesterov(nesterov: bool, momentum: float) -> None:

@@ -134,9 +134,13 @@ def check(config: ConfigDict, choose: Choose) -> None:
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
+  top, classes = config.eval_top, dataset.num_classes
+  field, expected = 'config.eval_top', f'0, or 2 to {classes - 1}'
+  require(not top or 1 < top < classes, field, expected, top)
   with named('config.data'):
     augment = augmentation.make(
       crop_padding=config.data.crop_padding,
+      crop_area=config.data.crop_area,
       flip=config.data.flip,
       input_shape=dataset.input_shape,
     )
@@ -149,7 +153,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
     dtype=jnp.dtype(config.precision.dtype),
   )
   with named(f'config.model.{config.model.name}'):
-    return classification(model, dataset.prepare, augment)
+    return classification(model, dataset.prepare, augment, top=top)
 
 
 def _gradient(

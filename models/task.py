@@ -4,7 +4,8 @@ The runtimes know a model only as a Task, so anything that JAX can
 differentiate can be trained under every scheme.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,12 +28,17 @@ class Task(NamedTuple):
     stats: Initial running statistics, of batch normalisation say: a pytree of
       arrays, averaged over the batches that were trained on and read by
       `correct` alone.  () if the model has none.
+    others: What is evaluated beside accuracy: functions like `correct`, by
+      name.
   """
 
   params: Any
   loss: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
   correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
   stats: Any = ()
+  others: Mapping[
+    str, Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
+  ] = {}
 
 
 def supervised(
@@ -40,6 +46,7 @@ def supervised(
   *,
   loss: Callable[[jax.Array, jax.Array], jax.Array],
   correct: Callable[[jax.Array, jax.Array], jax.Array],
+  others: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {},
   prepare: Callable[[jax.Array], jax.Array] = jnp.asarray,
   augment: Callable[[jax.Array, jax.Array], jax.Array] = lambda inputs, _: (
     inputs
@@ -54,6 +61,7 @@ def supervised(
       compute in bfloat16 or float16; losses are of what comes out in float32.
     loss: (outputs [B, ...], targets [B, ...]) -> float32 [B].
     correct: Likewise -> float32 [B], 0 to 1.
+    others: Functions like `correct`, evaluated beside it, by name.
     prepare: Stored inputs -> the model's inputs; part of the compiled step.
     augment: (the model's inputs, key) -> those to train on, likewise.
 
@@ -88,20 +96,31 @@ def supervised(
     return loss(outputs, targets), seen
 
   def correct_of(
-    params: Any, stats: Any, inputs: jax.Array, targets: jax.Array
+    params: Any,
+    stats: Any,
+    inputs: jax.Array,
+    targets: jax.Array,
+    *,
+    correct: Callable[[jax.Array, jax.Array], jax.Array] = correct,
   ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
     return correct(_widened(merged(prepare(inputs), rngs=None)), targets)
 
   # Dicts of arrays: JAX takes Variables apart in Python at every call.
   start = nnx.to_pure_dict(stats)
-  return Task(nnx.to_pure_dict(params), loss_of, correct_of, start)
+  more = {
+    name: functools.partial(correct_of, correct=function)
+    for name, function in others.items()
+  }
+  return Task(nnx.to_pure_dict(params), loss_of, correct_of, start, more)
 
 
 def classification(
   model: nnx.Module,
   prepare: Callable[[jax.Array], jax.Array],
   augment: Callable[[jax.Array, jax.Array], jax.Array],
+  *,
+  top: int = 0,
 ) -> Task:
   """Returns the task of naming the class of each target, by cross-entropy.
 
@@ -112,6 +131,8 @@ def classification(
       [B, T, classes].
     prepare: As in `supervised`.
     augment: As in `supervised`.
+    top: Beside accuracy, how often the class is among so many of the largest
+      logits; of equal ones, the first are taken.  0 for accuracy alone.
 
   Raises:
     ValueError: As in `supervised`.
@@ -125,8 +146,17 @@ def classification(
   def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return _mean_of_places(jnp.argmax(logits, axis=-1) == targets)
 
+  def among(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    _, largest = jax.lax.top_k(logits, top)
+    return _mean_of_places((largest == targets[..., None]).any(axis=-1))
+
   return supervised(
-    model, loss=loss, correct=correct, prepare=prepare, augment=augment
+    model,
+    loss=loss,
+    correct=correct,
+    others={f'top{top}_accuracy': among} if top else {},
+    prepare=prepare,
+    augment=augment,
   )
 
 

@@ -129,9 +129,13 @@ class _Layer(nnx.Module):
     return x + drop(self.down(hidden))
 
   def _attend(self, x: jax.Array) -> jax.Array:
+    given = self.queries_keys_values(x)
+    if given.dtype == jnp.float16:
+      # XLA has no products of float16 summed in float32 on CPUs.
+      given = given.astype(jnp.float32)
     query, key, value = (
       part.reshape(*x.shape[:-1], self.heads, -1)
-      for part in jnp.split(self.queries_keys_values(x), 3, axis=-1)
+      for part in jnp.split(given, 3, axis=-1)
     )
     mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     return self.mix(mixed.reshape(x.shape))

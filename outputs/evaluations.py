@@ -7,7 +7,7 @@ due is part of checkpoints, and nobody waits for it but the end of a run.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -34,7 +34,11 @@ class _Due:
 
 
 class Evaluations:
-  """Says how good versions are, in the order in which it was asked."""
+  """Says how good versions are, in the order in which it was asked.
+
+  Attributes:
+    newest: What was evaluated last beside accuracy, by name.
+  """
 
   def __init__(
     self,
@@ -55,6 +59,7 @@ class Evaluations:
     self._evaluate = evaluate
     self._later = later or _now
     self._due: list[_Due] = []
+    self.newest: dict[str, float] = {}
 
   def warm_up(self) -> None:
     """Compiles the evaluation."""
@@ -86,6 +91,8 @@ class Evaluations:
 
     The accuracy of what was left out is None.
 
+    What else is evaluated is in the rows.
+
     Raises:
       FloatingPointError: If a parameter is not finite.
     """
@@ -96,7 +103,9 @@ class Evaluations:
       if due.held is not None:
         if not (wait or due.accuracy.done()):
           return
-        accuracy = due.accuracy.result()
+        self.newest = dict(due.accuracy.result())
+        accuracy = self.newest.pop('accuracy')
+        due.row.update(self.newest)
         self._holder.drop(due.held)
       del self._due[0]
       yield due.row, accuracy
@@ -118,8 +127,10 @@ class Evaluations:
       read = self._holder.read(due.held)
       due.accuracy = self._later(lambda: self._look(due.version, read))
 
-  def _look(self, version: int, read: Callable[[], tuple[Any, Any]]) -> float:
-    """Returns the accuracy of a version."""
+  def _look(
+    self, version: int, read: Callable[[], tuple[Any, Any]]
+  ) -> Mapping[str, float]:
+    """Returns the accuracy of a version, and what else is evaluated."""
     params, stats = read()
     if not self._evaluate.is_finite(params):
       raise FloatingPointError(

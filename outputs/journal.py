@@ -241,6 +241,7 @@ class Journal:
     """Returns what summary.json holds at `time` seconds."""
     return {
       'final_accuracy': self._accuracy,
+      **{f'final_{name}': x for name, x in self._evaluations.newest.items()},
       'time_to': self._time_to,
       'time_s': time,
       'wall_s': self._wall_s,

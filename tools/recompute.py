@@ -41,7 +41,7 @@ from wire import kept
 from wire.codec import Payload
 from wire.flat import Flat
 
-_WHERE = ('cluster', 'route', 'wire', 'checkpoint')  # Sections.
+_WHERE = ('cluster', 'route', 'checkpoint')  # Sections.
 
 
 def main(argv: list[str]) -> None:

@@ -144,6 +144,8 @@ class CheckTest(parameterized.TestCase):
     ({'schedule__warmup_epochs': -1.0}, r'config.schedule.warmup_epochs: '),
     ({'optimizer__clip_norm': 0.0}, r'config.optimizer.clip_norm: .* got 0'),
     ({'data__crop_padding': -1}, r'config.data.crop_padding: .* got -1'),
+    ({'data__crop_area': 0.0}, r'config.data.crop_area: .* got 0.0'),
+    ({'eval_top': 10}, r'config.eval_top: expected 0, or 2 to 9, got 10'),
     ({'seed': -1}, r'config.seed: expected .* got -1'),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
     (

@@ -25,6 +25,8 @@ _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 _REAL = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), 'cifar10_jpeg.npz')
 _COMMAND = re.compile(r'main\.py --config=configs/(\w+)\.py(?::(\w+))?')
 _RECIPES = ('cifar10_vgg16', 'cifar10_resnet32', 'cifar10_alexnet', 'imagenet')
+_RECIPES += ('gradientflow',)
+_MANY = 64  # Workers; forests of more take seconds.
 # Examples to train on and to test, and classes, of the data that need files.
 _SIZES = {
   'cifar10': (50_000, 10_000, 10),
@@ -120,14 +122,17 @@ class FileTest(parameterized.TestCase):
     sections.check_fields(config, default.get_config())
     sections.check_values(config)
 
-  @parameterized.parameters(_EXPERIMENTS)
+  @parameterized.parameters(
+    each for each in _EXPERIMENTS if _config(*each).cluster.workers <= _MANY
+  )
   def test_every_command_builds_a_run_once_its_data_are_there(
     self, name, variant
   ):
     config = _config(name, variant)
     if config.data.name in _SIZES:
       _patch(self, f'data.{config.data.name}', lambda **_: _blank(config))
-    _patch(self, f'models.{config.model.name}', _stand_in(config))
+    if config.model.name != 'none':
+      _patch(self, f'models.{config.model.name}', _stand_in(config))
     _build(config)
 
   @parameterized.parameters(
@@ -138,6 +143,8 @@ class FileTest(parameterized.TestCase):
     ('imagenet', 'inception_v3', 23_834_568),
     ('imagenet', 'alexnet', 61_100_840),
     ('imagenet', 'vgg16', 138_357_544),
+    ('gradientflow', 'alexnet_512', 61_101_992),
+    ('gradientflow', 'resnet50_64', 25_557_032),
   )
   def test_recipes_for_gpus_have_networks_of_full_size(
     self, name, variant, parameters
@@ -153,6 +160,18 @@ class FileTest(parameterized.TestCase):
     )
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     self.assertEqual(sum(leaf.size for leaf in leaves), parameters)
+
+  @parameterized.parameters('alexnet', 'resnet50')
+  def test_what_is_simulated_has_the_size_of_what_is_trained(self, model):
+    config = _config('gradientflow', f'{model}_64_time')
+    trained = _config('gradientflow', f'{model}_64')
+    parameters = {'alexnet': 61_101_992, 'resnet50': 25_557_032}[model]
+    self.assertEqual(config.model.none.size_bytes, 4 * parameters)
+    self.assertEqual(config.model.none.num_train, _SIZES['imagenet'][0])
+    for section in ('cluster', 'batching', 'wire', 'route', 'sync'):
+      one, other = config[section].to_dict(), trained[section].to_dict()
+      one.pop('micro_batch', None), other.pop('micro_batch', None)
+      self.assertEqual(one, other)
 
   @parameterized.parameters(*_RECIPES)
   def test_unknown_variants_are_named(self, name):

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from flax import nnx
 
 from data.dataset import Split
 from learning import compilations
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient, micro_batches
-from models.task import Task
+from models.task import Task, classification
 
 
 def _task():
@@ -146,9 +147,31 @@ class EvaluationTest(parameterized.TestCase):
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
 
     evaluate = TaskEvaluation(task, _examples(50), batch=batch)
-    accuracy = evaluate(task.params, task.stats)
+    accuracy = evaluate(task.params, task.stats)['accuracy']
 
     self.assertEqual(accuracy, np.mean(np.abs(errors) < 1))
+
+  @parameterized.parameters(((), 2), ((3,), 4))
+  def test_the_largest_logits_are_those_of_sorting(self, places, top):
+    rng = np.random.default_rng(0)
+    logits = rng.integers(5, size=(50, *places, 6)).astype(np.float32)  # Ties.
+    targets = rng.integers(6, size=(50, *places)).astype(np.int32)
+    learned = classification(_Given(), lambda x: x, lambda x, _: x, top=top)
+    evaluate = TaskEvaluation(learned, Split(logits, targets), batch=16)
+    found = evaluate(learned.params, learned.stats)
+    ranked = np.argsort(-logits, axis=-1, kind='stable')
+    right = ranked == targets[..., None]
+    self.assertEqual([*found], ['accuracy', f'top{top}_accuracy'])
+    for number, share in zip((1, top), found.values(), strict=True):
+      want = right[..., :number].any(axis=-1).mean()
+      self.assertAlmostEqual(share, want, places=6)
+
+
+class _Given(nnx.Module):
+  """A model whose logits are its inputs."""
+
+  def __call__(self, inputs, *, rngs=None):
+    return inputs
 
 
 if __name__ == '__main__':

@@ -66,7 +66,7 @@ class UpdateTest(parameterized.TestCase):
     ),
     (optimizer.adamw(**_ADAMW), optax.adamw(0.1, **_ADAMW)),
     (
-      optimizer.lars(**_LARS),
+      optimizer.lars(**_LARS, skip_vectors=False),
       optax.lars(0.1, **_LARS),
     ),
   )

@@ -257,7 +257,7 @@ class OrderTest(parameterized.TestCase):
 
 
 _SGD = {'momentum': 0.9, 'nesterov': False, 'weight_decay': 1e-3}
-_LARS = _SGD | {'trust_coefficient': 0.02}
+_LARS = _SGD | {'trust_coefficient': 0.02, 'skip_vectors': False}
 _TXS = {
   'sgd': lambda: optimizer.sgd(**_SGD | {'momentum': 0.0}),
   'momentum': lambda: optimizer.sgd(**_SGD),

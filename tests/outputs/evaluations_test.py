@@ -59,7 +59,7 @@ class _Slow:
       raise TimeoutError
     self.running -= 1
     self.seen.append(params)
-    return params / 100
+    return {'accuracy': params / 100, 'top5_accuracy': params / 50}
 
 
 class _Run:
@@ -127,6 +127,7 @@ class EvaluationsTest(absltest.TestCase):
     summary = run.journal.summary(9.0)
     self.assertEqual(summary['time_to'], {'0.02': 5.0, '0.04': 5.0})
     self.assertEqual(summary['final_accuracy'], 0.06)
+    self.assertEqual(summary['final_top5_accuracy'], 0.12)
     self.assertEqual(run.holder.held, {})
     self.assertEqual((run.slow.most, run.holder.most), (1, 2))
 
@@ -191,7 +192,8 @@ class EvaluationsTest(absltest.TestCase):
       holder.version = version
       evaluations.add({'version': version})
       (got,) = evaluations.fetch(wait=False)
-      self.assertEqual(got, ({'version': version}, version / 100))
+      row = {'version': version, 'top5_accuracy': version / 50}
+      self.assertEqual(got, (row, version / 100))
       self.assertEqual(evaluations.state(), [])
     self.assertEqual(holder.held, {})
 

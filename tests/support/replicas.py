@@ -58,7 +58,7 @@ class World:
     replica = types.SimpleNamespace(learner=None)
     self._replica = replica
     holder = ReplicaHolder(replica, None)
-    evaluate = mock.Mock(return_value=0.5)
+    evaluate = mock.Mock(return_value={'accuracy': 0.5})
     evaluate.is_finite.return_value = True
     journal = Journal(
       milestones=Milestones(target, 10**6, eval_every, 10**6, ()),

@@ -1,19 +1,15 @@
-"""Tests for tools.recompute of runs whose workers sum among themselves."""
+"""Tests for tools.recompute."""
 
 import functools
 import json
 import pathlib
 import tempfile
-import threading
-from unittest import mock
 
 import numpy as np
 import pytest
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
-import train
-from cluster.distributed import process, roles
-from tests.support import executors, groups, processes, small
+from tests.support import executors, groups, processes, small, together
 from tools import recompute
 from tools.reading import traffic
 from tools.reading.traffic import Generation, Planned
@@ -57,7 +53,7 @@ class SumsTest(executors.TestCase):
       sums({0: one, 1: one})
 
 
-class RunTest(processes.TestCase):
+class RunTest(processes.TestCase, parameterized.TestCase):
   def test_a_run_is_the_same_to_the_last_bit(self):
     folder = _run(3)
     self.assertEqual(recompute.difference(folder), 0.0)
@@ -73,6 +69,32 @@ class RunTest(processes.TestCase):
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
       recompute.difference(folder)
+
+  def test_so_is_one_in_float16_with_skipped_pushes(self):
+    self._check_skipped(sync__name='asp')
+
+  @pytest.mark.soak
+  def test_so_is_that_with_pipelined_servers(self):
+    self._check_skipped(sync__name='bsp', route__server__pipelined=True)
+
+  def _check_skipped(self, **fields):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    config = small.config(
+      cluster__runtime='distributed',
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      checkpoint__every_examples=96,
+      route__server__servers=1,
+      wire__dense__dtype='float16',
+      precision__dtype='float16',
+      precision__loss_scaling='dynamic',
+      precision__grow_after=4,
+      **fields,
+    )
+    together.run(config, folder)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertGreater(summary['skipped'], 3)
+    self.assertEqual(recompute.difference(folder), 0.0)
 
   @pytest.mark.soak
   def test_so_is_one_whose_workers_die_and_come_back(self):
@@ -110,23 +132,7 @@ def _run(workers):
     optimizer__sgd__momentum=0.9,
     epochs=1.0,
   )
-  lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
-  parts = [
-    train.build(
-      config,
-      workdir=str(folder),
-      process={'role': f'worker:{index}', 'lead': lead},
-    )
-    for index in range(workers)
-  ]
-  # Signals are for main threads.
-  with mock.patch.object(process, '_leave_it_to_the_lead'):
-    threads = [threading.Thread(target=part) for part in parts[1:]]
-    for thread in threads:
-      thread.start()
-    parts[0]()
-    for thread in threads:
-      thread.join()
+  together.run(config, folder)
   return folder
 
 

@@ -179,8 +179,10 @@ class RunTest(parameterized.TestCase):
       run.runtime.lead.holder.learner.params, [left] * 3
     )
 
-  @parameterized.parameters('bsp', 'ssp', 'r2sp')
-  def test_bytes_and_transfer_times_halve(self, scheme):
+  @parameterized.parameters(
+    ('bsp', 'bfloat16'), ('ssp', 'bfloat16'), ('r2sp', 'float16')
+  )
+  def test_bytes_and_transfer_times_halve(self, scheme, dtype):
     # Computing takes no time worth mentioning.
     slow = {
       'cluster__network__server_up_Bps': (1e5,),
@@ -188,9 +190,7 @@ class RunTest(parameterized.TestCase):
       'cluster__speed__per_example_s': 0.0,
     }
     _, full = small.trained(sync__name=scheme, **slow)
-    _, half = small.trained(
-      sync__name=scheme, wire__dense__dtype='bfloat16', **slow
-    )
+    _, half = small.trained(sync__name=scheme, wire__dense__dtype=dtype, **slow)
     self.assertEqual(2 * half['bytes'], full['bytes'])
     self.assertAlmostEqual(2 * half['virtual_s'], full['virtual_s'], places=6)
     self.assertEqual(half['compilations'], 0)

@@ -116,6 +116,29 @@ class TimeTest(parameterized.TestCase):
     np.testing.assert_allclose(np.diff(sums.barriers(run)), expected, rtol=1e-9)
     self.assertEqual(summary['bytes'], summary['updates'] * hops * size)
 
+  @parameterized.parameters('bfloat16', 'float16')
+  def test_halves_take_half_as_long(self, dtype):
+    size, n = 4 * 4 * 16 * sums.CHUNK, 4
+    summaries = [
+      sums.timed(
+        size,
+        route__name='ring',
+        route__overlap=False,
+        cluster__speed__slowdown=(1.0,),
+        wire__dense__dtype=each,
+        epochs=1.0,
+        **sums.constant(0.5, n),
+        **sums.links(_MB),
+      )[1]
+      for each in ('float32', dtype)
+    ]
+    full_s, half_s = (
+      each['virtual_s'] / each['updates'] - 0.5 for each in summaries
+    )
+    self.assertAlmostEqual(full_s, 2 * (n - 1) / n * size / _MB, places=6)
+    self.assertAlmostEqual(half_s, full_s / 2, places=6)
+    self.assertEqual(summaries[0]['bytes'], 2 * summaries[1]['bytes'])
+
   def test_shards_on_equal_links_take_as_long_as_all_bytes(self):
     size, n = 8 * 4 * sums.CHUNK, 4
     run, _ = sums.timed(

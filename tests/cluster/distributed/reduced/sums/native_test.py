@@ -4,6 +4,7 @@ Both have processes of their own, as XLA's devices are chosen when it starts.
 """
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -40,8 +41,9 @@ def _numbers(seed):
   return Payload(leaves, leaves[1:3]), whole(size=_BOOKS).astype(np.float32)
 
 
-def _summed(range_bytes):
+def _summed(range_bytes, dtype='float32'):
   """Returns what a process of several devices makes of their numbers."""
+  dtype = np.dtype(dtype)
   every = [_numbers(seed) for seed in range(_DEVICES)]
   payload, _ = every[0]
   pool = Pool(
@@ -50,6 +52,7 @@ def _summed(range_bytes):
     range(5),
     range_bytes=range_bytes,
     books=_BOOKS,
+    dtype=dtype,
   )
   native = NativeSum(pool, jax.devices())
   split = NamedSharding(
@@ -67,7 +70,18 @@ def _summed(range_bytes):
   ends = [np.asarray(each) for each in native.program(shared)]
   late = compilations.count() - before
   vector = np.concatenate(ends)
-  expected = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *every)
+
+  def rounded(leaf):
+    return leaf.astype(dtype).astype(np.float32)
+
+  def total(*leaves):
+    return np.sum(leaves, axis=0, dtype=np.float32)
+
+  sums, books = jax.tree.map(total, *every)
+  halves = [jax.tree.map(rounded, payload.gradient) for payload, _ in every]
+  halves = jax.tree.map(rounded, jax.tree.map(total, *halves))
+  changed = sum(map(np.any, map(np.not_equal, halves, sums.gradient)))
+  expected = Payload(halves, sums.stats), books
   same = jax.tree.map(
     np.array_equal, (pool.payload(vector), pool.books(vector)), expected
   )
@@ -75,6 +89,7 @@ def _summed(range_bytes):
     'same': all(jax.tree.leaves(same)),
     'ranges': len(pool.ranges),
     'collectives': len(re.findall(r'= \S+ all-reduce(?:-start)?\(', text)),
+    'changed': int(changed),
     'late': late,
   }
 
@@ -103,7 +118,15 @@ class ProgramTest(parameterized.TestCase):
     self, range_bytes, ranges
   ):
     wanted = {'same': True, 'ranges': ranges, 'collectives': ranges, 'late': 0}
-    self.assertEqual(_found()[range_bytes], wanted)
+    self.assertEqual(_found()[range_bytes], wanted | {'changed': 0})
+
+  @parameterized.parameters('bfloat16', 'float16')
+  def test_halves_are_summed_in_float32_and_rounded_once(self, dtype):
+    # Statistics and books stay as they are, in a range of their own.
+    wanted = {'same': True, 'ranges': 4, 'collectives': 1, 'late': 0}
+    found = _found()[dtype]
+    self.assertGreater(found.pop('changed'), 2)
+    self.assertEqual(found, wanted)
 
 
 class JoinTest(absltest.TestCase):
@@ -119,6 +142,39 @@ class ProcessesTest(parameterized.TestCase):
   @pytest.mark.soak
   def test_so_are_eight(self):
     self._check(workers=8)
+
+  @pytest.mark.soak
+  def test_they_skip_together_what_overflows(self):
+    with processes.launched(
+      workers=2,
+      servers=0,
+      route__name='native',
+      epochs=2.0,
+      precision__dtype='float16',
+      precision__loss_scaling='dynamic',
+      precision__grow_after=4,
+      wire__dense__dtype='float16',
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+      # Replicas that differ at an evaluation end the run.
+      summary = launch.summary
+    self.assertEqual(summary['ended'], 'finished')
+    self.assertEqual(summary['late_compilations'], 0)
+    pushed = summary['examples'] + summary['skipped_examples']
+    self.assertEqual(pushed, 8 * summary['iterations'])
+    self.assertEqual(summary['skipped_examples'], 8 * summary['skipped'])
+    scales = [
+      (row['loss_scale'], row['skipped'])
+      for row in launch.rows('metrics.jsonl')
+      if row['kind'] == 'barrier'
+    ]
+    steps = list(itertools.pairwise(scales))
+    for (before, some), (after, more) in steps:
+      # Both workers' pushes are skipped, or none.
+      self.assertIn((after / before, more - some), ((0.5, 2), (1, 0), (2, 0)))
+    self.assertEqual(
+      {after / before for (before, _), (after, _) in steps}, {0.5, 1, 2}
+    )
 
   def _check(self, workers):
     with processes.launched(
@@ -138,6 +194,8 @@ class ProcessesTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   if sys.argv[1:] == ['summed']:
-    print(json.dumps({str(each): _summed(each) for each in _RANGES}))
+    found = {str(each): _summed(each) for each in _RANGES}
+    found |= {each: _summed(2000.0, each) for each in ('bfloat16', 'float16')}
+    print(json.dumps(found))
   else:
     absltest.main()
