@@ -45,7 +45,7 @@ _MAY = {
   'cluster.speed': 'configs',
   'cluster': (
     'batching.batching cluster.speed.speed configs data.stream learning '
-    'outputs route.route sync.record sync.scheme topology wire.codec'
+    'outputs route.route sync.record sync.scheme topology wire.codec wire.talks'
   ),
   'cluster.virtual': (
     'cluster cluster.speed configs learning outputs route.links route.ring '

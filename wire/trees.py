@@ -58,10 +58,21 @@ def make(wire: Wire, params: Any, stats: Any, *, servers: int) -> Trees:
     servers: How many share them: each gets a message of its own.
   """
   if wire.plain or not jax.tree.leaves(params):  # Numbers that are not there.
-    return PLAIN
+    return plain()
   if wire.elementwise:
     return _leafwise(wire, Payload(_is_coded(params), _is_coded(stats)))
   return _shared(Flat(params, stats, servers=servers, wire=wire))
+
+
+def plain() -> Trees:
+  """Returns how trees travel of which nothing else becomes."""
+  return Trees(
+    init=lambda worker: (),
+    encode=_same,
+    decode=lambda message, stage: message,
+    pull=lambda params: params,
+    dtype=np.dtype(np.float32),
+  )
 
 
 def _same(
@@ -69,16 +80,6 @@ def _same(
 ) -> tuple[Message, Any]:
   del stage, scale
   return payload, state
-
-
-# Of trees that travel as they are.
-PLAIN = Trees(
-  init=lambda worker: (),
-  encode=_same,
-  decode=lambda message, stage: message,
-  pull=lambda params: params,
-  dtype=np.dtype(np.float32),
-)
 
 
 def _leafwise(wire: Wire, coded: Payload) -> Trees:

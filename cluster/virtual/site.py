@@ -158,7 +158,7 @@ def _summing(
   if talked and jax.tree.leaves(learned.params):
     pool = learned.pool(range_bytes=math.inf, books=0)
     return TalkingHolder(learner, talked, pool, workers)
-  travel = trees.PLAIN
+  travel = trees.plain()
   if talked is None:
     travel = trees.make(wire, learned.params, learned.stats, servers=1)
   return LocalHolder(learner, travel, scalings=[], summed=True)

@@ -12,7 +12,7 @@ from learning.pool import Pool
 from wire import kept
 from wire.codec import Payload, State, Summed
 from wire.talks import Talks
-from wire.trees import PLAIN
+from wire.trees import plain
 
 
 class TalkingHolder(LocalHolder):
@@ -30,7 +30,7 @@ class TalkingHolder(LocalHolder):
       pool: What lies where.
       workers: How many there are.
     """
-    super().__init__(learner, PLAIN, scalings=[], summed=True)
+    super().__init__(learner, plain(), scalings=[], summed=True)
     self._talks, self._pool = talks, pool
     self._states: dict[int, State] = dict(
       enumerate(map(talks.init, range(workers)))

@@ -21,6 +21,7 @@ from cluster.distributed.reduced.books import Books, Entry
 from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
 from cluster.distributed.reduced.runtime import ReducedRuntime
+from cluster.distributed.reduced.sums.memory import Nothing
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.journal import Journal, Milestones
@@ -55,7 +56,7 @@ class World:
     self._clock, self._moved = 0, {}
     self.books = Books(workers, 0)
     self.reception = lives.Reception(workers)
-    replica = types.SimpleNamespace(learner=None)
+    replica = types.SimpleNamespace(learner=None, memory=Nothing())
     self._replica = replica
     holder = ReplicaHolder(replica, None)
     evaluate = mock.Mock(return_value={'accuracy': 0.5})
@@ -97,7 +98,7 @@ class World:
       start_s=timeout_s,
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
       local=None,
-      iteration_bytes=lambda count: count,
+      iteration_bytes=lambda count, stage: count,
     )
     self.holder = holder
     for index in range(workers):

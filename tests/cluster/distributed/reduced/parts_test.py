@@ -101,10 +101,15 @@ class BookingTest(parameterized.TestCase):
       books.write(own, worker, entry, ())
       numbers += own
     booking = Booking(
-      made, books, [Member(life=0) for _ in range(3)], lambda n: 100 * n
+      made, books, [Member(life=0) for _ in range(3)], lambda n, stage: 100 * n
     )
     booking(
-      numbers.tolist(), sorted(entries), joining, dealt_at=dealt_at, time=time
+      numbers.tolist(),
+      sorted(entries),
+      joining,
+      dealt_at=dealt_at,
+      stage=0,
+      time=time,
     )
     return made, journal
 
@@ -221,7 +226,7 @@ class DealingTest(parameterized.TestCase):
     self.assertEqual(ranges[2:], [w.ranges for w in made.workers])
     positions = [p for each in ranges for r in each for p in range(*r)]
     self.assertCountEqual(positions, range(32))
-    self.assertLessEqual(dealing.at(0), time.monotonic())
+    self.assertLessEqual(dealing.at(0)[0], time.monotonic())
     with self.assertRaises(KeyError):
       dealing.at(0)
 

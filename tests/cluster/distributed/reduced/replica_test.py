@@ -144,6 +144,7 @@ class _Played:
         'examples': 8,
         'total': 8 * self.workers,
         'members': [*range(self.workers)],
+        'stage': 0,
         'at': 0.0,
         'check': False,
       }
