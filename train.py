@@ -30,8 +30,9 @@ from learning import build as learning
 from learning import compilations
 from learning.learning import Learning
 from outputs.console import Console
-from outputs.files import RunFiles, manifest
+from outputs.files import RunFiles
 from outputs.journal import Journal, Milestones
+from outputs.manifests import manifest
 from route import links
 from route.route import Plan, Reduced, Served, unused
 from sync.scheme import Scheme
@@ -244,4 +245,5 @@ def _milestones(config: ConfigDict, num_train: int) -> Milestones:
     eval_every=max(round(config.eval_every * num_train), 1),
     log_every=config.log_every,
     accuracies=config.time_to,
+    losses=config.time_to_loss,
   )

@@ -41,7 +41,7 @@ from cluster.transport.streams import (
   connect,
 )
 from configs import default
-from outputs.files import fingerprint
+from outputs.manifests import fingerprint
 
 _ROWS = ((16, 1), (64, 1), (256, 1), (16, 4), (256, 4))  # Workers, servers.
 _CLIENTS = 2  # Processes of scripted workers.

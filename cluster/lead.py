@@ -5,7 +5,6 @@ examples, says which pushes are summed and applied, keeps the accounts, and
 calls the runtime back to let workers go on.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from data.stream import Ranges, Stream, size
 from learning import scaling
 from learning.learning import Holder
 from outputs.journal import Journal
-from outputs.ledger import Lost
+from outputs.ledger import PHASES, Lost
 from sync import record
 from sync.scheme import Push, Scheme, Verdict
 
@@ -56,8 +55,8 @@ class Progress:
   examples: int = 0
   batch: int = 0
   ahead: Ranges = ()
-  spent: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
+  spent: dict[str, float] = dataclasses.field(
+    default_factory=lambda: dict.fromkeys(PHASES, 0.0)
   )
   pushed: tuple[float, tuple[float, ...]] | None = None
 
@@ -233,10 +232,10 @@ class Lead:
   def enter(self, index: int, phase: str | None, time: float) -> None:
     """Ends a worker's phase and starts another."""
     worker = self.workers[index]
-    if worker.phase is not None:
-      span = worker.phase, worker.since, time
-      self.journal.span(index, *span, worker.examples)
-      worker.spent[worker.phase] += time - worker.since
+    before, since = worker.phase, worker.since
+    if before is not None and time != since:
+      self.journal.span(index, before, since, time, worker.examples)
+      worker.spent[before] += time - since
     worker.phase = phase
     worker.since = time
 
@@ -313,7 +312,7 @@ class Lead:
     self._wake_at(verdict.wake_at)
     for update in verdict.commit:
       applied = self.holder.commit(update)
-      self.journal.committed(update, applied=applied)
+      self.journal.committed(update, time, applied=applied)
     self.journal.reached(
       time, barrier=verdict.barrier, notes=self.batching.report
     )
@@ -329,11 +328,12 @@ class Lead:
     for index in released:
       worker = self.workers[index]
       self.enter(index, 'wait', time)  # It has waited until now.
-      spent, worker.spent = worker.spent, collections.Counter()
+      spent, worker.spent = worker.spent, dict.fromkeys(PHASES, 0.0)
       if worker.pushed is None:  # It has just come.
         continue
       compute_s, factors = worker.pushed
       worker.pushed = None
+      self.journal.iterated(index, spent)
       self.batching.observe(
         Done(
           worker=index,

@@ -20,6 +20,12 @@ def get_config() -> ml_collections.ConfigDict:
   # Beside accuracy: whether a class is among so many that are likeliest; or 0.
   config.eval_top = 0
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
+  config.time_to_loss = ()  # Losses; of ten iterations in a row below them.
+
+  # What is written beside rows of metrics and a summary.
+  config.outputs = ConfigDict()
+  config.outputs.timeline = True  # trace.json: what every worker did when.
+  config.outputs.events = True  # events.jsonl: for replays, and of batches.
 
   # When may a worker go on?
   config.sync = ConfigDict()

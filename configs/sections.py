@@ -46,7 +46,7 @@ _NAMES = {
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
 _NO_MODEL = (
-  *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to'),
+  *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to*'),
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
@@ -131,6 +131,9 @@ def check_values(config: ConfigDict) -> None:
   for accuracy in config.time_to:
     if not 0 < accuracy <= 1:
       raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
+  for loss in config.time_to_loss:
+    if not 0 < loss < float('inf'):
+      raise ValueError(f'config.time_to_loss: expected above 0, got {loss}.')
 
 
 def chosen(

@@ -5,41 +5,24 @@ TensorBoard events and summary.json.  What is not known is null, never NaN.
 """
 
 import contextlib
-import copy
 import datetime
 import fcntl
-import functools
 import json
-import math
-import operator
 import os
 import pathlib
-import platform
-import subprocess
-import sys
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
-import jax
-import numpy as np
 from absl import logging
 
-_FORMAT = 2  # Of a run's folder.
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
+from outputs.manifests import FORMAT, LOCAL
+
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
-# Of a config: what each host may have in its own way.
-_LOCAL = (
-  *('config.cluster.interface', 'config.cluster.devices_per_worker'),
-  *('config.cluster.token_file', 'config.cluster.certificate_file'),
-  *('config.cluster.key_file', 'config.cluster.tls_name'),
-)
 # And what may be another when a run on real hosts goes on.
 _HOSTS = (
-  *_LOCAL,
+  *LOCAL,
   *('config.route.server.servers', 'config.route.server.dedicated'),
   *('config.cluster.workers', 'config.cluster.speed.slowdown'),
   *('config.cluster.timeout_s', 'config.cluster.start_s'),
@@ -57,7 +40,11 @@ class RunFiles:
   Attributes:
     workdir: The folder.
     named: Whether somebody has named it.
+    events: Whether there is an events.jsonl, as config.outputs says.
+    timeline: Whether there is a trace.json.
   """
+
+  events = timeline = True
 
   def __init__(self, workdir: str | None):
     """Creates nothing yet.
@@ -94,6 +81,8 @@ class RunFiles:
     self._lock()
     with self.given_back():
       self._check(manifest)
+    kept = manifest['config']['outputs']
+    self.events, self.timeline = kept['events'], kept['timeline']
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
@@ -112,7 +101,7 @@ class RunFiles:
       _write(path, manifest)
       return
     before = json.loads(path.read_text())
-    if before.get('format') != _FORMAT:
+    if before.get('format') != FORMAT:
       raise ValueError(
         f'workdir: {self.workdir} holds a run of another version of Syncopate, '
         'with which this one cannot go on; name a new folder.'
@@ -178,7 +167,9 @@ class RunFiles:
       sizes: What `state` returned, to go on from there; None starts anew.
     """
     sizes = sizes or {}
-    self._files = {name: (self.workdir / name).open('a') for name in _APPENDED}
+    kept = dict(zip(_APPENDED, (True, self.events, self.timeline), strict=True))
+    names = [name for name in _APPENDED if kept[name]]
+    self._files = {name: (self.workdir / name).open('a') for name in names}
     for name, file in self._files.items():
       file.truncate(sizes.get(name, 0))
       file.seek(0, os.SEEK_END)  # Truncating does not move it.
@@ -192,12 +183,12 @@ class RunFiles:
       for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
         self._plot(json.loads(line))
       return
-    trace = self._files['trace.json']
-    for worker in range(num_workers):
+    for worker in range(num_workers if self.timeline else 0):
       name = {'name': f'worker {worker}'}
       row = {'name': 'thread_name', 'ph': 'M', 'args': name}
       row |= {'pid': 0, 'tid': worker}
-      trace.write((',\n' if worker else '[\n') + _dumps(row))
+      line = (',\n' if worker else '[\n') + _dumps(row)
+      self._files['trace.json'].write(line)
 
   def state(self) -> dict[str, int]:
     """Returns how many bytes each file has, all of them on the disk."""
@@ -213,13 +204,16 @@ class RunFiles:
     self._plot(row)
 
   def event(self, row: Mapping[str, Any]) -> None:
-    """Appends what the scheme was told and said to events.jsonl."""
-    self._files['events.jsonl'].write(_dumps(row) + '\n')
+    """Appends what the scheme was told and said to events.jsonl, if kept."""
+    if self.events:
+      self._files['events.jsonl'].write(_dumps(row) + '\n')
 
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:
     """Adds a phase of a worker's iteration to the timeline; seconds."""
+    if not self.timeline:
+      return
     # By hand: thousands of workers have millions of these.
     self._files['trace.json'].write(
       f',\n{{"name":"{phase}","ph":"X","ts":{start * 1e6!r},'
@@ -234,6 +228,8 @@ class RunFiles:
       time: Seconds.
       rates: Of each link `src`, `dst`, `Bps` and `planned_Bps`.
     """
+    if not self.timeline:
+      return
     name = {'name': 'process_name', 'ph': 'M', 'args': {'name': 'links'}}
     self._files['trace.json'].write(f',\n{_dumps(name | {"pid": 1})}')
     for row in rates:
@@ -253,7 +249,8 @@ class RunFiles:
     """Writes summary.json, closes everything and gives the folder back."""
     try:
       _write(self.workdir / 'summary.json', summary)
-      self._files['trace.json'].write('\n]\n')
+      if self.timeline:
+        self._files['trace.json'].write('\n]\n')
     finally:
       with contextlib.ExitStack() as stack:
         stack.callback(self.release)
@@ -290,68 +287,6 @@ class RunFiles:
       ) from error
 
 
-def manifest(
-  config: Mapping[str, Any], own: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns what is needed to repeat a run: config, command, versions.
-
-  Args:
-    config: As a dictionary.
-    own: Parts that the config does not describe, by name: pytrees of arrays
-      and of what `repr` tells apart; None for those that it does.
-  """
-  git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
-  return {
-    'format': _FORMAT,
-    **described(config, own),
-    'seed': config['seed'],
-    'command': sys.argv,
-    'host': platform.node(),
-    'python': platform.python_version(),
-    'versions': {name: metadata.version(name) for name in _PACKAGES},
-    'devices': [device.device_kind for device in jax.local_devices()],
-    'cores': len(os.sched_getaffinity(0)),
-    'xla_flags': os.environ.get('XLA_FLAGS', ''),
-    'git_revision': _output([*git, 'rev-parse', 'HEAD']),
-    'git_changes': _output([*git, 'status', '--porcelain']),
-  }
-
-
-def described(
-  config: Mapping[str, Any], own: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns what of a manifest tells a run from others; takes the same."""
-  prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
-  return {'config': _jsonable(config), 'own': prints}
-
-
-def fingerprint(described: Mapping[str, Any]) -> str:
-  """Returns what tells a run from others, of what `manifest` returns.
-
-  What each host may have in its own way is no part of it.
-  """
-  parts = {'config': copy.deepcopy(described['config'])}
-  del parts['config']['checkpoint']
-  for field in _LOCAL:
-    *above, name = field.split('.')
-    section = functools.reduce(operator.getitem, above, parts)
-    del section[name]
-  parts['own'] = described['own']
-  return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
-
-
-def _fingerprint(value: Any) -> str:
-  """Returns what tells a value from others: arrays by a sample of theirs."""
-  return ' '.join(map(_printed, jax.tree.leaves(value)))
-
-
-def _printed(leaf: Any) -> str:
-  if not hasattr(leaf, 'shape'):
-    return repr(leaf)
-  rows = np.asarray(leaf[:64] if leaf.shape else leaf)
-  return f'{tuple(leaf.shape)}:{zlib.crc32(rows.tobytes()):08x}'
-
-
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
   """Returns the fields that are not the same, each with what is said of it."""
   if path == 'config.checkpoint':
@@ -366,28 +301,6 @@ def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
       before.get(field), now.get(field), f'{path}.{field}'
     )
   ]
-
-
-def _output(command: list[str]) -> str | None:
-  """Returns what a command prints, or None if it is missing or fails."""
-  try:
-    done = subprocess.run(
-      command, capture_output=True, text=True, timeout=10, check=False
-    )
-  except FileNotFoundError:
-    return None
-  return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _jsonable(value: Any) -> Any:
-  """Infinite numbers become text: JSON has none."""
-  if isinstance(value, Mapping):
-    return {key: _jsonable(item) for key, item in value.items()}
-  if isinstance(value, tuple):
-    return [_jsonable(item) for item in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return str(value)
-  return value
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:

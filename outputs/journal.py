@@ -14,16 +14,19 @@ from typing import Any, NamedTuple
 import jax
 
 from learning.learning import Evaluation, Holder
+from outputs import thresholds
 from outputs.console import Console
 from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
 from outputs.ledger import Ledger, Lost
+from outputs.measures import Measures
+from outputs.thresholds import Reached
 from sync import record
 from sync.scheme import Push, Verdict
 
 # Attributes of a journal that change while it follows a run.
 _STATE = ('ledger', 'finished', 'looked', '_next_eval', '_next_log', '_losses')
-_STATE += ('_since', '_time_to', '_accuracy', '_wall_before_s')
+_STATE += ('_since', '_thresholds', '_measures', '_accuracy', '_wall_before_s')
 
 
 class Milestones(NamedTuple):
@@ -34,7 +37,8 @@ class Milestones(NamedTuple):
     epoch: Examples of one epoch.
     eval_every: Examples between evaluations.
     log_every: Iterations between log rows.
-    accuracies: Accuracies whose first time is reported.
+    accuracies: Accuracies of which is reported when they were reached.
+    losses: The same, of ten iterations in a row.
   """
 
   target: int
@@ -42,6 +46,7 @@ class Milestones(NamedTuple):
   eval_every: int
   log_every: int
   accuracies: tuple[float, ...]
+  losses: tuple[float, ...] = ()
 
 
 class Journal:
@@ -88,12 +93,11 @@ class Journal:
     )
     self._next_eval = milestones.eval_every
     self._next_log = milestones.log_every
-    self._losses: list[tuple[Push, int, Any]] = []
+    self._losses: list[tuple[Push, int, Any, Reached]] = []
     # Loss and examples since the last row of each kind.
     self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
-    self._time_to: dict[str, float | None] = {
-      str(accuracy): None for accuracy in milestones.accuracies
-    }
+    self._thresholds = thresholds.make(milestones.accuracies, milestones.losses)
+    self._measures = Measures()
     self._accuracy: float | None = None
     self._wall_before_s = 0.0  # Of the processes that ran it before.
     self._start = wall.perf_counter()
@@ -120,7 +124,8 @@ class Journal:
 
   def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
     """Records what the scheme was told and said."""
-    self._files.event(record.row(told, dict(event), verdict))
+    if self._files.events:
+      self._files.event(record.row(told, dict(event), verdict))
 
   def links(self, row: Mapping[str, Any]) -> None:
     """Records what was found out about links, and what follows."""
@@ -161,7 +166,7 @@ class Journal:
       examples: Of the iteration that it is part of.
     """
     self.ledger.spent(phase, end - start)
-    if end > start:
+    if end > start and self._files.timeline:
       self._files.span(worker, phase, start, end, examples)
 
   def pushed(
@@ -179,7 +184,8 @@ class Journal:
 
     What is not finite is not part of its update.
     """
-    self.ledger.pushed(
+    ledger = self.ledger
+    ledger.pushed(
       into,
       push,
       iteration=iteration,
@@ -188,7 +194,17 @@ class Journal:
       finite=finite,
     )
     if loss is not None:
-      self._losses.append((push, iteration, loss))
+      at = (ledger.iterations, ledger.updates, ledger.examples)
+      self._losses.append((push, iteration, loss, Reached(push.time, *at)))
+
+  def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
+    """Records that a worker goes on after an iteration.
+
+    Args:
+      worker: Which one.
+      spent: Seconds of the iteration by phase.
+    """
+    self._measures.iterated(worker, spent)
 
   def lost(self, lost: Lost) -> None:
     """Records that an iteration was given up."""
@@ -198,9 +214,13 @@ class Journal:
     """Records that so many bytes of pushes and pulls have arrived."""
     self.ledger.bytes += size_bytes
 
-  def committed(self, update: int, *, applied: bool = True) -> None:
-    """Records that an update was applied, or skipped."""
-    self.ledger.committed(update, applied=applied)
+  def committed(
+    self, update: int, time: float, *, applied: bool = True
+  ) -> None:
+    """Records that an update was applied, or skipped, at `time` seconds."""
+    self._measures.committed(
+      time, self.ledger.committed(update, applied=applied)
+    )
 
   def looks(self, examples: int) -> bool:
     """Returns whether `reached` will evaluate, or end the run, at so many."""
@@ -226,6 +246,7 @@ class Journal:
     """
     self._fetch_accuracies()
     ledger = self.ledger
+    self._measures.arrived(time, ledger.bytes)
     self.finished = ledger.examples >= self._milestones.target
     if barrier:
       self._row('barrier', time, **notes())
@@ -242,10 +263,11 @@ class Journal:
     return {
       'final_accuracy': self._accuracy,
       **{f'final_{name}': x for name, x in self._evaluations.newest.items()},
-      'time_to': self._time_to,
+      **self._thresholds.summary(),
       'time_s': time,
       'wall_s': self._wall_s,
       **self.ledger.summary(),
+      **self._measures.summary(time),
       **more,
     }
 
@@ -264,9 +286,8 @@ class Journal:
     for row, accuracy in self._evaluations.fetch(wait=wait):
       if accuracy is not None:
         row['accuracy'] = self._accuracy = accuracy
-        for wanted, reached in self._time_to.items():
-          if reached is None and accuracy >= float(wanted):
-            self._time_to[wanted] = row['time']
+        at = [row[name] for name in ('iterations', 'updates', 'examples')]
+        self._thresholds.accuracy(accuracy, Reached(row['time'], *at))
       self._write(row)
 
   def _row(self, kind: str, time: float, **measured: float | None) -> None:
@@ -313,15 +334,16 @@ class Journal:
   def _mean_loss(self, kind: str) -> float | None:
     """Returns the mean loss per example since the last row of a kind."""
     self._fetch_losses()
-    for push, iteration, loss in self._losses:
+    for push, iteration, loss, at in self._losses:
       if not math.isfinite(loss):
         raise FloatingPointError(
           f'The loss of worker {push.worker}, iteration {iteration}, is '
           f'{float(loss)}: expected a finite number.  A smaller '
           'config.optimizer.learning_rate may help.'
         )
+      self._thresholds.loss(float(loss) / push.examples, at)
     new = (
-      sum(float(loss) for *_, loss in self._losses),
+      sum(float(loss) for _, _, loss, _ in self._losses),
       sum(push.examples for push, *_ in self._losses),
     )
     self._losses.clear()
@@ -332,8 +354,10 @@ class Journal:
     return loss / examples if examples else None
 
   def _fetch_losses(self) -> None:
-    losses = jax.device_get([loss for *_, loss in self._losses])
+    losses = jax.device_get([loss for _, _, loss, _ in self._losses])
     self._losses = [
-      (push, iteration, loss)
-      for (push, iteration, _), loss in zip(self._losses, losses, strict=True)
+      (push, iteration, loss, at)
+      for (push, iteration, _, at), loss in zip(
+        self._losses, losses, strict=True
+      )
     ]

@@ -122,9 +122,10 @@ class Ledger:
       Pending(push.worker, iteration, pulled, push.compute_s, push.examples)
     )
 
-  def committed(self, update: int, *, applied: bool = True) -> None:
-    """An update was applied, or skipped."""
-    for push in self.pending.pop(update):
+  def committed(self, update: int, *, applied: bool = True) -> int:
+    """An update was applied, or skipped; returns how many pushes were."""
+    pushes = self.pending.pop(update)
+    for push in pushes:
       if not applied:
         self._skip(push.examples)
         continue
@@ -132,6 +133,7 @@ class Ledger:
       self.applied_s += push.compute_s
       self.examples += push.examples
     self.updates += 1
+    return len(pushes) if applied else 0
 
   def _skip(self, examples: int) -> None:
     self.skipped += 1

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
-from outputs import files
+from outputs import manifests
 from sweeps import plan
 
 # Parts of a run that its config does not describe: none.
@@ -35,7 +35,7 @@ def checked(line: tuple[str, ...]) -> plan.Checked:
     raise ValueError(f'{error}  (of the run {" ".join(line[1:])})') from error
   return plan.Checked(
     fields=dict(_leaves(resolved)),
-    identity=files.fingerprint(files.described(resolved, _OWN)),
+    identity=manifests.fingerprint(manifests.described(resolved, _OWN)),
   )
 
 

@@ -19,7 +19,7 @@ from cluster.runtime import Parts
 from cluster.transport import trust
 from cluster.transport.greeting import Security
 from cluster.transport.heart import STOPPED
-from outputs.files import fingerprint
+from outputs.manifests import fingerprint
 
 
 class Meeting(NamedTuple):

@@ -85,7 +85,7 @@ class _Run:
       self.journal.pushed(
         version, push, iteration=version, pulled=0, loss=None, computed=8
       )
-      self.journal.committed(version)
+      self.journal.committed(version, float(version))
       self.holder.version += 1
       self.journal.reached(float(self.holder.version), barrier=False)
 

@@ -7,14 +7,14 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import train
-from outputs import files
+from outputs import manifests
 from tests.support import small
 
 
 def _fingerprint(**changed):
   own = {'scheme': None, 'task': None, 'dataset': None}
-  return files.fingerprint(
-    files.manifest(small.config(**changed).to_dict(), own)
+  return manifests.fingerprint(
+    manifests.manifest(small.config(**changed).to_dict(), own)
   )
 
 

@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import train
-from outputs import files
+from outputs import manifests
 from sweeps import checking, grid, plan
 from tests.docs import pages
 
@@ -37,7 +37,7 @@ class PlannedTest(parameterized.TestCase):
     manifest = json.loads((folder / 'manifest.json').read_text())
 
     self.assertEqual(others, {'workdir': f'runs/mine/{run.name}'})
-    self.assertEqual(files.fingerprint(manifest), run.checked.identity)
+    self.assertEqual(manifests.fingerprint(manifest), run.checked.identity)
     self.assertEqual(config.cluster.speed.slowdown, (1.0, 2.5))
     self.assertEqual(run.checked.fields['cluster.speed.slowdown'], (1.0, 2.5))
     self.assertRegex(run.name, '^slowdown_1_2.5-workers2-seed3-[0-9a-f]{8}$')

@@ -12,7 +12,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from matplotlib import image
 
-from outputs.files import RunFiles, manifest
+from outputs.files import RunFiles
+from outputs.manifests import manifest
 from tests.support import small
 from tools import report
 from tools.reading import records

@@ -104,7 +104,7 @@ class ServedRuntime(Leading):
         self.lead.journal.forgot(index, self.time, None)
     for update in self._orders.pending:
       self._orders.commit(update)
-      self.lead.journal.committed(update)
+      self.lead.journal.committed(update, self.time)
     self.start()
 
   def step(self) -> None:

@@ -1,0 +1,112 @@
+"""What is needed to repeat a run: manifest.json, and what tells runs apart."""
+
+import copy
+import functools
+import json
+import math
+import operator
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+FORMAT = 2  # Of a run's folder.
+# Of a config: what each host may have in its own way.
+LOCAL = (
+  *('config.cluster.interface', 'config.cluster.devices_per_worker'),
+  *('config.cluster.token_file', 'config.cluster.certificate_file'),
+  *('config.cluster.key_file', 'config.cluster.tls_name'),
+)
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
+
+
+def manifest(
+  config: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what is needed to repeat a run: config, command, versions.
+
+  Args:
+    config: As a dictionary.
+    own: Parts that the config does not describe, by name: pytrees of arrays
+      and of what `repr` tells apart; None for those that it does.
+  """
+  git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
+  return {
+    'format': FORMAT,
+    **described(config, own),
+    'seed': config['seed'],
+    'command': sys.argv,
+    'host': platform.node(),
+    'python': platform.python_version(),
+    'versions': {name: metadata.version(name) for name in _PACKAGES},
+    'devices': [device.device_kind for device in jax.local_devices()],
+    'cores': len(os.sched_getaffinity(0)),
+    'xla_flags': os.environ.get('XLA_FLAGS', ''),
+    'git_revision': _output([*git, 'rev-parse', 'HEAD']),
+    'git_changes': _output([*git, 'status', '--porcelain']),
+  }
+
+
+def described(
+  config: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what of a manifest tells a run from others; takes the same."""
+  prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
+  return {'config': _jsonable(config), 'own': prints}
+
+
+def fingerprint(described: Mapping[str, Any]) -> str:
+  """Returns what tells a run from others, of what `manifest` returns.
+
+  What each host may have in its own way is no part of it.
+  """
+  parts = {'config': copy.deepcopy(described['config'])}
+  del parts['config']['checkpoint']
+  for field in LOCAL:
+    *above, name = field.split('.')
+    section = functools.reduce(operator.getitem, above, parts)
+    del section[name]
+  parts['own'] = described['own']
+  return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def _fingerprint(value: Any) -> str:
+  """Returns what tells a value from others: arrays by a sample of theirs."""
+  return ' '.join(map(_printed, jax.tree.leaves(value)))
+
+
+def _printed(leaf: Any) -> str:
+  if not hasattr(leaf, 'shape'):
+    return repr(leaf)
+  rows = np.asarray(leaf[:64] if leaf.shape else leaf)
+  return f'{tuple(leaf.shape)}:{zlib.crc32(rows.tobytes()):08x}'
+
+
+def _output(command: list[str]) -> str | None:
+  """Returns what a command prints, or None if it is missing or fails."""
+  try:
+    done = subprocess.run(
+      command, capture_output=True, text=True, timeout=10, check=False
+    )
+  except FileNotFoundError:
+    return None
+  return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _jsonable(value: Any) -> Any:
+  """Infinite numbers become text: JSON has none."""
+  if isinstance(value, Mapping):
+    return {key: _jsonable(item) for key, item in value.items()}
+  if isinstance(value, tuple):
+    return [_jsonable(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  return value
