@@ -167,7 +167,8 @@ class Lead:
     Raises:
       FloatingPointError: If they are not, for another reason than their scale.
     """
-    self.check(index, finite=finite, loss=loss)
+    if not finite:
+      self.check(index, finite=finite, loss=loss)
     worker = self.workers[index]
     push = Push(self._pushes, index, time, compute_s, worker.examples)
     self._pushes += 1
@@ -175,7 +176,7 @@ class Lead:
     self.enter(index, 'wait', time)
     worker.pushed = compute_s, tuple(factors)
     verdict = self._scheme.push(push)
-    self.journal.told('push', push._asdict(), verdict)
+    self.journal.told('push', push, verdict)
     self.holder.add(verdict.into, index, push.examples, finite=finite)
     self.journal.pushed(
       verdict.into,
@@ -333,7 +334,7 @@ class Lead:
         continue
       compute_s, factors = worker.pushed
       worker.pushed = None
-      self.journal.iterated(index, spent)
+      self.journal.measures.iterated(index, spent)
       self.batching.observe(
         Done(
           worker=index,

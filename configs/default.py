@@ -26,6 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.outputs = ConfigDict()
   config.outputs.timeline = True  # trace.json: what every worker did when.
   config.outputs.events = True  # events.jsonl: for replays, and of batches.
+  config.outputs.board = True  # What TensorBoard shows.
 
   # When may a worker go on?
   config.sync = ConfigDict()

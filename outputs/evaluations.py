@@ -84,6 +84,11 @@ class Evaluations:
     self._due.append(_Due(row, self._holder.version, self._holder.hold()))
     self._begin()
 
+  @property
+  def waiting(self) -> bool:
+    """Whether any is due."""
+    return bool(self._due)
+
   def fetch(
     self, *, wait: bool
   ) -> Iterator[tuple[dict[str, Any], float | None]]:

@@ -42,9 +42,10 @@ class RunFiles:
     named: Whether somebody has named it.
     events: Whether there is an events.jsonl, as config.outputs says.
     timeline: Whether there is a trace.json.
+    board: Whether there are events of TensorBoard.
   """
 
-  events = timeline = True
+  events = timeline = board = True
 
   def __init__(self, workdir: str | None):
     """Creates nothing yet.
@@ -83,6 +84,7 @@ class RunFiles:
       self._check(manifest)
     kept = manifest['config']['outputs']
     self.events, self.timeline = kept['events'], kept['timeline']
+    self.board = kept['board']
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
@@ -176,9 +178,10 @@ class RunFiles:
     (self.workdir / 'summary.json').unlink(missing_ok=True)
     for path in self.workdir.glob(_BOARD):
       path.unlink()
-    import tensorboardX  # Slow, and only for who leads.
+    if self.board:
+      import tensorboardX  # Slow, and only for who leads.
 
-    self._board = tensorboardX.SummaryWriter(str(self.workdir))
+      self._board = tensorboardX.SummaryWriter(str(self.workdir))
     if sizes:
       for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
         self._plot(json.loads(line))
@@ -254,8 +257,10 @@ class RunFiles:
     finally:
       with contextlib.ExitStack() as stack:
         stack.callback(self.release)
-        for file in (*self._files.values(), self._board):
+        for file in self._files.values():
           stack.callback(file.close)
+        if self.board:
+          stack.callback(self._board.close)
 
   def release(self) -> None:
     """Lets other runs have the folder."""
@@ -270,7 +275,7 @@ class RunFiles:
         )
 
   def _plot(self, row: Mapping[str, Any]) -> None:
-    for field in _PLOTTED:
+    for field in _PLOTTED if self.board else ():
       if row.get(field) is not None:
         self._board.add_scalar(field, row[field], row['examples'])
 

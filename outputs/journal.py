@@ -26,7 +26,7 @@ from sync.scheme import Push, Verdict
 
 # Attributes of a journal that change while it follows a run.
 _STATE = ('ledger', 'finished', 'looked', '_next_eval', '_next_log', '_losses')
-_STATE += ('_since', '_thresholds', '_measures', '_accuracy', '_wall_before_s')
+_STATE += ('_since', '_thresholds', 'measures', '_accuracy', '_wall_before_s')
 
 
 class Milestones(NamedTuple):
@@ -54,6 +54,7 @@ class Journal:
 
   Attributes:
     ledger: The accounts.
+    measures: What papers plot.
     finished: Whether the target is reached.
     looked: How often an evaluation has been due.
     evaluate: Gives the accuracy of a version; None if nothing is learned.
@@ -97,7 +98,7 @@ class Journal:
     # Loss and examples since the last row of each kind.
     self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._thresholds = thresholds.make(milestones.accuracies, milestones.losses)
-    self._measures = Measures()
+    self.measures = Measures()
     self._accuracy: float | None = None
     self._wall_before_s = 0.0  # Of the processes that ran it before.
     self._start = wall.perf_counter()
@@ -122,10 +123,13 @@ class Journal:
     self._evaluations.restore(state['evaluations'])
     self._start = wall.perf_counter()
 
-  def told(self, told: str, event: Mapping[str, Any], verdict: Verdict) -> None:
+  def told(
+    self, told: str, event: Push | Mapping[str, Any], verdict: Verdict
+  ) -> None:
     """Records what the scheme was told and said."""
     if self._files.events:
-      self._files.event(record.row(told, dict(event), verdict))
+      fields = event._asdict() if isinstance(event, Push) else dict(event)
+      self._files.event(record.row(told, fields, verdict))
 
   def links(self, row: Mapping[str, Any]) -> None:
     """Records what was found out about links, and what follows."""
@@ -197,15 +201,6 @@ class Journal:
       at = (ledger.iterations, ledger.updates, ledger.examples)
       self._losses.append((push, iteration, loss, Reached(push.time, *at)))
 
-  def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
-    """Records that a worker goes on after an iteration.
-
-    Args:
-      worker: Which one.
-      spent: Seconds of the iteration by phase.
-    """
-    self._measures.iterated(worker, spent)
-
   def lost(self, lost: Lost) -> None:
     """Records that an iteration was given up."""
     self.ledger.lost.append(lost)
@@ -218,7 +213,7 @@ class Journal:
     self, update: int, time: float, *, applied: bool = True
   ) -> None:
     """Records that an update was applied, or skipped, at `time` seconds."""
-    self._measures.committed(
+    self.measures.committed(
       time, self.ledger.committed(update, applied=applied)
     )
 
@@ -244,9 +239,10 @@ class Journal:
       FloatingPointError: If a loss is not finite, and names worker and
         iteration, or a parameter.
     """
-    self._fetch_accuracies()
+    if self._evaluations.waiting:
+      self._fetch_accuracies()
     ledger = self.ledger
-    self._measures.arrived(time, ledger.bytes)
+    self.measures.arrived(time, ledger.bytes)
     self.finished = ledger.examples >= self._milestones.target
     if barrier:
       self._row('barrier', time, **notes())
@@ -267,7 +263,7 @@ class Journal:
       'time_s': time,
       'wall_s': self._wall_s,
       **self.ledger.summary(),
-      **self._measures.summary(time),
+      **self.measures.summary(time),
       **more,
     }
 
@@ -354,6 +350,8 @@ class Journal:
     return loss / examples if examples else None
 
   def _fetch_losses(self) -> None:
+    if not self._losses:
+      return
     losses = jax.device_get([loss for _, _, loss, _ in self._losses])
     self._losses = [
       (push, iteration, loss, at)

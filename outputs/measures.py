@@ -49,9 +49,9 @@ class Spread:
   counts: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
   sums: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
-  def add(self, row: int, *numbers: float) -> None:
-    """Takes in a number for each column."""
-    self.held.append((row, *numbers))
+  def add(self, row: tuple[float, ...]) -> None:
+    """Takes in a row's number, and a number for each column."""
+    self.held.append(row)
     if len(self.held) >= _HELD:
       self.fold()
 
@@ -140,15 +140,20 @@ class Measures:
   counted: int = 0
 
   def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
-    """A worker goes on after an iteration with so many seconds by phase."""
-    self.phases.add(worker, *[spent[phase] for phase in PHASES])
+    """A worker goes on after an iteration with so many seconds by phase.
+
+    Args:
+      worker: Which one.
+      spent: Seconds of all PHASES, in this order.
+    """
+    self.phases.add((worker, *spent.values()))
 
   def committed(self, time: float, pushes: int) -> None:
     """An update of so many pushes was applied."""
     if not pushes:
       return
     if self.updated is not None:
-      self.gaps.add(0, time - self.updated)
+      self.gaps.add((0, time - self.updated))
     self.updated = time
     self.updates += 1
     self.applied += pushes

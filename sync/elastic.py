@@ -121,7 +121,7 @@ class Elastic:
     pushes = self.clocks.finished[worker]
     if pushes > 1:
       # Rows of the search must increase even if two pushes share one instant.
-      shortest_s = 4 * float(np.spacing(time))
+      shortest_s = 4 * math.ulp(time)
       self.interval_s[worker] = max(time - self.began[worker], shortest_s)
     if pushes == self.monitor_pushes:
       self._monitored_one(time)

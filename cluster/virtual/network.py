@@ -59,6 +59,7 @@ class Network:
     down = _vector('down_Bps', down_Bps, hosts, finite=False)
     self._latency_s = _vector('latency_s', latency_s, hosts, finite=True)
     self._links = [Link(c) for c in up + down]  # Host h's: h up, H + h down.
+    self._finite = [capacity < math.inf for capacity in up + down]
     self._now, self._started = 0.0, 0  # Seconds; flows up to now.
     self._flows: dict[int, Flow] = {}  # Those that have not drained.
     self._arrivals: list[tuple[float, int]] = []  # (time, flow), ordered.
@@ -86,12 +87,11 @@ class Network:
       raise ValueError(f'size_bytes: expected finite, >= 0, got {size_bytes}.')
     self._move(time)
     flow, self._started = self._started, self._started + 1
-    links = (src, hosts + dst) if src != dst and size_bytes else ()
-    ends = [end for end in links if self._links[end].capacity < math.inf]
     latency = self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
-    if ends:
-      pairs = list(zip(ends, ends[::-1], strict=True))
-      self._flows[flow] = Flow(pairs, latency, float(size_bytes))
+    if (
+      ends := self._ends(src, hosts + dst) if src != dst and size_bytes else []
+    ):
+      self._flows[flow] = Flow(ends, latency, float(size_bytes))
       self._join(flow)
     else:
       bisect.insort(self._arrivals, (self._now + latency, flow))
@@ -129,9 +129,17 @@ class Network:
       self._share()
     self._move(time)
     count = bisect.bisect(self._arrivals, (self._now, self._started))
+    if not count:
+      return []
     arrived = sorted(flow for _, flow in self._arrivals[:count])
     del self._arrivals[:count]
     return arrived
+
+  def _ends(self, up: int, down: int) -> list[tuple[int, int]]:
+    """Returns each finite link of two, and the other one, or itself."""
+    if not self._finite[up]:
+      return [(down, down)] if self._finite[down] else []
+    return [(up, down), (down, up)] if self._finite[down] else [(up, up)]
 
   def _move(self, time: float) -> None:
     if time != self._now:
@@ -159,7 +167,8 @@ class Network:
       if link.count == 2:
         # The flow that had this link to itself may be pooled at its other one.
         moved += [each for flows in link.flows.values() for each in flows]
-    self._pooled = self._pooled and not any(map(self._is_tangled, moved))
+    if self._pooled:
+      self._pooled = not any(map(self._is_tangled, moved))
     if self._pooled:
       for each in moved:
         self._settle(each)
@@ -172,25 +181,34 @@ class Network:
       self._unpool(flow)
     for end, other in self._flows.pop(flow).ends:
       link = self._links[end]
-      del link.flows[other][flow]
-      if not link.flows[other]:
+      alike = link.flows[other]
+      del alike[flow]
+      if not alike:
         del link.flows[other]
       link.count -= 1
       self._dirty[end] = None
 
   def _is_tangled(self, flow: int) -> bool:
-    counts = [self._links[end].count for end, _ in self._flows[flow].ends]
-    return len(counts) == 2 and min(counts) > 1
+    ends = self._flows[flow].ends
+    if len(ends) == 1:
+      return False
+    (one, _), (other, _) = ends
+    return self._links[one].count > 1 and self._links[other].count > 1
 
   def _share(self) -> None:
     pooled = self._pooled or not any(map(self._is_tangled, self._flows))
-    levels = self._pool() if pooled else self._fill()
-    for index in self._dirty | levels:
-      self._tune(index, levels.get(index, math.inf))
+    if pooled:
+      self._pool()
+      for index in self._dirty:
+        self._tune(index, self._links[index].pool_level())
+    else:
+      levels = self._fill()
+      for index in self._dirty | levels:
+        self._tune(index, levels.get(index, math.inf))
     self._dirty.clear()
 
-  def _pool(self) -> dict[int, float]:
-    """Returns new levels when each flow has at most one shared link."""
+  def _pool(self) -> None:
+    """Finds the pools when each flow has at most one shared link."""
     if not self._pooled:
       self._pooled = True
       self._order.clear()
@@ -200,8 +218,8 @@ class Network:
         state.home = -1
         self._settle(flow)
     for home in tuple(self._dirty):
-      self._balance(home)
-    return {index: self._links[index].pool_level() for index in self._dirty}
+      if self._links[home].caps:
+        self._balance(home)
 
   def _settle(self, flow: int) -> None:
     """Pools a flow at its shared link, capped by the one it has to itself."""
@@ -226,8 +244,10 @@ class Network:
 
   def _unpool(self, flow: int) -> None:
     state = self._flows[flow]
+    if state.home < 0:
+      return
     link = self._links[state.home]
-    if state.home >= 0 and state.cap < link.capacity:
+    if state.cap < link.capacity:
       place = _remove(link.caps, (state.cap, flow))
       if place < link.split:
         link.release(state.cap)

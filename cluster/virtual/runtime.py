@@ -120,21 +120,26 @@ class VirtualRuntime:
   def step(self) -> None:
     """Goes on to the next event and carries out all that follows from it.
 
+    What only arrives is taken in on the way.
+
     Raises:
       RuntimeError: If nothing can happen any more.
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    while self._events and self._is_stale(*self._events[0][1:]):
-      heapq.heappop(self._events)
-    arrival, looked = self._transfers.next_time(), self.lead.journal.looked
-    event = self._events[0][0] if self._events else math.inf
-    if arrival == event == math.inf:
-      raise RuntimeError(self._stuck())
-    self.time = min(arrival, event)
-    if arrival <= event:
-      self._delivered(self._transfers.advance(arrival))
+    transfers = self._transfers
+    while (arrival := transfers.next_time()) <= (event := self._next_event()):
+      if arrival == math.inf:
+        raise RuntimeError(self._stuck())
+      self.time = arrival
+      self._delivered(transfers.advance(arrival))
+    self.time, looked = event, self.lead.journal.looked
+    _, kind, number, _ = heapq.heappop(self._events)
+    if kind == _COMPUTED:
+      self._computed(number)
+    elif kind == _PUSH:
+      self._push(number)
     else:
-      self._happened(*heapq.heappop(self._events)[1:])
+      self._happened(kind, number)
     if self.lead.journal.looked > looked:
       self._looked(self.time)
 
@@ -178,17 +183,21 @@ class VirtualRuntime:
       ],
     }
 
-  def _is_stale(self, kind: int, number: int, life: int) -> bool:
-    if kind == _WAKE:
-      return number != self._wake
-    return kind in (_COMPUTED, _PUSH) and life != self._workers[number].life
+  def _next_event(self) -> float:
+    """Drops events that do not count any more; returns when the next one is."""
+    events = self._events
+    while events:
+      time, kind, number, life = events[0]
+      if kind == _WAKE:
+        if number == self._wake:
+          return time
+      elif life in (-1, self._workers[number].life):
+        return time
+      heapq.heappop(events)
+    return math.inf
 
-  def _happened(self, kind: int, number: int, _: int) -> None:
-    if kind == _COMPUTED:
-      self._computed(number)
-    elif kind == _PUSH:
-      self._push(number)
-    elif kind == _WAKE:
+  def _happened(self, kind: int, number: int) -> None:
+    if kind == _WAKE:
       self.lead.wake(self.time)
     elif kind == _LEAVE:
       self._leave(number)
@@ -208,8 +217,8 @@ class VirtualRuntime:
   def _computed(self, index: int) -> None:
     """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.lead.workers[index]
-    before = self.gradient.computed
-    scale = scaling.factor(scaling.of(self._holder.scalings, index))
+    before, scalings = self.gradient.computed, self._holder.scalings
+    scale = scaling.factor(scaling.of(scalings, index)) if scalings else 1.0
     payload, worker.loss = self.gradient(
       worker.params,
       known.ranges,
@@ -248,8 +257,7 @@ class VirtualRuntime:
     if delivered.size_bytes:
       self.lead.carried(delivered.size_bytes)
     for index in delivered.ended:
-      known = self.lead.workers[index]
-      if known.phase == 'push':
+      if self.lead.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)
       else:
         self._compute(index)
