@@ -269,6 +269,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.crop_area = 1.0
   config.data.flip = False  # Left and right, half of the images.
   config.data.digits = ConfigDict()
+  config.data.digits.fold = 0  # Which fifth is for testing, 0 to 4.
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'
@@ -280,7 +281,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.imagenet.folder = 'imagenet'  # Of train/CLASS and val/CLASS.
   config.data.imagenet.pixels = 224  # Height and width to cut images to.
   config.data.text = ConfigDict()
-  config.data.text.file = ''  # UTF-8; its characters are the vocabulary.
+  # UTF-8; its characters are the vocabulary.  '' takes Python's own manual.
+  config.data.text.file = ''
   config.data.text.length = 128  # Characters of an example.
   config.data.text.test_share = 0.1  # The end of the file.
   config.data.synthetic = ConfigDict()

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 
+from data import embedded
 from data.dataset import Dataset, Split
 from data.files import locate_file
 
@@ -26,7 +27,7 @@ def make(
 
   Args:
     directory: Where `file` lies.
-    file: A text in UTF-8.
+    file: A text in UTF-8; '' takes the one that comes with Python.
     length: Characters of an input.
     test_share: Share of the windows that is for testing, between 0 and 1.
 
@@ -38,19 +39,13 @@ def make(
     raise ValueError(f'length: expected at least 1, got {length}.')
   if not 0 < test_share < 1:
     raise ValueError(f'test_share: expected between 0 and 1, got {test_share}.')
-  path = locate_file(directory, file)
-  try:
-    text = path.read_bytes().decode('utf-8')
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'file: expected text in UTF-8, got {path}: {error}.'
-    ) from error
+  text, source = _read(directory, file) if file else embedded.read()
   tokens, vocabulary = encode(text)
   num_windows = len(tokens) // (length + 1)
   if num_windows < 2:
     raise ValueError(
       f'file: expected at least {2 * (length + 1)} characters, two windows, '
-      f'got {len(tokens)} in {path}.'
+      f'got {len(tokens)} in {source}.'
     )
   windows = tokens[: num_windows * (length + 1)].reshape(num_windows, -1)
   num_test = min(max(round(test_share * num_windows), 1), num_windows - 1)
@@ -61,6 +56,17 @@ def make(
     mean=(),
     std=(),
   )
+
+
+def _read(directory: str | None, file: str) -> tuple[str, str]:
+  """Returns a file's text, and the file's path."""
+  path = locate_file(directory, file)
+  try:
+    return path.read_bytes().decode('utf-8'), str(path)
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'file: expected text in UTF-8, got {path}: {error}.'
+    ) from error
 
 
 def encode(text: str) -> tuple[np.ndarray, str]:

@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from data import embedded
+
 FORMAT = 2  # Of a run's folder.
 # Of a config: what each host may have in its own way.
 LOCAL = (
@@ -60,7 +62,16 @@ def described(
 ) -> dict[str, Any]:
   """Returns what of a manifest tells a run from others; takes the same."""
   prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
+  if _is_embedded(config):
+    prints['text'] = embedded.sha256()
   return {'config': _jsonable(config), 'own': prints}
+
+
+def _is_embedded(config: Mapping[str, Any]) -> bool:
+  """Returns whether a run reads the text that comes with Python."""
+  data = config['data']
+  read = config['model']['name'] != 'none' and data['name'] == 'text'
+  return read and not data['text']['file']
 
 
 def fingerprint(described: Mapping[str, Any]) -> str:

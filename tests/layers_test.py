@@ -40,7 +40,9 @@ _MAY = {
   'route': 'configs topology',
   'wire': 'configs',
   'learning': 'configs data models wire',
-  'outputs': 'configs learning.learning sync.record sync.scheme',
+  'outputs': (
+    'configs data.embedded learning.learning sync.record sync.scheme'
+  ),
   'cluster.transport': 'configs',
   'cluster.speed': 'configs',
   'cluster': (

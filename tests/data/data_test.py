@@ -59,7 +59,7 @@ class DatasetTest(parameterized.TestCase):
 class DigitsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self.dataset = digits.make(directory=None)
+    self.dataset = digits.make(directory=None, fold=0)
     self.original = datasets.load_digits()
 
   def test_splits_hold_each_digit_once(self):
