@@ -1,25 +1,31 @@
 """What the virtual cluster costs when it only keeps time, for many workers.
 
-  python -m bench.scale [--workers=1024] [--iterations=1000]
+  python -m bench.scale [--workers=1024] [--iterations=1000] [--bare]
 
 Each row is a run of its own process: wall time, peak memory, microseconds per
-iteration, and their ratio to the first row of its scheme.  Links are unlimited,
-or all transfers share the links of one server.
+iteration, their ratio to the first row of its scheme, and that of an event to
+one of a bare loop over `heapq`, with as many events and workers.  An iteration
+has four: a pull arrives, a gradient is there, its push arrives, the scheme is
+told.  Links are unlimited, or all transfers share the links of one server.
+With --bare timeline, events and TensorBoard's are left out.
 """
 
 import argparse
+import heapq
 import json
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+import time
 
 import train
 from configs import default
 
 _SCHEMES = ('elastic', 'ssp')
 _UNLIMITED = float('inf')
+_EVENTS = 4  # Of an iteration.
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -27,13 +33,18 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--workers', type=int, default=1024)
   parser.add_argument('--iterations', type=int, default=1000)
+  parser.add_argument('--bare', action='store_true')
   parser.add_argument('--one', nargs=3, help=argparse.SUPPRESS)
   arguments = parser.parse_args(argv)
   if arguments.one:
     scheme, workers, server_Bps = arguments.one
-    _run(scheme, int(workers), float(server_Bps), arguments.iterations)
+    limits = int(workers), float(server_Bps)
+    _run(scheme, *limits, arguments.iterations, bare=arguments.bare)
     return
-  print('scheme  workers network    wall s  MiB  us/iteration  over first')
+  print(
+    'scheme  workers network    wall s  MiB  us/iteration  over first'
+    '  event over heapq'
+  )
   for scheme in _SCHEMES:
     first = None
     for workers, server_Bps in (
@@ -41,23 +52,25 @@ def main(argv: list[str] | None = None) -> None:
       (arguments.workers, _UNLIMITED),
       (arguments.workers, 1.25e9),
     ):
-      row = _in_process(scheme, workers, server_Bps, arguments.iterations)
+      shown = [scheme, str(workers), str(server_Bps)]
+      row = _in_process(shown, arguments.iterations, bare=arguments.bare)
       cost_us = 1e6 * row['wall_s'] / row['iterations']
       first = first or cost_us
       network = 'unlimited' if server_Bps == _UNLIMITED else 'one server'
       print(
         f'{scheme:7} {workers:7} {network:10} {row["wall_s"]:6.1f} '
-        f'{row["peak_MiB"]:4.0f} {cost_us:13.1f} {cost_us / first:11.2f}',
+        f'{row["peak_MiB"]:4.0f} {cost_us:13.1f} {cost_us / first:11.2f} '
+        f'{row["wall_s"] / row["heapq_s"]:17.1f}',
         flush=True,
       )
 
 
 def _in_process(
-  scheme: str, workers: int, server_Bps: float, iterations: int
+  shown: list[str], iterations: int, *, bare: bool
 ) -> dict[str, float]:
   command = [sys.executable, '-m', 'bench.scale', f'--iterations={iterations}']
   done = subprocess.run(
-    [*command, '--one', scheme, str(workers), str(server_Bps)],
+    [*command, *(['--bare'] if bare else []), '--one', *shown],
     check=True,
     stdout=subprocess.PIPE,
     text=True,
@@ -65,10 +78,15 @@ def _in_process(
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def _run(scheme: str, workers: int, server_Bps: float, iterations: int) -> None:
+def _run(
+  scheme: str, workers: int, server_Bps: float, iterations: int, *, bare: bool
+) -> None:
   """Runs one row, and prints it as JSON."""
   config = default.get_config()
   config.sync.name = scheme
+  if bare:
+    config.outputs.timeline = config.outputs.events = False
+    config.outputs.board = False
   config.model.name = 'none'
   config.model.none.size_bytes = 1_000_000
   batch = config.batching.worker_batch
@@ -84,7 +102,19 @@ def _run(scheme: str, workers: int, server_Bps: float, iterations: int) -> None:
   with tempfile.TemporaryDirectory() as folder:
     summary = train.build(config, workdir=f'{folder}/run')()
   row = {name: summary[name] for name in ('wall_s', 'iterations')}
+  row['heapq_s'] = _heapq_s(_EVENTS * summary['iterations'], slowdown)
   print(json.dumps(row | {'peak_MiB': _peak_MiB()}))
+
+
+def _heapq_s(events: int, slowdown: list[float]) -> float:
+  """Returns how long a bare loop takes in which each event causes another."""
+  queue = [(each, 0, worker, 0) for worker, each in enumerate(slowdown)]
+  heapq.heapify(queue)
+  start = time.perf_counter()
+  for _ in range(events):
+    at, kind, worker, life = heapq.heappop(queue)
+    heapq.heappush(queue, (at + slowdown[worker], kind, worker, life))
+  return time.perf_counter() - start
 
 
 def _peak_MiB() -> float:

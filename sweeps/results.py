@@ -17,6 +17,8 @@ _MADE = (
   *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
   'git_revision',
 )
+# Of a summary: of each worker, over time, or a histogram.
+_LEFT_OUT = ('staleness', 'worker_breakdown', 'bandwidth')
 _SHARE = 20  # Of the time since the last one, writing takes at most 1 / this.
 
 
@@ -62,7 +64,7 @@ class Results:
     row = {'run': run.name, 'status': state.status}
     row |= {field: values[field] for field in self._fields}
     summary = self._folder.read(run, 'summary.json') or {}
-    row |= _flat({k: v for k, v in summary.items() if k != 'staleness'})
+    row |= _flat({k: v for k, v in summary.items() if k not in _LEFT_OUT})
     made = self._folder.read(run, 'manifest.json') or {}
     row |= _flat({name: made.get(name) for name in _MADE})
     folder = self._folder.file(run.name)

@@ -2,13 +2,16 @@
 
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
 
-Makes accuracy.png, staleness.png, waiting.png, a timeline-*.png per run, a
-batches-*.png per run whose batches change and a links-*.png per run whose
+Makes accuracy*.png against time, iterations and examples, staleness.png,
+waiting.png, breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs
+with several numbers of workers; timeline-*.png and traffic-*.png of each run,
+batches-*.png of those whose batches change, and links-*.png of those whose
 workers sum, of which it prints the slowest links against plan.
 What cannot be drawn is named in a log line.
 """
 
 import collections
+import functools
 import itertools
 import math
 import operator
@@ -16,9 +19,8 @@ import pathlib
 import re
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,13 +28,12 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tools.drawing import batches, timeline
+from tools.drawing import batches, curves, look, measures, timeline
 from tools.drawing import traffic as links
 from tools.reading import records, traffic
 from tools.reading.records import RunRecord
 
 _TOLD = 5  # Parts of a label, at most.
-_SEEDS = 4  # Labels, at most, of which each seed has a line.
 _LOOK = {
   'figure.dpi': 130,
   'figure.constrained_layout.use': True,
@@ -40,34 +41,6 @@ _LOOK = {
   'axes.spines.right': False,
   'legend.frameon': False,
 }
-# Okabe and Ito's colors, which color-blind people can tell apart; yellow is
-# left out because lines of it vanish on white.
-_COLORS = (
-  '#0072B2',
-  '#D55E00',
-  '#000000',
-  '#009E73',
-  '#CC79A7',
-  '#56B4E9',
-  '#E69F00',
-)
-# Each line has another style than its neighbors, so that one that lies exactly
-# under another shows through.
-_STYLES = ('-', (0, (4, 1.5)), (0, (1.2, 2.5)))
-
-
-class Curve(NamedTuple):
-  """Something measured against the time of a run.
-
-  Attributes:
-    times: Virtual seconds, [N], never falling.
-    values: [N].
-  """
-
-  times: np.ndarray
-  values: np.ndarray
-
-
 Groups = Mapping[str, Sequence[RunRecord]]
 
 
@@ -106,26 +79,6 @@ def labelled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
       labels[told] = _label(told, taken=labels.values())
     groups.setdefault(labels[told], []).append(run)
   return groups
-
-
-def accuracy_curve(run: RunRecord) -> Curve | None:
-  """Returns the accuracies, 0 to 1, that a run has measured, if it has any."""
-  points = [(row['time'], row['accuracy']) for row in run.rows]
-  points = [point for point in points if point[1] is not None]
-  return Curve(*np.transpose(points)) if points else None
-
-
-def median_curve(curves: Sequence[Curve]) -> Curve:
-  """Returns the median of the straight lines between the curves' points.
-
-  It stands where all curves do, at the times of any of their points.
-  """
-  start = max(curve.times[0] for curve in curves)
-  end = min(curve.times[-1] for curve in curves)
-  times = np.unique(np.concatenate([curve.times for curve in curves]))
-  times = times[(times >= start) & (times <= end)]
-  values = [np.interp(times, *curve) for curve in curves]
-  return Curve(times, np.median(values, axis=0))
 
 
 def shares(amounts: Iterable[Mapping[Any, float]]) -> dict[Any, float]:
@@ -231,13 +184,29 @@ def _figures(
   groups: Groups, timelines: int | None
 ) -> Iterator[tuple[str, Figure]]:
   """Yields the pictures with their names."""
-  if curves := _found(groups, 'accuracy', accuracy_curve):
-    yield 'accuracy', _draw_accuracy(curves)
+  if found := _found(groups, 'accuracy', curves.accuracy):
+    yield 'accuracy', curves.draw(found, 'time')
+    for against in ('iterations', 'examples'):
+      find = functools.partial(curves.accuracy, against=against)
+      drawn = {
+        label: [*filter(None, map(find, groups[label]))] for label in found
+      }
+      yield f'accuracy-{against}', curves.draw(drawn, against)
   if counts := _found(groups, 'staleness', operator.attrgetter('staleness')):
     yield 'staleness', _draw_staleness(counts)
   if seconds := _found(groups, 'waiting', operator.attrgetter('seconds')):
     yield 'waiting', _draw_waiting(seconds)
+  if phases := _found(groups, 'breakdown', measures.breakdown):
+    yield 'breakdown', measures.draw_breakdown(phases)
+  if gaps := _found(groups, 'gaps', measures.gaps):
+    yield 'gaps', measures.draw_gaps(gaps)
+  if rates := _found(groups, 'bandwidth', measures.bandwidth):
+    yield 'bandwidth', measures.draw_bandwidth(rates)
+  if ratios := measures.speed_ups(_over_workers(groups)):
+    yield 'speed-up', measures.draw_speed_ups(ratios)
   for name, label, run in _named(groups, timelines):
+    if figure := measures.draw_traffic(label, run):
+      yield f'traffic-{name}', figure
     if figure := batches.draw(label, run):
       yield f'batches-{name}', figure
     if figure := _links(label, run):
@@ -246,6 +215,18 @@ def _figures(
       yield f'timeline-{name}', timeline.draw(label, run)
     else:
       logging.warning('%s: has no timeline, nothing was done.', run.path)
+
+
+def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:
+  """Returns the runs by what tells those of as many workers apart."""
+  by_count: dict[int, list[RunRecord]] = {}
+  for run in itertools.chain(*groups.values()):
+    by_count.setdefault(run.config['cluster']['workers'], []).append(run)
+  found: dict[str, list[RunRecord]] = {}
+  for runs in by_count.values():
+    for label, each in labelled(runs).items():
+      found.setdefault(label, []).extend(each)
+  return found
 
 
 def _links(label: str, run: RunRecord) -> Figure | None:
@@ -268,7 +249,8 @@ def _found(
   found: dict[str, list[Any]] = {}
   for label, runs in groups.items():
     for run in runs:
-      if values := find(run):
+      values = find(run)
+      if values is not None and len(values):
         found.setdefault(label, []).append(values)
       else:
         logging.warning('%s: left out of %s.png.', run.path, picture)
@@ -289,36 +271,6 @@ def _named(
       yield name, label + seed, run
 
 
-def _draw_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
-  """Draws the median of the seeds by label, and the seeds of a few labels."""
-  figure = Figure((9.5, 5))
-  axes = figure.subplots()
-  medians = {label: median_curve(found) for label, found in curves.items()}
-  for index, (label, (times, values)) in enumerate(medians.items()):
-    color = _COLORS[index % len(_COLORS)]
-    line = {'color': color, 'linestyle': _STYLES[index % len(_STYLES)]}
-    axes.plot(times, 100 * values, label=_wrapped(label), linewidth=1.8, **line)
-    for times, values in curves[label] if len(curves) <= _SEEDS else ():
-      axes.plot(times, 100 * values, linewidth=0.6, alpha=0.4, color=color)
-  axes.set(xlabel='time (s)', ylabel='test accuracy (%)')
-  axes.set_xlim(left=0)
-  axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
-  axes.grid(alpha=0.3)
-  several = any(len(found) > 1 for found in curves.values())
-  title = 'median of the seeds' if several else None
-  figure.legend(loc='outside right upper', title=title, alignment='left')
-  return figure
-
-
-def _floor(medians: Iterable[Curve]) -> float:
-  """Returns a percentage that all exceed in the second halves of their times.
-
-  Early accuracies, below it, would take the room of those to compare.
-  """
-  late = [v[2 * t >= t[-1]] for t, v in medians if len(t)]
-  return 100 * max(np.concatenate([[1.0], *late]).min() - 0.02, 0)
-
-
 def _draw_staleness(counts: Mapping[str, Sequence[Mapping]]) -> Figure:
   """Draws a histogram of the staleness of applied pushes per label."""
   columns = min(len(counts), 3)
@@ -337,9 +289,9 @@ def _draw_staleness(counts: Mapping[str, Sequence[Mapping]]) -> Figure:
 def _histogram(axes: Axes, label: str, shares: Mapping[int, float]) -> None:
   percent = [100 * share for share in shares.values()]
   width = 0.9 if len(shares) < 40 else 1.0  # Gaps between many would flicker.
-  axes.bar(list(shares), percent, width=width, color=_COLORS[0])
+  axes.bar(list(shares), percent, width=width, color=look.COLORS[0])
   mean = statistics.fmean(shares, weights=shares.values())
-  axes.set_title(f'{_wrapped(label)}\nmean {mean:.2f}', fontsize='small')
+  axes.set_title(f'{look.wrapped(label)}\nmean {mean:.2f}', fontsize='small')
   axes.locator_params(axis='x', integer=True)
   axes.tick_params(labelbottom=True)  # Below it there may be no panel.
 
@@ -359,14 +311,10 @@ def _draw_waiting(seconds: Mapping[str, Sequence[Mapping]]) -> Figure:
   for row, each in enumerate(spent):
     axes.text(101, row, f'{each.get("wait", 0):.1%} waiting', va='center')
   axes.set(xlim=(0, 100), xlabel="share of the workers' time (%)")
-  axes.set_yticks(rows, map(_wrapped, seconds))
+  axes.set_yticks(rows, map(look.wrapped, seconds))
   axes.invert_yaxis()
   figure.legend(loc='outside upper center', ncols=4)
   return figure
-
-
-def _wrapped(label: str) -> str:
-  return textwrap.fill(label, 30)
 
 
 if __name__ == '__main__':

@@ -16,6 +16,7 @@ from outputs.files import RunFiles
 from outputs.manifests import manifest
 from tests.support import small
 from tools import report
+from tools.drawing import curves
 from tools.reading import records
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -203,23 +204,23 @@ class CurveTest(parameterized.TestCase):
     rows = _jsonl(folder / 'metrics.jsonl')
     rows = [row for row in rows if row['kind'] == 'evaluation']
 
-    times, values = report.accuracy_curve(records.load(folder))
+    times, values = curves.accuracy(records.load(folder))
 
     self.assertGreater(len(rows), 4)
     np.testing.assert_array_equal(times, [row['time'] for row in rows])
     np.testing.assert_array_equal(values, [row['accuracy'] for row in rows])
 
   def test_the_median_is_of_the_lines_where_all_are(self):
-    curves = [
-      report.Curve(np.array([0.0, 2.0, 4.0]), np.array([0.0, 2.0, 4.0])),
-      report.Curve(np.array([1.0, 3.0]), np.array([7.0, 9.0])),
-      report.Curve(np.array([0.0, 10.0]), np.array([5.0, 5.0])),
+    lines = [
+      curves.Curve(np.array([0.0, 2.0, 4.0]), np.array([0.0, 2.0, 4.0])),
+      curves.Curve(np.array([1.0, 3.0]), np.array([7.0, 9.0])),
+      curves.Curve(np.array([0.0, 10.0]), np.array([5.0, 5.0])),
     ]
-    times, values = report.median_curve(curves)
+    times, values = curves.median(lines)
     np.testing.assert_array_equal(times, [1.0, 2.0, 3.0])
     np.testing.assert_array_equal(values, [5.0, 5.0, 5.0])
 
-    times, values = report.median_curve(curves[:2])
+    times, values = curves.median(lines[:2])
     np.testing.assert_array_equal(values, [4.0, 5.0, 6.0])
 
   @parameterized.parameters(

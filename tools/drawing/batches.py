@@ -20,6 +20,8 @@ def draw(label: str, run: RunRecord) -> Figure | None:
   Returns:
     The picture; None if all batches are equal, or if there are none.
   """
+  if not records.has_events(run):
+    return None
   pushes = collections.defaultdict(list)
   for event in records.events(run.path):
     if event['told'] == 'push':

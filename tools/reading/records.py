@@ -48,6 +48,7 @@ class RunRecord(NamedTuple):
     window: Virtual seconds from and to which `spans` show.
     workers: Whose spans they are.
     spans: All of these workers that overlap the window.
+    summary: All that summary.json holds; None without one.
   """
 
   path: pathlib.Path
@@ -59,6 +60,7 @@ class RunRecord(NamedTuple):
   window: tuple[float, float]
   workers: Sequence[int]
   spans: Sequence[Span]
+  summary: Mapping[str, Any] | None = None
 
 
 def load(path: str | pathlib.Path) -> RunRecord:
@@ -91,7 +93,10 @@ def load(path: str | pathlib.Path) -> RunRecord:
     seconds={phase: s for phase, s in sums['worker_seconds'].items() if s},
     window=shown,
     workers=workers,
-    spans=tuple(_overlapping(_spans(path, whole), shown, workers)),
+    spans=tuple(_overlapping(_spans(path, whole), shown, workers))
+    if _keeps(manifest, 'timeline')
+    else (),
+    summary=summary,
   )
 
 
@@ -145,6 +150,16 @@ def config(path: pathlib.Path) -> dict[str, Any]:
   return _read(file, _CONFIG)['config']
 
 
+def has_events(run: RunRecord) -> bool:
+  """Returns whether a run wrote down what its scheme was told."""
+  return _keeps(run.config, 'events')
+
+
+def _keeps(config: Mapping[str, Any], output: str) -> bool:
+  """Returns whether a run writes an output; older runs write all."""
+  return config.get('outputs', {}).get(output, True)
+
+
 def events(
   path: pathlib.Path, *, kept: bool = False
 ) -> Iterator[dict[str, Any]]:
@@ -174,6 +189,11 @@ def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields both, in the order in which they happened."""
+  if not _keeps(config(path), 'events'):
+    raise ValueError(
+      f'{path}: expected a run with events.jsonl, got one with '
+      'config.outputs.events=False.'
+    )
   whole = read_summary(path) is not None
   for where, row in _lines(path / 'events.jsonl', whole):
     told = row.get('told')

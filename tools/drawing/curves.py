@@ -1,0 +1,95 @@
+"""Draws accuracies against time, iterations and examples."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tools.drawing import look
+from tools.reading.records import RunRecord
+
+# Fields of rows that accuracies are drawn against, and what axes say.
+AGAINST = {
+  'time': 'time (s)',
+  'iterations': 'iterations of all workers',
+  'examples': 'examples in updates',
+}
+_SEEDS = 4  # Labels, at most, of which each seed has a line.
+
+
+class Curve(NamedTuple):
+  """Something measured against how far a run was.
+
+  Attributes:
+    times: Seconds, or what else it is against, [N], never falling.
+    values: [N].
+  """
+
+  times: np.ndarray
+  values: np.ndarray
+
+
+def accuracy(run: RunRecord, against: str = 'time') -> Curve | None:
+  """Returns the accuracies, 0 to 1, that a run has measured, if it has any.
+
+  Args:
+    run: Which one.
+    against: One of `AGAINST`.
+  """
+  points = [
+    (row[against], row['accuracy'])
+    for row in run.rows
+    if row['accuracy'] is not None
+  ]
+  return Curve(*np.transpose(points)) if points else None
+
+
+def median(curves: Sequence[Curve]) -> Curve:
+  """Returns the median of the straight lines between the curves' points.
+
+  It stands where all curves do, at the times of any of their points.
+  """
+  start = max(curve.times[0] for curve in curves)
+  end = min(curve.times[-1] for curve in curves)
+  times = np.unique(np.concatenate([curve.times for curve in curves]))
+  times = times[(times >= start) & (times <= end)]
+  values = [np.interp(times, *curve) for curve in curves]
+  return Curve(times, np.median(values, axis=0))
+
+
+def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
+  """Draws the median of the seeds by label, and the seeds of a few labels.
+
+  Args:
+    curves: By label, of each seed.
+    against: One of `AGAINST`.
+  """
+  figure = Figure((9.5, 5))
+  axes = figure.subplots()
+  medians = {label: median(found) for label, found in curves.items()}
+  for index, (label, (times, values)) in enumerate(medians.items()):
+    look_ = look.line(index)
+    axes.plot(
+      times, 100 * values, label=look.wrapped(label), linewidth=1.8, **look_
+    )
+    for times, values in curves[label] if len(curves) <= _SEEDS else ():
+      color = look_['color']
+      axes.plot(times, 100 * values, linewidth=0.6, alpha=0.4, color=color)
+  axes.set(xlabel=AGAINST[against], ylabel='test accuracy (%)')
+  axes.set_xlim(left=0)
+  axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
+  axes.grid(alpha=0.3)
+  several = any(len(found) > 1 for found in curves.values())
+  title = 'median of the seeds' if several else None
+  figure.legend(loc='outside right upper', title=title, alignment='left')
+  return figure
+
+
+def _floor(medians: Iterable[Curve]) -> float:
+  """Returns a percentage that all exceed in the second halves of their times.
+
+  Early accuracies, below it, would take the room of those to compare.
+  """
+  late = [v[2 * t >= t[-1]] for t, v in medians if len(t)]
+  return 100 * max(np.concatenate([[1.0], *late]).min() - 0.02, 0)
