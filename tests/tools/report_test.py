@@ -21,6 +21,9 @@ from tools.reading import records
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _RUNS = (('bsp', 0), ('bsp', 1), ('elastic', 0))
+_ACCURACIES = {'accuracy', 'accuracy-iterations', 'accuracy-examples'}
+_TOGETHER = _ACCURACIES | {'staleness', 'waiting', 'breakdown', 'gaps'}
+_TOGETHER |= {'bandwidth'}
 _ROWS = (
   {'kind': 'log', 'time': 1.0, 'iterations': 200, 'examples': 100},
   {'kind': 'log', 'time': 40.0, 'iterations': 8000, 'examples': 4000},
@@ -321,9 +324,7 @@ class PictureTest(parameterized.TestCase):
     timelines = ['bsp-seed-0', 'bsp-seed-1', 'elastic']
     self.assertEqual(
       drawn,
-      {'accuracy', 'staleness', 'waiting'}.union(
-        f'timeline-{name}' for name in timelines
-      ),
+      _TOGETHER.union(f'timeline-{name}' for name in timelines),
     )
 
   def test_a_run_given_twice_has_two_timelines(self):
@@ -336,7 +337,7 @@ class PictureTest(parameterized.TestCase):
       _cut(folder / name, 0.7)
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([folder])
-    self.assertEqual(drawn, {'accuracy', 'timeline-elastic'})
+    self.assertEqual(drawn, {*_ACCURACIES, 'gaps', 'timeline-elastic'})
     self.assertIn(f'{folder}: drawn as far as it goes', logs.output[0])
     self.assertIn(f'{folder}: left out of staleness.png', logs.output[1])
     self.assertIn(f'{folder}: left out of waiting.png', logs.output[2])
@@ -345,7 +346,7 @@ class PictureTest(parameterized.TestCase):
     with self.assertLogs(level='WARNING'):
       drawn = self._draw([_stored('bsp', 0), _copy('bsp', 1, ['summary.json'])])
     timelines = {'timeline-bsp-seed-0', 'timeline-bsp-seed-1'}
-    self.assertEqual(drawn, {'accuracy', 'staleness', 'waiting', *timelines})
+    self.assertEqual(drawn, {*_TOGETHER, *timelines})
 
   def test_runs_that_measured_no_accuracy_are_named(self):
     folder = _written(workers=100)
@@ -364,7 +365,7 @@ class PictureTest(parameterized.TestCase):
     self.assertIn('accuracy', self._draw(folders))
 
   def test_a_run_that_did_nothing_is_left_out_by_name(self):
-    names = ['summary.json', 'trace.json', 'metrics.jsonl']
+    names = ['summary.json', 'trace.json', 'metrics.jsonl', 'events.jsonl']
     folder = _copy(without=names)
     with self.assertLogs(level='WARNING') as logs:
       self.assertEmpty(self._draw([folder]))

@@ -144,7 +144,7 @@ def draw_traffic(label: str, run: RunRecord) -> Figure | None:
     The picture; None if nothing travels then, or if bytes are not known.
   """
   moves = [span for span in run.spans if span.phase in ('pull', 'push')]
-  if not moves or not run.summary or not run.summary['iterations']:
+  if not moves or not run.summary or not run.summary.get('iterations'):
     return None
   ways = sorted({span.phase for span in moves})
   size = run.summary['bytes'] / run.summary['iterations'] / len(ways)
@@ -188,7 +188,7 @@ def speed_ups(groups: Groups) -> dict[str, dict[int, float]]:
   for label, runs in groups.items():
     speeds: dict[int, list[float]] = {}
     for run in runs:
-      if run.summary and run.summary['examples']:
+      if run.summary and run.summary.get('examples'):
         speed = run.summary['examples'] / run.summary['time_s']
         speeds.setdefault(run.config['cluster']['workers'], []).append(speed)
     if len(speeds) > 1:

@@ -1,0 +1,229 @@
+"""Tests for outputs.measures and outputs.thresholds, and what runs say."""
+
+import json
+import pickle
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from outputs import thresholds
+from outputs.ledger import PHASES
+from outputs.measures import Measures, Spread
+from outputs.thresholds import Reached
+from tests.support import small
+
+_SHARES = {'median_s': 0.5, 'p95_s': 0.95}
+
+
+def _quantiles(values):
+  """What NumPy says."""
+  return {
+    name: np.quantile(values, share, method='inverted_cdf')
+    for name, share in _SHARES.items()
+  }
+
+
+class SpreadTest(parameterized.TestCase):
+  def _assert_near(self, got, values):
+    for name, expected in _quantiles(values).items():
+      self.assertAlmostEqual(got[name], expected, delta=0.01 * expected)
+
+  @parameterized.product(count=[1, 2, 19, 20, 100, 9000], seed=[0, 1])
+  def test_quantiles_are_numpys_to_one_percent(self, count, seed):
+    rng = np.random.default_rng(seed)
+    workers = rng.integers(0, 3, count)
+    values = rng.lognormal(-3, 2, (count, 2))
+    values[rng.random((count, 2)) < 0.2] = 0
+    spread = Spread(2)
+    for worker, row in zip(workers, values, strict=True):
+      spread.add((int(worker), *row.tolist()))
+
+    self.assertEqual(spread.rows(), sorted(set(workers.tolist())))
+    for column in range(2):
+      self._assert_near(spread.quantiles(column), values[:, column])
+      for worker in spread.rows():
+        own = values[workers == worker, column]
+        self._assert_near(spread.quantiles(column, worker), own)
+
+  def test_equal_numbers_are_exact(self):
+    spread = Spread(1)
+    for _ in range(5000):
+      spread.add((0, 0.06))
+    self.assertAlmostEqual(spread.quantiles(0)['p95_s'], 0.06, places=14)
+
+  @parameterized.parameters(0, 3, 10, 100)
+  def test_zeros_count_that_were_not_added(self, zeros):
+    values = [0.5, 0.25, 4.0, 2.0]
+    spread = Spread(1)
+    for value in values:
+      spread.add((0, value))
+    found = spread.quantiles(0, zeros=zeros)
+    self._assert_near(found, values + [0.0] * zeros)
+
+  def test_nothing_has_no_quantiles(self):
+    self.assertEqual(Spread(1).quantiles(0), dict.fromkeys(_SHARES))
+
+
+class BandwidthTest(parameterized.TestCase):
+  @parameterized.parameters(0.001, 0.3, 7.0)
+  def test_no_byte_is_lost_however_long_it_takes(self, length_s):
+    measures, total = Measures(), 0
+    for step in range(1000):
+      total += step
+      measures.arrived((step + 1) * length_s, total)
+    found = measures.summary(1000 * length_s + 1e-9)['bandwidth']
+    self.assertBetween(len(found['Bps']), 1, 257)
+    whole = found['window_s'] * sum(found['Bps'][:-1])
+    last_s = 1000 * length_s + 1e-9
+    last_s -= found['window_s'] * (len(found['Bps']) - 1)
+    self.assertAlmostEqual((whole + last_s * found['Bps'][-1]) / total, 1)
+
+
+class ThresholdsTest(absltest.TestCase):
+  def test_a_loss_is_reached_after_ten_in_a_row(self):
+    found = thresholds.make((), (0.5,))
+    losses = [0.4] * 9 + [0.5] + [0.4] * 12
+    for number, loss in enumerate(losses):
+      found.loss(loss, Reached(float(number), number, 2 * number, 3 * number))
+    self.assertEqual(
+      found.summary()['to_loss'],
+      {
+        '0.5': {'time_s': 19.0, 'iterations': 19, 'updates': 38, 'examples': 57}
+      },
+    )
+
+  def test_what_was_not_reached_is_null(self):
+    found = thresholds.make((0.9,), (0.5,)).summary()
+    blank = dict.fromkeys(('time_s', 'iterations', 'updates', 'examples'))
+    self.assertEqual(found['to_accuracy'], {'0.9': blank})
+    self.assertEqual(found['to_loss'], {'0.5': blank})
+
+
+class RunTest(parameterized.TestCase):
+  @parameterized.parameters(
+    {'sync__name': 'bsp'},
+    {'sync__name': 'asp'},
+    {'sync__name': 'elastic', 'cluster__network__server_up_Bps': (2e4,)},
+    {'sync__name': 'bsp', 'route__name': 'ring'},
+  )
+  def test_phases_and_gaps_are_those_of_timeline_and_events(self, **changed):
+    run = small.build(small.timing(**changed))
+    summary = run()
+
+    iterations = _iterations(run)
+    for column, phase in enumerate(PHASES):
+      together = [row[column] for rows in iterations.values() for row in rows]
+      self._assert_near(summary['breakdown'][phase], together)
+      for worker, rows in iterations.items():
+        own = [row[column] for row in rows]
+        found = summary['worker_breakdown'][str(worker)][phase]
+        self._assert_near(found, own)
+    updates, pushes = _applied(run)
+    for name, times in (('updates', updates), ('pushes', pushes)):
+      gaps = np.diff(times)
+      self._assert_near(summary['gaps'][name], gaps)
+      zeros = float(np.mean(gaps == 0))
+      self.assertAlmostEqual(summary['gaps'][name]['zero_share'], zeros)
+
+  def _assert_near(self, got, values):
+    for name, expected in _quantiles(values).items():
+      self.assertAlmostEqual(got[name], expected, delta=0.01 * expected + 1e-9)
+
+  def test_bytes_of_all_windows_are_all_bytes(self):
+    _, summary = small.trained(epochs=1.0)
+    found = summary['bandwidth']
+    sizes = [rate * found['window_s'] for rate in found['Bps'][:-1]]
+    start = found['window_s'] * len(sizes)
+    sizes.append(found['Bps'][-1] * (summary['time_s'] - start))
+    self.assertAlmostEqual(sum(sizes), summary['bytes'], places=3)
+
+  def test_how_far_a_run_was_at_an_accuracy_and_a_loss(self):
+    run, summary = small.trained(
+      epochs=4.0,
+      eval_every=0.25,
+      log_every=1,
+      time_to=(0.3,),
+      time_to_loss=(2.0, 1e-9),
+      optimizer__learning_rate=0.1,
+      cluster__workers=1,
+      cluster__speed__slowdown=(1.0,),
+    )
+    rows = small.rows(run, 'metrics.jsonl')
+    first = next(row for row in rows if (row['accuracy'] or 0) >= 0.3)
+    fields = ('iterations', 'updates', 'examples')
+    self.assertEqual(
+      summary['to_accuracy']['0.3'],
+      {'time_s': first['time']} | {name: first[name] for name in fields},
+    )
+    below = [row['loss'] < 2.0 for row in rows if row['kind'] == 'log']
+    tenth = next(k for k in range(10, 99) if all(below[k - 10 : k]))
+    reached = summary['to_loss']['2.0']
+    self.assertEqual(reached['iterations'], tenth)
+    self.assertEqual(reached['updates'], tenth - 1)
+    self.assertEqual(reached['examples'], 8 * (tenth - 1))
+    self.assertIsNone(summary['to_loss']['1e-09']['time_s'])
+
+  def test_what_is_left_out_changes_nothing_else(self):
+    whole = small.build(small.timing())
+    left_out = {f'outputs__{name}': False for name in _OUTPUTS}
+    bare = small.build(small.timing(**left_out))
+    expected, got = small.timeless(whole()), small.timeless(bare())
+    self.assertEqual(got, expected)
+    names = [path.name for path in bare.files.workdir.iterdir()]
+    self.assertContainsSubset(['metrics.jsonl', 'summary.json'], names)
+    for name in ('trace.json', 'events.jsonl'):
+      self.assertNotIn(name, names)
+    self.assertEmpty([name for name in names if 'tfevents' in name])
+
+  def test_measures_go_through_a_checkpoint(self):
+    measures = Measures()
+    for step in range(100):
+      measures.iterated(step % 3, dict.fromkeys(PHASES, 0.1 * step))
+      measures.committed(float(step), 1)
+      measures.arrived(float(step), 10 * step)
+    again = pickle.loads(pickle.dumps(measures))
+    self.assertEqual(
+      json.dumps(again.summary(99.0)), json.dumps(measures.summary(99.0))
+    )
+
+
+_OUTPUTS = ('timeline', 'events', 'board')
+
+
+def _iterations(run):
+  """Seconds by phase of each worker's iterations but the last, of its spans."""
+  trace = json.loads((run.files.workdir / 'trace.json').read_text())
+  pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+  released = {}
+  told = [r for r in small.rows(run, 'events.jsonl') if r['told'] != 'links']
+  for row in told[:-1]:  # Nobody goes on after the last one.
+    for worker in row['said'].get('release', ()):
+      released.setdefault(worker, []).append(row['time'])
+  found = {}
+  for worker in {row['worker'] for row in pushes}:
+    times = released[worker]
+    rows = [dict.fromkeys(PHASES, 0.0) for _ in times]
+    for span in trace:
+      if span['ph'] == 'X' and span['tid'] == worker:
+        middle = (span['ts'] + span['dur'] / 2) / 1e6
+        into = np.searchsorted(times, middle) - 1
+        rows[into][span['name']] += span['dur'] / 1e6
+    found[worker] = [tuple(row.values()) for row in rows[:-1]]
+  return found
+
+
+def _applied(run):
+  """Times at which updates were applied, and the pushes in them."""
+  sums, updates, pushes = {}, [], []
+  for row in small.rows(run, 'events.jsonl'):
+    said = row.get('said', {})
+    if 'into' in said:
+      sums[said['into']] = sums.get(said['into'], 0) + 1
+    for update in said.get('commit', ()):
+      updates.append(row['time'])
+      pushes += [row['time']] * sums[update]
+  return updates, pushes
+
+
+if __name__ == '__main__':
+  absltest.main()
