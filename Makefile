@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv; PYTHON chooses the interpreter
 # (3.11 or later).  Hosts with an NVIDIA GPU get JAX for CUDA.
 PYTHON ?= python3
+DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
@@ -13,7 +14,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest -n 2
 
 compare: .venv/run
-	$(BIN)/python -m tools.compare --out=runs/compare
+	$(BIN)/python -m tools.compare --config=configs/compare.py:$(DATA) --out=runs/compare$(if $(filter-out digits,$(DATA)),-$(DATA))
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -66,6 +66,7 @@ class CheckTest(parameterized.TestCase):
     ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),
     ({'epochs': math.nan}, r'config.epochs: expected more than 0, got nan'),
     ({'time_to': (0.9, 90.0)}, r'config.time_to: expected .* got 90.0'),
+    ({'time_to_loss': (0.0,)}, r'config.time_to_loss: .* above 0, got 0.0'),
     ({'batching__worker_batch': 500}, r'config.batching.worker_batch: .* 192'),
     ({'batching__micro_batch': 48}, r'config.batching.micro_batch: .* got 48'),
     (

@@ -83,6 +83,24 @@ class DigitsTest(absltest.TestCase):
     tested = np.bincount(self.dataset.test.targets)
     self.assertLess(np.abs(tested - sizes / 5).max(), 1)
 
+  def test_each_digit_is_tested_in_one_of_five_folds(self):
+    tested, sizes = [], []
+    for fold in range(5):
+      made = digits.make(directory=None, fold=fold)
+      self.assertLen(made.train.targets, 1797 - len(made.test.targets))
+      tested += zip(
+        made.test.targets, made.test.inputs.mean(axis=(1, 2, 3)), strict=True
+      )
+      sizes.append(np.bincount(made.test.targets))
+    self.assertLess(np.ptp(sizes, axis=0).max(), 2)  # Of each class.
+    means = _enlarged(self.original.images / 16).mean(axis=(1, 2))
+    expected = sorted(zip(self.original.target, means, strict=True))
+    np.testing.assert_allclose(sorted(tested), expected, rtol=1e-5)
+
+  def test_a_sixth_fold_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'fold: expected 0 to 4, got 5'):
+      digits.make(directory=None, fold=5)
+
   def test_digits_are_enlarged_bilinearly(self):
     targets = self.original.target
     first = np.flatnonzero(targets == 0)[0]

@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 import tempfile
+from pydoc_data.topics import topics
 from unittest import mock
 
 import hypothesis
@@ -228,6 +229,13 @@ class TextTest(parameterized.TestCase):
     self.assertEqual(vocabulary, ''.join(sorted(set(content))))
     self.assertEqual(''.join(vocabulary[t] for t in tokens), content)
     self.assertEqual(tokens.dtype, np.int32)
+
+  def test_python_brings_a_text(self):
+    dataset = text.make(directory=None, file='', length=128, test_share=0.1)
+    vocabulary = text.encode('\n'.join(topics.values()))[1]
+    first = ''.join(vocabulary[token] for token in dataset.train.inputs[0])
+    self.assertEqual(first, '\n'.join(topics.values())[:128])
+    self.assertEqual(dataset.num_classes, len(vocabulary))
 
   def test_prepare_leaves_tokens_alone(self):
     dataset = self._make('to be or not to be')

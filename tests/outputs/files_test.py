@@ -1,8 +1,10 @@
 """Tests for outputs.files: what tells a run from others."""
 
+import hashlib
 import json
 import pathlib
 import tempfile
+from pydoc_data.topics import topics
 
 from absl.testing import absltest, parameterized
 
@@ -37,6 +39,20 @@ class FingerprintTest(parameterized.TestCase):
   )
   def test_all_else_is(self, **changed):
     self.assertNotEqual(_fingerprint(**changed), _fingerprint())
+
+
+class TextTest(absltest.TestCase):
+  def _own(self, **changed):
+    config = small.config(**changed).to_dict()
+    return manifests.manifest(config, {})['own']
+
+  def test_a_text_that_comes_with_python_is_told_by_its_hash(self):
+    joined = '\n'.join(topics.values()).encode()
+    changed = {'data__name': 'text', 'model__name': 'transformer'}
+    own = self._own(**changed)
+    self.assertEqual(own, {'text': hashlib.sha256(joined).hexdigest()})
+    self.assertEqual(self._own(data__text__file='a.txt', **changed), {})
+    self.assertEqual(self._own(data__name='text', model__name='none'), {})
 
 
 class VersionTest(absltest.TestCase):

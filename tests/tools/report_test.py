@@ -16,7 +16,7 @@ from outputs.files import RunFiles
 from outputs.manifests import manifest
 from tests.support import small
 from tools import report
-from tools.drawing import curves
+from tools.drawing import curves, measures
 from tools.reading import records
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -326,6 +326,34 @@ class PictureTest(parameterized.TestCase):
       drawn,
       _TOGETHER.union(f'timeline-{name}' for name in timelines),
     )
+
+  def test_a_run_without_timeline_and_events_is_drawn(self):
+    left_out = {'outputs__timeline': False, 'outputs__events': False}
+    run = small.build(small.config(**left_out))
+    run()
+    with self.assertLogs(level='WARNING') as logs:
+      drawn = self._draw([run.files.workdir])
+    self.assertEqual(drawn, _TOGETHER - {'gaps'})
+    self.assertIn('left out of gaps.png', '\n'.join(logs.output))
+    with self.assertRaisesRegex(ValueError, 'with config.outputs.events=False'):
+      list(records.events(run.files.workdir))
+
+  def test_several_numbers_of_workers_have_speed_ups(self):
+    folders = []
+    for workers in (2, 4):
+      run = small.build(
+        small.timing(
+          cluster__workers=workers, cluster__speed__slowdown=(1.0,) * workers
+        )
+      )
+      run()
+      folders.append(run.files.workdir)
+    runs = [records.load(folder) for folder in folders]
+    (ratios,) = measures.speed_ups({'bsp': runs}).values()
+    # Links are unlimited, workers equal: they share nothing.
+    self.assertEqual(list(ratios), [2, 4])
+    np.testing.assert_allclose(list(ratios.values()), [2.0, 4.0])
+    self.assertIn('speed-up', self._draw(folders))
 
   def test_a_run_given_twice_has_two_timelines(self):
     drawn = self._draw([_stored('bsp', 0)] * 2)
