@@ -149,11 +149,11 @@ def _costs(
         break
     times = published_times(np.random.default_rng(n), n, columns)
     search = functools.partial(zipline.search, times, method=method)
-    costs[n] = 1e6 * _least_seconds(search)
+    costs[n] = 1e6 * least_seconds(search)
   return costs
 
 
-def _least_seconds(call: Callable[[], object]) -> float:
+def least_seconds(call: Callable[[], object]) -> float:
   """The fastest of up to 21 runs, fewer where they take over 0.7 s in all.
 
   The fastest, as whatever else the machine does can only slow a run down.

@@ -50,16 +50,38 @@ def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
     ValueError: If anything is wrong, before anything runs.
     OSError: If a file cannot be written.
   """
+  base = plan.base(values)
+  text = plan.grid_of(base.file) if wanted.grid is None else wanted.grid
+  points = grid.points(text)
+  learn = values.config.model.name != 'none' or 'model.name' in points[0]
+  return swept(base, points, wanted, learn=learn)
+
+
+def swept(
+  base: plan.Base,
+  points: Sequence[grid.Point],
+  wanted: Wanted,
+  *,
+  learn: bool,
+) -> int:
+  """Runs these points; returns the exit code.
+
+  Args:
+    base: What the runs share.
+    points: What each has of its own.
+    wanted: What flags say; its grid is not read.
+    learn: Whether any has a model.
+
+  Raises:
+    ValueError: If anything is wrong, before anything runs.
+    OSError: If a file cannot be written.
+  """
   parameters = submit.parameters(wanted.submit_with)
   if wanted.submit:
     submit.require_submitit()
   elif parameters:
     require(False, '--submit_with', 'nothing without --submit', parameters)
-  base = plan.base(values)
-  text = plan.grid_of(base.file) if wanted.grid is None else wanted.grid
-  points = grid.points(text)
   folder = Folder(wanted.out)
-  learn = values.config.model.name != 'none' or 'model.name' in points[0]
   given = _divided(wanted, len(points), learn)
   runs = plan.planned(base, points, pool.checked)
   if wanted.dry:

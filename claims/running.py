@@ -1,0 +1,180 @@
+"""Carries out the runs of an entry, and makes records of what they come to."""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from claims import derived, entries
+from configs.published import Entry
+from sweeps import grid, plan, whole
+from sweeps.child import python_path
+from sweeps.folder import Folder, write
+
+# What is kept of each run's summary, beside what claims ask for.
+_KEPT = (
+  *('final_accuracy', 'time_s', 'iterations', 'updates', 'examples', 'bytes'),
+  *('waiting_share', 'goodput', 'staleness_mean', 'staleness_max'),
+)
+_DIVERGED = 'FloatingPointError'
+_LINES = 5  # Of what a failed measurement has said.
+
+
+def records_of(
+  name: str, entry: Entry, *, scale: str, seeds: int, out: pathlib.Path
+) -> list[dict[str, Any]]:
+  """Returns the records of all runs, those that failed among them.
+
+  The same call goes on where it was.
+
+  Args:
+    name: Of the entry.
+    entry: As it is.
+    scale: 'quick' or 'full'.
+    seeds: How many, from 0 on.
+    out: Folder for the runs.
+
+  Raises:
+    ValueError: If a run is refused, before any starts.
+    OSError: If a file cannot be written.
+    KeyboardInterrupt: If a signal has stopped them.
+  """
+  found: list[dict[str, Any]] = []
+  if scale in entry.grids:
+    found += _swept(name, entry, scale, seeds, out / f'{name}-{scale}')
+  if entry.measured:
+    found += _measured(name, entry, scale, seeds, out / f'{name}-{scale}-own')
+  return found
+
+
+def points_of(
+  entry: Entry, scale: str, seeds: Sequence[int]
+) -> list[grid.Point]:
+  """Returns what each virtual run has of its own."""
+  said = ','.join(map(str, seeds))
+  return grid.points(f'{entry.grids[scale]}; seed={said}')
+
+
+def file_of(name: str) -> str:
+  """Returns the config file of an entry, as commands say it."""
+  return os.path.relpath(entries.path_of(name))
+
+
+def record(
+  entry: Entry,
+  fields: Sequence[str],
+  folder: pathlib.Path,
+  ended: str,
+) -> dict[str, Any]:
+  """Returns what a run that has a manifest and a summary has come to.
+
+  Args:
+    entry: Whose claims are to be judged.
+    fields: Of the config, that runs differ in.
+    folder: Of the run.
+    ended: 'finished', 'diverged' or 'failed'.
+  """
+  config = json.loads((folder / 'manifest.json').read_text())['config']
+  summary = json.loads((folder / 'summary.json').read_text())
+  asked = [c.measure.field for c in entry.claims if c.measure]
+  kept = {name: summary[name] for name in _KEPT if name in summary}
+  kept |= {
+    f'time_to.{level}': time_s
+    for level, time_s in summary.get('time_to', {}).items()
+    if f'time_to.{level}' in asked
+  }
+  iteration_s = (
+    summary['time_s'] * config['cluster']['workers'] / summary['iterations']
+  )
+  kept |= {
+    f'iterations_to.{level}': time_s and time_s / iteration_s
+    for level, time_s in summary.get('time_to', {}).items()
+    if f'iterations_to.{level}' in asked
+  }
+  kept['iteration_s'] = iteration_s
+  kept['examples_per_s'] = summary['examples'] / summary['time_s']
+  kept['bytes_per_s'] = summary['bytes'] / summary['time_s']
+  if entry.derived and ended == 'finished':
+    kept |= getattr(derived, entry.derived)(folder, config)
+  own = {field: _at(config, field) for field in fields}
+  return {'status': ended, **own, **kept}
+
+
+def _swept(
+  name: str, entry: Entry, scale: str, seeds: int, out: pathlib.Path
+) -> list[dict[str, Any]]:
+  """Runs a grid by the machinery of sweeps; returns its records."""
+  points = points_of(entry, scale, range(seeds))
+  base = plan.Base(file_of(name), {})
+  learn = plan.config([f'--config={base.file}']).model.name != 'none'
+  learn = learn or 'model.name' in points[0]
+  if learn:  # Runs share what they compile.
+    cache = out.parent / 'compiled'
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache.absolute()))
+    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+    os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+  wanted = whole.Wanted(None, str(out), 0, False, None, None, ())
+  code = whole.swept(base, points, wanted, learn=learn)
+  if code > 1:
+    raise KeyboardInterrupt
+  folder = Folder(str(out))
+  made = json.loads(folder.file('sweep.json').read_text())['runs'].values()
+  fields = [*dict.fromkeys(field for point in points for field in point)]
+  return [_of_run(entry, fields, folder, run) for run in made]
+
+
+def _of_run(
+  entry: Entry, fields: Sequence[str], folder: Folder, name: str
+) -> dict[str, Any]:
+  path = folder.file(name)
+  run = plan.Run(name, (), plan.Checked({}, ''))
+  summary = folder.read(run, 'summary.json')
+  ended = summary['ended'] if summary else 'failed'
+  if ended == 'finished' or ended.startswith(_DIVERGED):
+    status = 'finished' if ended == 'finished' else 'diverged'
+    return {'run': name, **record(entry, fields, path, status)}
+  said = ' / '.join(folder.last_lines(run, 0)) if not summary else ended
+  made = folder.read(run, 'manifest.json')
+  own = {field: _at(made['config'], field) for field in fields} if made else {}
+  return {'run': name, 'status': 'failed', **own, 'error': said}
+
+
+def _at(config: Mapping[str, Any], field: str) -> Any:
+  value: Any = config
+  for part in field.split('.'):
+    value = value[part]
+  return value
+
+
+def _measured(
+  name: str, entry: Entry, scale: str, seeds: int, out: pathlib.Path
+) -> Iterator[dict[str, Any]]:
+  """Measures in a process for each seed; what was measured is not again."""
+  out.mkdir(parents=True, exist_ok=True)
+  for seed in range(seeds):
+    words = [f'claims.measures.{entry.measured}', f'--seed={seed}']
+    words.append(f'--scale={scale}')
+    path = out / f'{hashlib.sha256(" ".join(words).encode()).hexdigest()}.json'
+    if not path.exists():
+      print(f'{name}: {" ".join(words)}', flush=True)
+      done = subprocess.run(
+        [sys.executable, '-m', *words],
+        cwd=entries.ROOT,
+        env=os.environ | {'PYTHONPATH': python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+      )
+      if done.returncode:
+        last = done.stderr.splitlines()[-_LINES:]
+        print(f'{name}: failed\n{done.stderr}', file=sys.stderr, flush=True)
+        said = ' / '.join(last)
+        yield {'seed': seed, 'status': 'failed', 'error': said}
+        continue
+      write(path, done.stdout.encode())
+    for each in json.loads(path.read_text()):
+      yield {'seed': seed, 'status': 'finished', **each}

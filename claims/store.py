@@ -1,0 +1,77 @@
+"""Results as files: what the runs of an entry came to, with its rules."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+from claims import entries
+from configs.checks import require
+from configs.published import Entry
+
+_FORMAT = 1
+
+
+class Stored(NamedTuple):
+  """Results of an entry.
+
+  Attributes:
+    scale: 'quick' or 'full'.
+    about: When and where, by which command.
+    rules: Of the claims that were judged.
+    records: Of all runs, those that failed among them.
+  """
+
+  scale: str
+  about: dict[str, Any]
+  rules: dict[str, Any]
+  records: list[dict[str, Any]]
+
+
+def file_of(folder: pathlib.Path, name: str, scale: str) -> pathlib.Path:
+  """Returns the file of an entry's results."""
+  return folder / f'{name}-{scale}.json'
+
+
+def write(folder: pathlib.Path, name: str, stored: Stored) -> pathlib.Path:
+  """Writes results; returns the file.
+
+  Raises:
+    OSError: If it cannot be written.
+  """
+  path = file_of(folder, name, stored.scale)
+  head = {'format': _FORMAT, 'scale': stored.scale, 'about': stored.about}
+  lines = [json.dumps(record, sort_keys=True) for record in stored.records]
+  text = json.dumps({**head, 'rules': stored.rules}, indent=1)
+  body = ',\n'.join(f'  {line}' for line in lines)
+  path.write_text(f'{text[:-2]},\n "records": [\n{body}\n ]\n}}\n')
+  return path
+
+
+def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
+  """Returns the results of an entry, full ones rather; None without any.
+
+  Raises:
+    ValueError: If they are of another format, or were judged by other rules.
+  """
+  for scale in reversed(entries.SCALES):
+    path = file_of(folder, name, scale)
+    if path.exists():
+      return _read(path, entry)
+  return None
+
+
+def _read(path: pathlib.Path, entry: Entry) -> Stored:
+  whole = json.loads(path.read_text())
+  found = whole.get('format')
+  require(found == _FORMAT, str(path), f'format {_FORMAT}', found)
+  rules = json.loads(json.dumps(entries.rules(entry)))
+  changed = sorted(
+    text
+    for text in whole['rules'].keys() | rules.keys()
+    if whole['rules'].get(text) != rules.get(text)
+  )
+  expected = 'the rules that were written before its runs; run it again'
+  require(not changed, str(path), expected, changed)
+  return Stored(
+    whole['scale'], whole['about'], whole['rules'], whole['records']
+  )

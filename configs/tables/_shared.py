@@ -1,0 +1,67 @@
+"""What entries have in common; no entry."""
+
+import math
+
+import ml_collections
+
+from configs import default
+
+BPS = 1.25e9  # 10 Gbit/s.
+EQUAL = (1.0,)
+UNEQUAL = (1.0, 1.5, 2.0, 3.0)
+
+
+def timed(
+  *,
+  workers: int,
+  iterations: int,
+  size_bytes: int,
+  compute_s: float,
+  servers: int = 1,
+  worker_Bps: float = BPS,
+  server_Bps: float = BPS,
+) -> ml_collections.ConfigDict:
+  """Returns a run of time alone, of equal workers with 10 % jitter.
+
+  Args:
+    workers: How many.
+    iterations: Of each worker, with a batch of 32.
+    size_bytes: That each pushes and pulls.
+    compute_s: Of an iteration, half of it whatever the batch.
+    servers: That have a share each.
+    worker_Bps: Of each worker's link, both ways.
+    server_Bps: Of each server's link, both ways.
+  """
+  config = default.get_config()
+  config.model.name = 'none'
+  config.model.none.size_bytes = size_bytes
+  config.batching.worker_batch = 32
+  config.model.none.num_train = workers * iterations * 32
+  config.epochs = 1.0
+  config.route.server.servers = servers
+  cluster = config.cluster
+  cluster.workers = workers
+  cluster.speed.slowdown = EQUAL
+  cluster.speed.fixed_s = compute_s / 2
+  cluster.speed.per_example_s = compute_s / 64
+  for host, rate in (('worker', worker_Bps), ('server', server_Bps)):
+    for way in ('up', 'down'):
+      cluster.network[f'{host}_{way}_Bps'] = (rate,)
+  config.checkpoint.every_s = math.inf
+  config.checkpoint.every_examples = 10**9  # Sweeps want some.
+  return config
+
+
+def digits(*, epochs: float) -> ml_collections.ConfigDict:
+  """Returns a dense layer of 128 on digits, evaluated each eighth epoch.
+
+  Four workers with batches of 16, which compute .06 s with 10 % jitter; what
+  they send takes a hundredth of that.
+  """
+  config = default.get_config()
+  config.model.name = 'mlp'
+  config.epochs = epochs
+  config.eval_every = 0.125
+  config.time_to = (0.85, 0.9, 0.93)
+  config.cluster.speed.slowdown = EQUAL
+  return config
