@@ -20,7 +20,7 @@ VERDICTS = (CONFIRMED, SHAPE, REFUTED, UNDECIDED, UNAVAILABLE, NOT_RUN)
 _SURE = 0.05  # Largest p-value with which two schemes differ.
 MOST = 16  # Seeds up to which all signs are tried.
 # Never reached is after any time; None of other fields is not known.
-_NEVER = 'time_to.', 'iterations_to.'
+_NEVER = 'time_to.', 'iterations_to.', 'examples_to.'
 
 Record = Mapping[str, Any]
 

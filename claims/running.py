@@ -90,10 +90,13 @@ def record(
   iteration_s = (
     summary['time_s'] * config['cluster']['workers'] / summary['iterations']
   )
+  paces = {'iterations': 1 / iteration_s}
+  paces['examples'] = summary['examples'] / summary['time_s']
   kept |= {
-    f'iterations_to.{level}': time_s and time_s / iteration_s
+    f'{what}_to.{level}': time_s and time_s * pace
     for level, time_s in summary.get('time_to', {}).items()
-    if f'iterations_to.{level}' in asked
+    for what, pace in paces.items()
+    if f'{what}_to.{level}' in asked
   }
   kept['iteration_s'] = iteration_s
   kept['examples_per_s'] = summary['examples'] / summary['time_s']

@@ -36,7 +36,9 @@ _WORKERS, _SERVERS = 8, 2
 def _made(size_MB: float, blocking_s: float, iteration_s: float) -> Workload:
   rate = 2 * _WORKERS * size_MB * 1e6 / blocking_s / _SERVERS
   compute_s = round(iteration_s - blocking_s, 2)
-  return Workload(int(size_MB * 1e6), compute_s, float(round(rate)), blocking_s)
+  return Workload(
+    4 * int(size_MB * 1e6 / 4), compute_s, float(round(rate)), blocking_s
+  )
 
 
 _RESNET_MB = 0.11 * 0.54 * _shared.BPS * _SERVERS / (2 * _WORKERS) / 1e6
