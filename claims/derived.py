@@ -9,25 +9,34 @@ import numpy as np
 from tools.reading import records
 
 _SKIPPED = 0.3  # Of a run, while it settles.
-_TOGETHER = 0.01  # Of a worker's share of an iteration: a gap of nothing.
-_EVEN = 0.25  # From this, so far gaps may be.
+_TOGETHER = 0.1  # Of T / N: a gap of nothing, as far as a figure shows.
+_EVEN = 0.25  # Of T / N: so far from it a gap of T / N may be.
 
 
 def gaps(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
-  """Returns shares of gaps between pushes: of nothing, and of T / N.
+  """Returns shares of gaps that are nothing, or T / N: of updates, of releases.
 
-  T is the mean time of an iteration, N the number of workers, as in figure 8
-  of R2SP's paper.
+  The time of a push is that at which it is applied: those that are summed have
+  gaps of nothing.  T is the mean time of an iteration, N the number of workers,
+  as in figure 8 of R2SP's paper.
   """
-  workers = config['cluster']['workers']
-  times = [push['time'] for push in _pushes(folder)]
-  gap = np.diff(times)
-  fair = float(np.mean(gap))
-  return {
-    'gaps_of_nothing': float(np.mean(gap < _TOGETHER * fair)),
-    'gaps_of_a_share': float(np.mean(np.abs(gap / fair - 1) < _EVEN)),
-    'iteration_s_late': fair * workers,
-  }
+  del config
+  applied, released = [], []
+  summed: dict[int, int] = {}
+  for row in records.events(folder):
+    said = row['said']
+    if said.get('into') is not None:
+      summed[said['into']] = summed.get(said['into'], 0) + 1
+    for update in said.get('commit', ()):
+      applied += [row['time']] * summed.pop(update, 0)
+    released += [row['time']] * len(said.get('release', ()))
+  found = {}
+  for what, times in (('updates', applied), ('releases', released)):
+    gap = np.diff(times[int(_SKIPPED * len(times)) :])
+    gap = gap / np.mean(gap)
+    found[f'{what}_at_once'] = float(np.mean(gap < _TOGETHER))
+    found[f'{what}_even'] = float(np.mean(np.abs(gap - 1) < _EVEN))
+  return found
 
 
 def batches(

@@ -32,13 +32,12 @@ def made(folder: pathlib.Path) -> str:
     folder: Of the results.
 
   Raises:
-    ValueError: If results are of other rules than their entries have.
+    ValueError: If results are of another format.
   """
   parts, counts = [], dict.fromkeys(judging.VERDICTS, 0)
   family = ''
   for name, entry in entries.every().items():
-    stored = store.read(folder, name, entry)
-    rows = judged(entry, stored)
+    stored, rows = found(folder, name, entry)
     for each in rows.values():
       counts[each.verdict] += 1
     title = f'## {entry.family}\n\n' if entry.family != family else ''
@@ -51,9 +50,28 @@ def made(folder: pathlib.Path) -> str:
   return f'{_HEAD}{table}How sure a source is:\n\n{marks}\n' + '\n'.join(parts)
 
 
-def judged(entry: Entry, stored: store.Stored | None) -> dict[str, Judged]:
-  """Returns the verdicts on an entry's claims, by their texts."""
-  not_run = Judged(judging.NOT_RUN, reason=entry.absent)
+def found(
+  folder: pathlib.Path, name: str, entry: Entry
+) -> tuple[store.Stored | None, dict[str, Judged]]:
+  """Returns an entry's results, if it has any, and the verdicts by claim."""
+  try:
+    stored = store.read(folder, name, entry)
+  except store.Stale:
+    return None, judged(entry, None, 'its rules have changed since')
+  return stored, judged(entry, stored, entry.absent)
+
+
+def judged(
+  entry: Entry, stored: store.Stored | None, absent: str
+) -> dict[str, Judged]:
+  """Returns the verdicts by the texts of claims.
+
+  Args:
+    entry: Whose claims they are.
+    stored: Its results; None if there are none.
+    absent: Why there are none.
+  """
+  not_run = Judged(judging.NOT_RUN, reason=absent)
   records = stored.records if stored else ()
   return {
     claim.text: not_run

@@ -47,11 +47,16 @@ def write(folder: pathlib.Path, name: str, stored: Stored) -> pathlib.Path:
   return path
 
 
+class Stale(ValueError):
+  """Results that were judged by other rules than their entry has."""
+
+
 def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
   """Returns the results of an entry, full ones rather; None without any.
 
   Raises:
-    ValueError: If they are of another format, or were judged by other rules.
+    ValueError: If they are of another format.
+    Stale: If they were judged by other rules.
   """
   for scale in reversed(entries.SCALES):
     path = file_of(folder, name, scale)
@@ -70,8 +75,11 @@ def _read(path: pathlib.Path, entry: Entry) -> Stored:
     for text in whole['rules'].keys() | rules.keys()
     if whole['rules'].get(text) != rules.get(text)
   )
-  expected = 'the rules that were written before its runs; run it again'
-  require(not changed, str(path), expected, changed)
+  if changed:
+    raise Stale(
+      f'{path}: expected the rules that were written before its runs; run it '
+      f'again, got others of {changed}.'
+    )
   return Stored(
     whole['scale'], whole['about'], whole['rules'], whole['records']
   )

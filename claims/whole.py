@@ -21,8 +21,8 @@ def listed(out: str) -> str:
   """Returns a line for each entry: what it is, and what its verdicts are."""
   lines = []
   for name, entry in entries.every().items():
-    stored = store.read(pathlib.Path(out), name, entry)
-    found = [each.verdict for each in page.judged(entry, stored).values()]
+    _, rows = page.found(pathlib.Path(out), name, entry)
+    found = [each.verdict for each in rows.values()]
     counts = [f'{found.count(v)} {v}' for v in dict.fromkeys(found)]
     lines.append(
       f'{name:24}{entry.family}: {entry.title}\n{"":24}{", ".join(counts)}'
@@ -61,7 +61,7 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
   about = _about(name, scale, count) | {'wall_s': time.monotonic() - start}
   stored = store.Stored(scale, about, entries.rules(entry), records)
   path = store.write(folder, name, stored)
-  print(page.table(entry, page.judged(entry, stored)))
+  print(page.table(entry, page.judged(entry, stored, '')))
   print(f'Results are in {path}')
   _paged(folder)
   failed = [each for each in records if each['status'] == 'failed']
