@@ -1,0 +1,52 @@
+"""How well predictors know the next speeds of made traces, and at what cost."""
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from bench import made, predict
+from claims.measures import asked
+
+_KINDS = ('driven', 'regimes', 'idle factors')
+_PREDICTORS = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx')
+_SEED = 500  # The first one: none with which predictors were chosen.
+_STEPS = {'quick': 300, 'full': 600}
+_TIMED = 200
+
+
+def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
+  """Returns root mean square errors by kind and predictor, and milliseconds."""
+  found: list[Mapping[str, object]] = []
+  for kind in _KINDS:
+    given = made.make(kind, seed=_SEED + seed, steps=_STEPS[scale])
+    trace = predict.Trace(*given)
+    errors = {name: predict.missed(name, trace) for name in _PREDICTORS}
+    errors['yardstick'] = min(errors['last'], errors['ema'])
+    late = predict.ablated(trace).get('narx, no current factors')
+    if late is not None:
+      errors['narx, late'] = predict.missed('narx', late)
+    found += [
+      {'kind': kind, 'predictor': name, 'rmse': error}
+      for name, error in errors.items()
+    ]
+  ms = _cost_ms(seed)
+  return [*found, {'kind': 'cost', 'predictor': 'narx', 'ms': ms}]
+
+
+def _cost_ms(seed: int) -> float:
+  """Returns the median of a prediction and an observation of four workers."""
+  draws = np.random.default_rng(seed)
+  predictor = predict.make('narx', num_workers=4, num_factors=2)
+  taken = []
+  for _ in range(_TIMED):
+    speeds, factors = 1 + draws.uniform(size=4), draws.uniform(size=(4, 2))
+    start = time.perf_counter()
+    predictor.predict()
+    predictor.observe(speeds, factors)
+    taken.append(1e3 * (time.perf_counter() - start))
+  return float(np.median(taken[_TIMED // 2 :]))
+
+
+if __name__ == '__main__':
+  asked.answer(measure)
