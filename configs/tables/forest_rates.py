@@ -97,7 +97,7 @@ ENTRY = Entry(
         paper=1.0,
         measure=Measure('best_ring_both_ways', _of(network, 1)),
         confirmed=near(1.0, 0.05),
-        shape=(1.0, 1.5),
+        shape=(0.9, 1.5),
       )
       for network, said in _NETWORKS.items()
     ),
@@ -110,7 +110,7 @@ ENTRY = Entry(
         paper=1.0,
         measure=Measure('sharded_server', _of(network, 1)),
         confirmed=near(1.0, 0.05),
-        shape=(1.0, 1.5),
+        shape=(0.9, 1.5),
       )
       for network, said in _NETWORKS.items()
     ),
