@@ -1,5 +1,4 @@
-"""Rates of forests over ring, hierarchy, tree and servers, links 1:1 to "
-"1:100."""
+"""Rates of forests over other schemes, links of 1:1 to 1:100."""
 
 from configs.published import MORE, Claim, Entry, Measure, near
 
