@@ -76,7 +76,7 @@ def judge(claim: Claim, records: Sequence[Record]) -> Judged:
   if 2 * len(known) <= len(values):
     why = f'{lost} of {len(values)} seeds have no number'
     return Judged(UNDECIDED, seeds=len(known), lost=lost, reason=why)
-  median = _median(known)
+  median = middle(known)
   verdict, reason, p = _by_rule(claim, median), '', None
   if _compares(claim.measure):
     p = p_value(
@@ -167,10 +167,10 @@ def _one(
   if not over:
     expected = f'one record of seed {seed} with {dict(measure.of)}'
     require(len(found) == 1, 'results', expected, len(found))
-    return _number(measure.field, found[0])
+    return known_of(measure.field, found[0])
   expected = f'records of seed {seed} with {dict(measure.of)} and any {over}'
   require(len({str(each[over]) for each in found}) > 1, 'results', expected, 0)
-  numbers = [_number(measure.field, record) for record in found]
+  numbers = [known_of(measure.field, record) for record in found]
   if None in numbers:
     return None
   return _divided(max(numbers), min(numbers))
@@ -180,7 +180,11 @@ def _json(value: Any) -> Any:
   return [*value] if isinstance(value, tuple) else value
 
 
-def _number(field: str, record: Record) -> float | None:
+def known_of(field: str, record: Record) -> float | None:
+  """Returns a number of a record; None if it is not known.
+
+  What was never reached is infinitely late.
+  """
   value = record.get(field)
   if value is None and field.startswith(_NEVER):
     return None if record['status'] == 'failed' else math.inf
@@ -213,7 +217,8 @@ def _compares(measure: Measure) -> bool:
   return measure.by is not None or measure.minus is not None
 
 
-def _median(values: Sequence[float]) -> float:
+def middle(values: Sequence[float]) -> float:
+  """Returns the median, also of infinite numbers."""
   ordered = sorted(values)
   low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
   return low if low == high else (low + high) / 2

@@ -4,7 +4,7 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-from claims import entries, judging, store
+from claims import entries, judging, ranking, store
 from claims.judging import Judged
 from configs.published import MARKS, Claim, Entry, Range
 
@@ -103,6 +103,8 @@ def _section(
   ):
     text += f'{title}: {said}\n\n' if said else ''
   text += f'{table(entry, rows)}\n'
+  if stored and entry.ranked:
+    text += f'{ranking.table(entry, stored)}\n'
   if stored:
     text += _made_by(stored)
   elif any(claim.measure for claim in entry.claims):

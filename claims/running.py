@@ -81,6 +81,7 @@ def record(
   config = json.loads((folder / 'manifest.json').read_text())['config']
   summary = json.loads((folder / 'summary.json').read_text())
   asked = [c.measure.field for c in entry.claims if c.measure]
+  asked += entry.ranked
   kept = {name: summary[name] for name in _KEPT if name in summary}
   kept |= {
     f'time_to.{level}': time_s

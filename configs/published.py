@@ -85,6 +85,8 @@ class Entry(NamedTuple):
     derived: Function of claims/derived.py: more fields, from a run's files.
     measured: Module of claims/measures/ that makes records, if any.
     seeds: How many, by scale.
+    ranked: Fields by the first of which the page ranks all runs; () for no
+      ranking.
     absent: Why a scale that is in neither is not there.
     seen: What the results show; which rules proved to be wrong.
   """
@@ -99,6 +101,7 @@ class Entry(NamedTuple):
   derived: str = ''
   measured: str = ''
   seeds: Mapping[str, int] = {'quick': 6, 'full': 10}
+  ranked: tuple[str, ...] = ()
   absent: str = ''
   seen: str = ''
 
