@@ -40,7 +40,8 @@ def find(name: str) -> Entry:
   """
   path = path_of(name)
   entry = runpy.run_path(str(path)).get('ENTRY')
-  require(isinstance(entry, Entry), str(path), 'an ENTRY', entry)
+  if not isinstance(entry, Entry):
+    raise ValueError(f'{path}: expected an ENTRY, got {entry!r}.')
   check(name, entry)
   return entry
 

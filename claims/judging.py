@@ -124,16 +124,13 @@ def p_value(ours: Sequence[float], others: Sequence[float]) -> float:
     others: Those of the same seeds.
   """
   require(len(ours) <= MOST, '--seeds', f'at most {MOST}', len(ours))
-  signs = np.sign(
-    [(a > b) - (a < b) for a, b in zip(ours, others, strict=True)]
-  )
-  apart = [_apart(a, b) for a, b in zip(ours, others, strict=True)]
-  apart = np.array(
-    [each for each, sign in zip(apart, signs, strict=True) if sign]
-  )
-  signs = signs[signs != 0]
-  if not len(signs):
+  pairs = [
+    (float(a), float(b)) for a, b in zip(ours, others, strict=True) if a != b
+  ]
+  if not pairs:
     return 1.0
+  apart = np.array([_apart(a, b) for a, b in pairs])
+  signs = np.array([1.0 if a > b else -1.0 for a, b in pairs])
   ranks = np.array(
     [np.sum(apart < each) + (np.sum(apart == each) + 1) / 2 for each in apart]
   )
@@ -147,8 +144,6 @@ def p_value(ours: Sequence[float], others: Sequence[float]) -> float:
 
 def _apart(a: float, b: float) -> float:
   """Returns how far two numbers are apart, as a ratio if both are positive."""
-  if a == b:
-    return 0.0
   if min(a, b) > 0:
     return math.inf if math.inf in (a, b) else abs(math.log(a / b))
   return abs(a - b)
@@ -171,9 +166,10 @@ def _one(
   expected = f'records of seed {seed} with {dict(measure.of)} and any {over}'
   require(len({str(each[over]) for each in found}) > 1, 'results', expected, 0)
   numbers = [known_of(measure.field, record) for record in found]
-  if None in numbers:
+  known = [number for number in numbers if number is not None]
+  if len(known) < len(numbers):
     return None
-  return _divided(max(numbers), min(numbers))
+  return _divided(max(known), min(known))
 
 
 def _json(value: Any) -> Any:

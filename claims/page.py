@@ -12,14 +12,16 @@ NAME = 'RESULTS.md'
 _HEAD = """# Published claims
 
 What was published about synchronisation, and what our runs say of it. This page
-is made by `reproduce.py` of the files in `results/`; nobody edits it. [How to
-run it, and what verdicts mean](https://syncopate.readthedocs.io) is on its page
-of the documentation.
+is made by `reproduce.py` of the files in `results/`, and nobody edits it;
+`docs/ledger.md` says how.
 
-*Ours* is the median over seeds, its range, and how many seeds had a number; *p*
-is that of a paired signed-rank test over seeds where two schemes are compared.
-*Rule* is from where to where the median confirms a claim, and in brackets has
-its shape. It was written before the runs.
+A claim is *confirmed* if the median of ours is where its rule says, *in shape*
+if it is where the rule says in brackets, and *refuted* if it is neither: it
+does not hold in our set-up, which may differ from theirs. It is *undecided* if
+two schemes do not differ over the seeds, or if too few seeds have a number.
+*Ours* is the median over seeds, its range, and how many seeds have a number;
+*p* is that of a paired signed-rank test over seeds. Rules were written before
+the runs; where one was changed after them, the entry says so.
 
 """
 _TITLES = ('claim', 'source', 'paper', 'ours', 'ratio', 'p', 'rule', 'verdict')

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from claims import running
 from claims.judging import known_of, middle
 from claims.store import Stored
 from configs.published import Entry
-from sweeps import grid
 
 _DASH = '-'
 
@@ -23,8 +23,8 @@ def table(entry: Entry, stored: Stored) -> str:
     stored: Its results.
   """
   runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-  points = grid.points(entry.grids[stored.scale])
-  fields = [*dict.fromkeys(field for point in points for field in point)]
+  points = running.points_of(entry, stored.scale, [0])
+  fields = [f for f in running.fields_of(points) if f != 'seed']
   for record in stored.records:
     key = tuple(_text(record.get(field)) for field in fields)
     runs.setdefault(key, []).append(record)

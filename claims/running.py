@@ -64,6 +64,26 @@ def file_of(name: str) -> str:
   return os.path.relpath(entries.path_of(name))
 
 
+def fields_of(points: Sequence[grid.Point]) -> list[str]:
+  """Returns the fields that runs have of their own."""
+  return [*dict.fromkeys(field for point in points for field in point)]
+
+
+def of_folder(
+  entry: Entry, fields: Sequence[str], out: pathlib.Path
+) -> list[dict[str, Any]]:
+  """Returns the records of a sweep's runs, as its folder has them.
+
+  Args:
+    entry: Whose claims are to be judged.
+    fields: Of the config, that runs differ in.
+    out: Folder of the sweep.
+  """
+  folder = Folder(str(out))
+  made = json.loads(folder.file('sweep.json').read_text())['runs'].values()
+  return [_of_run(entry, fields, folder, run) for run in made]
+
+
 def record(
   entry: Entry,
   fields: Sequence[str],
@@ -125,10 +145,7 @@ def _swept(
   code = whole.swept(base, points, wanted, learn=learn)
   if code > 1:
     raise KeyboardInterrupt
-  folder = Folder(str(out))
-  made = json.loads(folder.file('sweep.json').read_text())['runs'].values()
-  fields = [*dict.fromkeys(field for point in points for field in point)]
-  return [_of_run(entry, fields, folder, run) for run in made]
+  return of_folder(entry, fields_of(points), out)
 
 
 def _of_run(

@@ -25,6 +25,8 @@ _FLOORS = (
   ('train',),
   ('sweeps', 'tools'),
   ('bench', 'examples', 'main', 'sweep'),
+  ('claims',),
+  ('reproduce',),
   ('tests',),
 )
 # What each room may import: rooms, or single modules of them.  The four
@@ -80,6 +82,8 @@ _MAY = {
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.kept'
   ),
+  'claims': 'bench configs sweeps sync topology tools.reading.records',
+  'reproduce': 'claims',
   'bench': None,  # All below.
   'examples': None,
   'tests': None,

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import topology
 from bench import forest as bench
 from claims.measures import asked
-from topology.baselines import schemes
 from topology.clusters import randomized
 from topology.clusters.named import named
 
@@ -33,14 +32,12 @@ def _rates(spec: str, ratio: int, seed: int) -> Mapping[str, object]:
   best = topology.pack(cluster)
   over = {k: v for k, v in bench.ratios(cluster, best).items() if v is not None}
   phases = topology.pack(cluster, overlap=False)
-  shards = schemes.equal_shards(cluster, best)
   strong = [v for k, v in over.items() if k not in (*_ORDERED, 'equal_shards')]
   return {
     **over,
     'most': max(over.values()),
     'least_of_strong': min(strong),
-    'over_phases': float(best.rate_Bps / phases.rate_Bps),
-    'over_shards': float(best.rate_Bps / shards.rate_Bps),
+    'over_phases': float(best.rate_Bps or 0) / float(phases.rate_Bps or 1),
     'of_bound': 1 - float(best.gap),
     'roots': len({tree.root for tree in best.trees}),
   }

@@ -31,6 +31,12 @@ ENTRY = Entry(
   ': 10 and 1 : 100 at random, a draw for each seed; 25 GB/s the fastest',
   differs='our algorithm, after the abstract; rates, not times of training: '
   'latency, computing and anything but the links are left out',
+  seen='That forests are 18.3 times as fast over the worst scheme on a mesh '
+  'was first taken to confirm the abstract; as nobody here knows what theirs '
+  'is over, no ratio can, and the rule was changed after the runs. That rings '
+  'are good where links are equal holds behind switches; where each pair has a '
+  'link, one ring leaves most of them unused. One server is best where one '
+  'worker has nearly all of the capacity: there a star is the forest.',
   claims=(
     Claim(
       text='forests are as fast as their bound: rate over bound, mesh, 1 : 100',
@@ -69,7 +75,6 @@ ENTRY = Entry(
         mark='abstract',
         paper=18.3,
         measure=Measure('most', _of(network, 100)),
-        confirmed=(18.3, 1e9),
         shape=MORE,
       )
       for network, said in _NETWORKS.items()
@@ -82,7 +87,6 @@ ENTRY = Entry(
         mark='abstract',
         paper=18.3,
         measure=Measure('least_of_strong', _of(network, 100)),
-        confirmed=(18.3, 1e9),
         shape=MORE,
       )
       for network, said in _NETWORKS.items()

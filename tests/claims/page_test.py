@@ -1,0 +1,197 @@
+"""Tests for claims.page, store, ranking, whole, and of what is stored."""
+
+import io
+import json
+import pathlib
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+from absl.testing import absltest
+
+import reproduce
+from claims import entries, judging, page, ranking, running, store, whole
+from configs.published import Claim, Entry, Measure
+
+_RESULTS = entries.ROOT / 'results'
+_ABOUT = {
+  'command': 'python reproduce.py planted',
+  'date': '1 January 2026',
+  'cores': 2,
+  'wall_s': 3.0,
+  'git_revision': None,
+}
+
+
+def _entry(least: float = 1.0, **fields) -> Entry:
+  claim = Claim(
+    'x is as it is',
+    'a paper',
+    'found',
+    2.0,
+    Measure('x', {}),
+    (least, 4.0),
+  )
+  return Entry(
+    *('R2SP', 'Planted', 'a', 'b', 'c'),
+    claims=(claim, Claim('y', 'a paper', 'found', unavailable='needs GPUs')),
+    measured='zipline',
+    **fields,
+  )
+
+
+def _stored(records, entry):
+  return store.Stored('quick', _ABOUT, entries.rules(entry), records)
+
+
+class StoredTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+
+  def test_the_page_is_what_stored_results_make(self):
+    text = (_RESULTS / page.NAME).read_text()
+    self.assertEqual(text, page.made(_RESULTS))
+    self.assertNotIn('its rules have changed', text)
+
+  def test_every_claim_has_a_row(self):
+    text = (_RESULTS / page.NAME).read_text()
+    for entry in entries.every().values():
+      for claim in entry.claims:
+        self.assertIn(f'| {claim.text} | {claim.source} ({claim.mark}) ', text)
+
+  def test_what_is_written_is_read(self):
+    entry = _entry()
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    store.write(self.folder, 'planted', _stored(records, entry))
+    found = store.read(self.folder, 'planted', entry)
+    self.assertEqual(found.records, records)
+    self.assertIsNone(store.read(self.folder, 'another', entry))
+
+  def test_rules_that_changed_after_the_runs_show(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    store.write(self.folder, 'planted', _stored(records, _entry()))
+    other = _entry(least=2.0)
+    with self.assertRaisesRegex(store.Stale, "others of .'x is as it is'"):
+      store.read(self.folder, 'planted', other)
+    stored, rows = page.found(self.folder, 'planted', other)
+    self.assertIsNone(stored)
+    first, second = rows.values()
+    self.assertEqual(first.verdict, judging.NOT_RUN)
+    self.assertEqual(first.reason, 'its rules have changed since')
+    self.assertEqual(second.verdict, judging.UNAVAILABLE)
+
+  def test_runs_that_failed_stay_in(self):
+    entry = _entry()
+    records = [
+      {'seed': 0, 'status': 'finished', 'x': 3.0},
+      {'seed': 1, 'status': 'failed', 'run': 'a-seed1', 'error': 'no room'},
+    ]
+    store.write(self.folder, 'planted', _stored(records, entry))
+    with mock.patch.object(entries, 'every', lambda: {'planted': entry}):
+      text = page.made(self.folder)
+    self.assertIn('2 records, 1 of them not finished', text)
+    self.assertIn('- a-seed1: failed. no room', text)
+    self.assertIn('needs GPUs', text)
+
+  def test_ranks_are_by_medians_and_never_is_last(self):
+    fields = {
+      'grids': {'quick': 'sync.name=bsp,asp,ssp'},
+      'ranked': ('time_to.0.9',),
+    }
+    times = {'bsp': [5.0, 6.0], 'asp': [None, None], 'ssp': [1.0, None]}
+    records = [
+      {'sync.name': name, 'seed': seed, 'status': 'finished', 'time_to.0.9': t}
+      for name, each in times.items()
+      for seed, t in enumerate(each)
+    ]
+    entry = _entry(**fields)
+    rows = ranking.table(entry, _stored(records, entry)).splitlines()
+    self.assertEqual(rows[2], '| 1 | bsp | 5.5 (5 to 6) |')
+    self.assertEqual([row.split()[3] for row in rows[3:]], ['asp', 'ssp'])
+
+  def test_a_folder_that_is_not_there_has_no_page(self):
+    with self.assertRaisesRegex(ValueError, '--out: expected a folder'):
+      whole.paged(str(self.folder / 'none'))
+
+
+class RecordsTest(absltest.TestCase):
+  def _run(self, folder, name, summary, config):
+    path = folder / name
+    path.mkdir()
+    if summary is not None:
+      (path / 'summary.json').write_text(json.dumps(summary))
+      (path / 'manifest.json').write_text(json.dumps({'config': config}))
+    else:
+      (path / 'log.txt').write_text('one\nno memory\n')
+
+  def test_records_are_of_every_run_of_a_sweep(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    names = {'1': 'whole', '2': 'diverged', '3': 'error', '4': 'killed'}
+    (folder / 'sweep.json').write_text(json.dumps({'runs': names}))
+    config = {'seed': 7, 'cluster': {'workers': 4}}
+    summary = {
+      'ended': 'finished',
+      'time_s': 10.0,
+      'iterations': 80,
+      'examples': 640,
+      'bytes': 50,
+      'time_to': {'0.9': 2.0},
+    }
+    errors = ('finished', 'FloatingPointError: NaN', 'ValueError: odd', None)
+    for name, ended in zip(names.values(), errors, strict=True):
+      own = ended and summary | {'ended': ended}
+      self._run(folder, name, own, config)
+    asked = ('iterations_to.0.9', 'examples_to.0.9', 'time_to.0.9')
+    found = running.of_folder(_entry(ranked=asked), ['seed'], folder)
+    statuses = [record['status'] for record in found]
+    self.assertEqual(statuses, ['finished', 'diverged', 'failed', 'failed'])
+    self.assertEqual(found[2]['error'], 'ValueError: odd')
+    self.assertEqual(found[3]['error'], 'one / no memory')
+    first = found[0]
+    self.assertEqual((first['seed'], first['iteration_s']), (7, 0.5))
+    self.assertEqual(first['examples_per_s'], 64.0)
+    self.assertEqual([first[name] for name in asked], [4.0, 128.0, 2.0])
+
+
+class CommandTest(absltest.TestCase):
+  def _said(self, *words):
+    out, error = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error):
+      code = reproduce.main([*words])
+    return code, out.getvalue(), error.getvalue()
+
+  def test_it_lists_entries_with_their_verdicts(self):
+    code, said, _ = self._said('--list', f'--out={_RESULTS}')
+    self.assertEqual(code, 0)
+    for name in entries.names():
+      self.assertIn(name, said)
+
+  def test_what_is_wrong_is_refused_before_anything_runs(self):
+    out = f'--out={tempfile.mkdtemp()}'
+    for words, message in (
+      (('elastic',), "NAME: expected one of .*, got 'elastic'"),
+      (('elastic_cost', '--seeds=17'), '--seeds: expected 1 to 16, got 17'),
+      (('elastic_cost', '--seeds=-1'), '--seeds: expected 1 to 16, got -1'),
+    ):
+      code, _, error = self._said(*words, out)
+      self.assertEqual(code, 1)
+      self.assertRegex(error, f'Refused: {message}')
+
+  def test_a_measurement_that_fails_stays_in_and_is_told(self):
+    out = tempfile.mkdtemp()
+    entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
+    with (
+      mock.patch.object(entries, 'find', lambda name: entry),
+      mock.patch.object(entries, 'every', lambda: {'planted': entry}),
+    ):
+      code, said, error = self._said('planted', f'--out={out}')
+    self.assertEqual(code, 1, said)
+    self.assertIn('No module named', error)
+    self.assertIn(
+      '1 of them not finished', (pathlib.Path(out) / page.NAME).read_text()
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
