@@ -66,6 +66,15 @@ def digits(*, epochs: float) -> ml_collections.ConfigDict:
   return config
 
 
+def reduce(config: ml_collections.ConfigDict, route: str) -> None:
+  """Lets workers sum on a route: there are no servers, nor links of them."""
+  defaults = default.get_config()
+  config.route.name = route
+  config.route.server = defaults.route.server
+  for way in ('server_up_Bps', 'server_down_Bps'):
+    config.cluster.network[way] = defaults.cluster.network[way]
+
+
 def _set_links(
   config: ml_collections.ConfigDict, worker_Bps: float, server_Bps: float
 ) -> None:

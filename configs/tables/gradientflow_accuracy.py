@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
   """Returns what the runs share: digits, BSP, 8 epochs."""
   config = _shared.digits(epochs=8.0)
   config.optimizer.learning_rate = 0.01
-  config.route.name = 'ring'
+  _shared.reduce(config, 'ring')
   return config
 
 

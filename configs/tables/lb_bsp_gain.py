@@ -9,7 +9,9 @@ _SLOWEST = 1, 2, 4, 8
 _GRID = f"""
   cluster.speed.slowdown =
     {', '.join(f'(1.0, 1.0, 1.0, {n}.0)' for n in _SLOWEST)};
-  cluster.speed.name = lognormal, regime;
+  cluster.speed.name & cluster.speed.lognormal.sigma &
+    cluster.speed.regime.factors & cluster.speed.regime.sigma =
+    lognormal & 0.02 & &, regime & & (1.0, 2.0) & 0.02;
   sync.name & batching.name =
     bsp & fixed, bsp & lb_bsp, bsp & lb_bsp_gpu, asp & fixed, ssp & fixed
 """
@@ -22,10 +24,6 @@ def get_config() -> ml_collections.ConfigDict:
   )
   speed = config.cluster.speed
   speed.fixed_s, speed.per_example_s = 0.0, 0.004
-  speed.lognormal.sigma = 0.02
-  speed.regime.sigma = 0.02
-  speed.regime.factors = (1.0, 2.0)
-  speed.regime.stay = 0.98
   return config
 
 
