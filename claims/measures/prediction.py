@@ -8,7 +8,7 @@ import numpy as np
 from bench import made, predict
 from claims.measures import asked
 
-_KINDS = ('driven', 'regimes', 'idle factors')
+_KINDS = ('driven', 'bursts', 'regimes', 'idle factors')
 _PREDICTORS = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx')
 _SEED = 500  # The first one: none with which predictors were chosen.
 _STEPS = {'quick': 300, 'full': 600}
@@ -23,8 +23,8 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
     trace = predict.Trace(*given)
     errors = {name: predict.missed(name, trace) for name in _PREDICTORS}
     errors['yardstick'] = min(errors['last'], errors['ema'])
-    late = predict.ablated(trace).get('narx, no current factors')
-    if late is not None:
+    if trace.factors.shape[-1]:
+      late = predict.ablated(trace)['narx, no current factors']
       errors['narx, late'] = predict.missed('narx', late)
     found += [
       {'kind': kind, 'predictor': name, 'rmse': error}

@@ -118,5 +118,11 @@ ENTRY = Entry(
       unavailable='needs CIFAR-100, two kinds of GPUs and 300 epochs',
     ),
   ),
+  seen='DSSP is no faster than SSP(3) in time, as both end up at the slower '
+  "worker's pace once their leads are used up. Theirs went at the pace of"
+  ' ASP, which no bound of 15 allows for long: their pseudo-code gives '
+  'the fastest worker new iterations whenever it asks, so that nothing '
+  "bounds it. SSP's times to an accuracy are half of BSP's here, as BSP "
+  'takes means: half of the rate.',
   grids={'quick': _GRID, 'full': _GRID},
 )

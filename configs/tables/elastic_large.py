@@ -125,5 +125,9 @@ ENTRY = Entry(
       'epochs of ResNet-50 on GPUs',
     ),
   ),
+  seen='Theirs took longer with ASP and SSP than with BSP for ResNet-50; here '
+  'nothing can make that so: servers apply an update in no time, however '
+  'many there are. It may be what updates cost their servers; that was '
+  'not tried.',
   grids={'quick': _GRID, 'full': _GRID},
 )

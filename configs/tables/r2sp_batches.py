@@ -63,6 +63,9 @@ ENTRY = Entry(
       shape=MORE,
     ),
   ),
+  seen='Batches are smaller than theirs by as much as iterations are shorter: '
+  '.62 and .82 s of blocking in table II say that theirs took 1.4 s, of '
+  'which computing is 1.19.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='batches',
 )
