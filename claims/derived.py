@@ -51,6 +51,17 @@ def batches(
   return {**found, 'examples_per_s': examples / span_s}
 
 
+def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the largest lead of a worker, iterations."""
+  pushed = dict.fromkeys(range(config['cluster']['workers']), 0)
+  most = 0
+  for row in records.events(folder):
+    if row['told'] == 'push':
+      pushed[row['worker']] += 1
+      most = max(most, pushed[row['worker']] - min(pushed.values()))
+  return {'largest_lead': most}
+
+
 def _pushes(folder: pathlib.Path) -> list[dict[str, Any]]:
   pushes = [row for row in records.events(folder) if row['told'] == 'push']
   return pushes[int(_SKIPPED * len(pushes)) :]

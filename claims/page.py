@@ -73,7 +73,8 @@ def judged(
     stored: Its results; None if there are none.
     absent: Why there are none.
   """
-  not_run = Judged(judging.NOT_RUN, reason=absent)
+  why = judging.UNAVAILABLE if absent == entry.absent != '' else judging.NOT_RUN
+  not_run = Judged(why, reason=absent)
   records = stored.records if stored else ()
   return {
     claim.text: not_run

@@ -33,7 +33,7 @@ def table(entry: Entry, stored: Stored) -> str:
     for key, own in runs.items()
   ]
   rows.sort(key=lambda row: _order(row[1][0]))
-  head = ('', *(field.rpartition('.')[0] or field for field in fields))
+  head = ('', *(field.removesuffix('.name') for field in fields))
   lines = [(*head, *entry.ranked), ('---',) * (len(head) + len(entry.ranked))]
   lines += [
     (f'{place}', *key, *map(_cell, columns))

@@ -51,4 +51,8 @@ ENTRY = _combined.entry(
     less('servers: time to .93, ASP over BSP', of('asp'), of()),
     less('servers: time to .93, R2SP over BSP', of('r2sp'), of()),
   ),
+  seen='BSP over a forest with messages of 16 bits comes first. A double tree '
+  'is as fast as a forest here, which is a tree with its root at the fastest '
+  'workers. ASP, SSP and DSSP come last: examples go to the workers with fast '
+  'links, but their pulls and pushes still wait for servers behind slow ones.',
 )

@@ -126,5 +126,6 @@ ENTRY = Entry(
   'is hidden; what operations cost real hosts it does not know. A claim about '
   'the spread over all thetas was dropped before its runs were stored: it '
   'would have been confirmed by theta = inf alone.',
+  ranked=('iteration_s',),
   grids={'quick': _GRID, 'full': _GRID},
 )

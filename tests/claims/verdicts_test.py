@@ -1,0 +1,86 @@
+"""Tests that runs of each family, made again, give the stored verdicts."""
+
+import math
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+import train
+from claims import entries, page, running, store
+from claims.measures import forest
+from sweeps import plan
+
+_RESULTS = entries.ROOT / 'results'
+_SCALE = 'quick'
+# What depends on the machine: libraries of mathematics, and XLA.
+_NEAR = 1e-6
+# Of each family, an entry and which of a seed's runs are made again.
+_CHEAP = {
+  'elastic_large': (0, 4),
+  'dssp_table1': (6,),
+  'r2sp_relaxation': (1, 2),
+  'lb_bsp_gain': (0, 1),
+  'gradientflow_fusion': (0, 3),
+}
+_TRAINED = 'accuracy', '_to.'  # Parts of fields that XLA decides.
+
+
+def _again(name, entry, point):
+  """Makes a run again in this process; returns its record."""
+  words = [f'--config.{field}={value}' for field, value in point.items()]
+  config = plan.config([f'--config={running.file_of(name)}', *words])
+  folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
+  train.build(config, workdir=str(folder))()
+  return running.record(entry, [*point], folder, 'finished')
+
+
+def _same(new, old):
+  for field, value in new.items():
+    if any(part in field for part in _TRAINED):
+      continue
+    if isinstance(value, float) and math.isfinite(value):
+      if not math.isclose(value, old[field], rel_tol=_NEAR):
+        return f'{field}: {value} now, {old[field]} stored'
+    elif value != old[field]:
+      return f'{field}: {value} now, {old[field]} stored'
+  return ''
+
+
+class VerdictsTest(parameterized.TestCase):
+  @parameterized.parameters(*_CHEAP.items())
+  def test_runs_and_verdicts_are_those_that_are_stored(self, name, places):
+    entry = entries.find(name)
+    stored = store.read(_RESULTS, name, entry)
+    before = page.judged(entry, stored, '')
+    points = running.points_of(entry, _SCALE, [0])
+    for place in places:
+      new = _again(name, entry, points[place])
+      old = next(
+        each
+        for each in stored.records
+        if all(each.get(field) == new[field] for field in points[place])
+      )
+      self.assertEqual(_same(new, old), '', points[place])
+      old.update(new)
+    after = page.judged(entry, stored, '')
+    self.assertEqual(
+      {text: row.verdict for text, row in after.items()},
+      {text: row.verdict for text, row in before.items()},
+    )
+
+  def test_rates_of_forests_are_those_that_are_stored(self):
+    entry = entries.find('forest_rates')
+    stored = store.read(_RESULTS, 'forest_rates', entry)
+    for new in forest.measure(seed=0, scale=_SCALE):
+      old = next(
+        each
+        for each in stored.records
+        if each['seed'] == 0
+        and (each['network'], each['ratio']) == (new['network'], new['ratio'])
+      )
+      self.assertEqual(_same(new, old), '', new)
+
+
+if __name__ == '__main__':
+  absltest.main()
