@@ -52,13 +52,15 @@ def batches(
 
 
 def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the largest lead of a worker, iterations."""
-  pushed = dict.fromkeys(range(config['cluster']['workers']), 0)
-  most = 0
+  """Returns the largest lead of a worker since the last barrier, iterations."""
+  none = dict.fromkeys(range(config['cluster']['workers']), 0)
+  pushed, most = dict(none), 0
   for row in records.events(folder):
     if row['told'] == 'push':
       pushed[row['worker']] += 1
       most = max(most, pushed[row['worker']] - min(pushed.values()))
+    if row['said'].get('barrier'):
+      pushed = dict(none)
   return {'largest_lead': most}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from claims import entries
@@ -9,6 +10,7 @@ from configs.checks import require
 from configs.published import Entry
 
 _FORMAT = 1
+_DIGITS = 9
 
 
 class Stored(NamedTuple):
@@ -40,7 +42,7 @@ def write(folder: pathlib.Path, name: str, stored: Stored) -> pathlib.Path:
   """
   path = file_of(folder, name, stored.scale)
   head = {'format': _FORMAT, 'scale': stored.scale, 'about': stored.about}
-  lines = [json.dumps(record, sort_keys=True) for record in stored.records]
+  lines = [json.dumps(_short(record)) for record in stored.records]
   text = json.dumps({**head, 'rules': stored.rules}, indent=1)
   body = ',\n'.join(f'  {line}' for line in lines)
   path.write_text(f'{text[:-2]},\n "records": [\n{body}\n ]\n}}\n')
@@ -63,6 +65,15 @@ def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
     if path.exists():
       return _read(path, entry)
   return None
+
+
+def _short(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a record with no more digits than matter."""
+  return {
+    field: float(f'{value:.{_DIGITS}g}') if isinstance(value, float) else value
+    for field, value in sorted(record.items())
+    if field != 'run' or record['status'] != 'finished'
+  }
 
 
 def _read(path: pathlib.Path, entry: Entry) -> Stored:
