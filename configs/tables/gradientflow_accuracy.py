@@ -20,21 +20,10 @@ def _of(dtype: str) -> dict[str, object]:
   return {'wire.dense.dtype': dtype}
 
 
-def _sparse(text: str) -> Claim:
-  return Claim(
-    text=text,
-    source='GradientFlow',
-    mark='secondary',
-    unavailable='coarse-grained sparse messages are not a wire of this project '
-    'yet',
-  )
-
-
 ENTRY = Entry(
   family='GradientFlow',
-  title='Accuracy with smaller messages',
-  theirs='gradients in half precision with a master copy in float32; sparse '
-  'chunks with momentum correction and warm-up; ImageNet',
+  title='Accuracy with messages of half precision',
+  theirs='gradients in half precision with a master copy in float32; ImageNet',
   ours='BSP, a ring of 4 virtual workers, a dense layer of 128 on digits, 8 '
   'epochs, rate .01; messages of 32 and 16 bits, sums in float32',
   differs='model and data',
@@ -62,9 +51,6 @@ ENTRY = Entry(
       )
       for dtype in ('float16', 'bfloat16')
     ),
-    _sparse('coarse-grained sparse messages cost no accuracy with warm-up'),
-    _sparse('without momentum correction they do'),
-    _sparse('they make iterations faster than fused sums'),
   ),
   grids={'quick': _GRID, 'full': _GRID},
 )
