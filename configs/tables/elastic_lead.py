@@ -1,4 +1,4 @@
-"""How far ElasticBSP and DSSP let a worker lead."""
+"""How far ElasticBSP lets a worker lead."""
 
 import ml_collections
 
@@ -10,7 +10,7 @@ _GRID = f"""
   cluster.speed.slowdown =
     {', '.join(f'(1.0, 1.0, 1.0, {n}.0)' for n in _SLOWEST)};
   sync.name & sync.elastic.lookahead & sync.elastic.bound =
-    elastic & 15 &, elastic & 15 & 15.0, dssp & &
+    elastic & 15 &, elastic & 15 & 15.0
 """
 
 
@@ -56,14 +56,9 @@ ENTRY = Entry(
       _claim('a bound of 15 of our own does', 'ours', n, _BOUNDED)
       for n in _SLOWEST
     ),
-    *(
-      _claim('DSSP of 3 to 15 bounds leads', 'ours', n, {'sync.name': 'dssp'})
-      for n in _SLOWEST
-    ),
   ),
   seen='Leads were counted over the whole run at first, which nothing bounds; '
-  'that was changed after the runs. A lead is counted as a push arrives, whose '
-  'worker may have to wait then: of DSSP it is 16 then.',
+  'that was changed after the runs.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='leads',
 )
