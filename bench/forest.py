@@ -152,7 +152,7 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
   for name, spec in topologies.SPREAD.items():
     for ratio in _RATIOS:
       runs = [
-        unequal(spec, ratio, s) for s in seeds[: None if ratio > 1 else 1]
+        _unequal(spec, ratio, s) for s in seeds[: None if ratio > 1 else 1]
       ]
       found = {
         title: [run[key] for run in runs if run[key] is not None]
@@ -306,7 +306,7 @@ def print_chunks() -> None:
   )
 
 
-def unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
+def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
   cluster = randomized.spread(named(spec), ratio, seed)
   return ratios(cluster, topology.pack(cluster))
 
