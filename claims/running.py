@@ -12,7 +12,7 @@ from typing import Any
 from claims import derived, entries
 from configs.published import Entry
 from sweeps import grid, plan, whole
-from sweeps.child import python_path
+from sweeps.child import die_with_parent, python_path
 from sweeps.folder import Folder, write
 
 # What is kept of each run's summary, beside what claims ask for.
@@ -189,6 +189,7 @@ def _measured(
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=die_with_parent,
       )
       if done.returncode:
         last = done.stderr.splitlines()[-_LINES:]

@@ -12,6 +12,7 @@ from importlib import metadata
 from claims import entries, judging, page, running, store
 from configs.checks import require
 from configs.published import Entry
+from sweeps.child import die_with_parent
 
 _PACKAGES = ('jax', 'numpy')
 _UNFINISHED = 1  # Exit code if any run failed.
@@ -80,7 +81,11 @@ def all_of(*, scale: str, seeds: int, out: str) -> int:
     print(f'== {name}', flush=True)
     words = [name, f'--scale={scale}', f'--seeds={seeds}', f'--out={out}']
     script = entries.ROOT / 'reproduce.py'
-    done = subprocess.run([sys.executable, str(script), *words], check=False)
+    done = subprocess.run(
+      [sys.executable, str(script), *words],
+      check=False,
+      preexec_fn=die_with_parent,
+    )
     if done.returncode:
       failed.append(name)
   if failed:

@@ -18,7 +18,6 @@ MARKS = {
   'secondary': "read in somebody's notes on the paper",
   'abstract': "read in the paper's abstract",
   'read off': 'read off a figure, to one or two per cent',
-  'recalled': 'from memory, not verified: no fact',
   'derived': 'our arithmetic from what was found',
   'ours': 'nobody has published it',
 }

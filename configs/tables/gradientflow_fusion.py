@@ -113,13 +113,6 @@ ENTRY = Entry(
     _elsewhere(
       'AlexNet, 95 epochs of ImageNet in 1.5 minutes', 'abstract', 1.5, _GPUS
     ),
-    _elsewhere(
-      'ResNet-50 on 512 GPUs in 7.3 minutes; batches of 64 K and 32 K; '
-      'accuracy 58.2 %',
-      'recalled',
-      None,
-      f'{_GPUS}, and was not verified',
-    ),
   ),
   seen='Fusing gains nothing here: sums travel in chunks that overlap, and the '
   'virtual clock charges nothing for an operation, so that the latency of each '

@@ -61,8 +61,8 @@ _SAME, _CLOSE = (-0.005, 0.005), (-0.01, 0.01)
 ENTRY = Entry(
   family='GradientFlow',
   title='Sparse chunks',
-  theirs='chunks of 32 K gradients, a share of them sent that is not certain, '
-  'correction of momentum and dense warm-up; AlexNet and ResNet-50 on ImageNet',
+  theirs='chunks with the largest norms, summed over workers; correction of '
+  'momentum, dense warm-up; ImageNet. Sizes and shares were not found.',
   ours='BSP with momentum .9, a dense layer of 128 on digits, rate .001, 10 '
   'epochs; 90 % of chunks of 512 numbers wait; warm-up in three epochs; a ring '
   'of 4 virtual workers, links of 20 MB/s',

@@ -48,7 +48,7 @@ ENTRY = Entry(
       _claim(
         f'{rule}: iterations to an accuracy over BSP',
         'LB-BSP, text',
-        'secondary',
+        'derived',
         Measure(_ITERATIONS, _of(rule), _of('fixed')),
         near(1.0, 0.1),
         near(1.0, 0.25),
@@ -60,7 +60,7 @@ ENTRY = Entry(
       _claim(
         f'{rule}: final accuracy minus that of BSP',
         'LB-BSP, text',
-        'secondary',
+        'derived',
         Measure('final_accuracy', _of(rule), minus=_of('fixed')),
         (-0.01, 0.01),
       )
@@ -80,8 +80,8 @@ ENTRY = Entry(
     *(
       _claim(
         f'lb_bsp: time to an accuracy over {scheme}',
-        'LB-BSP, text: a baseline',
-        'secondary',
+        'ours',
+        'ours',
         Measure(_TO, _of('lb_bsp'), _of('fixed', scheme)),
         (0.0, 0.95),
         LESS,

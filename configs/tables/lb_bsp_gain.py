@@ -122,8 +122,8 @@ ENTRY = Entry(
     *(
       Claim(
         text=f'slowest 4 times as slow: examples/s, LB-BSP over {scheme}',
-        source='LB-BSP, text: a baseline',
-        mark='secondary',
+        source='ours',
+        mark='ours',
         measure=Measure(
           'examples_per_s',
           _of('lb_bsp', 4),

@@ -178,6 +178,23 @@ class CommandTest(absltest.TestCase):
       self.assertEqual(code, 1)
       self.assertRegex(error, f'Refused: {message}')
 
+  def test_all_entries_are_run_whatever_becomes_of_one(self):
+    codes = iter([0, 1, 0])
+    run = mock.Mock(
+      side_effect=lambda *_, **__: mock.Mock(returncode=next(codes))
+    )
+    known = dict.fromkeys(('one', 'two', 'three'))
+    with (
+      mock.patch.object(entries, 'every', lambda: known),
+      mock.patch.object(whole.subprocess, 'run', run),
+    ):
+      code, said, _ = self._said('--all', '--seeds=2', '--out=o')
+    self.assertEqual(code, 1)
+    self.assertIn('Not all runs have finished of: two\n', said)
+    words = [call.args[0][2:] for call in run.call_args_list]
+    more = ['--scale=quick', '--seeds=2', '--out=o']
+    self.assertEqual(words, [[name, *more] for name in known])
+
   def test_a_measurement_that_fails_stays_in_and_is_told(self):
     out = tempfile.mkdtemp()
     entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
