@@ -86,6 +86,26 @@ class Rows(NamedTuple):
 Round = Callable[[Any, jax.Array], tuple[Any, Any]]
 
 
+class Early(NamedTuple):
+  """What a sum among workers begins with, if it is known before the vector.
+
+  The first round says these parts of the vector, end to end, and then what it
+  says besides.
+
+  Attributes:
+    chunk: Numbers of a part; those that the last one lacks are zeros.
+    count: Returns how many parts travel of n numbers; 0 if all of them do.
+    chosen: Returns which, int [count], ascending, of the state and n.
+    values: Returns what a part of the vector becomes, of what is kept of it,
+      and of it; for NumPy.
+  """
+
+  chunk: int
+  count: Callable[[int], int]
+  chosen: Callable[[State, int], jax.Array]
+  values: Callable[[Any, Any], Any]
+
+
 class Codec(NamedTuple):
   """What a vector becomes on its way, and back.
 
@@ -111,6 +131,8 @@ class Codec(NamedTuple):
       the vector, the last returns `Summed` and the state, whose `kept` and
       `own` do not depend on what it has heard.  Each can be jitted by itself.
       () if such sums take nothing but rounding, see `dtype`, or cannot be had.
+    early: What of the first round can travel before the whole vector is there;
+      None for nothing.
     shaped: Returns the codec of vectors in which these matrices lie; None if
       it is all the same.
   """
@@ -123,6 +145,7 @@ class Codec(NamedTuple):
   dtype: np.dtype | None = None
   arrived: Callable[[Message, int], jax.Array] | None = None
   rounds: Sequence[Round] = ()
+  early: Early | None = None
   shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from configs.checks import require
 from wire import dense
-from wire.codec import Codec, Message, State, Summed, Wire
+from wire.codec import Codec, Early, Message, State, Summed, Wire
 
 _CORRECTIONS = ('none', 'masked', 'local')
 _ITEM = 4  # Bytes of a number, and of a chunk's number.
@@ -109,12 +109,19 @@ class _Chunks(NamedTuple):
     """Returns the codec."""
     at_once = self.lags or not self.sparsity
     masked = self.correction == 'masked' and self.sparsity > 0
+    early = Early(
+      self.chunk,
+      lambda n: 0 if self._all_travel(n) else self.sent_of(n),
+      lambda state, n: self.chosen(state.common, n),
+      lambda kept, vector: self.added(kept, vector)['left'],
+    )
     return Codec(
       init=self._init,
       encode=self._encode,
       decode=self._decode,
       size_bytes=self._size_bytes,
       arrived=self._arrived if masked else None,
+      early=early if self.lags else None,
       rounds=[
         *([self._say] if at_once else [self._say_norms, self._say_chosen]),
         self._end,

@@ -25,6 +25,8 @@ class Talks:
     said: How many numbers each round says, by the stage of the wire.
     most: Rounds of the stage that has most of them.
     codecs: Of vectors like these, stage by stage.
+    early: What of the first round can travel early, stage by stage.
+    chosen: Compiled: which parts do, of the state and the stage.
     init: Compiled: what a worker remembers at first, of the worker.
   """
 
@@ -44,6 +46,11 @@ class Talks:
     self.init = jax.jit(lambda worker: self.codecs[-1].init(size, worker))
     self.said = [self._said(codec) for codec in self.codecs]
     self.most = max(map(len, self.said))
+    self.early = [
+      codec.early if codec.early and codec.early.count(size) else None
+      for codec in self.codecs
+    ]
+    self.chosen = jax.jit(self._chosen, static_argnums=1)
     self._rounds = [list(map(jax.jit, codec.rounds)) for codec in self.codecs]
     self._scaled = jax.jit(scaled)
 
@@ -113,7 +120,15 @@ class Talks:
         summed, states = self.together(
           states, {0: vector}, stage=stage, scale=scale
         )
+      if self.early[stage]:
+        self.chosen(states[0], stage)
       yield jax.block_until_ready(summed)
+
+  def _chosen(self, state: State, stage: int) -> jax.Array:
+    early = self.early[stage]
+    if early is None:
+      raise ValueError(f'stage: expected one with early parts, got {stage}.')
+    return early.chosen(state, self.size)
 
   def _said(self, codec: Codec) -> list[int]:
     said = []

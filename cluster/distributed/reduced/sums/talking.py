@@ -1,6 +1,6 @@
 """Sums by conversations between hosts: of wires that do more than round."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from cluster.distributed.reduced.executor.errors import (
   PeerLost,
 )
 from cluster.distributed.reduced.executor.generation import Travel
+from cluster.distributed.reduced.executor.reduction import Reduction
 from cluster.distributed.reduced.sums.memory import Memory, Talking
+from cluster.distributed.reduced.sums.packing import Packing, Reached
 from cluster.distributed.reduced.sums.summing import (
   CheckedFilling,
   HostSumming,
@@ -32,12 +34,24 @@ class TalkingSumming(HostSumming):
 
   memory: Memory
 
-  def __init__(self, index: int, *, talks: Talks, **of_host: Any):
-    """Listens to nobody yet; other arguments are those of `HostSumming`."""
+  def __init__(
+    self, index: int, *, talks: Talks, range_bytes: float, **of_host: Any
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      index: Of this worker.
+      talks: The conversations.
+      range_bytes: Of what travels early, if something does.
+      **of_host: As of `HostSumming`.
+    """
     super().__init__(index, **of_host)
+    self._range_bytes = range_bytes
     self.memory = Memory(talks, self._pool, index)
     self._said: dict[int, np.ndarray] = {}
     self._travel: Travel | None = None
+    # Of an iteration whose values travel early: the sum, and where it will be.
+    self._begun: tuple[Reduction, np.ndarray] | None = None
     self._talking: Talking | None = None
     self._number, self._stage, self._scale = 0, 0, 1.0
 
@@ -67,14 +81,20 @@ class TalkingSumming(HostSumming):
     fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
-    """Computes a gradient, of which nothing travels before all is there."""
-    del least_s
+    """Computes a gradient; of it travels early what is known to travel."""
     self._vectors.reverse()
-    filling = CheckedFilling(self._pool, self._vectors[0], _nobody, fault)
-    self._filling, self._stage = filling, stage
+    self._stage = stage
     self._number = version * (self.memory.talks.most + 1)
     self._travel = self._faults.travel(worker, iteration, fault)
     self._scale = factor(learner.scaling)
+    ready, reach = _nobody, self._begin_early()
+    if reach:
+      if self.paced:
+        self._let_pass(reach, least_s)
+      reached = Reached(self._pool.ranges, self._pool.gradient)
+      ready = lambda number: reach(reached.full(number))  # noqa: E731
+    filling = CheckedFilling(self._pool, self._vectors[0], ready, fault)
+    self._filling = filling
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
@@ -92,6 +112,8 @@ class TalkingSumming(HostSumming):
     talking = memory.talk(gradient, stage=self._stage, scale=self._scale)
     said: Any = talking.begin()
     number = self._number
+    if self._begun:
+      said, number = talking.hear(self._heard_early(talking, said, rest)), -1
     while said is not None:
       last = talking.last
       parts, travel = [np.asarray(said)], None
@@ -129,14 +151,64 @@ class TalkingSumming(HostSumming):
     (total,) = self._sum(number, (self.memory.kept(),), None)
     self.memory.total = total.copy()
 
+  def _begin_early(self) -> Callable[[int], None] | None:
+    """Begins the sum whose values travel early, if there are such.
+
+    Returns what is told how much of the gradient is there.
+    """
+    memory, stage = self.memory, self._stage
+    early = memory.talks.early[stage]
+    if early is None:
+      return None
+    size = self._pool.gradient
+    packing = Packing(
+      early,
+      np.asarray(memory.talks.chosen(memory.state, stage)).tolist(),
+      vector=self._vectors[0][:size],
+      kept=memory.state.kept,
+      scale=self._scale,
+      range_bytes=self._range_bytes,
+    )
+    end = memory.talks.said[stage][0] + self._pool.size - size
+    vector = self._room(end)
+    ranges = [*packing.ranges, (packing.ranges[-1][1], end)]
+    reduction = self._running.begin(self._number, vector, ranges, self._travel)
+    self._reduction, self._begun = reduction, (reduction, vector)
+    packing.begin(vector, reduction.ready)
+    return packing.reach
+
+  def _heard_early(
+    self, talking: Talking, said: Any, rest: np.ndarray
+  ) -> np.ndarray:
+    """Adds what does not travel early, and waits for the sum; ends it."""
+    (reduction, vector), self._begun = self._begun, None
+    early = self.memory.talks.early[self._stage]
+    packed = early.count(self._pool.gradient) * early.chunk
+    vector[packed : said.size] = np.asarray(said)[packed:]
+    vector[said.size :] = rest
+    try:
+      reduction.ready(reduction.ranges - 1)
+      reduction.wait()
+    except (Abandoned, Damaged, PeerLost):
+      talking.unheard(np.zeros(said.size, np.float32))
+      raise
+    finally:
+      self._reduction = None
+    rest[:] = vector[said.size :]
+    return vector[: said.size]
+
+  def _room(self, size: int) -> np.ndarray:
+    """Returns float32 [size], the same for the same size."""
+    if size not in self._said:
+      self._said[size] = memories.aligned(4 * size).view(np.float32)
+    return self._said[size]
+
   def _sum(
     self, number: int, parts: Sequence[np.ndarray], travel: Travel | None
   ) -> list[np.ndarray]:
     """Returns the sums of arrays of all workers, which are written over."""
     ends = np.cumsum([part.size for part in parts]).tolist()
-    if ends[-1] not in self._said:
-      self._said[ends[-1]] = memories.aligned(4 * ends[-1]).view(np.float32)
-    vector = self._said[ends[-1]]
+    vector = self._room(ends[-1])
     np.concatenate(parts, out=vector)
     ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
     reduction = self._running.begin(number, vector, ranges, travel)
