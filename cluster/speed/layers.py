@@ -142,6 +142,18 @@ def ranges(
   return found
 
 
+def shortened(parts: Sequence[Range], size_bytes: int) -> list[Range]:
+  """Returns ranges of so many bytes together, ready at the same times."""
+  total = max(sum(each.bytes for each in parts), 1)
+  ends = itertools.accumulate(each.bytes for each in parts)
+  cuts = [0, *(size_bytes * end // total // _ITEM * _ITEM for end in ends)]
+  cuts[-1] = size_bytes
+  return [
+    each._replace(bytes=end - start)
+    for each, (start, end) in zip(parts, itertools.pairwise(cuts), strict=True)
+  ]
+
+
 def even(size_bytes: int, range_bytes: float) -> list[int]:
   """Returns the bytes of equal layers, as many as ranges if they are whole."""
   if not 0 < range_bytes < size_bytes:

@@ -23,6 +23,7 @@ from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
 from learning.learning import Learner
+from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
@@ -174,8 +175,19 @@ def _stages(
   stats = talks.ITEM * learned.elements[1] + learned.other_bytes
   rest = [layers.Range(stats, 1.0)] if stats else []
   found = []
-  for sizes in talked.said:
+  for early, sizes in zip(talked.early, talked.said, strict=True):
     *rounds, last = ([layers.Range(talks.ITEM * n, 1.0)] for n in sizes)
+    if early and parts.plan.overlap:
+      dense = layers.of_run(config, learned, size, FLOAT32)
+      sent = talks.ITEM * early.count(talked.size) * early.chunk
+      rounds, last = (
+        [],
+        [
+          # As if what is chosen lay evenly in the gradient.
+          *layers.shortened(dense, sent),
+          layers.Range(talks.ITEM * sizes[0] - sent, 1.0),
+        ],
+      )
     found.append([*rounds, [*last, *rest]])
   return found
 

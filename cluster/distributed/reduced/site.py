@@ -69,9 +69,10 @@ class ReducedSite(Process):
       rest = self._pool.size - self._pool.gradient
       self._sizes = [talks.ITEM * (sum(n) + rest) for n in self._talks.said]
     self._pace: Sequence[layers.Range] = ()
-    if not self._talks and speed and learned.schedule is None:
+    early = self._talks is None or any(self._talks.early)
+    if early and speed and learned.schedule is None:
       self._pace = layers.of_run(
-        config, learned, plan.range_bytes, parts.wire.push.dtype
+        config, learned, plan.range_bytes, self._pool.dtypes[0]
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
@@ -158,7 +159,12 @@ class ReducedSite(Process):
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
       host = HostSumming
       if self._talks:
-        host = functools.partial(TalkingSumming, talks=self._talks)
+        host = functools.partial(
+          TalkingSumming,
+          talks=self._talks,
+          range_bytes=self._plan.range_bytes,
+          overlap=self._plan.overlap,
+        )
       summing = host(
         self.meeting.role.index,
         workers=self._workers,

@@ -1,5 +1,6 @@
 """Sums by conversations between hosts: of wires that do more than round."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,13 @@ class TalkingSumming(HostSumming):
   memory: Memory
 
   def __init__(
-    self, index: int, *, talks: Talks, range_bytes: float, **of_host: Any
+    self,
+    index: int,
+    *,
+    talks: Talks,
+    range_bytes: float,
+    overlap: bool,
+    **of_host: Any,
   ):
     """Listens to nobody yet.
 
@@ -43,15 +50,16 @@ class TalkingSumming(HostSumming):
       index: Of this worker.
       talks: The conversations.
       range_bytes: Of what travels early, if something does.
+      overlap: Whether it does.
       **of_host: As of `HostSumming`.
     """
     super().__init__(index, **of_host)
-    self._range_bytes = range_bytes
+    self._range_bytes, self._overlap = range_bytes, overlap
     self.memory = Memory(talks, self._pool, index)
     self._said: dict[int, np.ndarray] = {}
     self._travel: Travel | None = None
     # Of an iteration whose values travel early: the sum, and where it will be.
-    self._begun: tuple[Reduction, np.ndarray] | None = None
+    self._begun: tuple[Reduction, np.ndarray, int] | None = None
     self._talking: Talking | None = None
     self._number, self._stage, self._scale = 0, 0, 1.0
 
@@ -90,7 +98,7 @@ class TalkingSumming(HostSumming):
     ready, reach = _nobody, self._begin_early()
     if reach:
       if self.paced:
-        self._let_pass(reach, least_s)
+        self._pass(reach, least_s)
       reached = Reached(self._pool.ranges, self._pool.gradient)
       ready = lambda number: reach(reached.full(number))  # noqa: E731
     filling = CheckedFilling(self._pool, self._vectors[0], ready, fault)
@@ -158,7 +166,7 @@ class TalkingSumming(HostSumming):
     """
     memory, stage = self.memory, self._stage
     early = memory.talks.early[stage]
-    if early is None:
+    if early is None or not self._overlap:
       return None
     size = self._pool.gradient
     packing = Packing(
@@ -173,21 +181,32 @@ class TalkingSumming(HostSumming):
     vector = self._room(end)
     ranges = [*packing.ranges, (packing.ranges[-1][1], end)]
     reduction = self._running.begin(self._number, vector, ranges, self._travel)
-    self._reduction, self._begun = reduction, (reduction, vector)
+    self._reduction = reduction
+    self._begun = reduction, vector, len(ranges) - 1
     packing.begin(vector, reduction.ready)
     return packing.reach
+
+  def _pass(self, reach: Callable[[int], None], seconds: float) -> None:
+    """Lets all but the last of the gradient be reached, in its time."""
+    start, there = time.monotonic(), 0
+    for part in self._pace[:-1]:
+      rest_s = start + part.ready * seconds - time.monotonic()
+      if rest_s > 0:
+        time.sleep(rest_s)
+      there += part.bytes // 4
+      reach(there)
 
   def _heard_early(
     self, talking: Talking, said: Any, rest: np.ndarray
   ) -> np.ndarray:
     """Adds what does not travel early, and waits for the sum; ends it."""
-    (reduction, vector), self._begun = self._begun, None
+    (reduction, vector, last), self._begun = self._begun, None
     early = self.memory.talks.early[self._stage]
     packed = early.count(self._pool.gradient) * early.chunk
     vector[packed : said.size] = np.asarray(said)[packed:]
     vector[said.size :] = rest
     try:
-      reduction.ready(reduction.ranges - 1)
+      reduction.ready(last)
       reduction.wait()
     except (Abandoned, Damaged, PeerLost):
       talking.unheard(np.zeros(said.size, np.float32))

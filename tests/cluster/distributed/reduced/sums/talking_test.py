@@ -43,7 +43,7 @@ class _Gradient:
   def stream(self, params, ranges, *, worker, iteration, into, scale):
     del params, ranges
     leaves = jax.tree.leaves(self.of(worker, iteration))
-    for number, leaf in enumerate(leaves):
+    for number, leaf in reversed([*enumerate(leaves)]):
       into.put(number, leaf * scale)
     return (), 1.0
 
@@ -75,8 +75,8 @@ def _talks(pool, **changed):
 
 
 class TalkingTest(parameterized.TestCase):
-  def _made(self, count, **changed):
-    pool = Pool(_PARAMS, (), (1, 0), range_bytes=float('inf'), books=_BOOKS)
+  def _made(self, count, *, overlap=False, **changed):
+    pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS)
     faults = Faults(
       (),
       num_workers=count,
@@ -90,6 +90,8 @@ class TalkingTest(parameterized.TestCase):
       TalkingSumming(
         index,
         talks=self.talks,
+        range_bytes=32,
+        overlap=overlap,
         workers=count,
         gradient=_Gradient(),
         pool=pool,
@@ -190,6 +192,32 @@ class TalkingTest(parameterized.TestCase):
     self._form(0, [0, 1, 2])
     for version in range(4):
       self._iterate(version, [0, 1, 2], stage=int(version > 0))
+
+  @parameterized.parameters(('masked', 0.0), ('local', 0.5))
+  def test_what_travels_early_is_the_same(self, correction, momentum):
+    self._made(
+      3,
+      overlap=True,
+      correction=correction,
+      select_lag=1,
+      momentum=momentum,
+    )
+    self._form(0, [0, 1, 2])
+    begun, told = [], []
+    for worker in self.workers:
+      begin = worker._begin_early
+
+      def watched(begin=begin):
+        reach = begin()
+        begun.append(reach is not None)
+        return reach and (lambda there: (told.append(there), reach(there)))
+
+      worker._begin_early = watched
+    for version in range(4):
+      self._iterate(version, [0, 1, 2], stage=int(version > 0))
+    self.assertEqual(begun, [False] * 3 + [True] * 9)
+    # The leaf of 7 numbers lies first, and takes 16; the other has 20.
+    self.assertEqual({*told}, {16, self.pool.gradient})
 
   def test_what_failed_is_repeated_from_what_was_kept_before(self):
     self._made(3)
