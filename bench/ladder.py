@@ -1,0 +1,250 @@
+"""GradientFlow's ladder in a lab: what each technique saves of a step.
+
+  python -m bench.ladder [--routes=ring,native] [--hosts=4] [--mbit=200]
+    [--megabytes=25] [--seconds=12] [--out=DIR]
+
+Needs root, for network namespaces (tools.lab).  Real runs of tools.launch whose
+computing is a sleep, so that links are the limit and processors are not: the
+gradient of AlexNet's layers, scaled, of which the dense layers come first in
+the backward pass and the convolutions take most of its time.
+
+step: seconds from one update to the next, the median but for the first two.
+exposed: what of it nobody computes.  bound: what the bytes of a rung take at
+the nominal rate, 2 (n - 1) / n times each byte, and two messages for each other
+host.  Rungs add up: one range for each tensor, ranges of 1 MiB, bfloat16,
+overlap, and in the place of bfloat16 a tenth of the chunks, chosen by the norms
+of before.
+
+codec: milliseconds that a worker needs beside sending, of random numbers:
+packing what travels, and taking in the sum; medians of 20.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import clusters, steps
+from bench.shaped import Case
+from cluster.speed import layers
+from learning.pool import Pool
+from wire import sparse
+from wire.talks import Talks
+
+# Thousands of parameters of AlexNet's layers, kernels and biases, in the order
+# of the backward pass, and the layer's part of its time (ours: dense layers
+# multiply as often as they have parameters, convolutions 55 to 3,025 times).
+_ALEXNET = (
+  ((1, 4096), 0.02),
+  ((4.1, 16777), 0.05),
+  ((4.1, 37749), 0.11),
+  ((0.26, 442), 0.13),
+  ((0.38, 664), 0.19),
+  ((0.38, 885), 0.21),
+  ((0.26, 307), 0.19),
+  ((0.1, 23), 0.10),
+)
+_FORWARD = 1 / 3
+_LATENCY_S = 1e-4  # Of a message in the lab.
+_SPARSE = {
+  'wire.name': 'sparse',
+  'wire.sparse.select_lag': 1,
+  'route.overlap': True,
+}
+_FUSED = {'route.range_bytes': 2.0**20, 'route.overlap': False}
+_HALF = {**_FUSED, 'wire.dense.dtype': 'bfloat16'}
+_RUNGS: dict[str, dict[str, Any]] = {
+  'tensors': {'route.range_bytes': 0.0, 'route.overlap': False},
+  'fused': _FUSED,
+  'half': _HALF,
+  'overlap': {**_HALF, 'route.overlap': True},
+  'sparse': {**_FUSED, **_SPARSE},
+}
+_NATIVE = ('tensors', 'fused', 'half')  # XLA begins when all is computed.
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the tables."""
+  parser = argparse.ArgumentParser(
+    prog='bench.ladder', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--routes', default='ring,native')
+  parser.add_argument('--hosts', type=int, default=4)
+  parser.add_argument('--mbit', type=int, default=200)
+  parser.add_argument('--megabytes', type=float, default=25.0)
+  parser.add_argument('--seconds', type=float, default=12.0, help='of a run')
+  parser.add_argument('--out', help='folder of the runs; a new one by default')
+  given = parser.parse_args(argv)
+  routes = given.routes.split(',')
+  if {*routes} - {'ring', 'native', 'forest'}:
+    parser.error(f'expected ring, native or forest, got {routes}')
+  out = pathlib.Path(given.out or tempfile.mkdtemp())
+  print(f'runs are in {out}', flush=True)
+  size_bytes = round(given.megabytes * 1e6) // 4 * 4
+  print_codec(size_bytes)
+  for route in routes:
+    print_ladder(out, route, given, size_bytes)
+
+
+def print_ladder(
+  out: pathlib.Path, route: str, given: argparse.Namespace, size_bytes: int
+) -> None:
+  """Prints what a step takes, rung by rung.
+
+  Args:
+    out: Folder of all runs.
+    route: Of all of them.
+    given: The flags.
+    size_bytes: Of the gradient, in float32.
+  """
+  profile = out / 'layers.json'
+  out.mkdir(parents=True, exist_ok=True)
+  profile.write_text(json.dumps(_profile(size_bytes)))
+  count, bound_s = given.hosts, _bound(given, size_bytes)
+  # The backward pass takes as long as communication in half of float32.
+  compute_s = bound_s / 2 / (1 - _FORWARD)
+  shared = {
+    'model.name': 'none',
+    'model.none.size_bytes': size_bytes,
+    'cluster.speed.layers': str(profile),
+    'cluster.speed.injected': True,
+    'cluster.speed.fixed_s': compute_s,
+    'route.name': route,
+  }
+  if route == 'native':
+    del shared['cluster.speed.layers']
+  hosts = Case([given.mbit] * count, [given.mbit] * count, {})
+  rows = [('rung', 'step s', 'exposed s', 'bound s', 'bound/exposed')]
+  for rung, fields in _RUNGS.items():
+    if route == 'native':
+      if rung not in _NATIVE:
+        continue
+      fields = {k: v for k, v in fields.items() if k != 'route.overlap'}
+    took = steps.real(
+      out / f'{route}_{rung}',
+      hosts,
+      {**shared, **fields},
+      about_s=compute_s + bound_s,
+      seconds=given.seconds,
+    )
+    own_s = _bound(given, travels(rung, size_bytes))
+    exposed_s = took.step_s - took.compute_s
+    rows.append(
+      (
+        rung,
+        f'{took.step_s:.3f}',
+        f'{exposed_s:.3f}',
+        f'{own_s:.3f}',
+        f'{own_s / exposed_s:.3f}',
+      )
+    )
+  print(
+    f'\n{route}, {count} hosts, {given.mbit} Mbit/s, {size_bytes / 1e6:.1f} MB, '
+    f'computing {compute_s:.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
+    f'{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def travels(rung: str, size_bytes: int) -> int:
+  """Returns the bytes that are summed in a rung, without books."""
+  if rung == 'sparse':
+    talks = _talks(size_bytes // 4)
+    return 4 * sum(talks.said[-1])
+  return size_bytes // 2 if rung in ('half', 'overlap') else size_bytes
+
+
+def print_codec(size_bytes: int) -> None:
+  """Prints what wires cost a processor.
+
+  Args:
+    size_bytes: Of the gradient, in float32.
+  """
+  size = size_bytes // 4
+  rng = np.random.default_rng(0)
+  vector = jnp.asarray(rng.normal(size=size), jnp.float32)
+  talks = _talks(size)
+  *_, _ = talks.warm_up(vector)
+  state = talks.init(0)
+
+  def converse() -> None:
+    nonlocal state
+    talk = talks.talk(state, vector, stage=0, scale=1.0)
+    said = jax.block_until_ready(next(talk))
+    try:
+      while True:
+        said = jax.block_until_ready(talk.send(said))
+    except StopIteration as end:
+      _, state = jax.block_until_ready(end.value)
+
+  half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
+  whole = jax.jit(lambda numbers: numbers.astype(jnp.float32))
+  packed = half(vector)
+  rows = [('codec', 'ms')]
+  for name, function in (
+    ('bfloat16, packing', lambda: jax.block_until_ready(half(vector))),
+    ('bfloat16, taking in', lambda: jax.block_until_ready(whole(packed))),
+    ('sparse, both', converse),
+  ):
+    rows.append((name, f'{_ms(function):.1f}'))
+  print(f'\n{size_bytes / 1e6:.1f} MB\n\n{clusters.table(*rows)}', flush=True)
+
+
+def _ms(function: Callable[[], object]) -> float:
+  took = []
+  function()
+  for _ in range(20):
+    start = time.perf_counter()
+    function()
+    took.append(time.perf_counter() - start)
+  return 1e3 * statistics.median(took)
+
+
+def _talks(size: int) -> Talks:
+  wire = sparse.make(
+    sparsity=0.9,
+    chunk=32768,
+    correction='masked',
+    momentum=0.0,
+    select_lag=1,
+    warmup=(),
+    warmup_epochs=1.0,
+  )
+  blank = Pool((), (), (), blank=size, range_bytes=float('inf'), books=0)
+  return Talks(wire, blank.gradient, ())
+
+
+def _bound(given: argparse.Namespace, size_bytes: int) -> float:
+  """Returns what a sum of so many bytes takes at least, seconds."""
+  count, Bps = given.hosts, given.mbit * 1e6 / 8
+  messages = 2 * (count - 1)
+  return messages / count * size_bytes / Bps + messages * _LATENCY_S
+
+
+def _profile(size_bytes: int) -> dict[str, Any]:
+  """Returns AlexNet's layers as tools.profile_layers writes them."""
+  thousands: Sequence[float] = [n for own, _ in _ALEXNET for n in own]
+  sizes = [
+    round(size_bytes * n / sum(thousands)) // 4 * 4 for n in thousands[:-1]
+  ]
+  sizes.append(size_bytes - sum(sizes))
+  ready, rows = _FORWARD, []
+  for number, (_, part) in enumerate(_ALEXNET):
+    ready = min(ready + part * (1 - _FORWARD), 1.0)
+    for which, size in enumerate(sizes[2 * number : 2 * number + 2]):
+      name = f'{number}/{("bias", "kernel")[which]}'
+      rows.append({'name': name, 'bytes': size, 'ready': ready})
+  return {'version': layers.VERSION, 'layers': rows}
+
+
+if __name__ == '__main__':
+  main()
