@@ -21,6 +21,7 @@ packing what travels, and taking in the sum; medians of 20.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -148,8 +149,9 @@ def print_ladder(
       )
     )
   print(
-    f'\n{route}, {count} hosts, {given.mbit} Mbit/s, {size_bytes / 1e6:.1f} MB, '
-    f'computing {compute_s:.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
+    f'\n{route}, {count} hosts, {given.mbit} Mbit/s, '
+    f'{size_bytes / 1e6:.1f} MB, computing {compute_s:.3f} s, load '
+    f'{os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*rows)}',
     flush=True,
   )
@@ -171,8 +173,8 @@ def print_codec(size_bytes: int) -> None:
   """
   size = size_bytes // 4
   rng = np.random.default_rng(0)
-  vector = jnp.asarray(rng.normal(size=size), jnp.float32)
   talks = _talks(size)
+  vector = jnp.asarray(rng.normal(size=talks.size), jnp.float32)
   *_, _ = talks.warm_up(vector)
   state = talks.init(0)
 
@@ -219,7 +221,9 @@ def _talks(size: int) -> Talks:
     warmup=(),
     warmup_epochs=1.0,
   )
-  blank = Pool((), (), (), blank=size, range_bytes=float('inf'), books=0)
+  of_pool = {'range_bytes': math.inf, 'books': 0}
+  multiple = wire.push.multiple
+  blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
   return Talks(wire, blank.gradient, ())
 
 

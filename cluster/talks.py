@@ -25,6 +25,9 @@ def of_run(config: ConfigDict, wire: Wire, learned: Learning) -> Talks | None:
   """
   if not wire.push.rounds:
     return None
-  pool = learned.pool(range_bytes=math.inf, books=0)
+  sizes = {'range_bytes': math.inf, 'books': 0}
+  pool = learned.pool(**sizes)
   with named(f'config.wire.{config.wire.name}'):
+    Talks(wire, pool.gradient, pool.rows)  # What does not fit is refused.
+    pool = learned.pool(**sizes, multiple=wire.push.multiple)
     return Talks(wire, pool.gradient, pool.rows)

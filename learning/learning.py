@@ -259,7 +259,12 @@ class Learning(Protocol):
     """Returns how parameters and statistics are divided among servers."""
 
   def pool(
-    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+    self,
+    *,
+    range_bytes: float,
+    books: int,
+    dtype: np.dtype = FLOAT32,
+    multiple: int = 1,
   ) -> Pool:
     """Returns what lies where in the pool of a replica."""
 

@@ -199,10 +199,16 @@ class Nothing:
     return flat
 
   def pool(
-    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+    self,
+    *,
+    range_bytes: float,
+    books: int,
+    dtype: np.dtype = FLOAT32,
+    multiple: int = 1,
   ) -> Pool:
     """Returns a pool of as many numbers, in one range: nobody fills them."""
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
+    sizes['multiple'] = multiple
     return Pool((), (), (), blank=self.elements[0], **sizes)
 
   def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:

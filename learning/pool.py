@@ -66,6 +66,7 @@ class Pool:
     range_bytes: float,
     books: int,
     blank: int = 0,
+    multiple: int = 1,
     dtype: np.dtype = FLOAT32,
   ):
     """Lays the leaves end to end.
@@ -79,6 +80,7 @@ class Pool:
         all.  The last one has what is left open, the statistics and the books.
       books: Numbers at the end, whatever they stand for.
       blank: Numbers before them that stand for nothing but take their time.
+      multiple: Of which the numbers before the statistics are to be one.
       dtype: What gradients and blanks travel as.  If that is not float32, then
         the last range has the statistics and the books alone.
 
@@ -97,17 +99,16 @@ class Pool:
     require(books >= 0, 'books', 'at least 0', books)
     require(blank >= 0, 'blank', 'at least 0', blank)
     self.order = tuple(order)
-    places, end = [], 0
-    for leaf in (*(leaves[number] for number in self.order), *others):
-      start = _aligned(end)
-      end = start + math.prod(leaf.shape)
-      places.append((start, end, leaf.shape))
-    self._others = places[len(leaves) :]
-    mine = dict(zip(self.order, places[: len(leaves)], strict=True))
+    places = _laid([leaves[number] for number in self.order], 0)
+    mine = dict(zip(self.order, places, strict=True))
     self._leaves = [mine[number] for number in numbers]
-    self._books = _aligned(end + blank)
+    step = math.lcm(multiple, _ALIGNED)
+    end = (places[-1][1] if places else 0) + blank
+    self.gradient = -(-end // step) * step
+    self._others = _laid(others, self.gradient)
+    last = self._others[-1][1] if others else self.gradient
+    self._books = _aligned(last)
     self.size = self._books + books
-    self.gradient = self._others[0][0] if others else self._books
     last = self.size if dtype == FLOAT32 else self.gradient
     cuts = _cuts(places[: len(leaves)], last, range_bytes / _ITEM)
     if cuts[-1] < self.size:
@@ -316,6 +317,18 @@ def _inner(equation: Any) -> list[tuple[int, ...]]:
     ):
       return _places(jaxpr)
   return []
+
+
+def _laid(
+  leaves: Sequence[Any], start: int
+) -> list[tuple[int, int, tuple[int, ...]]]:
+  """Returns where leaves that lie end to end start and end, and shapes."""
+  places = []
+  for leaf in leaves:
+    end = start + math.prod(leaf.shape)
+    places.append((start, end, leaf.shape))
+    start = _aligned(end)
+  return places
 
 
 def _aligned(number: int) -> int:

@@ -70,11 +70,17 @@ class TaskLearning:
     return Flat(self.params, self.stats, servers=servers, wire=wire)
 
   def pool(
-    self, *, range_bytes: float, books: int, dtype: np.dtype = FLOAT32
+    self,
+    *,
+    range_bytes: float,
+    books: int,
+    dtype: np.dtype = FLOAT32,
+    multiple: int = 1,
   ) -> Pool:
     """Returns what lies where in the pool of a replica."""
     order = self.gradient.order(self.params)
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
+    sizes['multiple'] = multiple
     return Pool(self.params, self.stats, order, **sizes)
 
   def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:

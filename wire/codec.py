@@ -131,6 +131,8 @@ class Codec(NamedTuple):
       the vector, the last returns `Summed` and the state, whose `kept` and
       `own` do not depend on what it has heard.  Each can be jitted by itself.
       () if such sums take nothing but rounding, see `dtype`, or cannot be had.
+    multiple: Vectors that are summed among workers are best a multiple of so
+      many numbers; they can end with numbers that stand for nothing.
     early: What of the first round can travel before the whole vector is there;
       None for nothing.
     shaped: Returns the codec of vectors in which these matrices lie; None if
@@ -145,6 +147,7 @@ class Codec(NamedTuple):
   dtype: np.dtype | None = None
   arrived: Callable[[Message, int], jax.Array] | None = None
   rounds: Sequence[Round] = ()
+  multiple: int = 1
   early: Early | None = None
   shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None
 

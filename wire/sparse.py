@@ -8,6 +8,7 @@ sum among workers the norms are summed first, so that all choose the same chunks
 and what travels is a shorter dense vector.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from wire.codec import Codec, Early, Message, State, Summed, Wire
 
 _CORRECTIONS = ('none', 'masked', 'local')
 _ITEM = 4  # Bytes of a number, and of a chunk's number.
+_PARTS = 8  # In which a chunk is added.
 _EXACT = 1e-9  # By which a share of chunks may be off, as floats are.
 
 # Of a worker: `left`, which is to be sent, and in some cases `velocity`.
@@ -121,6 +123,7 @@ class _Chunks(NamedTuple):
       decode=self._decode,
       size_bytes=self._size_bytes,
       arrived=self._arrived if masked else None,
+      multiple=self.chunk,
       early=early if self.lags else None,
       rounds=[
         *([self._say] if at_once else [self._say_norms, self._say_chosen]),
@@ -148,7 +151,10 @@ class _Chunks(NamedTuple):
 
   def norms(self, vector: jax.Array) -> jax.Array:
     """Returns the sum of the absolute numbers of each chunk, [chunks]."""
-    return jnp.sum(jnp.abs(self._cut(vector)), axis=1)
+    # XLA adds long rows many times slower on CPUs.
+    parts = math.gcd(self.chunk, _PARTS)
+    rows = jnp.abs(self._cut(vector)).reshape(-1, parts, self.chunk // parts)
+    return jnp.sum(jnp.sum(rows, axis=1), axis=1)
 
   def chosen(self, norms: jax.Array, n: int) -> jax.Array:
     """Returns the chunks that travel, ascending; of equal ones the first."""
@@ -243,11 +249,13 @@ class _Chunks(NamedTuple):
     """
     left, n = kept['left'], kept['left'].size
     chunks = None if self._all_travel(n) else self.chosen(norms, n)
+    common: Any = self.norms(left) if self.lags else ()
     if chunks is None:  # Nothing has waited, so the velocity is not stale.
       values, kept = left, {**kept, 'left': jnp.zeros_like(left)}
+      common = jnp.zeros_like(common) if self.lags else ()
     else:
       values, kept = self.packed(left, chunks), self.without(kept, chunks)
-    common = self.norms(kept['left']) if self.lags else ()
+      common = common.at[chunks].set(0) if self.lags else ()
     return values, chunks, state._replace(kept=kept, common=common)
 
   def _all_travel(self, n: int) -> bool:

@@ -4,7 +4,7 @@ In each round a worker says an array, and hears the sum of what all have said.
 All speak of vectors of one length, and get the same sum in the end.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,7 +51,10 @@ class Talks:
       for codec in self.codecs
     ]
     self.chosen = jax.jit(self._chosen, static_argnums=1)
-    self._rounds = [list(map(jax.jit, codec.rounds)) for codec in self.codecs]
+    self._rounds: list[list[Callable[..., Any]]] = [
+      [*map(jax.jit, rounds), _Last(last, size)]
+      for *rounds, last in (codec.rounds for codec in self.codecs)
+    ]
     self._scaled = jax.jit(scaled)
 
   @property
@@ -77,9 +80,14 @@ class Talks:
     carried = state if scale == 1 else self._scaled(state, np.float32(scale))
     heard = vector
     *talks, last = self._rounds[stage]
+    own = set(map(id, jax.tree.leaves(state)))
     for say in talks:
       said, carried = say(carried, heard)
       heard = yield said
+    # JAX hands on what a round has left as it is: the caller's.
+    carried = jax.tree.map(
+      lambda leaf: jnp.copy(leaf) if id(leaf) in own else leaf, carried
+    )
     summed, state = last(carried, heard)
     if scale != 1:
       state = self._scaled(state, np.float32(1 / scale))
@@ -138,6 +146,38 @@ class Talks:
       heard, carried = jax.eval_shape(say, carried, heard)
       said.append(heard.size)
     return said
+
+
+class _Last:
+  """The last round, compiled: in the memory of the vectors carried to it.
+
+  A copy of all that is kept would cost more than all else that it does.
+  """
+
+  def __init__(self, last: Callable[..., Any], size: int):
+    """Takes the round, and the numbers of a vector."""
+    self._last, self._size = last, size
+    self._run = jax.jit(self._joined, donate_argnums=0, static_argnums=2)
+
+  def __call__(self, carried: Any, heard: Any) -> Any:
+    """Returns what the round does; `carried` is of no use afterwards."""
+    leaves, tree = jax.tree.flatten(carried)
+    whole = tuple(
+      leaf.shape == (self._size,) and leaf.dtype == jnp.float32
+      for leaf in leaves
+    )
+    pairs = [*zip(leaves, whole, strict=True)]
+    given = [leaf for leaf, is_whole in pairs if is_whole]
+    others = [leaf for leaf, is_whole in pairs if not is_whole]
+    return self._run(given, others, (tree, whole), heard)
+
+  def _joined(
+    self, given: list[Any], others: list[Any], how: Any, heard: Any
+  ) -> Any:
+    tree, whole = how
+    sources = {True: iter(given), False: iter(others)}
+    leaves = [next(sources[is_whole]) for is_whole in whole]
+    return self._last(jax.tree.unflatten(tree, leaves), heard)
 
 
 def _shaped(codec: Codec, rows: Sequence[Rows]) -> Codec:

@@ -157,7 +157,9 @@ def _summing(
   """Returns who holds a learner whose workers sum among themselves."""
   learned, wire = parts.learned, parts.wire
   if talked and jax.tree.leaves(learned.params):
-    pool = learned.pool(range_bytes=math.inf, books=0)
+    pool = learned.pool(
+      range_bytes=math.inf, books=0, multiple=wire.push.multiple
+    )
     return TalkingHolder(learner, talked, pool, workers)
   travel = trees.plain()
   if talked is None:

@@ -62,6 +62,7 @@ class ReducedSite(Process):
       range_bytes=plan.range_bytes,
       books=self._books.size,
       dtype=parts.wire.push.dtype or FLOAT32,
+      multiple=parts.wire.push.multiple,
     )
     self._talks = talks.of_run(config, parts.wire, learned)
     self._sizes = [self._pool.size_bytes]
