@@ -107,8 +107,9 @@ class Replica:
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
-    batching, own = self._batching, handover.copied(self.learner.state())
-    self.learner.restore(self._summing.placed(own))  # As one that is fetched.
+    batching, own = self._batching, handover.copied(self._shared())
+    # As one that is fetched.
+    self.learner.restore(self._summing.placed(own['learner']))
     changing = batching.changes
     self._summing.warm_up(self.learner, batching.largest, changing=changing)
 

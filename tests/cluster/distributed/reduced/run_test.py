@@ -102,9 +102,21 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     after = {e['worker'] for e in told[joined[0] :] if e['told'] == 'push'}
     self.assertEqual(after, {0, 1, 2})
 
-  @parameterized.parameters('ring', 'forest')
+  @parameterized.parameters(
+    ('ring', {}),
+    ('forest', {}),
+    ('ring', {'wire__name': 'sparse', 'wire__sparse__chunk': 16}),
+    (
+      'ring',
+      {
+        'wire__name': 'sparse',
+        'wire__sparse__chunk': 16,
+        'wire__sparse__select_lag': 1,
+      },
+    ),
+  )
   @pytest.mark.soak
-  def test_deaths_in_every_phase(self, route):
+  def test_deaths_in_every_phase(self, route, wire):
     phases = ('pull', 'compute', 'first', 'last')
     faults = [
       (worker, 20 + 60 * k + 2 * worker, kind, phase)
@@ -116,6 +128,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       route__name=route,
       epochs=150.0,
       cluster__faults=tuple(faults),
+      **wire,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     marks = (path.name for path in (launch.folder / 'faults').iterdir())
