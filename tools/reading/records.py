@@ -189,7 +189,8 @@ def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields both, in the order in which they happened."""
-  if not _keeps(config(path), 'events'):
+  there = (path / 'events.jsonl').exists()
+  if not there and not _keeps(config(path), 'events'):
     raise ValueError(
       f'{path}: expected a run with events.jsonl, got one with '
       'config.outputs.events=False.'
