@@ -334,7 +334,7 @@ class Lead:
         continue
       compute_s, factors = worker.pushed
       worker.pushed = None
-      self.journal.measures.iterated(index, spent)
+      self.journal.iterated(index, spent)
       self.batching.observe(
         Done(
           worker=index,
