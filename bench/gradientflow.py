@@ -256,7 +256,9 @@ def speedups(
     first, *others = (rounds[tuple(each)] for each in rung.rounds)
     end_s = _ends(sums, gpus, rung.compute_s, first)
     counted = collections.Counter(others)
-    return end_s + sum(n * _ends(sums, gpus, 0.0, x) for x, n in counted.items())
+    return end_s + sum(
+      n * _ends(sums, gpus, 0.0, x) for x, n in counted.items()
+    )
 
   return {
     model: {

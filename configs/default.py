@@ -7,7 +7,7 @@ used, and a field that is changed in another one is an error.
 import math
 
 import ml_collections
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -138,8 +138,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.server.pipelined = False
   # For all others, which sum among the workers; for bsp.  A part of the
   # gradients travels once it has so many bytes; 0: tensor by tensor, inf: all
-  # in one.
-  config.route.range_bytes = 2.0**20
+  # in one; 'auto': what is predicted to be the fastest.
+  config.route.range_bytes = FieldReference(2.0**20, field_type=object)
   config.route.overlap = True  # While the others are still computed.
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
   # Where processes of jax.distributed meet; 0: the one after the lead's.
