@@ -35,7 +35,7 @@ from outputs.files import RunFiles
 from outputs.journal import Journal, Milestones
 from outputs.manifests import manifest
 from route import links
-from route.route import Plan, Reduced, Served, unused
+from route.route import Plan, Reduced, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 

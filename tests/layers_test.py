@@ -62,7 +62,8 @@ _MAY = {
   ),
   'train': (
     'batching.batching batching.build cluster cluster.speed '
-    'cluster.virtual.tuning configs data.dataset learning models.task outputs route.links route.route '
+    'cluster.virtual.tuning configs data.dataset learning models.task '
+    'outputs route.links route.route '
     'sync.scheme '
     'wire.codec'
   ),

@@ -284,7 +284,7 @@ def _stages(
   return stages
 
 
-def _whole_s(cluster: Cluster, load: Mapping[Ends, Fraction]) -> float:
+def _whole_s(cluster: Cluster, load: Mapping[Ends, Fraction | int]) -> float:
   """Seconds of the fullest link."""
   times = (each / cluster.capacity_Bps[ends] for ends, each in load.items())
   return float(max(times, default=0))
