@@ -43,6 +43,7 @@ from configs import recipes
 
 _LINK_BPS = 56e9 / 8
 _LATENCY_S = 1e-6  # Of a worker's link: half of the way to another.
+_LAUNCH_S = 10e-6  # Of an allreduce.
 _RANGE_BYTES = 8e6  # Of float32, half of which travel.
 # Model, seconds and batch of one GPU, its parameters' bytes and epochs.
 _MODELS = {
@@ -91,6 +92,8 @@ def _cluster(model: str, gpus: int) -> ml_collections.ConfigDict:
   )
   config.batching.worker_batch = batch
   config.cluster.network.worker_latency_s = (_LATENCY_S,)
+  config.cluster.network.range_s = _LAUNCH_S + 4 * (gpus - 1) * _LATENCY_S
+  config.cluster.speed.layers = f'roofline({model}, {batch})'
   config.wire.dense.dtype = 'float16'
   config.route.name = 'ring'
   config.route.range_bytes = _RANGE_BYTES
