@@ -11,8 +11,8 @@ systems of then, which they do not name where we could read it, and 410.2 with
 ladder: one allreduce for each tensor, in float32, one after the other, after
 computing; fused into ranges of 8 MB; in float16; while computing goes on; of a
 tenth of the chunks, chosen by the norms of the iteration before, which travel
-with it at the end.  `wire=sparse` is the latter as this code does it: after
-computing, in float32.
+with it at the end.  `wire=sparse` is the latter as this code does it, with
+select_lag=1: in float32.
 theta: speed-ups by range_bytes, in float16 and while computing goes on.
 sensitivity: with each assumption changed, at most GPUs over a ring.
 
@@ -348,9 +348,10 @@ def _sparse_here(assumed: Assumed, model: str) -> Rung:
   """Returns what config.wire.name='sparse' sends, with select_lag=1."""
   chunks = _wire_chunks(assumed, model)
   sent = chunks - int(assumed.sparsity * chunks)
-  said = Range(4 * (sent * _WIRE_CHUNK + chunks), 1.0)
-  alone_s = compute_s(assumed, model)
-  return Rung([[said]], alone_s + _choose_s(assumed, model))
+  parts = layers.ranges(appear(assumed, model), assumed.range_bytes, 0)
+  said = layers.shortened(parts, 4 * sent * _WIRE_CHUNK)
+  alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
+  return Rung([[*said, Range(4 * chunks, 1.0)]], alone_s)
 
 
 def _choose_s(assumed: Assumed, model: str) -> float:

@@ -89,7 +89,7 @@ def _check(config: ConfigDict, plan: Reduced, wire: Wire) -> None:
   """Refuses what has no ranges, or none whose times are known."""
   reasons = {
     'what XLA does is not predicted': plan.forest is None,
-    f'{config.wire.name} sends when all is computed': bool(wire.push.rounds),
+    f'what {config.wire.name} sends is not predicted': bool(wire.push.rounds),
     'links are not known before they are measured': (
       not _virtual(config) and plan.cluster is None
     ),

@@ -60,9 +60,8 @@ class TuningTest(parameterized.TestCase):
       found = _time_s(_config('auto'))
 
     self.assertLessEqual(found, 1.05 * best)
-    curve = [line for line in logs.output if ' s' in line and 'tuning' in line]
-    self.assertLessEqual(found, 1.05 * best, curve)
-    self.assertIn('taken', ''.join(logs.output))
+    (taken,) = (line for line in logs.output if line.endswith('taken'))
+    self.assertAlmostEqual(float(taken.split()[-3]), found / 3, places=4)
 
   def test_what_was_chosen_is_noted(self):
     resolved = train.check(_config('auto'))
@@ -70,7 +69,8 @@ class TuningTest(parameterized.TestCase):
     self.assertTrue(0 < chosen < _LAYERS * _MB, chosen)
     again = train.check(_config(chosen))
     self.assertEqual(again['route']['range_bytes'], chosen)
-    self.assertEqual(train.check(_config('inf'))['route']['range_bytes'], math.inf)
+    whole = train.check(_config('inf'))['route']['range_bytes']
+    self.assertEqual(whole, math.inf)
 
   def test_what_beginning_costs_holds_links_up(self):
     # Nothing overlaps: 2 (n - 1) / n of all bytes, and 4 or 64 beginnings.
@@ -82,7 +82,7 @@ class TuningTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({'route.name': 'native'}, 'a number, as what XLA does'),
-    ({'wire.name': 'sparse'}, 'a number, as sparse sends when all'),
+    ({'wire.name': 'sparse'}, 'a number, as what sparse sends is not'),
     ({'route.range_bytes': 'most'}, "at least 0, or 'auto', got 'most'"),
     ({'route.range_bytes': math.nan}, "at least 0, or 'auto', got nan"),
     ({'route.range_bytes': True}, "at least 0, or 'auto', got True"),
