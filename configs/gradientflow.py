@@ -75,6 +75,8 @@ def get_config(variant: str = 'alexnet_512_time') -> ml_collections.ConfigDict:
   if timed:
     batch = config.cluster.workers * config.batching.worker_batch
     config.epochs = _SIMULATED * batch / _EXAMPLES
+    own = config.batching.worker_batch
+    config.cluster.speed.layers = f'roofline({model}, {own})'
     config.model.name = 'none'
     config.model.none.size_bytes = _MODELS[model][2]
     config.model.none.num_train = _EXAMPLES
@@ -95,7 +97,6 @@ def _cluster(model: str, gpus: int) -> ml_collections.ConfigDict:
   config.batching.worker_batch = batch
   config.cluster.network.worker_latency_s = (_LATENCY_S,)
   config.cluster.network.range_s = _LAUNCH_S + 4 * (gpus - 1) * _LATENCY_S
-  config.cluster.speed.layers = f'roofline({model}, {batch})'
   config.wire.dense.dtype = 'float16'
   config.route.name = 'ring'
   config.route.range_bytes = _RANGE_BYTES
