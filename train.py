@@ -101,9 +101,8 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
-  files = RunFiles(None)
   run, resolved = _made(
-    config, own, learning.stand_in, lambda config, own: config, files, {}
+    config, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
   )
   run.checkpoints.close()
   return resolved
@@ -239,9 +238,8 @@ def _batching(
 
 
 def _milestones(config: ConfigDict, num_train: int) -> Milestones:
-  epochs = config.epochs
-  target = round(epochs * num_train)
-  require(target > 0, 'config.epochs', 'at least one example', epochs)
+  target = round(config.epochs * num_train)
+  require(target > 0, 'config.epochs', 'at least one example', config.epochs)
   return Milestones(
     target=target,
     epoch=num_train,
