@@ -22,6 +22,7 @@ from cluster.run import Run
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
 from cluster.speed.speed import Speed
+from cluster.virtual import tuning
 from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, made, named
@@ -34,7 +35,7 @@ from outputs.files import RunFiles
 from outputs.journal import Journal, Milestones
 from outputs.manifests import manifest
 from route import links
-from route.route import Plan, Reduced, Served, unused
+from route.route import Plan, Reduced, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 
@@ -100,14 +101,11 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
-  files = RunFiles(None)
-  run, resolved = _made(config, own, learning.stand_in, _config_of, files, {})
+  run, resolved = _made(
+    config, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
+  )
   run.checkpoints.close()
   return resolved
-
-
-def _config_of(config: Mapping[str, Any], own: object) -> Mapping[str, Any]:
-  return config
 
 
 def _made(
@@ -128,9 +126,11 @@ def _made(
   place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
   meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)
+  learned = learn(config, choose, devices=meeting.devices)
+  plan = tuning.tuned(config, choose, plan, learned, wire)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),
-    learned=learn(config, choose, devices=meeting.devices),
+    learned=learned,
     wire=wire,
     plan=plan,
     speed=speed,
@@ -205,7 +205,7 @@ def _plan(
       num_workers=config.cluster.workers,
       distributed=not virtual,
       divisible=config.optimizer.clip_norm == math.inf,
-      range_bytes=route.range_bytes,
+      range_bytes=sections.range_bytes(config),
       overlap=route.overlap,
     )
     require(isinstance(plan, Plan), 'plan', 'Served or Reduced', plan)
@@ -216,10 +216,12 @@ def _plan(
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
-  """Returns a config that says how many servers the plan has."""
+  """Returns a config that says what servers or ranges the plan has."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
-  if isinstance(plan, Served) and 'servers' in own:
+  if isinstance(plan, Reduced):
+    resolved.route.range_bytes = plan.range_bytes
+  elif 'servers' in own:
     own.servers = plan.servers
   return resolved
 
@@ -236,9 +238,8 @@ def _batching(
 
 
 def _milestones(config: ConfigDict, num_train: int) -> Milestones:
-  epochs = config.epochs
-  target = round(epochs * num_train)
-  require(target > 0, 'config.epochs', 'at least one example', epochs)
+  target = round(config.epochs * num_train)
+  require(target > 0, 'config.epochs', 'at least one example', config.epochs)
   return Milestones(
     target=target,
     epoch=num_train,

@@ -7,7 +7,7 @@ used, and a field that is changed in another one is an error.
 import math
 
 import ml_collections
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -138,8 +138,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.server.pipelined = False
   # For all others, which sum among the workers; for bsp.  A part of the
   # gradients travels once it has so many bytes; 0: tensor by tensor, inf: all
-  # in one.
-  config.route.range_bytes = 2.0**20
+  # in one; 'auto': what is predicted to be the fastest.
+  config.route.range_bytes = FieldReference(2.0**20, field_type=object)
   config.route.overlap = True  # While the others are still computed.
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
   # Where processes of jax.distributed meet; 0: the one after the lead's.
@@ -190,8 +190,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.
   config.cluster.speed.least_s = 0.0  # Of fixed and per_example together.
   config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
-  # When gradients appear: a file of tools.profile_layers; '': in proportion to
-  # their bytes, over the last two thirds of the time.
+  # When gradients appear: a file of tools.profile_layers; or, from shapes, of
+  # 'alexnet' or 'resnet50' and a batch, such as 'roofline(alexnet, 128)'; '':
+  # in proportion to their bytes, over the last two thirds of the time.
   config.cluster.speed.layers = ''
   config.cluster.speed.constant = ConfigDict()  # Always 1.
   config.cluster.speed.lognormal = ConfigDict()  # Independent, of mean 1.
@@ -212,6 +213,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.worker_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_latency_s = (1e-4,)  # Seconds, one way.
+  # Where workers sum: for so long a range holds links up before its bytes go.
+  config.cluster.network.range_s = 0.0
   config.cluster.network.server_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.

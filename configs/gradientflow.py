@@ -18,19 +18,21 @@ config.cluster.runtime='distributed' on as many.  Those that end in _time
 simulate twenty of the same iterations without a model.
 
 What is published: 95 epochs of AlexNet in 1.5 minutes on 512 GPUs, 410.2 times
-as fast as one, and so 3,300 images a second on one; 56 Gbit/s; payloads in
+as fast as one, and so 3,297 images a second on one; 56 Gbit/s; payloads in
 float16 of float32 parameters; a pool and ranges of it.  What is recalled and
 was not verified: 128 examples a GPU for AlexNet and 64 for ResNet-50, LARS,
 hosts of 8 GPUs.  What is ours: 340 images a second for ResNet-50 on one GPU,
 the order of magnitude of a V100 of then; 2 microseconds between GPUs; ranges of
-8 MB; gradients that appear evenly during two thirds of an iteration; rates,
-warm-up and decay, which follow You et al., 'Large Batch Training of
-Convolutional Networks' (2017), and were not tuned; batch normalisation in
-AlexNet, as they have it.
+8 MB, which are collectives one after the other: each holds links up for 10
+microseconds and its way round the ring; gradients that appear as layers' shapes
+say (cluster/speed/rooflines.py); rates, warm-up and decay, which follow You et
+al., 'Large Batch Training of Convolutional Networks' (2017), and were not
+tuned; batch normalisation in AlexNet, as they have it.
 
-Seen, November 2026: alexnet_512_time takes 49.5 ms an iteration, 1.32 million
-images a second, 402 times those of one GPU; resnet50_512_time takes 195 ms, 494
-times.
+Seen, November 2026: alexnet_512_time takes 58.7 ms an iteration, 1.12 million
+images a second, 339 times those of one GPU; resnet50_512_time takes 195 ms, 494
+times.  With config.route.range_bytes='auto' 365 and 499 times.  Sparse chunks
+and hosts: python -m bench.gradientflow.
 
 Each worker has a link of 56 Gbit/s.  In a ring through hosts one after the
 other a host's link carries what one of its GPUs sends, and the others' links
@@ -43,6 +45,7 @@ from configs import recipes
 
 _LINK_BPS = 56e9 / 8
 _LATENCY_S = 1e-6  # Of a worker's link: half of the way to another.
+_LAUNCH_S = 10e-6  # Of an allreduce.
 _RANGE_BYTES = 8e6  # Of float32, half of which travel.
 # Model, seconds and batch of one GPU, its parameters' bytes and epochs.
 _MODELS = {
@@ -72,6 +75,8 @@ def get_config(variant: str = 'alexnet_512_time') -> ml_collections.ConfigDict:
   if timed:
     batch = config.cluster.workers * config.batching.worker_batch
     config.epochs = _SIMULATED * batch / _EXAMPLES
+    own = config.batching.worker_batch
+    config.cluster.speed.layers = f'roofline({model}, {own})'
     config.model.name = 'none'
     config.model.none.size_bytes = _MODELS[model][2]
     config.model.none.num_train = _EXAMPLES
@@ -91,6 +96,7 @@ def _cluster(model: str, gpus: int) -> ml_collections.ConfigDict:
   )
   config.batching.worker_batch = batch
   config.cluster.network.worker_latency_s = (_LATENCY_S,)
+  config.cluster.network.range_s = _LAUNCH_S + 4 * (gpus - 1) * _LATENCY_S
   config.wire.dense.dtype = 'float16'
   config.route.name = 'ring'
   config.route.range_bytes = _RANGE_BYTES

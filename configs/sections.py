@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 # Chooses a section of a config: returns a name and the fields of its own.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
+AUTO = 'auto'  # What config.route.range_bytes may be beside numbers.
+
 # Where the modules are that a section names.
 _PACKAGES = {
   'sync': 'sync',
@@ -365,10 +367,28 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     got = config[field]
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
+    elif field == 'range_bytes':
+      _check_range_bytes(got)
     elif not _same_type(got, value) and field not in ('script', 'faults'):
       raise ValueError(
         f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
       )
+
+
+def range_bytes(config: ConfigDict) -> float:
+  """Returns the bytes of a range, 0 if they are still to be chosen."""
+  value = config.route.range_bytes
+  return 0.0 if value == AUTO else float(value)
+
+
+def _check_range_bytes(got: Any) -> None:
+  # Flags give what is no literal as text.
+  valid = type(got) in (int, float) or got in (AUTO, 'inf')
+  if not valid or (got != AUTO and not float(got) >= 0):
+    raise ValueError(
+      'config.route.range_bytes: expected a number, at least 0, or '
+      f'{AUTO!r}, got {got!r}.'
+    )
 
 
 def _same_type(got: Any, default: Any) -> bool:

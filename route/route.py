@@ -86,7 +86,8 @@ def unused(plan: Plan) -> tuple[str, ...]:
   """
   if isinstance(plan, Served):
     ranges = 'route.range_bytes', 'route.overlap'
-    return (*ranges, 'cluster.links', 'cluster.speed.layers')
+    own = 'cluster.links', 'cluster.network.range_s', 'cluster.speed.layers'
+    return (*ranges, *own)
   return () if plan.forest else ('route.overlap', 'cluster.speed.layers')
 
 

@@ -61,8 +61,9 @@ _MAY = {
     'learning outputs route.choosing route.links route.route topology wire'
   ),
   'train': (
-    'batching.batching batching.build cluster cluster.speed configs '
-    'data.dataset learning models.task outputs route.links route.route '
+    'batching.batching batching.build cluster cluster.speed '
+    'cluster.virtual.tuning configs data.dataset learning models.task '
+    'outputs route.links route.route '
     'sync.scheme '
     'wire.codec'
   ),

@@ -7,18 +7,21 @@ it is there.
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from cluster.speed import rooflines
 from configs.checks import require
-from configs.sections import read_json
+from configs.sections import named, read_json
 
 VERSION = 1  # Of what `parse` reads.
 _ITEM = np.dtype(np.float32).itemsize
 _FORWARD = 1 / 3  # Of the time, before the first gradient can be there.
+_ROOFLINE = re.compile(r'roofline\((\w+), *(\d{1,9})\)')
 _FIELDS = ('name', 'bytes', 'ready')
 
 
@@ -66,9 +69,19 @@ def in_proportion(sizes: Sequence[int]) -> list[Layer]:
 def read(field: str, path: str) -> list[Layer]:
   """Returns the layers of a profile.
 
+  Args:
+    field: For the message.
+    path: A file; or a call such as 'roofline(alexnet, 128)', of a model and how
+      many examples a worker has, for what `rooflines` computes.
+
   Raises:
-    ValueError: If the file cannot be read or holds none; names the field.
+    ValueError: If the file cannot be read or holds none, or there is no such
+      model; names the field.
   """
+  if call := _ROOFLINE.fullmatch(path):
+    with named(field):
+      found = rooflines.profile(call[1], int(call[2]))
+    return [Layer(*each) for each in found]
   content = read_json(field, 'a profile of layers', path)
   try:
     return parse(content)

@@ -28,7 +28,7 @@ from topology.clusters.pruned import without
 from topology.forests import released, usage
 from topology.forests.dealing import window
 
-_CHUNK = 32 * 1024  # Bytes of what one message carries.
+CHUNK = 32 * 1024  # Bytes of what one message carries.
 
 
 class _Group(NamedTuple):
@@ -57,6 +57,8 @@ class Sums:
     forest: Forests,
     stages: Sequence[Sequence[Sequence[Range]]],
     overlap: bool,
+    range_s: float,
+    chunk_bytes: int,
   ):
     """Makes the forest of all workers.
 
@@ -68,6 +70,8 @@ class Sums:
         of a conversation, as it becomes ready: of the first round while it
         computes, of others once all has been heard of the round before.
       overlap: Whether it travels before all is ready.
+      range_s: Seconds for which each range holds links up before its bytes go.
+      chunk_bytes: Of what one message carries.
 
     Raises:
       ValueError: If there is no such forest over these links.
@@ -79,6 +83,8 @@ class Sums:
       for first, *_ in stages
     ]
     self._stages = stages
+    self._range_s, self._chunk_bytes = range_s, chunk_bytes
+    self._over = functools.cache(self._formed)
     self._group = functools.cache(self._made)
     for stage in range(len(stages)):
       self._group(tuple(range(len(true.cluster.workers))), stage)
@@ -118,7 +124,10 @@ class Sums:
     """Returns what each link carries in an iteration of these."""
     return self._group(tuple(sorted(members)), stage).carried
 
-  def _made(self, members: tuple[int, ...], stage: int) -> _Group:
+  def _formed(
+    self, members: tuple[int, ...]
+  ) -> tuple[Planned, released.Allreduce, Mapping[Ends, float]]:
+    """Returns a forest, an allreduce of nothing over it, and rates by index."""
     true, latency_s = self._true
     left = _left(true, members)
     # All stages sum over the same forest: that for what travels in the end.
@@ -132,44 +141,48 @@ class Sums:
       forest = self._forest(believed, size, LATENCY_S)
       names = zip(believed.workers, left.workers, strict=True)
       used = moved(forest, left, dict(names))
-    ahead = window(used, chunk_bytes=_CHUNK)
-    rounds = []
-    for ranges in self._stages[stage]:
-      sizes, of_chunk = _chunks(ranges)
-      allreduce = released.Allreduce(
-        left,
-        used,
-        sizes,
-        latency_s=latency_s,
-        ahead_bytes=ahead * _CHUNK,
-      )
-      rounds.append((allreduce, np.array(of_chunk, int)))
+    chunk_bytes = self._chunk_bytes
+    ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
+    allreduce = released.Allreduce(
+      left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
+    )
     names = dict(zip(believed.workers, members, strict=True))
     known = self._believed is not links.equal(len(true.workers))
-    planned = Planned(believed, forest, names, size, _CHUNK, known)
-    there, Bps = (
-      dict(zip(left.workers, members, strict=True)),
-      usage.between(used),
-    )
+    planned = Planned(believed, forest, names, size, chunk_bytes, known)
+    Bps = {ends: float(each) for ends, each in usage.between(used).items()}
+    return planned, allreduce, Bps
+
+  def _made(self, members: tuple[int, ...], stage: int) -> _Group:
+    planned, allreduce, Bps = self._over(members)
+    rounds = []
+    for ranges in self._stages[stage]:
+      sizes, of_chunk = _chunks(ranges, self._chunk_bytes)
+      begins = np.diff(of_chunk, prepend=-1) > 0
+      each = allreduce.of(sizes, begin_s=self._range_s * begins)
+      rounds.append((each, of_chunk))
+    left = _left(self._true.cluster, members).workers
+    there = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()
-    for allreduce, _ in rounds:
-      total.update(allreduce.carried)
+    for each, _ in rounds:
+      total.update(each.carried)
     carried = {
-      (there[src], there[dst]): Sent(many, many / float(Bps[src, dst]))
+      (there[src], there[dst]): Sent(many, many / Bps[src, dst])
       for (src, dst), many in total.items()
     }
     return _Group(rounds, planned, carried)
 
 
-def _chunks(ranges: Sequence[Range]) -> tuple[list[int], list[int]]:
+def _chunks(
+  ranges: Sequence[Range], chunk_bytes: int
+) -> tuple[list[int], np.ndarray]:
   """Returns the bytes of chunks, and the range of each."""
   sizes, of_chunk = [], []
   for number, each in enumerate(ranges):
-    whole, rest = divmod(each.bytes, _CHUNK)
-    chunks = [_CHUNK] * whole + ([rest] if rest else [])
+    whole, rest = divmod(each.bytes, chunk_bytes)
+    chunks = [chunk_bytes] * whole + ([rest] if rest else [])
     sizes += chunks
     of_chunk += [number] * len(chunks)
-  return sizes, of_chunk
+  return sizes, np.array(of_chunk, int)
 
 
 def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:

@@ -205,6 +205,9 @@ def _sums(
     ValueError: If a setting is wrong, or is of servers; names the field.
   """
   plan, true = parts.plan, links.virtual(config)
+  range_s = config.cluster.network.range_s
+  field = 'config.cluster.network.range_s'
+  require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
   reason = f'config.route.name is {plan.name!r}, which has no servers,'
   sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
   with named(f'config.route.{plan.name}'):
@@ -214,6 +217,8 @@ def _sums(
       forest=plan.forest or ring.in_order,
       stages=stages,
       overlap=plan.overlap,
+      range_s=range_s,
+      chunk_bytes=reduced.CHUNK,
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cluster.speed import layers
-from cluster.virtual.reduced import Sums
+from cluster.virtual.reduced import CHUNK, Sums
 from configs.checks import require
 from route import ring
 from route.links import Links, equal
@@ -207,6 +207,8 @@ class _Model:
       forest=self._forest,
       stages=[[self._ranges]],
       overlap=self._overlap,
+      range_s=0.0,
+      chunk_bytes=CHUNK,
     )
     began = dict.fromkeys(range(compute_s.shape[1]), 0.0)
     return statistics.fmean(

@@ -23,6 +23,8 @@ So what a chunk takes from hop to hop is hidden as far as workers run ahead.  If
 they do not, and everything is ready at once, it takes what `all_ready_s` says.
 """
 
+import collections
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -118,6 +120,7 @@ class Allreduce:
     of_tree: np.ndarray | None = None,
     slots_s: Sequence[float] | None = None,
     ahead_bytes: int = 0,
+    begin_s: np.ndarray | None = None,
   ) -> None:
     """Works out what does not depend on when parts are ready.
 
@@ -130,42 +133,71 @@ class Allreduce:
       slots_s: Of each tree, seconds of its largest chunk on a hop by itself;
         as the slowest link of each hop has it if None.
       ahead_bytes: By which workers run ahead, at most.
+      begin_s: Float [chunks], seconds for which each holds the links up before
+        its bytes go; none if None.
     """
-    sizes = np.asarray(chunks, np.int64)
-    shares = [float(tree.share) for tree in forest.trees]
+    self._cluster, self._ahead_bytes = cluster, ahead_bytes
+    self._shares = [float(tree.share) for tree in forest.trees]
+    hops = sorted({h for tree in forest.trees for h in (*tree.up, *tree.down)})
+    self._hops = hops
+    place = {hop: number for number, hop in enumerate(hops)}
+    numbers = [[place[h] for h in (*t.up, *t.down)] for t in forest.trees]
+    counts = [np.bincount(each, minlength=len(hops)) for each in numbers]
+    self._counts = np.array(counts, np.int64).reshape(len(counts), len(hops))
+    byte_s = np.array([_per_byte_s(cluster, hop) for hop in hops])
+    later_s = np.array([_later_s(hop, latency_s) for hop in hops])
+    roots = [cluster.rank[tree.root] for tree in forest.trees]
+    self._roots = np.array(roots, int)
+    self._up, self._down = (
+      _stages(cluster, forest.trees, place, byte_s, later_s, down=down)
+      for down in (False, True)
+    )
+    self._take(chunks, of_tree, slots_s, begin_s)
+
+  def of(
+    self, chunks: Sequence[int], *, begin_s: np.ndarray | None = None
+  ) -> 'Allreduce':
+    """Returns that of other chunks over the same forest, in far less time."""
+    other = copy.copy(self)
+    other._take(chunks, None, None, begin_s)
+    return other
+
+  def _take(
+    self,
+    chunks: Sequence[int],
+    of_tree: np.ndarray | None,
+    slots_s: Sequence[float] | None,
+    begin_s: np.ndarray | None,
+  ) -> None:
+    sizes, shares = np.asarray(chunks, np.int64), self._shares
     if of_tree is None:
       of_tree = np.array(dealt(shares, chunks) if shares else [], int)
-    used = [t for t in range(len(shares)) if (of_tree == t).any()]
-    own = [np.flatnonzero(of_tree == t) for t in used]
-    chosen = [forest.trees[t] for t in used]
+    own = [np.flatnonzero(of_tree == t) for t in range(len(shares))]
     most = max(map(len, own), default=0)
     # Chunks that are not there have no bytes, and are ready before all others.
-    self._places = np.full((len(used), most), len(sizes))
-    self._bytes = np.zeros((len(used), most))
+    self._places = np.full((len(own), most), len(sizes))
+    self._bytes = np.zeros((len(own), most))
     for row, places in enumerate(own):
       self._places[row, : len(places)] = places
       self._bytes[row, : len(places)] = sizes[places]
-    hops = [
-      (int(sizes[places].sum()), (*tree.up, *tree.down))
-      for places, tree in zip(own, chosen, strict=True)
-    ]
-    load = trees.loads(hops)
-    between = trees.loads(
-      (size, [(hop[0], hop[-1]) for hop in each]) for size, each in hops
-    )
-    self.carried = {ends: int(size) for ends, size in between.items()}
-    whole_s = _whole_s(cluster, load)
-    byte_s = whole_s / max(sizes.sum(), 1)
-    self._turns_s, self._ahead_s = sizes * byte_s, ahead_bytes * byte_s
-    per_byte_s = None
+    total = np.array([sizes[places].sum() for places in own], np.int64)
+    load, between = (collections.Counter[Ends]() for _ in range(2))
+    for hop, size in zip(self._hops, total @ self._counts, strict=True):
+      if size:
+        between[hop[0], hop[-1]] += int(size)
+        for ends in itertools.pairwise(hop):
+          load[ends] += int(size)
+    self.carried = dict(between)
+    byte_s = _whole_s(self._cluster, load) / max(sizes.sum(), 1)
+    self._turns_s, self._ahead_s = sizes * byte_s, self._ahead_bytes * byte_s
+    if begin_s is not None:
+      self._turns_s = self._turns_s + begin_s
+    self._slots_s = None
     if slots_s is not None:
       largest = self._bytes.max(axis=1, initial=0.0)
-      per_byte_s = np.array([slots_s[t] for t in used]) / largest
-    self._roots = np.array([cluster.rank[tree.root] for tree in chosen], int)
-    self._up, self._down = (
-      list(_stages(cluster, chosen, latency_s, per_byte_s, down=down))
-      for down in (False, True)
-    )
+      used = largest > 0
+      self._slots_s = np.zeros((len(own), 1))
+      self._slots_s[used, 0] = np.asarray(slots_s)[used] / largest[used]
 
   def __call__(self, ready_s: np.ndarray) -> float:
     """Returns when all workers have all sums.
@@ -204,7 +236,10 @@ class Allreduce:
   ) -> np.ndarray:
     """When the chunks of each hop are where it ends; [hops, chunks]."""
     place = stage.trees, stage.senders
-    alone_s = self._bytes[stage.trees] * stage.per_byte_s
+    byte_s = stage.per_byte_s
+    if self._slots_s is not None:
+      byte_s = self._slots_s[stage.trees]
+    alone_s = self._bytes[stage.trees] * byte_s
     through_s = np.maximum(known_s[place] + alone_s, early_s[place])
     return through_s + stage.latency_s
 
@@ -212,36 +247,44 @@ class Allreduce:
 def _stages(
   cluster: Cluster,
   chosen: Sequence[Tree],
-  latency_s: Mapping[Ends, float],
-  per_byte_s: np.ndarray | None,
+  place: Mapping[Hop, int],
+  byte_s: np.ndarray,
+  later_s: np.ndarray,
   *,
   down: bool,
 ) -> list[_Stage]:
-  """The hops of all trees, those that wait for no others first."""
+  """The hops of all trees, those that wait for no others first.
+
+  Args:
+    cluster: The links.
+    chosen: The trees.
+    place: Of each hop, in what follows.
+    byte_s: Of each hop, seconds of a byte by itself.
+    later_s: Of each hop, its latency.
+    down: Whether it is the way down.
+  """
   rank, rows = cluster.rank, []
   for t, tree in enumerate(chosen):
     # After how many hops a worker has all that it is to pass on.
     after = [0] * len(rank)
     for hop in tree.down if down else tree.up:
       src, dst = rank[hop[0]], rank[hop[-1]]
-      byte_s = (
-        _per_byte_s(cluster, hop) if per_byte_s is None else per_byte_s[t]
-      )
-      rows.append((after[src], t, dst, src, byte_s, _later_s(hop, latency_s)))
+      rows.append((after[src], t, dst, src, place[hop]))
       after[dst] = max(after[dst], after[src] + 1)
-  rows.sort()
+  table = np.array(rows, int).reshape(len(rows), 5)
+  table = table[np.lexsort(table.T[::-1])]
+  cuts = np.flatnonzero(np.diff(table[:, 0])) + 1
   stages = []
-  for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-    _, *columns = zip(*group, strict=True)
-    of_tree, receivers, senders = map(np.array, columns[:3])
-    byte_s, later_s = (np.array(column)[:, None] for column in columns[3:])
+  for group in np.split(table, cuts) if rows else ():
+    _, of_tree, receivers, senders, hops = group.T
     ends = of_tree * len(rank) + receivers
     first = np.flatnonzero(np.diff(ends, prepend=-1))
-    stages.append(_Stage(of_tree, senders, receivers, byte_s, later_s, first))
+    seconds = byte_s[hops][:, None], later_s[hops][:, None]
+    stages.append(_Stage(of_tree, senders, receivers, *seconds, first))
   return stages
 
 
-def _whole_s(cluster: Cluster, load: Mapping[Ends, Fraction]) -> float:
+def _whole_s(cluster: Cluster, load: Mapping[Ends, Fraction | int]) -> float:
   """Seconds of the fullest link."""
   times = (each / cluster.capacity_Bps[ends] for ends, each in load.items())
   return float(max(times, default=0))

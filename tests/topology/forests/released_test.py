@@ -214,6 +214,35 @@ class AllreduceTest(parameterized.TestCase):
     expected = 6 * 1000 / B + 6 * 0.002
     self.assertAlmostEqual(timed(ready_s), expected, places=9)
 
+  def test_of_other_chunks_it_is_as_if_made_for_them(self):
+    star = shapes.star(['0.001', '0.002', '0.001', '0.004'])
+    forest = topology.pack(star)
+    given = {'latency_s': dict.fromkeys(star.capacity_Bps, 0.001)}
+    given['ahead_bytes'] = 5000
+    rng = np.random.default_rng(0)
+    first = released.Allreduce(star, forest, [1000] * 9, **given)
+    for count in (1, 7, 40):
+      chunks = rng.integers(1, 2000, count)
+      ready_s = rng.random((4, count))
+      fresh = released.Allreduce(star, forest, chunks, **given)
+      again = first.of(chunks)
+      self.assertEqual(again(ready_s), fresh(ready_s))
+      self.assertEqual(again.carried, fresh.carried)
+
+  def test_what_beginning_takes_is_a_part_of_the_turn(self):
+    star, B = shapes.star(['0.001'] * 4), 1e6
+    shards = schemes.sharded_server(star, topology.pack(star))
+    timed = released.Allreduce(
+      star,
+      shards,
+      [1000] * 40,
+      latency_s=dict.fromkeys(star.capacity_Bps, 0),
+      begin_s=np.where(np.arange(40) % 10 == 0, 0.5, 0.0),
+    )
+    bytes_s = 2 * 3 / 4 * 40_000 / B
+    found = timed(np.zeros((4, 40)))
+    self.assertBetween(found, 4 * 0.5 + bytes_s, 4 * 0.5 + bytes_s + 0.003)
+
   def test_a_burst_after_a_pause_comes_no_faster_than_links_allow(self):
     star, B = shapes.star(['0.001'] * 4), 1e6
     shards = schemes.sharded_server(star, topology.pack(star))

@@ -1,0 +1,150 @@
+"""When gradients of AlexNet and ResNet-50 appear, from what layers cost.
+
+A layer multiplies once on its way forward, and twice on its way back, but for
+the first one, which has no gradient of its input to make.  A product takes as
+long as its multiplications or as its bytes (Williams et al., 'Roofline: An
+Insightful Visual Performance Model', 2009), of weights, inputs and outputs;
+normalisation and activation pass over the outputs.  Poolings, the loss and the
+optimiser are left out.
+
+Only shares matter: whoever uses them says how long an iteration takes.  The GPU
+is a V100: 15.7e12 floating-point operations and 900e9 bytes a second, as its
+data sheet is recalled; numbers have two bytes.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from configs.checks import require
+
+_FLOPS, _BPS = 15.7e12, 900e9
+_ITEM, _LEAF_ITEM = 2, 4  # Bytes of what layers compute in; of parameters.
+_FORWARD_PASSES, _BACKWARD_PASSES = 3, 5  # Over the outputs.
+
+
+class Op(NamedTuple):
+  """A convolution with its normalisation, or a dense layer.
+
+  Attributes:
+    leaves: Numbers of each of its parameters.
+    products: Multiplications of an example on the way forward.
+    inputs: Numbers of an example that go in.
+    outputs: That come out.
+  """
+
+  leaves: Sequence[int]
+  products: int
+  inputs: int
+  outputs: int
+
+
+class Timed(NamedTuple):
+  """How long it takes, in parts of the iteration.
+
+  Attributes:
+    op: Which one.
+    forward: On the way forward.
+    backward: On the way back.
+  """
+
+  op: Op
+  forward: float
+  backward: float
+
+
+def profile(
+  model: str, batch: int, *, flops: float = _FLOPS
+) -> list[tuple[int, float]]:
+  """Returns the bytes of each gradient, and when it is there.
+
+  In the order in which the backward pass makes them; in parts of the time of an
+  iteration.
+
+  Args:
+    model: 'alexnet' or 'resnet50', for 224 x 224 pixels, 1000 classes, with
+      batch normalisation.
+    batch: Examples, of which the shares depend.
+    flops: A second, of the GPU.
+
+  Raises:
+    ValueError: If there is no such model, or no example.
+  """
+  spent = timed(model, batch, flops=flops)
+  left, found = sum(each.backward for each in spent), []
+  for number, each in reversed([*enumerate(spent)]):
+    left -= each.backward
+    ready = min(1 - left, 1.0) if number else 1.0  # Exact at the end.
+    found += [(_LEAF_ITEM * size, ready) for size in reversed(each.op.leaves)]
+  return found
+
+
+def timed(model: str, batch: int, *, flops: float = _FLOPS) -> list[Timed]:
+  """Returns what each layer takes, the first one first; see `profile`."""
+  require(model in _MODELS, 'model', f'one of {[*_MODELS]}', model)
+  require(batch >= 1, 'batch', 'at least 1', batch)
+  seconds = []
+  for number, op in enumerate(_MODELS[model]()):
+    moved = sum(op.leaves) + batch * (op.inputs + op.outputs)
+    product_s = max(2 * batch * op.products / flops, _ITEM * moved / _BPS)
+    pass_s = _ITEM * batch * op.outputs / _BPS
+    forward_s = product_s + _FORWARD_PASSES * pass_s
+    backward_s = (2 if number else 1) * product_s + _BACKWARD_PASSES * pass_s
+    seconds.append((op, forward_s, backward_s))
+  total_s = sum(forward_s + backward_s for _, forward_s, backward_s in seconds)
+  return [
+    Timed(op, forward_s / total_s, backward_s / total_s)
+    for op, forward_s, backward_s in seconds
+  ]
+
+
+def _alexnet() -> list[Op]:
+  # Channels, kernel, pixels before and after.
+  shapes = [(64, 11, 224, 55), (192, 5, 27, 27), (384, 3, 13, 13)]
+  shapes += [(256, 3, 13, 13), (256, 3, 13, 13)]
+  features, found = 3, []
+  for channels, kernel, before, after in shapes:
+    found.append(_conv(features, channels, kernel, before, after))
+    features = channels
+  widths = (features * 6 * 6, 4096, 4096, 1000)
+  return [*found, *(_dense(*pair) for pair in itertools.pairwise(widths))]
+
+
+def _resnet50() -> list[Op]:
+  found, features, pixels = [_conv(3, 64, 7, 224, 112)], 64, 56
+  for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+    out = 4 * channels
+    for block in range(blocks):
+      before, first = pixels, block == 0
+      pixels //= 2 if first and channels > 64 else 1
+      if first:
+        found.append(_conv(features, out, 1, before, pixels))
+      found += [
+        _conv(features, channels, 1, before, before),
+        _conv(channels, channels, 3, before, pixels),
+        _conv(channels, out, 1, pixels, pixels),
+      ]
+      features = out
+  return [*found, _dense(features, 1000)]
+
+
+def _conv(features: int, channels: int, kernel: int, *pixels: int) -> Op:
+  before, after = (each**2 for each in pixels)
+  weights = kernel**2 * features * channels
+  return Op(
+    (weights, channels, channels),
+    weights * after,
+    features * before,
+    channels * after,
+  )
+
+
+def _dense(features: int, out: int) -> Op:
+  weights = features * out
+  return Op((weights, out), weights, features, out)
+
+
+_MODELS: dict[str, Callable[[], list[Op]]] = {
+  'alexnet': _alexnet,
+  'resnet50': _resnet50,
+}

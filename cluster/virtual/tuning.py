@@ -1,0 +1,116 @@
+"""How many bytes a range is to have: that with the least predicted time.
+
+Small ranges begin early, and each of them costs what beginning costs
+(config.cluster.network.range_s); large ones leave nothing to overlap with.  So
+there is a best in between, which depends on the links, on the forest and on
+when gradients appear.
+
+An iteration is simulated with 0, powers of 2 and inf; those that make the same
+ranges count once.  Of those within 1 % of the best the largest is taken: what
+has few ranges hangs least on what is not known.
+"""
+
+import math
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.speed import build, layers
+from cluster.speed.layers import Range
+from cluster.virtual.reduced import CHUNK, Sums
+from configs import sections
+from configs.checks import require
+from configs.sections import Choose
+from learning.learning import Learning
+from route import links
+from route.links import Links
+from route.route import LATENCY_S, Plan, Reduced
+from wire.codec import Wire
+
+_FIELD = 'config.route.range_bytes'
+_SLACK = 1.01
+
+
+def tuned(
+  config: ConfigDict,
+  choose: Choose,
+  plan: Plan,
+  learned: Learning,
+  wire: Wire,
+) -> Plan:
+  """Returns a plan whose ranges are chosen, if the config asks for that.
+
+  The same in every process of a run, for equal arguments.
+
+  Args:
+    config: Of the run; says how long workers compute, also on real hosts.
+    choose: Chooses a section of it.
+    plan: Where everything travels.
+    learned: What is learned.
+    wire: What travels.
+
+  Raises:
+    ValueError: If times cannot be predicted; names the field.
+  """
+  if not isinstance(plan, Reduced) or config.route.range_bytes != sections.AUTO:
+    return plan
+  _check(config, plan, wire)
+  made: dict[tuple[Range, ...], float] = {}
+  for size in _sizes(4 * learned.elements[0]):
+    ranges = layers.of_run(config, learned, size, wire.push.dtype)
+    made[tuple(ranges)] = size  # The largest that makes them.
+  sums = Sums(
+    _links(config, plan),
+    believed=plan.cluster if _virtual(config) else None,
+    forest=plan.forest,
+    stages=[[ranges] for ranges in made],
+    overlap=plan.overlap,
+    range_s=config.cluster.network.range_s,
+    chunk_bytes=CHUNK,
+  )
+  speed = build.make(config, choose)
+  batch, workers = config.batching.worker_batch, range(config.cluster.workers)
+  begun = dict.fromkeys(workers, 0.0)
+  computed = {index: speed.seconds(index, 0, batch) for index in workers}
+  times = {
+    size: sums.ends(begun, computed, stage)
+    for stage, size in enumerate(made.values())
+  }
+  best_s = min(times.values())
+  taken = max(size for size, each in times.items() if each <= _SLACK * best_s)
+  logging.info('Predicted seconds of an iteration, by %s:', _FIELD)
+  for size, each_s in sorted(times.items()):
+    chosen = ', taken' if size == taken else ''
+    logging.info('  %12.10g %9.4g s%s', size, each_s, chosen)
+  return plan._replace(range_bytes=taken)
+
+
+def _check(config: ConfigDict, plan: Reduced, wire: Wire) -> None:
+  """Refuses what has no ranges, or none whose times are known."""
+  reasons = {
+    'what XLA does is not predicted': plan.forest is None,
+    f'what {config.wire.name} sends is not predicted': bool(wire.push.rounds),
+    'links are not known before they are measured': (
+      not _virtual(config) and plan.cluster is None
+    ),
+  }
+  for reason, holds in reasons.items():
+    require(not holds, _FIELD, f'a number, as {reason}', sections.AUTO)
+
+
+def _sizes(total: int) -> list[float]:
+  """Returns candidates for so many bytes, in ascending order."""
+  powers = [2.0**n for n in range(16, 64) if 2**n < total]
+  return [0.0, *powers, math.inf]
+
+
+def _virtual(config: ConfigDict) -> bool:
+  return config.cluster.runtime == 'virtual'
+
+
+def _links(config: ConfigDict, plan: Reduced) -> Links:
+  """Returns the true links, or what is believed of those of real hosts."""
+  if _virtual(config):
+    return links.virtual(config)
+  cluster = plan.cluster
+  return Links(cluster, dict.fromkeys(cluster.capacity_Bps, LATENCY_S))

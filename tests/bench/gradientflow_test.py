@@ -1,0 +1,81 @@
+"""Tests for bench.gradientflow, against closed forms and the virtual clock."""
+
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+import train
+from bench import gradientflow
+from bench.gradientflow import Assumed, Rung
+from cluster.speed.layers import Range
+from configs import gradientflow as recipes
+
+
+class LadderTest(parameterized.TestCase):
+  @parameterized.product(gpus=[1, 8, 32], route=['ring', 'hierarchy'])
+  def test_nobody_computes_more_than_all_and_rungs_lead_up(self, gpus, route):
+    for each in gradientflow.ladder(Assumed(), gpus, route).values():
+      *own, chosen, _ = each.values()
+      self.assertLessEqual(max(*own, chosen), gpus * (1 + 1e-12))
+      self.assertGreater(min(*own, chosen), 0)
+      self.assertEqual(own, sorted(own))
+
+  @parameterized.parameters(2, 8, 16, 64)
+  def test_one_allreduce_takes_what_the_closed_form_says(self, gpus):
+    assumed, size, alone_s = Assumed(), 10**8, 0.5
+    rungs = {'alexnet': {'one': Rung([[Range(size, 1.0)]], alone_s)}}
+
+    found = gradientflow.speedups(assumed, gpus, 'ring', rungs)
+    own_s = gpus * gradientflow.compute_s(assumed, 'alexnet')
+    found_s = own_s / found['alexnet']['one'] - alone_s
+
+    slowest = 1e9 * (assumed.host_GBps if gpus <= 8 else assumed.link_GBps)
+    hosts = max(gpus // 8, 1) if gpus > 8 else 0
+    ways_s = 2 * gpus * assumed.near_s
+    ways_s += 2 * hosts * (assumed.far_s - assumed.near_s)
+    bytes_s = 2 * (gpus - 1) / gpus * size / slowest
+    # At most one chunk more on each hop.
+    chunks_s = 2 * gpus * assumed.chunk_bytes / slowest
+    self.assertGreaterEqual(found_s, bytes_s)
+    self.assertLessEqual(
+      found_s, bytes_s + ways_s + assumed.launch_s + chunks_s
+    )
+
+  def test_tensors_one_after_the_other_take_the_sum(self):
+    assumed = Assumed()
+    parts = [Range(10**6, 1.0), Range(10**7, 1.0), Range(10**6, 1.0)]
+    rungs = {'each': Rung([[part] for part in parts], 0.5)}
+    rungs |= {str(n): Rung([[part]], 0.5) for n, part in enumerate(parts)}
+    found = gradientflow.speedups(assumed, 16, 'ring', {'alexnet': rungs})
+    own_s = 16 * gradientflow.compute_s(assumed, 'alexnet')
+    times = {name: own_s / x - 0.5 for name, x in found['alexnet'].items()}
+    self.assertAlmostEqual(times['each'], sum(times[str(n)] for n in range(3)))
+
+  def test_it_is_what_the_virtual_clock_says(self):
+    # GPUs with links of their own, as in the recipe.
+    config = recipes.get_config('alexnet_64_time')
+    config.cluster.workers = 8
+    config.epochs /= 8 * 20
+    path = f'{tempfile.mkdtemp()}/run'
+    found_s = train.build(config, workdir=path)()['time_s']
+
+    assumed = Assumed(
+      host_GBps=config.cluster.network.worker_up_Bps[0] / 1e9,
+      near_s=2 * config.cluster.network.worker_latency_s[0],
+      launch_s=config.cluster.network.range_s,
+      apart=False,
+      range_bytes=config.route.range_bytes,
+    )
+    rung = gradientflow.overlapped(assumed, 'alexnet')
+    speedup = gradientflow.speedups(
+      assumed, 8, 'ring', {'alexnet': {'': rung}}
+    )['alexnet']['']
+    self.assertAlmostEqual(
+      8 * gradientflow.compute_s(assumed, 'alexnet') / speedup,
+      found_s,
+      places=9,
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

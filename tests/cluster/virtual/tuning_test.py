@@ -1,0 +1,119 @@
+"""Tests for cluster.virtual.tuning: ranges that are the best by prediction."""
+
+import json
+import math
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+from ml_collections import ConfigDict
+
+import train
+from configs import default
+
+_MB = 10**6
+_LAYERS, _COMPUTE_S = 64, 0.1
+
+
+def _config(range_bytes, **fields) -> ConfigDict:
+  """64 equal layers of 1 MB that appear evenly, in 0.1 s."""
+  config = default.get_config()
+  config.sync.name = 'bsp'
+  config.route.name = 'ring'
+  config.route.range_bytes = range_bytes
+  config.model.name = 'none'
+  config.model.none.size_bytes = _LAYERS * _MB
+  config.model.none.num_train = 64 * 3
+  config.epochs = 1.0
+  config.cluster.speed.name = 'constant'
+  config.cluster.speed.slowdown = (1.0,)
+  config.cluster.speed.fixed_s = _COMPUTE_S
+  config.cluster.speed.per_example_s = 0.0
+  network = config.cluster.network
+  network.worker_up_Bps = network.worker_down_Bps = (1e9,)
+  network.worker_latency_s = (0.0,)
+  network.range_s = 0.002
+  rows = [
+    {'name': str(n), 'bytes': _MB, 'ready': (n + 1) / _LAYERS}
+    for n in range(_LAYERS)
+  ]
+  path = pathlib.Path(tempfile.mkdtemp(), 'layers.json')
+  path.write_text(json.dumps({'version': 1, 'layers': rows}))
+  config.cluster.speed.layers = str(path)
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+def _time_s(config: ConfigDict) -> float:
+  return train.build(config, workdir=f'{tempfile.mkdtemp()}/run')()['time_s']
+
+
+class TuningTest(parameterized.TestCase):
+  def test_the_best_lies_between_and_is_found(self):
+    sweep = {
+      size: _time_s(_config(size))
+      for size in (0.0, *(n * _MB * 1.0 for n in (2, 4, 8, 16, 32)), math.inf)
+    }
+    best = min(sweep.values())
+    self.assertGreater(min(sweep[0.0], sweep[math.inf]), 1.05 * best)
+    with self.assertLogs('absl', 'INFO') as logs:
+      found = _time_s(_config('auto'))
+
+    self.assertLessEqual(found, 1.05 * best)
+    (taken,) = (line for line in logs.output if line.endswith('taken'))
+    self.assertAlmostEqual(float(taken.split()[-3]), found / 3, places=4)
+
+  def test_what_was_chosen_is_noted(self):
+    resolved = train.check(_config('auto'))
+    chosen = resolved['route']['range_bytes']
+    self.assertTrue(0 < chosen < _LAYERS * _MB, chosen)
+    again = train.check(_config(chosen))
+    self.assertEqual(again['route']['range_bytes'], chosen)
+    whole = train.check(_config('inf'))['route']['range_bytes']
+    self.assertEqual(whole, math.inf)
+
+  def test_what_beginning_costs_holds_links_up(self):
+    # Nothing overlaps: 2 (n - 1) / n of all bytes, and 4 or 64 beginnings.
+    bytes_s = 2 * 3 / 4 * _LAYERS * _MB / 1e9
+    for size, count in ((16.0 * _MB, 4), (0.0, _LAYERS)):
+      found = _time_s(_config(size, **{'route.overlap': False})) / 3
+      expected = _COMPUTE_S + bytes_s + count * 0.002
+      self.assertAlmostEqual(found, expected, delta=6 * 32768 / 1e9 + 1e-9)
+
+  @parameterized.parameters(
+    ({'route.name': 'native'}, 'a number, as what XLA does'),
+    ({'wire.name': 'sparse'}, 'a number, as what sparse sends is not'),
+    ({'route.range_bytes': 'most'}, "at least 0, or 'auto', got 'most'"),
+    ({'route.range_bytes': math.nan}, "at least 0, or 'auto', got nan"),
+    ({'route.range_bytes': True}, "at least 0, or 'auto', got True"),
+    ({'route.name': 'server'}, 'expected the default'),
+  )
+  def test_rejects(self, fields, message):
+    config = _config('auto', **fields)
+    if config.route.name in ('native', 'server'):
+      config.cluster.speed.layers = ''
+      config.cluster.network.range_s = 0.0
+    with self.assertRaisesRegex(
+      ValueError, f'config.route.range_bytes: .*{message}'
+    ):
+      train.check(config)
+
+  @parameterized.parameters(-1.0, math.inf)
+  def test_rejects_what_beginning_cannot_cost(self, seconds):
+    config = _config(0.0, **{'cluster.network.range_s': seconds})
+    with self.assertRaisesRegex(
+      ValueError, 'config.cluster.network.range_s: expected finite seconds'
+    ):
+      train.check(config)
+
+  def test_servers_have_no_ranges_that_cost(self):
+    config = default.get_config()
+    config.cluster.network.range_s = 0.1
+    with self.assertRaisesRegex(
+      ValueError, 'config.cluster.network.range_s: expected the default'
+    ):
+      train.check(config)
+
+
+if __name__ == '__main__':
+  absltest.main()
