@@ -67,7 +67,5 @@ def _tell(text: str) -> None:
 if __name__ == '__main__':
   flags.DEFINE_string('model', None, 'A name, or bytes.', required=True)
   flags.DEFINE_string('cluster', None, 'File of the cluster.', required=True)
-  flags.DEFINE_integer(
-    'batch', 32, 'Examples of an iteration.', lower_bound=1
-  )
+  flags.DEFINE_integer('batch', 32, 'Examples of an iteration.', lower_bound=1)
   app.run(main)

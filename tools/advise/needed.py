@@ -13,8 +13,6 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from configs.checks import require
-
 FOLDER = pathlib.Path(__file__).parents[2] / 'results'
 SOURCES = ('combined_equal', 'combined_links', 'combined_workers')
 _TO = 'time_to.0.93'

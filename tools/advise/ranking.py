@@ -169,9 +169,7 @@ def explain(advice: Advice) -> str:
   return '\n\n'.join(parts)
 
 
-def _why(
-  cluster: Described, workload: Workload, base: Row, free: Pace
-) -> Why:
+def _why(cluster: Described, workload: Workload, base: Row, free: Pace) -> Why:
   whole_s, free_s = (
     cluster.workers * workload.batch / pace.examples_per_s
     for pace in (base.pace, free)
@@ -211,7 +209,7 @@ def _slowest(advice: Advice) -> str:
 def _thinnest(advice: Advice) -> str:
   """Returns whose link is below all others, or that servers' are."""
   cluster = advice.cluster
-  if cluster.links or not advice.why.limit == 'links':
+  if cluster.links or advice.why.limit != 'links':
     return ''
   ways = [
     [*cluster.network[link]] * (1 if len(cluster.network[link]) > 1 else n)

@@ -17,8 +17,8 @@ from configs import default
 from tools.advise.clusters import Described
 from tools.advise.needed import BSP, Combination
 
-_FLOWS = 10_000  # Of an iteration of all, times iterations; bounds the time.
-_LEAST, _MOST = 12, 40  # Iterations of each worker.
+_FLOWS = 5_000  # Of an iteration of all, times iterations; bounds the time.
+_LEAST, _MOST = 8, 40  # Iterations of each worker.
 _SETTLED = 0.4  # Share of a run that is left out at its start.
 
 
