@@ -107,12 +107,14 @@ class PlantedTest(absltest.TestCase):
     self.assertEqual(advice.best.combination, _FEW[4])
 
   def test_links_among_workers_leave_servers_out(self):
-    data = _data(links='star([1, 1, 1, 1, 1, 1, 1, 0.01])')
-    data['network'] = {}
-    cluster = clusters.read(_file(data))
-    self.assertEqual(
-      simulating.possible(cluster, dict.fromkeys(_FEW)), [*_FEW[2:5]]
-    )
+    spec = 'star([1, 1, 1, 1, 1, 1, 1, 0.0125])'
+    few = [BSP, Combination('asp'), *_FEW[2:4]]
+    advice = _advise(size_bytes=40_000_000, few=few, links=spec, network={})
+    self.assertEqual(advice.base.combination, BSP._replace(route='ring'))
+    self.assertEqual(advice.best.combination, BSP._replace(route='forest'))
+    self.assertLen(advice.rows, 2)
+    self.assertAlmostEqual(advice.best.time, 8 / 14, delta=0.02)
+    self.assertEqual(advice.why.limit, 'links')
 
   def test_servers_of_their_own_are_named(self):
     network = dict.fromkeys(_LINKS, _FAST)
