@@ -1,0 +1,270 @@
+"""Tests for tools/advise/."""
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from tools.advise import __main__ as command
+from tools.advise import clusters, needed, ranking, simulating
+from tools.advise.needed import BSP, Combination, Needed
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SPEED = {'name': 'constant', 'fixed_s': 0.02, 'per_example_s': 0.0025}
+_BATCH = 32
+_COMPUTE_S = 0.02 + 32 * 0.0025
+_FAST = [1.25e12]
+_LINKS = ('worker_up_Bps', 'worker_down_Bps')
+_FEW = (
+  BSP,
+  BSP._replace(batching='lb_bsp'),
+  BSP._replace(route='ring'),
+  BSP._replace(route='forest'),
+  BSP._replace(route='ring', dtype='bfloat16'),
+  Combination('asp'),
+  Combination('elastic'),
+)
+
+
+def _data(slowdown=(1.0,), rates=_FAST, **others):
+  network = dict.fromkeys(_LINKS, rates)
+  speed = {**_SPEED, 'slowdown': list(slowdown)}
+  return {'workers': 8, 'speed': speed, 'network': network, **others}
+
+
+def _file(data):
+  path = pathlib.Path(tempfile.mkdtemp()) / 'cluster.json'
+  path.write_text(data if isinstance(data, str) else json.dumps(data))
+  return str(path)
+
+
+def _advise(size_bytes=8_000_000, few=_FEW, **data):
+  """Returns advice, as if all needed as many examples as BSP."""
+  equal = dict.fromkeys(few, Needed(1.0, 0.9, 1.1, 6, 8.0))
+  cluster = clusters.read(_file(_data(**data)))
+  workload = simulating.Workload(size_bytes, _BATCH)
+  return ranking.advise(cluster, workload, equal)
+
+
+class PlantedTest(absltest.TestCase):
+  """Clusters of which it is known what pays."""
+
+  def test_equal_workers_and_fast_links_have_nothing_to_gain(self):
+    advice = _advise()
+    self.assertEqual(advice.best.combination, BSP)
+    for row in advice.rows:
+      # Nobody waits, and nothing travels for long: all are as fast.
+      self.assertAlmostEqual(row.time, 1.0, delta=0.03)
+    self.assertAlmostEqual(
+      advice.base.pace.examples_per_s, 8 * _BATCH / _COMPUTE_S, delta=30
+    )
+    self.assertEqual(advice.why.limit, 'computing')
+    self.assertIn('there is nothing to gain', ranking.explain(advice))
+
+  def test_a_slow_worker_has_others_wait(self):
+    advice = _advise(slowdown=[1.0] * 7 + [10.0])
+    best = advice.best.combination
+    self.assertIn(best.sync, ('asp', 'elastic'))
+    # Each at its own pace, over all at that of the slowest.
+    self.assertAlmostEqual(1 / advice.best.time, 7.1 / 0.8, delta=0.9)
+    why = advice.why
+    mean_s = _COMPUTE_S * 17 / 8
+    self.assertAlmostEqual(why.compute_s, mean_s, delta=0.01)
+    self.assertAlmostEqual(why.waiting_s, 10 * _COMPUTE_S - mean_s, delta=0.01)
+    said = ranking.explain(advice)
+    self.assertIn('slowest worker (7)', said)
+    self.assertIn('it is limited by waiting', said)
+    self.assertIn('--config.sync.name=' + best.sync, said)
+    order = [row.combination for row in advice.rows]
+    balanced = BSP._replace(batching='lb_bsp')
+    self.assertLess(order.index(balanced), order.index(BSP))
+
+  def test_a_thin_link_wants_a_forest(self):
+    rates = [1.25e8] * 7 + [1.25e7]
+    few = [each for each in _FEW if each.dtype == 'float32']
+    advice = _advise(rates=rates, size_bytes=40_000_000, few=few)
+    self.assertEqual(advice.best.combination, BSP._replace(route='forest'))
+    # All bytes cross the thin link, once each way; in a ring 14 / 8 of them.
+    rows = {row.combination: row for row in advice.rows}
+    forest, ring = (
+      8 * _BATCH / rows[BSP._replace(route=route)].pace.examples_per_s
+      for route in ('forest', 'ring')
+    )
+    self.assertAlmostEqual(forest, 40 / 12.5, delta=0.2)
+    self.assertAlmostEqual(ring, 40 / 12.5 * 14 / 8, delta=0.2)
+    said = ranking.explain(advice)
+    self.assertIn('limited by links', said)
+    self.assertIn("links (worker 7's is the thinnest)", said)
+
+  def test_thin_links_of_all_want_half_of_the_bytes(self):
+    few = (BSP, BSP._replace(route='ring'), _FEW[4])
+    advice = _advise(rates=[1.25e7], few=few)
+    self.assertEqual(advice.best.combination, _FEW[4])
+
+  def test_links_among_workers_leave_servers_out(self):
+    spec = 'star([1, 1, 1, 1, 1, 1, 1, 0.0125])'
+    few = [BSP, Combination('asp'), *_FEW[2:4]]
+    advice = _advise(size_bytes=40_000_000, few=few, links=spec, network={})
+    self.assertEqual(advice.base.combination, BSP._replace(route='ring'))
+    self.assertEqual(advice.best.combination, BSP._replace(route='forest'))
+    self.assertLen(advice.rows, 2)
+    self.assertAlmostEqual(advice.best.time, 8 / 14, delta=0.02)
+    self.assertEqual(advice.why.limit, 'links')
+
+  def test_servers_of_their_own_are_named(self):
+    network = dict.fromkeys(_LINKS, _FAST)
+    network |= {'server_up_Bps': [1.25e8], 'server_down_Bps': [1.25e8]}
+    advice = _advise(network=network, few=(BSP, Combination('asp')))
+    # 8 MB of 8 workers go in and out over the only link.
+    whole_s = 8 * _BATCH / advice.base.pace.examples_per_s
+    self.assertAlmostEqual(whole_s, _COMPUTE_S + 128 / 125, delta=0.02)
+    self.assertIn("links (the servers')", ranking.explain(advice))
+
+
+class RankingTest(absltest.TestCase):
+  def _row(self, combination, speed, needed, staleness=0.0):
+    pace = simulating.Pace(100 * speed, staleness, 0.1)
+    return ranking.Row(combination, pace, needed, speed)
+
+  def test_time_is_examples_over_speed_and_fewer_count_as_one(self):
+    more = Needed(1.5, 1.0, 2.0, 6, 7.0)
+    fewer = more._replace(median=0.8)
+    self.assertEqual(self._row(BSP, 3.0, more).time, 0.5)
+    self.assertEqual(self._row(BSP, 2.0, fewer).time, 0.5)
+
+  def test_what_is_staler_than_measured_is_not_advised(self):
+    few = BSP, Combination('asp')
+    ranked = dict.fromkeys(few, Needed(1.0, 0.9, 1.1, 6, 0.1))
+    data = _data(slowdown=[1.0] * 7 + [10.0])
+    cluster = clusters.read(_file(data))
+    workload = simulating.Workload(8_000_000, _BATCH)
+    advice = ranking.advise(cluster, workload, ranked)
+    self.assertEqual(advice.rows[0].combination.sync, 'asp')
+    self.assertEqual(advice.best.combination, BSP)
+    self.assertIn('* staler than what was measured', ranking.table(advice))
+    self.assertIn('asp, fixed, float32, server is', ranking.explain(advice))
+
+
+class NeededTest(absltest.TestCase):
+  def test_what_was_measured_is_told(self):
+    found = needed.measured()
+    self.assertAlmostEqual(found[BSP].median, 1.0, places=3)
+    self.assertEqual(found[Combination('asp')].runs, 18)
+    self.assertGreater(found[Combination('asp')].staleness, 6)
+    for each in found.values():
+      self.assertLessEqual(each.least, each.median)
+      self.assertLessEqual(each.median, each.most)
+      self.assertLess(each.median, 1.5)
+
+  def test_examples_are_those_of_the_same_seed(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for source in needed.SOURCES:
+      records = []
+      for seed, to_s in enumerate((1.0, 2.0)):
+        for sync, longer in (('bsp', 1), ('asp', 1.5 if seed else math.nan)):
+          own = {'sync.name': sync, 'batching.name': 'fixed', 'seed': seed}
+          own |= {'wire.dense.dtype': 'float32', 'route.name': 'server'}
+          own |= {'status': 'finished', 'staleness_mean': 3.0}
+          time_s = None if math.isnan(longer) else to_s * longer
+          own |= {'time_to.0.93': time_s, 'examples_per_s': 10.0 + seed}
+          records.append(own)
+      file = folder / f'{source}-quick.json'
+      file.write_text(json.dumps({'records': records}))
+    asp = needed.measured(folder)[Combination('asp')]
+    self.assertEqual(asp, Needed(math.inf, 1.5, math.inf, 6, 3.0))
+    file.unlink()
+    with self.assertRaisesRegex(ValueError, f'{file.name}: expected results'):
+      needed.measured(folder)
+
+
+class FileTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('{', r'cluster.json: expected JSON'),
+    ('[]', r'cluster.json: expected a JSON object, got \[\]'),
+    ({'hosts': 1}, r"expected fields among .*, got 'hosts'"),
+    (_data(workers='two'), r"workers: expected an integer .* got 'two'"),
+    (_data(speed={}), r'speed.slowdown: expected .* got None'),
+    (_data(links=3), r'links: expected a file of nodes'),
+    (_data() | {'network': {}}, r'network.worker_up_Bps: expected bytes'),
+    (
+      _data() | {'network': {'worker_up_Bps': [1e9]}},
+      r'network.worker_down_Bps: expected bytes per second, .* got None',
+    ),
+    (
+      _data() | {'network': {**_data()['network'], 'server_up_Bps': [1e9]}},
+      r'network.server_down_Bps: expected',
+    ),
+    (
+      _data() | {'network': {**_data()['network'], 'worker_Bps': [1e9]}},
+      r"network.worker_Bps: expected one of .* got 'worker_Bps'",
+    ),
+    (_data(slowdown='x'), r'speed.slowdown: expected a list of numbers'),
+  )
+  def test_what_is_wrong_is_named(self, data, message):
+    with self.assertRaisesRegex(ValueError, message):
+      clusters.read(_file(data))
+
+  @parameterized.parameters(
+    (_data(slowdown=[1.0] * 3), r'slowdown: .*8'),
+    (_data(rates=[1e9] * 3), r'worker_up_Bps: expected one value or 8'),
+    (_data(rates=[0.0]), r'worker_up_Bps: expected more than 0'),
+  )
+  def test_what_does_not_fit_is_named_before_anything_runs(self, data, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self._advise(data)
+
+  def test_unknown_nodes_are_named(self):
+    nodes = [{'id': f'w{i}', 'worker': True} for i in range(8)]
+    links = [{'src': 'w0', 'dst': 'w9', 'GBps': 1}]
+    text = json.dumps({'nodes': nodes, 'links': links})
+    data = _data(links=_file(text))
+    data['network'] = {}
+    with self.assertRaisesRegex(ValueError, 'w9'):
+      self._advise(data)
+
+  def _advise(self, data):
+    cluster = clusters.read(_file(data))
+    equal = dict.fromkeys(_FEW, Needed(1.0, 0.9, 1.1, 6, 8.0))
+    ranking.advise(cluster, simulating.Workload(4, 1), equal)
+
+
+class CommandTest(absltest.TestCase):
+  def test_models_have_the_bytes_of_their_layers(self):
+    blocks = (64, 2), (128, 2), (256, 3), (512, 3), (512, 3)
+    before, total = 3, 0
+    for width, count in blocks:
+      for _ in range(count):
+        total += 9 * before * width + width
+        before = width
+    for width, count in ((7 * 7 * 512, 4096), (4096, 4096), (4096, 1000)):
+      total += width * count + count
+    self.assertEqual(command.size_bytes('vgg16'), 4 * total)
+    self.assertEqual(command.size_bytes('10MB'), 10**7)
+    with self.assertRaisesRegex(ValueError, "model: .*got 'vgg99'"):
+      command.size_bytes('vgg99')
+
+  def test_a_bad_file_is_refused(self):
+    file = _file('[]')
+    done = subprocess.run(
+      [
+        *(sys.executable, '-m', 'tools.advise'),
+        *('--model=vgg16', f'--cluster={file}'),
+      ],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=60,
+    )
+    self.assertEqual(done.returncode, 1)
+    expected = re.escape(f'Refused: {file}: expected a JSON object')
+    self.assertRegex(done.stderr, expected)
+
+
+if __name__ == '__main__':
+  absltest.main()

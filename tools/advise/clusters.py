@@ -1,0 +1,155 @@
+"""Reads the file of a cluster that advice is asked for.
+
+It is JSON, and its fields are those of config.cluster: `workers`, `speed`
+(`slowdown` at least), `network` (`worker_up_Bps` and `worker_down_Bps`; those
+of servers, if these have hosts of their own) and `links`, a file of nodes and
+links or a builder, among the workers.  Tuples are lists there.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from configs import default
+from configs.checks import require
+
+_KNOWN = ('workers', 'speed', 'network', 'links')
+_WORKER = ('worker_up_Bps', 'worker_down_Bps')
+_SERVER = ('server_up_Bps', 'server_down_Bps')
+_MOST = 8  # Servers in workers: what their links share costs time to compute.
+
+
+class Described(NamedTuple):
+  """A cluster as its file says.
+
+  Attributes:
+    path: Of the file.
+    workers: How many.
+    speed: Fields of config.cluster.speed.
+    network: Fields of config.cluster.network.
+    links: As config.cluster.links.
+  """
+
+  path: str
+  workers: int
+  speed: Mapping[str, Any]
+  network: Mapping[str, Any]
+  links: str
+
+  @property
+  def serves(self) -> bool:
+    """Whether it is known what links workers have to servers."""
+    return bool(set(_WORKER) & set(self.network))
+
+  @property
+  def dedicated(self) -> bool:
+    """Whether servers have hosts of their own."""
+    return bool(set(_SERVER) & set(self.network))
+
+  @property
+  def servers(self) -> int:
+    """How many: those of the file, or one in each of the first workers."""
+    if self.dedicated:
+      return max(len(self.network[link]) for link in _SERVER)
+    return min(self.workers, _MOST)
+
+  def put(self, config: ConfigDict, *, served: bool) -> None:
+    """Gives a config this cluster.
+
+    Args:
+      config: To be changed.
+      served: Whether there are servers; without them `links` count.
+
+    Raises:
+      ValueError: If a field is unknown or of another type; names it.
+    """
+    config.cluster.workers = self.workers
+    among = bool(self.links) and not served
+    config.cluster.links = self.links if among else ''
+    for part in ('speed', 'network'):
+      _put(config.cluster[part], getattr(self, part), f'{self.path}: {part}')
+    network, defaults = config.cluster.network, default.get_config()
+    unused = (*(() if served else _SERVER), *(_WORKER if among else ()))
+    for link in unused:
+      network[link] = defaults.cluster.network[link]
+    if served:
+      network.servers_in_workers = not self.dedicated
+
+
+def read(path: str) -> Described:
+  """Returns the cluster of a file.
+
+  Raises:
+    ValueError: If a field is missing, unknown or not of its kind; names it.
+    OSError: If it cannot be read.
+  """
+  try:
+    data = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
+  except (RecursionError, ValueError) as error:
+    raise ValueError(f'{path}: expected JSON, got {error}.') from error
+  require(isinstance(data, dict), path, 'a JSON object', data)
+  for field in data:
+    require(field in _KNOWN, path, f'fields among {list(_KNOWN)}', field)
+  workers = data.get('workers')
+  valid = type(workers) is int and workers > 1
+  require(valid, f'{path}: workers', 'an integer of at least 2', workers)
+  for part in ('speed', 'network'):
+    own = data.get(part, {})
+    require(isinstance(own, dict), f'{path}: {part}', 'a JSON object', own)
+  links = data.get('links', '')
+  expected = "a file of nodes and links, or a builder such as 'star([1, 1])'"
+  require(isinstance(links, str), f'{path}: links', expected, links)
+  found = Described(
+    path, workers, data.get('speed', {}), data.get('network', {}), links
+  )
+  _check(found)
+  found.put(default.get_config(), served=False)  # Names what is unknown.
+  return found
+
+
+def _check(found: Described) -> None:
+  """Refuses what says too little."""
+  speed, network = found.speed, found.network
+  expected = 'how much slower each worker is than the fastest'
+  known = speed.get('slowdown')
+  require(known is not None, f'{found.path}: speed.slowdown', expected, known)
+  expected = 'bytes per second, one value or one of each'
+  needed = (
+    *(_WORKER if found.serves or not found.links else ()),
+    *(_SERVER if found.dedicated else ()),
+  )
+  for link in needed:
+    field = f'{found.path}: network.{link}'
+    require(link in network, field, expected, network.get(link))
+  if found.dedicated and not found.serves:
+    field = f'{found.path}: network.worker_up_Bps'
+    require(False, field, f'{expected}, as there are servers', None)
+
+
+def _put(section: ConfigDict, given: Mapping[str, Any], path: str) -> None:
+  """Puts plain data into a section.
+
+  Raises:
+    ValueError: If a field is unknown or of another type.
+  """
+  for field, value in given.items():
+    where = f'{path}.{field}'
+    require(field in section, where, f'one of {sorted(section)}', field)
+    if isinstance(section[field], ConfigDict):
+      require(isinstance(value, dict), where, 'a JSON object', value)
+      _put(section[field], value, where)
+      continue
+    if isinstance(section[field], tuple):
+      numbers = isinstance(value, list) and all(
+        type(each) in (int, float) for each in value
+      )
+      require(numbers and value, where, 'a list of numbers', value)
+      value = tuple(map(float, value))
+    elif isinstance(section[field], float) and type(value) is int:
+      value = float(value)
+    kind = type(section[field])
+    require(type(value) is kind, where, f'a {kind.__name__}', value)
+    section[field] = value

@@ -1,0 +1,125 @@
+"""How many more examples than BSP a combination needs to an accuracy: measured.
+
+From the runs of the ledger's combinations: eight workers on three clusters,
+several seeds.  A run's examples to the accuracy are its time to it times its
+examples per second; each is divided by those of BSP with equal batches and
+float32, of the same cluster and seed, so that what differs is the combination.
+"""
+
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+FOLDER = pathlib.Path(__file__).parents[2] / 'results'
+SOURCES = ('combined_equal', 'combined_links', 'combined_workers')
+_TO = 'time_to.0.93'
+_SKIPPED = ('lb_bsp_gpu', 'r2sp')  # Needs curves; seldom gets there.
+
+
+class Combination(NamedTuple):
+  """When, how much, what and where.
+
+  Attributes:
+    sync: As config.sync.name.
+    batching: As config.batching.name.
+    dtype: As config.wire.dense.dtype.
+    route: As config.route.name.
+    pipelined: As config.route.server.pipelined.
+  """
+
+  sync: str = 'bsp'
+  batching: str = 'fixed'
+  dtype: str = 'float32'
+  route: str = 'server'
+  pipelined: bool = False
+
+  def __str__(self) -> str:
+    where = f'{self.route}, pipelined' if self.pipelined else self.route
+    return f'{self.sync}, {self.batching}, {self.dtype}, {where}'
+
+
+BSP = Combination()
+
+
+class Needed(NamedTuple):
+  """Examples to the accuracy over those of BSP.
+
+  Attributes:
+    median: Over clusters and seeds.
+    least: Of them.
+    most: Of them; infinite if a run never got there.
+    runs: How many there are.
+    staleness: The largest mean staleness of them, updates.
+  """
+
+  median: float
+  least: float
+  most: float
+  runs: int
+  staleness: float
+
+  @property
+  def used(self) -> float:
+    """What predictions use: that stale gradients help is not believed."""
+    return max(1.0, self.median)
+
+
+def measured(folder: pathlib.Path = FOLDER) -> dict[Combination, Needed]:
+  """Returns what the ledger's combinations needed, by combination.
+
+  Where something travels changes no update, so that runs over all routes count
+  for each of them.
+
+  Raises:
+    ValueError: If results are missing or not understood; names the file.
+  """
+  ratios: dict[tuple[str, ...], list[float]] = {}
+  stale: dict[tuple[str, ...], list[float]] = {}
+  found = set()
+  for source in SOURCES:
+    records = _records(folder / f'{source}-quick.json')
+    base = {r['seed']: _examples(r) for r in records if _of(r) == BSP}
+    for record in records:
+      combination = _of(record)
+      if combination.batching in _SKIPPED or record['seed'] not in base:
+        continue
+      found.add(combination)
+      ratio = _examples(record) / base[record['seed']]
+      ratios.setdefault(combination[:3], []).append(ratio)
+      stale.setdefault(combination[:3], []).append(record['staleness_mean'])
+  return {
+    combination: _summed(ratios[combination[:3]], stale[combination[:3]])
+    for combination in sorted(found)
+  }
+
+
+def _summed(ratios: list[float], stale: Iterable[float]) -> Needed:
+  middle = statistics.median(ratios)
+  return Needed(middle, min(ratios), max(ratios), len(ratios), max(stale))
+
+
+def _records(path: pathlib.Path) -> list[Mapping[str, Any]]:
+  expected = 'results of the ledger'
+  try:
+    records = json.loads(path.read_text())['records']
+  except (OSError, ValueError, KeyError) as error:
+    raise ValueError(f'{path}: expected {expected}, got {error!r}.') from error
+  return [each for each in records if each['status'] == 'finished']
+
+
+def _of(record: Mapping[str, Any]) -> Combination:
+  return Combination(
+    record['sync.name'],
+    record['batching.name'],
+    record['wire.dense.dtype'],
+    record['route.name'],
+    bool(record.get('route.server.pipelined')),
+  )
+
+
+def _examples(record: Mapping[str, Any]) -> float:
+  """Returns how many examples a run took to the accuracy."""
+  return (record.get(_TO) or math.inf) * record['examples_per_s']
