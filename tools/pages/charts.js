@@ -7,7 +7,8 @@ const LINES = [
 const DASHES = ['solid', 'dash', 'dot', 'dashdot'];
 const LATE = '#D55E00';
 const narrow = () => window.innerWidth < 600;
-const redraws = new Map();
+const HEIGHT = 320;
+const redraws = new Map();  // What charts show, by where they are.
 
 // Plotly reads tags in texts: names are to be seen as they are.
 function plain(text) {
@@ -28,46 +29,77 @@ function look(k) {
     dash: DASHES[Math.floor(k / LINES.length) % DASHES.length], width: 2};
 }
 
-// Draws, and again whenever colors or the width change.
+const near = new IntersectionObserver((entries) => {
+  for (const {isIntersecting, target} of entries) {
+    if (isIntersecting) drawn(target);
+  }
+}, {rootMargin: '400px'});
+
+// Draws once it is nearly in sight, and again whenever colors change.
 function draw(where, make) {
-  const again = () => {
-    const {traces, layout} = make();
-    const grid = {gridcolor: style('--line'), zerolinecolor: style('--line'),
-      linecolor: style('--line'), automargin: true};
-    const whole = {
-      height: 320, margin: {l: 50, r: 12, t: 12, b: 45},
-      paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-      font: {color: style('--text'), size: 12}, colorway: LINES,
-      hoverlabel: {namelength: -1},
-      legend: {orientation: 'h', y: -0.2, yanchor: 'top', x: 0},
-      ...layout,
-      xaxis: {...grid, ...layout.xaxis}, yaxis: {...grid, ...layout.yaxis},
-    };
-    Plotly.react(where, traces, whole, {
-      responsive: true, displaylogo: false, displayModeBar: !narrow() && 'hover'});
-  };
-  redraws.set(where, again);
-  again();
+  redraws.set(where, make);
+  where.style.minHeight = `${make().layout.height || HEIGHT}px`;
+  if (where.classList.contains('js-plotly-plot')) drawn(where);
+  else near.observe(where);
 }
 
-function redraw() {
-  for (const [where, again] of redraws) {
-    if (where.isConnected) again(); else redraws.delete(where);
+function drawn(where) {
+  near.unobserve(where);
+  const {traces, layout} = redraws.get(where)();
+  const grid = {gridcolor: style('--line'), zerolinecolor: style('--line'),
+    linecolor: style('--line'), automargin: true};
+  const whole = {
+    height: HEIGHT, margin: {l: 50, r: 12, t: 30, b: 45},
+    paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: {color: style('--text'), size: 12}, colorway: LINES,
+    hoverlabel: {namelength: -1},
+    modebar: {bgcolor: 'rgba(0,0,0,0)', color: style('--faint'),
+      activecolor: style('--text')},
+    legend: {orientation: 'h', y: 1, yanchor: 'bottom', x: 0,
+      traceorder: 'normal'},
+    ...layout,
+    xaxis: {...grid, ...layout.xaxis}, yaxis: {...grid, ...layout.yaxis},
+  };
+  Plotly.react(where, traces, whole, {responsive: true, displaylogo: false,
+    displayModeBar: narrow() ? false : 'hover',
+    modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']});
+}
+
+// Of what is still there: all, or what has been in sight.
+function redraw(all) {
+  for (const where of redraws.keys()) {
+    if (!where.isConnected) redraws.delete(where);
+    else if (all || where.classList.contains('js-plotly-plot')) drawn(where);
   }
 }
 
 const AXES = {time: 'time (s)', iterations: 'iterations of all workers',
   examples: 'examples in updates'};
 
+// A config's seeds look alike, and are in the legend once.
 function accuracies(runs, against) {
-  const traces = runs.filter((run) => run.accuracy).map((run, k) => ({
-    x: run.accuracy[against], y: run.accuracy.values.map((v) => 100 * v),
-    name: short(run.name, narrow() ? 34 : 60), mode: 'lines+markers',
-    line: look(k), marker: {size: 4}}));
-  const lines = narrow() ? traces.length : Math.ceil(traces.length / 3);
+  const measured = runs.filter((run) => run.accuracy);
+  const key = (run) => JSON.stringify({...run.config, seed: null});
+  const groups = measured.map(key);
+  const keys = [...new Set(groups)];
+  const seen = new Set();
+  const traces = measured.map((run, k) => {
+    const group = groups[k];
+    const first = !seen.has(group);
+    seen.add(group);
+    const more = groups.filter((each) => each === group).length - 1;
+    const name = short(run.name, narrow() ? 34 : 60);
+    return {
+      x: run.accuracy[against], y: run.accuracy.values.map((v) => 100 * v),
+      name: name + (first && more ? ` and ${more} of other seeds` : ''),
+      legendgroup: group, showlegend: first, mode: 'lines+markers',
+      line: look(keys.indexOf(group)), marker: {size: 4}};
+  });
+  const lines = narrow() ? keys.length : Math.ceil(keys.length / 3);
   return {traces, layout: {
     height: 330 + (traces.length > 1 ? 20 * lines : 0),
     showlegend: traces.length > 1,
+    legend: {orientation: 'h', y: -0.2, yanchor: 'top', x: 0},
     xaxis: {title: {text: AXES[against]}, rangemode: 'tozero'},
     yaxis: {title: {text: 'test accuracy (%)'}}}};
 }
@@ -87,8 +119,6 @@ function waiting(runs) {
   })).filter((trace) => trace.x.some((share) => share > 0));
   return {traces, layout: {
     barmode: 'stack', height: 130 + 24 * runs.length, showlegend: true,
-    legend: {orientation: 'h', y: 1, yanchor: 'bottom', x: 0},
-    margin: {l: 50, r: 12, t: 30, b: 45},
     xaxis: {title: {text: "share of the workers' time (%)"}, range: [0, 100]},
     yaxis: {tickvals: rows, ticktext: names, range: [runs.length - 0.5, -0.5]}}};
 }
@@ -118,8 +148,6 @@ function timeline(run) {
     (k) => k % Math.ceil(workers.length / 16) === 0);
   return {traces, layout: {
     barmode: 'overlay', height: Math.min(150 + 26 * workers.length, 640),
-    legend: {orientation: 'h', y: 1, yanchor: 'bottom', x: 0},
-    margin: {l: 50, r: 12, t: 30, b: 45},
     shapes: barriers.map((time) => ({type: 'line', x0: time, x1: time,
       yref: 'paper', y0: 0, y1: 1, line: {color: style('--text'), width: 1}})),
     xaxis: {title: {text: 'time (s)'}, range: shown},
@@ -168,8 +196,6 @@ function rates(run) {
       marker: {symbol: 'line-ns-open', size: 14, color: style('--text'),
         line: {width: 2}}}],
   layout: {height: 130 + 24 * links.length, showlegend: true,
-    legend: {orientation: 'h', y: 1, yanchor: 'bottom', x: 0},
-    margin: {l: 50, r: 12, t: 30, b: 45},
     xaxis: {title: {text: 'MB/s while something was on its way'}},
     yaxis: {tickvals: rows, ticktext: names, range: [links.length - 0.5, -0.5]}}};
 }

@@ -1,6 +1,6 @@
 // Puts the page together, and draws what is looked at.
 
-const MOST = 24;  // Runs in a chart of several.
+const MOST = 30;  // Runs in a chart of several.
 const content = JSON.parse(document.getElementById('data').textContent);
 const left = content.tables.map(() => []);
 const against = document.getElementById('against');
@@ -105,5 +105,7 @@ content.tables.forEach((table, k) => addTable(table, {
 clearTimeout(due);
 together();
 if (content.runs.length) choose(0);
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+matchMedia('(prefers-color-scheme: dark)').addEventListener(
+  'change', () => redraw(false));
+addEventListener('beforeprint', () => redraw(true));
 document.documentElement.dataset.ready = 'yes';
