@@ -162,8 +162,10 @@ class SourcesTest(parameterized.TestCase):
     top = pathlib.Path(tempfile.mkdtemp())
     (top / 'empty').mkdir()
     done = subprocess.run(
-      [sys.executable, '-m', 'tools.report', '--html', str(top / 'empty')]
-      + [f'--out={top}/out'],
+      [
+        *(sys.executable, '-m', 'tools.report', '--html'),
+        *(str(top / 'empty'), f'--out={top}/out'),
+      ],
       cwd=_ROOT,
       capture_output=True,
       text=True,
@@ -304,6 +306,11 @@ class BrowserTest(absltest.TestCase):
         'document.querySelectorAll("#run .chart:not(.js-plotly-plot)").length'
       )
       self.assertEqual(missing, 0)
+      titles = self.browser.run(
+        '[...document.querySelectorAll(".modebar-btn")]'
+        '.map((button) => button.dataset.title)'
+      )
+      self.assertNotIn('Share chart...', titles)  # It would need a network.
     options = '[...document.querySelectorAll("#run option")].map(o => o.value)'
     trees = self.browser.run(options)
     self.assertEqual(trees[:2], ['-1', '0'])

@@ -61,6 +61,7 @@ function drawn(where) {
     xaxis: {...grid, ...layout.xaxis}, yaxis: {...grid, ...layout.yaxis},
   };
   Plotly.react(where, traces, whole, {responsive: true, displaylogo: false,
+    showSendToCloud: false, plotlyServerURL: '',
     displayModeBar: narrow() ? false : 'hover',
     modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']});
 }
@@ -91,7 +92,7 @@ function accuracies(runs, against) {
     const name = short(run.name, narrow() ? 34 : 60);
     return {
       x: run.accuracy[against], y: run.accuracy.values.map((v) => 100 * v),
-      name: name + (first && more ? ` and ${more} of other seeds` : ''),
+      name: name + (first && more ? ` and ${more} more` : ''),
       legendgroup: group, showlegend: first, mode: 'lines+markers',
       line: look(keys.indexOf(group)), marker: {size: 4}};
   });
@@ -99,7 +100,6 @@ function accuracies(runs, against) {
   return {traces, layout: {
     height: 330 + (traces.length > 1 ? 20 * lines : 0),
     showlegend: traces.length > 1,
-    legend: {orientation: 'h', y: -0.2, yanchor: 'top', x: 0},
     xaxis: {title: {text: AXES[against]}, rangemode: 'tozero'},
     yaxis: {title: {text: 'test accuracy (%)'}}}};
 }
@@ -129,7 +129,8 @@ function staleness(run) {
     type: 'bar', x: versions.map((v) => v + (width - 1) / 2),
     y: shares.map((s) => 100 * s), width: 0.9 * width,
     marker: {color: LINES[0]}}],
-  layout: {xaxis: {title: {text: 'staleness (versions)'}},
+  layout: {xaxis: {title: {text: 'staleness (versions)'},
+    dtick: Math.max(...versions) < 12 ? 1 : null},
     yaxis: {title: {text: 'applied pushes (%)'}}}};
 }
 
@@ -174,7 +175,7 @@ function breakdown(run) {
 }
 
 function bandwidth(run) {
-  const {window_s: step, MBps} = run.bandwidth;
+  const {step_s: step, MBps} = run.bandwidth;
   return {traces: [{x: MBps.map((_, k) => k * step), y: MBps, mode: 'lines',
     line: {...look(0), shape: 'hv'}}],
   layout: {xaxis: {title: {text: 'time (s)'}},
@@ -208,7 +209,8 @@ function ratioColor(ratio) {
 
 // Nodes with arrows between them; tree -1 shows what links have carried.
 function graph(run, tree) {
-  const {nodes, links, trees} = run.links;
+  const {links, trees} = run.links;
+  const nodes = tree < 0 ? run.links.members : run.links.nodes;
   const places = new Map(nodes.map((node) => [node.id, node]));
   const byWorker = new Map(nodes.map((node) => [String(node.worker), node]));
   const arrows = [];

@@ -73,7 +73,7 @@ function choose(k) {
 }
 
 function addLinks(run, add) {
-  const {missing, links, count, nodes, trees, tree_count: all} = run.links;
+  const {missing, links, count, members, trees, tree_count: all} = run.links;
   if (missing) {
     add('Links', null, {note: missing});
     return;
@@ -82,13 +82,14 @@ function addLinks(run, add) {
     add('Slowest links against plan', () => rates(run),
       {note: links.length < count ? `${links.length} of ${count} links.` : null});
   }
-  if (!nodes.length) return;
+  if (!members.length) return;
   const pick = element('select', {'aria-label': 'Links or a tree'},
     element('option', {value: -1}, 'all links, by measured of planned rate'),
     ...trees.map((tree, k) => element('option', {value: k},
       `tree of ${tree.root}: ${(100 * tree.share).toFixed(1)} % of the bytes`)));
-  const note = trees.length < all
-    ? `The ${trees.length} of ${all} trees that carry the most.` : null;
+  const note = 'Of a tree: blue towards its root, orange away from it.' + (
+    trees.length < all
+      ? ` The ${trees.length} of ${all} trees that carry the most.` : '');
   const make = () => graph(run, Number(pick.value));
   const where = add('Links and trees', make, {control: pick, note});
   pick.addEventListener('change', () => draw(where, make));

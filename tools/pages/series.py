@@ -1,6 +1,6 @@
 """What a page shows of a run, as plain data; long series are thinned."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,8 @@ def _bandwidth(run: RunRecord) -> dict[str, Any] | None:
   found = measures.bandwidth(run)
   if not found:
     return None
-  rates = _shorts(np.array(found['Bps']) / 1e6)
-  return {'window_s': found['window_s'], 'MBps': rates}
+  step_s, rates = measures.steps(found)
+  return {'step_s': step_s, 'MBps': _shorts([*rates, rates[-1]])}
 
 
 def _timeline(run: RunRecord) -> dict[str, Any] | None:
@@ -180,15 +180,15 @@ def _links(run: RunRecord) -> dict[str, Any] | None:
 
 def _drawn(generation: Generation) -> dict[str, Any]:
   """Returns where nodes are, and the hops of the trees that carry the most."""
-  planned = generation.planned
+  planned, ids = generation.planned, [*map(str, generation.members)]
+  ring = placing.circle(ids) if len(ids) <= _NODES else {}
+  drawn = {'members': _nodes(ring, dict(zip(ids, ids, strict=True)))}
   if planned is None or len(planned.cluster.nodes) > _NODES:
-    ids = [str(worker) for worker in generation.members]
-    places = placing.circle(ids) if len(ids) <= _NODES else {}
-    return {'nodes': _nodes(places, places, {}), 'trees': [], 'tree_count': 0}
-  cluster, trees = planned.cluster, planned.forest.trees
+    return drawn | {'nodes': [], 'trees': [], 'tree_count': 0}
+  trees = planned.forest.trees
   most = sorted(trees, key=lambda tree: tree.weight_Bps, reverse=True)[:_TREES]
-  return {
-    'nodes': _nodes(placing.places(cluster), cluster.workers, planned.names),
+  return drawn | {
+    'nodes': _nodes(placing.places(planned.cluster), planned.names),
     'tree_count': len(trees),
     'trees': [
       {
@@ -203,16 +203,11 @@ def _drawn(generation: Generation) -> dict[str, Any]:
 
 
 def _nodes(
-  places: placing.Places, workers: Iterable[str], names: Mapping[str, int]
+  places: placing.Places, names: Mapping[str, int | str]
 ) -> list[dict[str, Any]]:
-  workers = set(workers)
+  """Returns nodes with the names of workers; of switches they are None."""
   return [
-    {
-      'id': node,
-      'x': _short(x),
-      'y': _short(y),
-      'worker': names.get(node, node) if node in workers else None,
-    }
+    {'id': node, 'x': _short(x), 'y': _short(y), 'worker': names.get(node)}
     for node, (x, y) in places.items()
   ]
 

@@ -179,7 +179,10 @@ def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
     if isinstance(value, Mapping):
       flat |= _flat(value, f'{above}{name}.')
     else:
-      flat[above + name] = str(value) if isinstance(value, list) else value
+      listed = isinstance(value, list)
+      flat[above + name] = (
+        f'({", ".join(map(str, value))})' if listed else value
+      )
   return flat
 
 
