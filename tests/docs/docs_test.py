@@ -209,8 +209,8 @@ def _check_tool(module: str, arguments: list[str]) -> str:
   if room not in ('tools', 'bench', 'examples'):
     return 'of others'  # pytest, sphinx.
   file = pages.ROOT / f'{module.replace(".", "/")}.py'
-  if module == 'bench':
-    file = pages.ROOT / 'bench/__main__.py'
+  if file.with_suffix('').is_dir():
+    file = file.with_suffix('') / '__main__.py'
   own, _, rest = ' '.join(arguments).partition(' -- ')
   known = pages.flags_of(file)
   for word in own.split():
