@@ -125,6 +125,22 @@ class SourcesTest(parameterized.TestCase):
     ]
     self.assertEqual(list(table.rows), expected)
 
+  def test_the_ledger_has_as_many_claims_of_each_verdict_as_it_counts(self):
+    folder = _ROOT / 'results'
+    lines = (folder / 'RESULTS.md').read_text().splitlines()
+    start = next(k for k, s in enumerate(lines) if s.startswith('| confirmed'))
+    names, counts = (
+      [part.strip() for part in line.strip('|').split('|')]
+      for line in (lines[start], lines[start + 2])
+    )
+
+    (table,) = sources.read([folder]).tables
+    found = [str(row[-1]).partition(':')[0] for row in table.rows]
+    self.assertEqual(
+      {name: found.count(name) for name in names},
+      dict(zip(names, map(int, counts), strict=True)),
+    )
+
   def test_runs_are_told_apart_by_the_fields_in_which_they_differ(self):
     content = sources.read(_folders())
 
