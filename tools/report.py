@@ -1,6 +1,7 @@
 """Draws pictures of runs from their files, also of runs that go on or broke.
 
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
+  python -m tools.report --html DIR [DIR ...] [--out=DIR]
 
 Makes accuracy*.png against time, iterations and examples, staleness.png,
 waiting.png, breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs
@@ -8,6 +9,10 @@ with several numbers of workers; timeline-*.png and traffic-*.png of each run,
 batches-*.png of those whose batches change, and links-*.png of those whose
 workers sum, of which it prints the slowest links against plan.
 What cannot be drawn is named in a log line.
+
+With --html writes one page instead, report.html, that needs no network: of runs
+that have ended, of sweeps (folders with results.csv) and of stored results
+(RESULTS.md).
 """
 
 import collections
@@ -30,6 +35,7 @@ from matplotlib.figure import Figure
 
 from tools.drawing import batches, curves, look, measures, timeline
 from tools.drawing import traffic as links
+from tools.pages import page, sources
 from tools.reading import records, traffic
 from tools.reading.records import RunRecord
 
@@ -48,9 +54,15 @@ def main(argv: list[str]) -> None:
   """Draws the runs that the command line names; nothing if one is refused."""
   if len(argv) < 2:
     raise app.UsageError('Expected at least one folder of a run, got none.')
+  given = flags.FLAGS
+  if not (given.html or given.out):
+    raise app.UsageError('--out: expected a folder for the pictures, got none.')
   try:
+    if given.html:
+      print(f'Page: {page.write(sources.read(argv[1:]), given.out or ".")}')
+      return
     runs = [records.load(path) for path in argv[1:]]
-    draw(labelled(runs), flags.FLAGS.out)
+    draw(labelled(runs), given.out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
 
@@ -318,5 +330,6 @@ def _draw_waiting(seconds: Mapping[str, Sequence[Mapping]]) -> Figure:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'Folder for the pictures.', required=True)
+  flags.DEFINE_string('out', None, 'Folder for the pictures or the page.')
+  flags.DEFINE_bool('html', False, 'Write one page instead of pictures.')
   app.run(main)

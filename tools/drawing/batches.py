@@ -10,6 +10,21 @@ from tools.reading.records import RunRecord
 _SHOWN = 10  # Workers with a line of their own, as many as there are colors.
 
 
+def sizes(run: RunRecord) -> dict[int, list[tuple[float, int]]]:
+  """Returns by worker when it pushed, seconds, and of how many examples.
+
+  Nothing if all batches are equal, or if there are none.
+  """
+  if not records.has_events(run):
+    return {}
+  pushes = collections.defaultdict(list)
+  for event in records.events(run.path):
+    if event['told'] == 'push':
+      pushes[event['worker']].append((event['time'], event['examples']))
+  different = {size for found in pushes.values() for _, size in found}
+  return dict(pushes) if len(different) > 1 else {}
+
+
 def draw(label: str, run: RunRecord) -> Figure | None:
   """Draws a run's batches against time, one line per worker.
 
@@ -20,14 +35,8 @@ def draw(label: str, run: RunRecord) -> Figure | None:
   Returns:
     The picture; None if all batches are equal, or if there are none.
   """
-  if not records.has_events(run):
-    return None
-  pushes = collections.defaultdict(list)
-  for event in records.events(run.path):
-    if event['told'] == 'push':
-      pushes[event['worker']].append((event['time'], event['examples']))
-  sizes = {size for found in pushes.values() for _, size in found}
-  if len(sizes) < 2:
+  pushes = sizes(run)
+  if not pushes:
     return None
   figure = Figure((9.5, 4))
   axes = figure.subplots()

@@ -107,20 +107,26 @@ def bandwidth(run: RunRecord) -> Mapping[str, Any] | None:
   return found if any(found['Bps']) else None
 
 
+def steps(found: Mapping[str, Any]) -> tuple[float, list[float]]:
+  """Returns how long steps of a line of bandwidths are, s, and theirs, MB/s."""
+  # Windows may end between two barriers: what is drawn is of several.
+  # What is left over at the end is too short to tell a rate.
+  several = -(-len(found['Bps']) // _STEPS)
+  whole = max(len(found['Bps']) // several, 1)
+  rates = [
+    float(np.mean(found['Bps'][k * several : (k + 1) * several])) / 1e6
+    for k in range(whole)
+  ]
+  return found['window_s'] * several, rates
+
+
 def draw_bandwidth(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
   """Draws the bytes per second over time, of the first seed of each label."""
   figure = Figure((9.5, 4.2))
   axes = figure.subplots()
   for index, (label, (first, *_)) in enumerate(found.items()):
-    # Windows may end between two barriers: what is drawn is of several.
-    # What is left over at the end is too short to tell a rate.
-    several = -(-len(first['Bps']) // _STEPS)
-    whole = max(len(first['Bps']) // several, 1)
-    rates = [
-      np.mean(first['Bps'][k * several : (k + 1) * several]) / 1e6
-      for k in range(whole)
-    ]
-    edges = first['window_s'] * several * np.arange(whole + 1)
+    step_s, rates = steps(first)
+    edges = step_s * np.arange(len(rates) + 1)
     name = f'{look.wrapped(label)}\n(mean {np.mean(first["Bps"]) / 1e6:.3g})'
     axes.stairs(rates, edges, label=name, baseline=None, **look.line(index))
   axes.set(xlabel='time (s)', ylabel='pushes and pulls that arrive (MB/s)')

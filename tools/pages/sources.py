@@ -1,0 +1,219 @@
+"""What a page is made of: folders of runs, of sweeps, and of stored results."""
+
+import csv
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from tools.reading import records
+from tools.reading.records import RunRecord
+
+_MOST = 40  # Runs that are shown closely; others have a row alone.
+_RESULTS, _LEDGER = 'results.csv', 'RESULTS.md'
+_ALWAYS = (
+  *('seed', 'sync.name', 'batching.name', 'wire.name', 'route.name'),
+  'cluster.workers',
+)
+# Columns that are seen at first, beside what runs differ in.
+_SUMMARY = (
+  *('final_accuracy', 'time_s', 'iterations', 'updates', 'waiting_share'),
+  *('staleness_mean', 'goodput'),
+)
+_NAMED = ('run', 'status', 'ended')
+
+
+class Table(NamedTuple):
+  """Rows that can be sorted and filtered.
+
+  Attributes:
+    title: What they are.
+    columns: Names.
+    seen: Columns that are seen at first.
+    rows: A text, number, bool or None for each column.
+    runs: For each row its place in the page's runs; None without any.
+  """
+
+  title: str
+  columns: Sequence[str]
+  seen: Sequence[str]
+  rows: Sequence[Sequence[Any]]
+  runs: Sequence[int | None]
+
+
+class Content(NamedTuple):
+  """All that a page shows.
+
+  Attributes:
+    tables: In order.
+    runs: Names and records of the runs that are shown closely.
+  """
+
+  tables: Sequence[Table]
+  runs: Sequence[tuple[str, RunRecord]]
+
+
+def read(folders: Iterable[str | pathlib.Path]) -> Content:
+  """Returns what the folders hold.
+
+  A folder with results.csv is that of a sweep, one with RESULTS.md that of
+  stored results, any other that of a run.
+
+  Args:
+    folders: At least one.
+
+  Raises:
+    ValueError: If one is none of them, holds nothing, or is of a run that has
+      not ended; names it.
+    OSError: If a file cannot be read.
+  """
+  tables: list[Table] = []
+  runs: list[tuple[str, RunRecord]] = []
+  alone = []
+  for folder in map(pathlib.Path, folders):
+    if (folder / _RESULTS).is_file():
+      tables.append(_sweep(folder, runs))
+    elif (folder / _LEDGER).is_file():
+      tables.append(_ledger(folder / _LEDGER))
+    else:
+      alone.append((str(folder), _run(folder)))
+  if alone:
+    tables.append(_of_runs(alone, len(runs)))
+    runs += alone
+  return Content(tables, runs)
+
+
+def _run(folder: pathlib.Path) -> RunRecord:
+  if folder.is_dir() and not any(folder.iterdir()):
+    raise ValueError(
+      f'{folder}: expected a run, a sweep with {_RESULTS} or a folder with '
+      f'{_LEDGER}, got an empty folder.'
+    )
+  run = records.load(folder)
+  if run.summary is None:
+    raise ValueError(
+      f'{folder}: expected a run that has ended, with summary.json, got one '
+      'without.'
+    )
+  return run
+
+
+def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
+  """Returns the table of a sweep, and adds to `runs` those that have ended."""
+  path = folder / _RESULTS
+  with path.open(encoding='utf-8', newline='') as file:
+    columns, *rows = list(csv.reader(file)) or [[]]
+  if not rows or columns[:2] != ['run', 'status']:
+    raise ValueError(
+      f'{path}: expected a row for each run, after the names run and status, '
+      f'got {len(rows)} rows after {columns[:2]}.'
+    )
+  places: list[int | None] = []
+  for row in rows:
+    own = folder / row[0]
+    close = len(runs) < _MOST and (own / 'summary.json').is_file()
+    places.append(len(runs) if close else None)
+    if close:
+      runs.append((row[0], records.load(own)))
+  if None in places:
+    logging.warning(
+      '%s: %d of %d runs have a row alone: they have not ended, or there are '
+      'more than %d.',
+      *(folder, places.count(None), len(rows), _MOST),
+    )
+  end = columns.index('final_accuracy') if 'final_accuracy' in columns else 2
+  seen = [
+    name
+    for k, name in enumerate(columns)
+    if k < end or name in _SUMMARY or name.startswith('time_to.')
+  ]
+  values = [_numbers(column) for column in zip(*rows, strict=True)]
+  title = f'Sweep {folder}'
+  return Table(title, columns, seen, list(zip(*values, strict=True)), places)
+
+
+def _numbers(column: Sequence[str]) -> list[Any]:
+  """Returns a column's numbers if all that it has are, else its texts."""
+  numbers = [_number(text or None) for text in column]
+  if all(isinstance(number, float | None) for number in numbers):
+    return numbers
+  return [text or None for text in column]
+
+
+def _of_runs(runs: Sequence[tuple[str, RunRecord]], first: int) -> Table:
+  flat = [_flat(run.config) for _, run in runs]
+  fields = dict.fromkeys(name for each in flat for name in each)
+  differ = [
+    name
+    for name in fields
+    if name in _ALWAYS or len({str(each.get(name)) for each in flat}) > 1
+  ]
+  summaries = [
+    {
+      name: value
+      for name, value in _flat(run.summary or {}).items()
+      if name in _SUMMARY or name.startswith('time_to.')
+    }
+    for _, run in runs
+  ]
+  measured = dict.fromkeys(name for each in summaries for name in each)
+  columns = ['run', 'ended', *differ, *measured]
+  rows = [
+    [
+      *(name, run.ended),
+      *(config.get(field) for field in differ),
+      *(summary.get(field) for field in measured),
+    ]
+    for (name, run), config, summary in zip(runs, flat, summaries, strict=True)
+  ]
+  places = list(range(first, first + len(runs)))
+  return Table('Runs', columns, columns, rows, places)
+
+
+def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
+  """Returns values by dotted name; lists as text."""
+  flat: dict[str, Any] = {}
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      flat |= _flat(value, f'{above}{name}.')
+    else:
+      listed = isinstance(value, list)
+      flat[above + name] = (
+        f'({", ".join(map(str, value))})' if listed else value
+      )
+  return flat
+
+
+def _ledger(path: pathlib.Path) -> Table:
+  """Returns the rows of all tables of claims of a page, with its headings."""
+  columns: list[str] = []
+  rows, entry, cells = [], '', False
+  for line in path.read_text(encoding='utf-8').splitlines():
+    if line.startswith('#'):
+      entry = line.lstrip('# ')
+    fields = [part.strip() for part in line.strip(' |').split(' | ')]
+    if not line.startswith('|'):
+      cells = False
+    elif fields[0] == 'claim':
+      cells, columns = True, columns or ['entry', *fields]
+    elif cells and not line.startswith('| --- |'):
+      parts = [part.strip() for part in line[1:].rstrip(' |').split('|')]
+      texts = [part.replace('**', '') or None for part in parts]
+      rows.append([entry, *texts, *(None,) * len(columns)][: len(columns)])
+  if not rows:
+    raise ValueError(f'{path}: expected tables of claims, got none.')
+  values = [
+    [_number(text) for text in column] for column in zip(*rows, strict=True)
+  ]
+  whole = list(zip(*values, strict=True))
+  return Table(f'Claims of {path}', columns, columns, whole, [None] * len(rows))
+
+
+def _number(text: str | None) -> str | float | None:
+  try:
+    number = None if text is None else float(text)
+  except ValueError:
+    return text
+  return number if number is None or math.isfinite(number) else text
