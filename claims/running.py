@@ -12,7 +12,7 @@ from typing import Any
 from claims import derived, entries
 from configs.published import Entry
 from sweeps import grid, plan, whole
-from sweeps.child import die_with_parent, python_path
+from sweeps.child import bound_command, python_path
 from sweeps.folder import Folder, write
 
 # What is kept of each run's summary, beside what claims ask for.
@@ -183,13 +183,12 @@ def _measured(
     if not path.exists():
       print(f'{name}: {" ".join(words)}', flush=True)
       done = subprocess.run(
-        [sys.executable, '-m', *words],
+        bound_command(*words),
         cwd=entries.ROOT,
         env=os.environ | {'PYTHONPATH': python_path()},
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=die_with_parent,
       )
       if done.returncode:
         last = done.stderr.splitlines()[-_LINES:]

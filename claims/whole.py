@@ -12,7 +12,7 @@ from importlib import metadata
 from claims import entries, judging, page, running, store
 from configs.checks import require
 from configs.published import Entry
-from sweeps.child import die_with_parent
+from sweeps.child import bound_command, python_path
 
 _PACKAGES = ('jax', 'numpy')
 _UNFINISHED = 1  # Exit code if any run failed.
@@ -80,11 +80,10 @@ def all_of(*, scale: str, seeds: int, out: str) -> int:
   for name in entries.every():
     print(f'== {name}', flush=True)
     words = [name, f'--scale={scale}', f'--seeds={seeds}', f'--out={out}']
-    script = entries.ROOT / 'reproduce.py'
     done = subprocess.run(
-      [sys.executable, str(script), *words],
+      bound_command('reproduce', *words),
+      env=os.environ | {'PYTHONPATH': python_path()},
       check=False,
-      preexec_fn=die_with_parent,
     )
     if done.returncode:
       failed.append(name)

@@ -15,6 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sweeps.folder import LOG
 
+_BOUND = """
+import runpy, sys
+from sweeps.child import die_with_parent
+die_with_parent()
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
+"""
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -29,6 +36,18 @@ def python_path() -> str:
 def die_with_parent() -> None:
   """Lets the kernel kill this process when its parent ends.  Needs Linux."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def bound_command(module: str, *words: str) -> list[str]:
+  """Returns a command that runs a module, and dies with this process.
+
+  Forking by Python's own hand is not for a process that has loaded JAX.
+
+  Args:
+    module: To be found in `python_path()`.
+    *words: Its arguments.
+  """
+  return [sys.executable, '-c', _BOUND, module, *words]
 
 
 def bound() -> None:

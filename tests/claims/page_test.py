@@ -191,7 +191,7 @@ class CommandTest(absltest.TestCase):
       code, said, _ = self._said('--all', '--seeds=2', '--out=o')
     self.assertEqual(code, 1)
     self.assertIn('Not all runs have finished of: two\n', said)
-    words = [call.args[0][2:] for call in run.call_args_list]
+    words = [call.args[0][4:] for call in run.call_args_list]
     more = ['--scale=quick', '--seeds=2', '--out=o']
     self.assertEqual(words, [[name, *more] for name in known])
 

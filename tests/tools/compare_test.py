@@ -128,7 +128,9 @@ class CompareTest(parameterized.TestCase):
     self.assertRegex(table, r'\n\| asp +\| [\d.]+ ')
     pictures = {picture.stem for picture in out.glob('*.png')}
     timelines = {'timeline-bsp-seed-0', 'timeline-asp-seed-0'}
-    self.assertEqual(pictures, {'accuracy', 'staleness', 'waiting', *timelines})
+    accuracies = {'accuracy', 'accuracy-iterations', 'accuracy-examples'}
+    others = {'staleness', 'waiting', 'breakdown', 'bandwidth', 'gaps'}
+    self.assertEqual(pictures, accuracies | others | timelines)
 
     with mock.patch.object(RunFiles, 'begin', side_effect=AssertionError):
       compare.compare(_plan(small.config(eval_every=0.5), out=out), out)

@@ -113,7 +113,8 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     folder = launches.new_folder()
     (folder / 'launch.jsonl').write_text('{}\n')
     run = files.RunFiles(str(folder))
-    run.claim({'config': {}, 'own': {}})
+    outputs = dict.fromkeys(('events', 'timeline', 'board'), True)
+    run.claim({'config': {'outputs': outputs}, 'own': {}})
     run.release()
 
 

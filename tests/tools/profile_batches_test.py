@@ -31,14 +31,16 @@ def _profile():
 
 class ProfileTest(parameterized.TestCase):
   def test_times_are_those_of_the_model(self):
-    config = small.config(model__mlp__hidden=(64, 64), batching__micro_batch=16)
+    config = small.config(
+      model__mlp__hidden=(512, 512), batching__micro_batch=16
+    )
     start = time.perf_counter()
     profile = profile_batches.measure(config, batches=(), rounds=1)
     took_s = time.perf_counter() - start
     self.assertEqual(profile.batches, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     self.assertGreater(min(profile.seconds), 0)
     self.assertLess(sum(profile.seconds), took_s)
-    self.assertEqual(profile.model, 'mlp(hidden=(64, 64)) of synthetic')
+    self.assertEqual(profile.model, 'mlp(hidden=(512, 512)) of synthetic')
     self.assertEqual(profile.micro_batch, 16)
     self.assertEqual(
       profile.curve, curves.fit(profile.batches, profile.seconds)
