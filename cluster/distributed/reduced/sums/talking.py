@@ -91,7 +91,7 @@ class TalkingSumming(HostSumming):
   ) -> tuple[float | None, bool]:
     """Computes a gradient; of it travels early what is known to travel."""
     self._vectors.reverse()
-    self._stage = stage
+    self._stage, self._begun = stage, None  # That of before may have failed.
     self._number = version * (self.memory.talks.most + 1)
     self._travel = self._faults.travel(worker, iteration, fault)
     self._scale = factor(learner.scaling)
