@@ -57,11 +57,6 @@ class Talks:
     ]
     self._scaled = jax.jit(scaled)
 
-  @property
-  def partial(self) -> Sequence[bool]:
-    """Whether an update may be of some of the numbers alone, by stage."""
-    return [codec.arrived is not None for codec in self.codecs]
-
   def talk(
     self, state: State, vector: jax.Array, *, stage: int, scale: float
   ) -> Talk:
