@@ -1,10 +1,12 @@
 """Executors in this process, for tests."""
 
 import threading
+import time
 
 from absl.testing import parameterized
 
 from cluster.distributed.reduced.executor import executor
+from cluster.distributed.reduced.executor.errors import Damaged
 from cluster.transport.greeting import Security
 from tests.support import groups
 from topology.baselines import schemes
@@ -42,6 +44,15 @@ def parallel(functions):
   return results
 
 
+def until(happened):
+  """Waits for something."""
+  end = time.monotonic() + WAIT_S
+  while not happened():
+    if time.monotonic() > end:
+      raise AssertionError('It has not happened.')
+    time.sleep(0.01)
+
+
 class TestCase(parameterized.TestCase):
   def executor(self, index, security=OPEN, timeout_s=WAIT_S, **kwargs):
     made = executor.Executor(
@@ -63,14 +74,23 @@ class TestCase(parameterized.TestCase):
     forms = [lambda each=each: each.form(group) for each in made]
     self.assertEqual(parallel(forms), [None] * len(made))
 
-  def sums(self, made, iteration, pools, ranges, orders=None, wait_s=WAIT_S):
+  def wait(self, made, reduction):
+    """Waits for sums; nobody waits for them any more once some are damaged."""
+    try:
+      reduction.wait(WAIT_S)
+    except Damaged:
+      for each in made:
+        each.abandon()
+      raise
+
+  def sums(self, made, iteration, pools, ranges, orders=None):
     """Runs an iteration; returns what each wait has returned or raised."""
 
     def run(index):
       reduction = made[index].begin(iteration, pools[index], ranges)
       for number in orders[index] if orders else range(len(ranges)):
         reduction.ready(number)
-      reduction.wait(wait_s)
+      self.wait(made, reduction)
 
     runs = [lambda index=index: run(index) for index in range(len(made))]
     return parallel(runs)

@@ -42,14 +42,22 @@ restarts = int(os.environ['SYNCOPATE_RESTARTS'])
 def touch(name):
   (folder / name).touch()
 def until(name):
-  for _ in range(2000):
+  for _ in range(6000):
     if (folder / name).exists():
       return
     time.sleep(0.01)
   sys.exit(f'no {name}')
+def until_ended(name):
+  # As the launcher has noted.
+  for _ in range(6000):
+    for line in (folder / 'launch.jsonl').read_text().splitlines():
+      if f'"role": "{name}"' in line and '"exit"' in line:
+        return
+    time.sleep(0.01)
+  sys.exit(f'{name} goes on')
 def rest():
   # In steps: a signal may come just before a sleep, and is heeded after it.
-  for _ in range(400):
+  for _ in range(1200):
     time.sleep(0.05)
 def die(number=signal.SIGKILL):
   os.kill(os.getpid(), number)
@@ -59,7 +67,9 @@ def deaf():
   touch(f'deaf-{role}')
   rest()
 """
-_FAST = {'_BACKOFF_S': 0.02, '_FINISH_S': 0.2, '_KILL_S': 0.2}
+# A life is short on a busy machine, too.
+_FAST = {'_BACKOFF_S': 0.02, '_FINISH_S': 0.2, '_KILL_S': 0.2, '_QUICK_S': 60.0}
+LIMIT_S = 60.0  # Only what hangs takes longer, on a busy machine, too.
 
 
 def new_folder() -> pathlib.Path:
@@ -119,7 +129,7 @@ def launched(
 def run(body: str, **fields: Any) -> tuple[int, list[str], list[Any]]:
   """Returns exit code, lines and rows of launch.jsonl of a whole launch."""
   with launched(body, **fields) as (process, folder):
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=LIMIT_S)
     if errors:
       raise AssertionError(errors)
     return process.returncode, out.splitlines(), rows(folder)
@@ -162,7 +172,7 @@ def wait_for(
   *paths: pathlib.Path, condition: Callable[[], bool] = lambda: True
 ) -> None:
   """Waits until files are there and a condition holds."""
-  for _ in range(2000):
+  for _ in range(6000):
     if all(path.exists() for path in paths) and condition():
       return
     time.sleep(0.01)

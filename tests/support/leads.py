@@ -241,7 +241,7 @@ class Lead:
 
   def until(self, happened):
     """Lets the lead work until something has happened."""
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + START_S
     while not happened():
       if time.monotonic() > end:
         raise AssertionError('It has not happened.')

@@ -13,7 +13,7 @@ from cluster.transport.streams import Security
 _ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
 OPEN = Security()
-WAIT_S = 10.0  # Longer than anything here should take.
+WAIT_S = 15.0  # Longer than anything here should take.
 # Connects, says so, and receives until the stream ends.
 _CLIENT = """
 import sys

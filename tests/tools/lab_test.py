@@ -17,6 +17,7 @@ from absl.testing import absltest, parameterized
 from tools import lab
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_LIMIT_S = 60.0  # Only what hangs takes longer.
 _LAB = (sys.executable, '-m', 'tools.lab')
 # What a lab does, in namespaces that end with it.
 _PROBE = """unshare --net --uts --mount sh -ec '
@@ -135,7 +136,7 @@ def _start(*words):
 def _run(*words):
   """Returns exit code, output and errors of a lab."""
   with _start(*words) as process:
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=_LIMIT_S)
   return process.returncode, out, errors
 
 
@@ -224,12 +225,20 @@ class LabTest(parameterized.TestCase):
       file.flush()
       words = ['--hosts=3', '--link=100mbit', f'--links={file.name}', '--']
 
-      code, out, errors = _run(*words, *measure)
-
-    self.assertEqual(code, 0, errors)
-    reached = [rate / 1e6 for rate in json.loads(out)]
-    for rate, got in zip(expected.values(), reached, strict=True):
-      self.assertBetween(got / rate, 0.7, 1.1, reached)
+      # Who is busy with something else is late: no rate that a link does not
+      # have is measured twice, and any that it has in one of two times.
+      reached = []
+      for _ in range(2):
+        code, out, errors = _run(*words, *measure)
+        self.assertEqual(code, 0, errors)
+        reached.append([rate / 1e6 for rate in json.loads(out)])
+        found = [
+          any(0.7 < got / rate < 1.1 for got in each)
+          for rate, *each in zip(expected.values(), *reached, strict=True)
+        ]
+        if all(found):
+          break
+    self.assertTrue(all(found), reached)
 
   @parameterized.parameters(
     # Out of the group, into it, and within it while others leave it.
@@ -321,7 +330,7 @@ class LabTest(parameterized.TestCase):
     with _start('--', 'sh', '-c', script) as process:
       pid = process.stdout.readline().strip()
       process.send_signal(number)
-      name = _name(process.communicate(timeout=30)[1])
+      name = _name(process.communicate(timeout=_LIMIT_S)[1])
 
     self.assertEqual(process.returncode, 128 + number)
     self.assertFalse(_runs(pid))

@@ -130,22 +130,19 @@ until('back')
 
       launches.wait_for(condition=again)
       self.assertFalse(launches.alive(line.split()[-1]))
-      process.communicate(timeout=10)
+      process.communicate(timeout=launches.LIMIT_S)
       self.assertEqual(process.returncode, 0)
 
   @parameterized.parameters(0, 143)
   def test_workers_are_not_needed_after_another_has_ended(self, end):
     body = f"""
 if role == 'worker:1':
-  until('over')
-  time.sleep(0.2)
+  until_ended('worker:0')
   die(signal.SIGABRT)
 if role == 'worker:0':
-  touch('over')
   sys.exit({end})
 if role == 'server:0':
-  until('over')
-  time.sleep(0.6)
+  until_ended('worker:1')
 """
     code, _, rows = launches.run(body, workers=2, dedicated=True)
 

@@ -40,9 +40,7 @@ class MembersTest(parameterized.TestCase):
     for worker in workers:
       worker.pull()
       worker.push()
-    deadline = time.monotonic() + 10.0
-    while lead.reception.events.qsize() < 3 and time.monotonic() < deadline:
-      time.sleep(0.01)
+    _wait(lambda: lead.reception.events.qsize() == 3)
     before = lead.orders.sequence
     lead.cluster.step()
     self.assertEqual(lead.ledger.iterations, 3)
@@ -69,12 +67,15 @@ class MembersTest(parameterized.TestCase):
     with mock.patch.object(
       lead.cluster._deadlines, 'overdue', side_effect=overdue
     ) as asked:
-      end = time.monotonic() + _TIMEOUT_S / 2
-      while time.monotonic() < end:
+      start, events = time.monotonic(), 0
+      while time.monotonic() < start + _TIMEOUT_S / 2:
         lead.reception.events.put({'told': 'here'})
         lead.cluster.step()
-    # 2.5 beats are 1 to 4 looks.
-    self.assertBetween(asked.call_count, 1, 4)
+        events += 1
+      beats = (time.monotonic() - start) / (_TIMEOUT_S / 5)
+    # One look a beat, however many events there are.
+    self.assertBetween(asked.call_count, 1, beats + 1)
+    self.assertGreaterEqual(events, asked.call_count)
 
   def test_a_push_that_some_servers_have_is_given_up_at_all(self):
     lead = self._lead(num_servers=2)
@@ -110,7 +111,7 @@ class MembersTest(parameterized.TestCase):
       with self.assertRaisesRegex(
         Unmendable, 'Server 1 is lost: It was silent'
       ):
-        read.result(timeout=5.0)
+        read.result(timeout=leads.START_S)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       lead.orders.read(1)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
@@ -135,9 +136,7 @@ class MembersTest(parameterized.TestCase):
           return lead.ledger.lost
 
         lead.until(lost)
-        self.assertBetween(
-          time.monotonic() - start, limit_s, limit_s + _TIMEOUT_S
-        )
+        self.assertGreaterEqual(time.monotonic() - start, limit_s)
         self.assertIn(words, lead.ledger.lost[0].reason)
 
   def test_who_goes_on_slowly_is_not_given_up(self):
@@ -182,7 +181,7 @@ class MembersTest(parameterized.TestCase):
     lead.begin()
     lead.step_for(0.1)
     with self.assertLogs('absl', 'ERROR') as logged:
-      time.sleep(_STARTING_S + 2 * _TIMEOUT_S / 5)
+      _wait(lambda: ended.called)
     ended.assert_called_with(LOST)
     self.assertIn('The lead has been at events for', logged.output[0])
 
@@ -193,7 +192,7 @@ class MembersTest(parameterized.TestCase):
     lead.begin()
     lead.jobs.begin('a checkpoint')
     with self.assertLogs('absl', 'ERROR') as logged:
-      time.sleep(_STARTING_S + 2 * _TIMEOUT_S / 5)
+      _wait(lambda: ended.called)
     ended.assert_called_with(LOST)
     self.assertIn('The lead has been at a checkpoint for', logged.output[0])
 
@@ -208,12 +207,20 @@ class MembersTest(parameterized.TestCase):
     start = time.monotonic()
     lead.cluster.close()
     # The worker, the listener, and what this gives its handlers.
-    self.assertLess(time.monotonic() - start, 2 * leads.TIMEOUT_S + 3.0)
+    self.assertLess(time.monotonic() - start, leads.START_S)
 
   def _lead(self, **fields):
     lead = leads.Lead(**fields)
     self.addCleanup(lead.close)
     return lead
+
+
+def _wait(happened):
+  end = time.monotonic() + leads.START_S
+  while not happened():
+    if time.monotonic() > end:
+      raise AssertionError('It has not happened.')
+    time.sleep(0.01)
 
 
 if __name__ == '__main__':

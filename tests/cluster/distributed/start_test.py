@@ -153,8 +153,8 @@ class StartTest(parameterized.TestCase):
       lines,
       (
         'server 1: never seen',
-        f'worker 0: {at}; compiling since . s(; silent for . s)?',
-        f'worker 1: {at}; lost since . s: .*',
+        rf'worker 0: {at}; compiling since \d+ s(; silent for \d+ s)?',
+        rf'worker 1: {at}; lost since \d+ s: .*',
         'worker 2: never seen',
       ),
       strict=True,

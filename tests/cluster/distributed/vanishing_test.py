@@ -22,6 +22,7 @@ from wire import dense
 from wire.flat import Flat
 
 _FLOATS = 2 * 10**6
+_LIMIT_S = 20.0  # The system alone would end a connection after a minute.
 _REPORT = {
   'iteration': 0,
   'pulled_at': 0.0,
@@ -91,11 +92,12 @@ class VanishingTest(parameterized.TestCase):
 
       pusher = threading.Thread(target=push)
       pusher.start()
-      time.sleep(0.3)
+      self._until(lambda: relay.passed > 10**6)  # The rest is swallowed.
       self.assertLen(self.server._ports, 1)
       self.server.order(1, [['end', 0, 0]])
       self._is_free()
-      pusher.join(5.0)
+      pusher.join(_LIMIT_S)
+      self.assertFalse(pusher.is_alive())
     self._goes_on(2)
 
   def test_who_never_reads_keeps_no_thread(self):
@@ -121,7 +123,7 @@ class VanishingTest(parameterized.TestCase):
         time.sleep(1.0)
         self.assertFalse(sent.done())
         stream.cancel()
-        self.assertIsInstance(sent.exception(5.0), Closed)
+        self.assertIsInstance(sent.exception(_LIMIT_S), Closed)
       other.send(_REPORT)  # Its connection is another one.
 
   def test_nobody_takes_the_place_of_another(self):
@@ -158,12 +160,15 @@ class VanishingTest(parameterized.TestCase):
     self.assertEmpty(self.server._ports)
 
   def _is_free(self):
-    deadline = time.monotonic() + 5.0
     server = self.server._listener._server
-    while server.open_streams() and time.monotonic() < deadline:
-      time.sleep(0.02)
-    self.assertEmpty(server.open_streams())
+    self._until(lambda: not server.open_streams())
     self.assertEmpty(self.server._ports)
+
+  def _until(self, happened):
+    deadline = time.monotonic() + _LIMIT_S
+    while not happened():
+      self.assertLess(time.monotonic(), deadline)
+      time.sleep(0.01)
 
   def _goes_on(self, sequence):
     """The next life of the worker is served."""
@@ -172,7 +177,7 @@ class VanishingTest(parameterized.TestCase):
     pull = stream.receive()
     pull.read(np.empty(pull.size_bytes, np.uint8))
     stream.send(_REPORT, [np.zeros(pull.size_bytes, np.uint8)], pull.size_bytes)
-    while (event := self.told.get(timeout=5.0))['told'] != 'arrived':
+    while (event := self.told.get(timeout=_LIMIT_S))['told'] != 'arrived':
       self.assertEqual(event['told'], 'failed')
     self.assertEqual(event['life'], 1)
 

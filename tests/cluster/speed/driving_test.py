@@ -23,15 +23,21 @@ class DrivingTest(absltest.TestCase):
 
   def test_others_take_from_the_processors_and_this_process_does_not(self):
     with driving.Driving() as host:
-      alone = _least(host)
-      with _computing(psutil.cpu_count()):
-        self.assertLess(_least(host), 0.7 * max(alone, 0.3))
+      self.assertTrue(any(_is_taken_from(host) for _ in range(4)))
 
   def test_memory_that_is_taken_is_not_available(self):
     share = 2**28 / psutil.virtual_memory().total
     with driving.Driving() as host:
       # Others take and give as well.
       self.assertTrue(any(_taken(host) > share / 2 for _ in range(10)))
+
+
+def _is_taken_from(host):
+  """Returns whether others leave less once more of them compute."""
+  # Those whom the test does not know come and go as well.
+  alone = _least(host)
+  with _computing(psutil.cpu_count()):
+    return _least(host) < 0.7 * max(alone, 0.3)
 
 
 def _taken(host):

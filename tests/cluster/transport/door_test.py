@@ -14,7 +14,14 @@ from cluster.transport import streams as transport
 from cluster.transport.sayings import Sayings
 from cluster.transport.streams import Closed, Security
 from tests.support.relays import Relay
-from tests.support.streams import HOST, OPEN, TestCase, echo, random_bytes
+from tests.support.streams import (
+  HOST,
+  OPEN,
+  WAIT_S,
+  TestCase,
+  echo,
+  random_bytes,
+)
 
 _OURS = Security(token='a secret that both ends know')
 
@@ -32,7 +39,7 @@ class DoorTest(TestCase):
       with self._stranger(listener) as silent:
         start = time.monotonic()
         _read_to_the_end(silent)
-        self.assertBetween(time.monotonic() - start, 0.4, 3.0)
+        self.assertBetween(time.monotonic() - start, 0.4, WAIT_S)
       with self._stranger(listener) as rude:
         rude.sendall(b'\x16' * 100)
         _read_to_the_end(rude)
@@ -142,7 +149,7 @@ class DoorTest(TestCase):
 
   def _stranger(self, listener):
     host, _, port = listener.address.rpartition(':')
-    return socket.create_connection((host, int(port)), 5.0)
+    return socket.create_connection((host, int(port)), WAIT_S)
 
 
 class SayingsTest(absltest.TestCase):
@@ -171,7 +178,7 @@ def _read_to_the_end(end):
 
 
 def _until(happened):
-  deadline = time.monotonic() + 5.0
+  deadline = time.monotonic() + WAIT_S
   while not happened() and time.monotonic() < deadline:
     time.sleep(0.02)
 

@@ -11,7 +11,7 @@ from cluster.transport import greeting
 from cluster.transport import streams as transport
 from cluster.transport.streams import Closed, Corrupt, Refused, Security
 from tests.support.relays import Relay
-from tests.support.streams import OPEN, TestCase, echo
+from tests.support.streams import OPEN, WAIT_S, TestCase, echo
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
@@ -34,7 +34,7 @@ class TokenTest(TestCase):
     listener = self.listener(lambda _, hello: hellos.put(hello), theirs)
     with self.assertLogs(level='WARNING') as logs:
       with self.assertRaisesRegex(Refused, 'not that of the listener'):
-        transport.connect(listener.address, 'hello', ours, 5.0)
+        transport.connect(listener.address, 'hello', ours, WAIT_S)
       _until(lambda: logs.output)
     self.assertTrue(hellos.empty())
     self.assertRegex(
@@ -47,7 +47,7 @@ class TokenTest(TestCase):
     with Relay(listener.address) as relay:
       # The listener is not where the client believes it to be.
       with mock.patch.object(transport, 'send_hello', _at(listener.address)):
-        stream = transport.connect(relay.address, 'a hello', _OURS, 5.0)
+        stream = transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
       stream.send('a word')
       self.assertEqual(stream.receive().header, 'a word')
       stream.close()
@@ -59,14 +59,14 @@ class TokenTest(TestCase):
     listener = self.listener(security=OPEN)
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
-        transport.connect(relay.address, 'a hello', _OURS, 5.0)
+        transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
       self.assertNotIn(b'a hello', bytes(relay.seen))
       self.assertNotIn(b'proof', bytes(relay.seen))
 
   def test_who_only_passes_on_from_another_port_is_refused(self):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay, self.assertRaises(Refused):
-      transport.connect(relay.address, None, _OURS, 5.0)
+      transport.connect(relay.address, None, _OURS, WAIT_S)
 
   def test_what_was_said_once_is_of_no_use_later(self):
     listener = self.listener(security=_OURS)
@@ -83,7 +83,7 @@ class TokenTest(TestCase):
       stream.receive()
 
     with mock.patch.object(transport, 'send_hello', overheard):
-      transport.connect(listener.address, None, _OURS, 5.0).close()
+      transport.connect(listener.address, None, _OURS, WAIT_S).close()
     self.assertLen(said, 2)
     self._is_refused(listener, replay)
 
@@ -114,7 +114,7 @@ class TokenTest(TestCase):
     with mock.patch.object(transport, 'receive_hello', reflect):
       listener = self.listener(security=OPEN)
       with self.assertRaises(Refused):
-        transport.connect(listener.address, None, _OURS, 5.0)
+        transport.connect(listener.address, None, _OURS, WAIT_S)
 
   def test_a_listener_that_asks_another_one_is_refused(self):
     def ask(stream, security, address):
@@ -128,7 +128,7 @@ class TokenTest(TestCase):
     with mock.patch.object(transport, 'receive_hello', ask):
       listener = self.listener(security=OPEN)
       with self.assertRaises(Refused):
-        transport.connect(listener.address, None, _OURS, 5.0)
+        transport.connect(listener.address, None, _OURS, WAIT_S)
 
   def test_codes_are_of_role_numbers_and_address(self):
     one, other = '0' * 64, '1' * 64
@@ -149,7 +149,7 @@ class TokenTest(TestCase):
       self.assertLogs(level='WARNING'),
       self.assertRaisesRegex(Closed, 'its token is not ours'),
     ):
-      transport._opened(listener.address, None, OPEN, time.monotonic() + 5)
+      transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
 
 class FormTest(TestCase):
@@ -176,7 +176,7 @@ class FormTest(TestCase):
       self.assertLogs(level='WARNING'),
       self.assertRaisesRegex(Closed, 'it does not greet'),
     ):
-      transport._opened(listener.address, None, OPEN, time.monotonic() + 5)
+      transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
   def test_who_leaves_is_nobody(self):
     hellos = queue.SimpleQueue()
@@ -192,7 +192,7 @@ class FormTest(TestCase):
       ):
         transport.connect(listener.address, None, OPEN, 1.0)
     self.connect(listener, 'hello')
-    self.assertEqual(hellos.get(timeout=5.0), 'hello')
+    self.assertEqual(hellos.get(timeout=WAIT_S), 'hello')
     self.assertTrue(hellos.empty())
 
 
@@ -212,7 +212,7 @@ def _copying(send, said):
 
 
 def _until(happened):
-  deadline = time.monotonic() + 5.0
+  deadline = time.monotonic() + WAIT_S
   while not happened() and time.monotonic() < deadline:
     time.sleep(0.01)
 

@@ -62,7 +62,9 @@ class MessageTest(TestCase):
     receiver.start()
     stream.send(0, produce(), 40)
     receiver.join()
-    np.testing.assert_array_equal(arrived.get(timeout=1), random_bytes(10, 3))
+    np.testing.assert_array_equal(
+      arrived.get(timeout=WAIT_S), random_bytes(10, 3)
+    )
 
   def test_both_directions_at_once(self):
     sizes = [10**6 + n for n in range(5)]

@@ -154,7 +154,8 @@ class EndTest(TestCase):
       process = self.peer(self.listener(handle))
       start = time.monotonic()
       process.kill()
-      self.assertLess(seen.get(timeout=WAIT_S) - start, 2.0)
+      # The system alone would notice after a minute.
+      self.assertLess(seen.get(timeout=WAIT_S) - start, WAIT_S)
 
   def test_a_killed_listener_is_noticed(self):
     process = self.process(_LISTENER)
@@ -166,7 +167,7 @@ class EndTest(TestCase):
     start = time.monotonic()
     with self.assertRaises(Closed):
       stream.receive()
-    self.assertLess(time.monotonic() - start, 2.0)
+    self.assertLess(time.monotonic() - start, WAIT_S)
     with self.assertRaises(Closed):
       while True:
         stream.send(0)
@@ -190,7 +191,7 @@ class EndTest(TestCase):
     time.sleep(0.2)
     start = time.monotonic()
     listener.close(0.5)
-    self.assertLess(time.monotonic() - start, 1.5)
+    self.assertLess(time.monotonic() - start, WAIT_S)
     self.assertTrue(ended.is_set())
 
   def test_a_client_closes_although_the_listener_is_stopped(self):
@@ -200,7 +201,7 @@ class EndTest(TestCase):
     os.kill(process.pid, signal.SIGSTOP)
     start = time.monotonic()
     stream.close()
-    self.assertLess(time.monotonic() - start, 5.0)
+    self.assertLess(time.monotonic() - start, WAIT_S)
 
   def test_the_interpreter_exits_with_everything_open(self):
     process = self.process(_LEAVER)
@@ -231,7 +232,7 @@ class ConnectTest(TestCase):
     start = time.monotonic()
     with self.assertRaisesRegex(Closed, 'within 0.5 s'):
       transport.connect(address, None, OPEN, 0.5)
-    self.assertBetween(time.monotonic() - start, 0.3, 2.0)
+    self.assertBetween(time.monotonic() - start, 0.3, WAIT_S)
 
   def test_it_gives_up_on_a_listener_that_does_not_answer(self):
     with socket.create_server((HOST, 0)) as silent:
@@ -239,7 +240,7 @@ class ConnectTest(TestCase):
       start = time.monotonic()
       with self.assertRaisesRegex(Closed, 'within 0.5 s'):
         transport.connect(address, None, OPEN, 0.5)
-      self.assertBetween(time.monotonic() - start, 0.3, 2.0)
+      self.assertBetween(time.monotonic() - start, 0.3, WAIT_S)
 
   def test_only_the_given_address_is_bound(self):
     port = int(self.listener().address.rpartition(':')[2])

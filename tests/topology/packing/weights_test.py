@@ -47,9 +47,9 @@ class BestTest(parameterized.TestCase):
     capacity = rng.integers(1, 4, 2000) * 25e9
     roots = np.arange(256) % 32 if rooted else np.zeros(256, int)
 
-    start = time.perf_counter()
+    start_s = time.thread_time()  # What others do does not count.
     found, prices = weights.best(loads, capacity, roots)
-    took_s = time.perf_counter() - start
+    took_s = time.thread_time() - start_s
 
     rate = np.bincount(roots, found).min()
     self.assertAlmostEqual(capacity @ prices / rate, 1, delta=2e-7)

@@ -31,7 +31,7 @@ _HOSTS = [
 class _Workers:
   """Measurers with inboxes of their own, and who has them measure."""
 
-  def __init__(self, count, workdir, timeout_s=1.0):
+  def __init__(self, count, workdir, timeout_s=20.0):
     self.told = queue.SimpleQueue()
     self.silent = set()
     self.measurers = [
@@ -106,7 +106,7 @@ class SurveyTest(absltest.TestCase):
     start = time.monotonic()
     workers.surveyor.lose(1, 'gone')
     event = workers.told.get(timeout=10)
-    self.assertLess(time.monotonic() - start, 5.0)
+    self.assertLess(time.monotonic() - start, 10.0)
     self.assertTrue(event['lost'])
     self.assertIsNone(workers.surveyor.ended(event))
     self.assertFalse(workers.surveyor.busy)
@@ -114,7 +114,7 @@ class SurveyTest(absltest.TestCase):
     self.assertIn('content', workers.measure())
 
   def test_a_pair_that_cannot_talk_is_named_and_ends_the_run_in_the_end(self):
-    workers = self._workers(2, timeout_s=0.4)
+    workers = self._workers(2, timeout_s=1.0)
     connect = flows.Endpoint.connect
 
     def broken(endpoint, number, **ends):
@@ -130,7 +130,7 @@ class SurveyTest(absltest.TestCase):
         workers.surveyor.ended(second)
 
   def test_who_is_silent_is_named(self):
-    workers = self._workers(2, timeout_s=0.1)
+    workers = self._workers(2, timeout_s=1.0)
     workers.silent.add(1)
     event = workers.measure()
     self.assertIn('no answer of workers [1]', event['problem'])

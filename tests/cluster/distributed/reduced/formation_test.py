@@ -188,12 +188,12 @@ class HandoverTest(parameterized.TestCase):
     giving = handover.Handover('127.0.0.1', Security(), self._state)
     self.addCleanup(giving.close)
     steps = []
-    with relays.Relay(giving.address, back_Bps=8e6) as relay:
+    with relays.Relay(giving.address, back_Bps=4e6) as relay:
       start = time.monotonic()
       handover.fetch(
-        relay.address, 3, Security(), 0.5, step=lambda: steps.append(1)
+        relay.address, 3, Security(), 1.5, step=lambda: steps.append(1)
       )
-      self.assertGreater(time.monotonic() - start, 0.9)
+      self.assertGreater(time.monotonic() - start, 1.8)
     self.assertGreater(len(steps), 20)
 
   def test_another_version_is_not_given(self):
@@ -208,7 +208,7 @@ class HandoverTest(parameterized.TestCase):
     start = time.monotonic()
     with self.assertRaises(TransportError):
       handover.fetch(giving.address, 3, Security(), 0.3)
-    self.assertLess(time.monotonic() - start, 3.0)
+    self.assertLess(time.monotonic() - start, 10.0)
 
 
 class TravelTest(parameterized.TestCase):

@@ -31,7 +31,7 @@ class DoorTest(executors.TestCase):
     group = groups.group(*executors.star(2), addresses)
     start = time.monotonic()
     errors = executors.parallel([lambda e=e: e.form(group) for e in made])
-    self.assertLess(time.monotonic() - start, 5.0)
+    self.assertLess(time.monotonic() - start, 10.0)
     for error in errors:
       self.assertIsInstance(error, PeerLost)
       self.assertRegex(str(error), 'the token is not that of the listener')
@@ -106,7 +106,7 @@ class DoorTest(executors.TestCase):
       )
 
   def test_who_does_not_come_is_named(self):
-    made = [self.executor(index, timeout_s=0.3) for index in range(3)]
+    made = [self.executor(index, timeout_s=1.0) for index in range(3)]
     addresses = {i: each.address for i, each in enumerate(made)}
     group = groups.group(*executors.star(3), addresses)
     errors = executors.parallel([lambda e=e: e.form(group) for e in made[:2]])
@@ -120,15 +120,17 @@ class DoorTest(executors.TestCase):
       self.assertIsInstance(error, Closed)
 
   def test_others_may_come_as_late_as_the_limit_says(self):
-    made = [self.executor(index, timeout_s=0.4) for index in range(2)]
+    made = [self.executor(index, timeout_s=1.0) for index in range(2)]
     addresses = {i: each.address for i, each in enumerate(made)}
     group = groups.group(*executors.star(2), addresses)
 
     def late():
-      time.sleep(1.2)  # It gets the learner first.
-      made[1].form(group, 10.0)
+      time.sleep(2.2)  # It gets the learner first.
+      made[1].form(group, executors.WAIT_S)
 
-    errors = executors.parallel([lambda: made[0].form(group, 10.0), late])
+    errors = executors.parallel(
+      [lambda: made[0].form(group, executors.WAIT_S), late]
+    )
     self.assertEqual(errors, [None, None])
 
   def test_any_time_will_do(self):
@@ -158,22 +160,20 @@ class DoorTest(executors.TestCase):
       hello = links.Hello(1, worker, 0)
       args = made.address, executors.HOST, hello, lambda link: None
       others.call(lambda args=args: opened.connect(*args, failed.append))
-    end = time.monotonic() + executors.WAIT_S
     waiting = made._door._waiting
-    while len(waiting) + len(failed) < 299 and time.monotonic() < end:
-      time.sleep(0.01)
+    executors.until(lambda: len(waiting) + len(failed) == 299)
     self.assertEmpty(failed)
     self.assertLen(waiting, 299)
 
   def test_who_is_of_another_generation_waits_or_is_refused(self):
-    made, group = self.formed(2, timeout_s=2.0)
+    made, group = self.formed(2)
     later = group._replace(generation=5)
     forming = threading.Thread(target=made[0].form, args=(later,))
     forming.start()
     time.sleep(0.1)
     made[1].form(later)  # That waits for it.
     forming.join()
-    other = self.executor(0, timeout_s=0.5)
+    other = self.executor(0)
     stale = group._replace(
       generation=3, addresses={0: other.address, 1: made[1].address}
     )

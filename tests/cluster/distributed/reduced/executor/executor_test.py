@@ -1,10 +1,10 @@
 """Tests of the executor, executor: over real connections."""
 
 import itertools
+import operator
 import os
 import socket
 import threading
-import time
 import unittest
 import unittest.mock
 
@@ -80,11 +80,10 @@ class ExecutorTest(executors.TestCase):
       ]
       for each in early:
         each.ready(0)
-      time.sleep(0.1)
+      buffers = made[2]._generation.buffers
+      executors.until(lambda buffers=buffers: buffers.lent > 0)
       self.assertFalse(early[0]._done.is_set())
       self.assertIn(2, {*early[0].waits_for, *early[1].waits_for})
-      buffers = made[2]._generation.buffers
-      self.assertGreater(buffers.lent, 0)
       late = made[2].begin(iteration, pools[2], ranges)
       late.ready(0)
       for each in (*early, late):
@@ -166,15 +165,13 @@ class ExecutorTest(executors.TestCase):
       return real(*before, bytes(len(body)), *after)
 
     with unittest.mock.patch.object(frames, 'packed', spoilt):
-      errors = self.sums(made, 0, pools, [(0, 100)], wait_s=0.5)
+      errors = self.sums(made, 0, pools, [(0, 100)])
       damaged = [each for each in errors if isinstance(each, Damaged)]
       self.assertNotEmpty(damaged)
       for index, error in enumerate(errors):
         if isinstance(error, Damaged):
           self.assertEqual(error.worker, 1 - index)
           self.assertRegex(str(error), 'worker .: chunk . has another checksum')
-      for each in made:
-        each.abandon()
 
   def test_other_layouts_are_found(self):
     made, _ = self.formed(2)
@@ -184,7 +181,7 @@ class ExecutorTest(executors.TestCase):
       reduction = made[index].begin(0, pools[index], ranges)
       for number in range(len(ranges)):
         reduction.ready(number)
-      reduction.wait(0.5)
+      self.wait(made, reduction)
 
     errors = executors.parallel(
       [lambda: run(0, [(0, 100)]), lambda: run(1, [(0, 50), (50, 100)])]
@@ -198,20 +195,25 @@ class ExecutorTest(executors.TestCase):
     ring = schemes.naive_ring(star, pack(star))
     made, group = self.formed(3, (ring, star.workers))
     pools = np.ones((3, 10), np.float32)
-    counts = set()
+    first = None
+
+    def open_now():
+      return len(os.listdir('/proc/self/fd')), threading.active_count()
+
     for generation in range(2, 22):
       self.form(made, group._replace(generation=generation))
       self.assertEqual(self.sums(made, 0, pools, [(0, 10)]), [None] * 3)
       if generation % 3 == 0:
         made[0].abandon()
-      if generation > 4 and generation % 3:
-        counts.add((len(os.listdir('/proc/self/fd')), threading.active_count()))
-    self.assertLen(counts, 1)
+      if generation == 5:
+        first = open_now()
+    # What other tests have left may end meanwhile.
+    executors.until(lambda: all(map(operator.le, open_now(), first)))
     before = threading.active_count()
     for each in made:
       each.close()
       each.close()
-    self.assertEqual(threading.active_count(), before - 3)
+    self.assertLessEqual(threading.active_count(), before - 3)
     with self.assertRaises(Abandoned):
       made[0].form(group._replace(generation=99))
     made[0].abandon()
