@@ -33,10 +33,9 @@ _KEY = bytes(range(16))
 _PAYLOAD = 1448 / 1514
 _UNEQUAL = {
   'hosts': {
-    'host1': {'up': '100mbit', 'down': '150mbit'},
-    'host2': {'up': '150mbit', 'down': '60mbit'},
+    'host1': {'up': '100mbit', 'down': '60mbit'},
   },
-  'pairs': [{'from': 'host3', 'to': 'host0', 'rate': '50mbit'}],
+  'pairs': [{'from': 'host2', 'to': 'host0', 'rate': '50mbit'}],
 }
 _RACKS = {
   'groups': [{'hosts': ['host0', 'host2'], 'up': '50mbit', 'down': '50mbit'}]
@@ -317,38 +316,46 @@ class LabTest(absltest.TestCase):
       raise unittest.SkipTest(reason)
 
   def test_rates_are_those_of_the_links(self):
-    for seconds in (0.2, 0.5):
-      try:
-        self._check_rates(seconds)
+    # On a busy machine something is late in every measurement, but not always
+    # the same: whatever is so in one of three is there to be found.
+    found, wrong = [], None
+    for seconds in (0.2, 0.5, 1.0):
+      found.append(self._wrong(seconds))
+      wrong = set.intersection(*found)
+      if not wrong:
         return
-      except AssertionError:  # The machine may have been busy: longer, then.
-        continue
-    self._check_rates(1.0)
+    self.fail(f'Never as they should be: {wrong} of {found}.')
 
-  def _check_rates(self, seconds):
+  def _wrong(self, seconds):
+    """Returns what is found otherwise than it was made."""
     file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
     file.write_text(json.dumps(_UNEQUAL))
-    lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']
-    code, out, content = _run(f'--seconds={seconds}', workers=4, before=lab)
+    lab = [*_LAB, '--hosts=3', '--link=200mbit', f'--links={file}', '--']
+    code, out, content = _run(f'--seconds={seconds}', workers=3, before=lab)
 
     self.assertEqual(code, 0, out)
-    up, down = [200, 100, 150, 200], [200, 150, 60, 200]
+    up, down = [200, 100, 200], [200, 60, 200]
+    wrong = set()
     for host, *want in zip(content['hosts'], up, down, strict=True):
       for way, mbit in zip(('up_GBps', 'down_GBps'), want, strict=True):
-        got = 8000 * float(host[way])
-        self.assertBetween(got / mbit / _PAYLOAD, 0.94, 1.05, out)
-    self.assertLen(content['pairs'], 1, out)
-    (pair,) = content['pairs']
-    self.assertEqual((pair['src'], pair['dst']), ('host3', 'host0'))
-    self.assertBetween(8000 * float(pair['GBps']) / 50 / _PAYLOAD, 0.9, 1.1)
+        got = 8000 * float(host[way]) / mbit / _PAYLOAD
+        if not 0.94 <= got <= 1.05:
+          wrong.add((host['name'], way))
+    pairs = {
+      (pair['src'], pair['dst']): 8000 * float(pair['GBps']) / 50 / _PAYLOAD
+      for pair in content['pairs']
+    }
+    ours = pairs.get(('host2', 'host0'), 0.0)
+    if len(pairs) != 1 or not 0.9 <= ours <= 1.1:
+      wrong.add('pairs')
     # Alike in the lab, alike in the file.
-    rates = [content['hosts'][host]['up_GBps'] for host in (0, 3)]
-    rates += [content['hosts'][host]['down_GBps'] for host in (0, 3)]
-    self.assertLen(set(rates), 1)
-
+    rates = [content['hosts'][host]['up_GBps'] for host in (0, 2)]
+    rates += [content['hosts'][host]['down_GBps'] for host in (0, 2)]
+    if len(set(rates)) > 1:
+      wrong.add('alike')
     packed = topology.pack(cluster.from_json(content))
-
     self.assertGreater(packed.rate_Bps, 0)
+    return wrong
 
   @pytest.mark.soak
   def test_two_racks_are_found_behind_their_link(self):

@@ -6,6 +6,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -20,7 +21,6 @@ from tests.support.processes import BATCH
 from tests.tools import lab_test
 
 _TIMEOUT_S = 3.0
-_BEAT_S = _TIMEOUT_S / 5
 _EVERY = 320  # Examples between checkpoints.
 # Which worker, at which of its iterations.
 _FAULTS = {
@@ -116,17 +116,16 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       ]
       for event in ('exit', 'start')
     )
-    self.assertBetween(ended[0], died, died + 1)
-    noticed = launch.times(r'Worker 1 is lost')[0]
-    self.assertBetween(noticed, died, died + 2)
+    self.assertGreaterEqual(ended[0], died)
+    # By the end of its stream: nobody has waited for its beats.
+    self.assertEmpty(launch.times('Worker 1 is lost: It was silent'))
+    self.assertGreaterEqual(launch.times('Worker 1 is lost')[0], died)
     self.assertGreater(started[1], ended[0])
     self.assertGreater(launch.times('Worker 1 is back')[0], started[1])
 
   def _check_stop(self, launch):
     stopped = self._happened(launch, 'stop')
-    left = launch.times(r'Worker 2 is lost: It was silent for')[0]
-    # From its last beat on; the lead looks once in a beat.
-    self.assertBetween(left - stopped, _TIMEOUT_S - _BEAT_S, _TIMEOUT_S + 1.5)
+    self._check_left(launch, 'Worker 2 is lost: It was silent', stopped, 1)
     back = launch.times('Worker 2 is back')
     self.assertLen(back, 1)
     # The same process: it was not started again.
@@ -140,10 +139,17 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
 
   def _check_hang(self, launch):
     hung = self._happened(launch, 'hang')
-    left = launch.times('Worker 3 is lost: It has computed for')[0]
-    self.assertBetween(left - hung, 2 * _TIMEOUT_S, 3 * _TIMEOUT_S)
+    self._check_left(launch, 'Worker 3 is lost: It has computed', hung, 2)
     self.assertLen(launch.times('Worker 3 hangs.$'), 1)
     self.assertEqual(self._starts(launch, 'worker:3'), 2)
+
+  def _check_left(self, launch, why, since, timeouts):
+    """It is given up after so many timeouts, by the count of the lead."""
+    seconds = re.search(rf'{why} for ([0-9.]+) s', launch.text)[1]
+    # On a busy machine beats come late, and so do looks, one in a beat.
+    self.assertGreaterEqual(float(seconds), timeouts * _TIMEOUT_S)
+    self.assertLess(float(seconds), timeouts * _TIMEOUT_S + 10.0)
+    self.assertGreaterEqual(launch.times(why)[0], since)
 
   def _check_damaged(self, launch):
     for kind, reason in (
@@ -170,10 +176,6 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
   def _starts(self, launch, role):
     rows = launch.rows('launch.jsonl')
     return sum((r['role'], r['event']) == (role, 'start') for r in rows)
-
-  def assertBetween(self, value, low, high):
-    self.assertGreaterEqual(value, low)
-    self.assertLessEqual(value, high)
 
 
 class LeadTest(processes.TestCase):
@@ -274,7 +276,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
       launch.wait()
 
     cut = (launch.folder / 'faults' / '1-4-cut').stat().st_mtime
-    self.assertLess(left - cut, _TIMEOUT_S + 1.5)
+    self.assertGreater(left, cut)
     summary = launch.summary
     self.assertEqual(summary['ended'], 'finished')
     self.assertGreaterEqual(summary['examples'], 5 * 192)
