@@ -12,6 +12,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from batching import lb_bsp
@@ -323,6 +324,13 @@ class BenchTest(absltest.TestCase):
 
 class RealTest(processes.TestCase):
   def test_batches_follow_the_speeds_and_their_sum_stays(self):
+    self._check_followed(goes_on=False)
+
+  @pytest.mark.soak
+  def test_a_run_that_goes_on_knows_them(self):
+    self._check_followed(goes_on=True)
+
+  def _check_followed(self, *, goes_on):
     fields = {
       'sync__name': 'bsp',
       'batching__name': 'lb_bsp',
@@ -350,6 +358,8 @@ class RealTest(processes.TestCase):
     self.assertEqual(rounds[6], {0: 21, 1: 7})
     self.assertIn([0], [sorted(batch) for batch in rounds])
     self.assertEqual(rounds[-2].keys(), {0, 1})
+    if not goes_on:
+      return
 
     before = launch.summary['examples']
     with processes.launched(

@@ -11,6 +11,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 import train
@@ -360,12 +361,20 @@ class MainTest(parameterized.TestCase):
     self.assertIn('accuracy', done.stderr)  # The log.
     self.assertNotIn('Traceback', done.stderr)
 
+  def test_bad_flags_end_with_a_message_and_no_files(self):
+    self._check_bad(
+      '--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"
+    )
+
   @parameterized.parameters(
-    ('--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"),
     ('--config.sync.ssp.bound=many', 'config.sync.ssp.bound'),
     ('--config.data.name=cifar10', 'config.data.dir'),
   )
-  def test_bad_flags_end_with_a_message_and_no_files(self, flag, message):
+  @pytest.mark.soak
+  def test_so_do_others(self, flag, message):
+    self._check_bad(flag, message)
+
+  def _check_bad(self, flag, message):
     workdir = tempfile.mkdtemp() + '/run'
     done = self._main(
       '--config=configs/vgg16_bsp.py', f'--workdir={workdir}', flag

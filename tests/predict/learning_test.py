@@ -90,8 +90,14 @@ class NarxTest(absltest.TestCase):
 
 
 class RecurrentTest(parameterized.TestCase):
-  @parameterized.parameters('rnn', 'lstm')
-  def test_learn_a_known_process_better_than_an_average_does(self, name):
+  def test_one_learns_a_known_process_better_than_an_average_does(self):
+    self._check_learnt('lstm')
+
+  @pytest.mark.soak
+  def test_so_does_the_other(self):
+    self._check_learnt('rnn')
+
+  def _check_learnt(self, name):
     for other in ('last', 'ema'):
       self.assertGreater(_known(other), 1.5 * _known(name))
 

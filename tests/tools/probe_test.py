@@ -33,9 +33,10 @@ _KEY = bytes(range(16))
 _PAYLOAD = 1448 / 1514
 _UNEQUAL = {
   'hosts': {
-    'host1': {'up': '100mbit', 'down': '60mbit'},
+    'host1': {'up': '100mbit', 'down': '150mbit'},
+    'host2': {'up': '150mbit', 'down': '60mbit'},
   },
-  'pairs': [{'from': 'host2', 'to': 'host0', 'rate': '50mbit'}],
+  'pairs': [{'from': 'host3', 'to': 'host0', 'rate': '50mbit'}],
 }
 _RACKS = {
   'groups': [{'hosts': ['host0', 'host2'], 'up': '50mbit', 'down': '50mbit'}]
@@ -330,11 +331,11 @@ class LabTest(absltest.TestCase):
     """Returns what is found otherwise than it was made."""
     file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
     file.write_text(json.dumps(_UNEQUAL))
-    lab = [*_LAB, '--hosts=3', '--link=200mbit', f'--links={file}', '--']
-    code, out, content = _run(f'--seconds={seconds}', workers=3, before=lab)
+    lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']
+    code, out, content = _run(f'--seconds={seconds}', workers=4, before=lab)
 
     self.assertEqual(code, 0, out)
-    up, down = [200, 100, 200], [200, 60, 200]
+    up, down = [200, 100, 150, 200], [200, 150, 60, 200]
     wrong = set()
     for host, *want in zip(content['hosts'], up, down, strict=True):
       for way, mbit in zip(('up_GBps', 'down_GBps'), want, strict=True):
@@ -345,12 +346,12 @@ class LabTest(absltest.TestCase):
       (pair['src'], pair['dst']): 8000 * float(pair['GBps']) / 50 / _PAYLOAD
       for pair in content['pairs']
     }
-    ours = pairs.get(('host2', 'host0'), 0.0)
+    ours = pairs.get(('host3', 'host0'), 0.0)
     if len(pairs) != 1 or not 0.9 <= ours <= 1.1:
       wrong.add('pairs')
     # Alike in the lab, alike in the file.
-    rates = [content['hosts'][host]['up_GBps'] for host in (0, 2)]
-    rates += [content['hosts'][host]['down_GBps'] for host in (0, 2)]
+    rates = [content['hosts'][host]['up_GBps'] for host in (0, 3)]
+    rates += [content['hosts'][host]['down_GBps'] for host in (0, 3)]
     if len(set(rates)) > 1:
       wrong.add('alike')
     packed = topology.pack(cluster.from_json(content))

@@ -43,7 +43,7 @@ class RecordTest(absltest.TestCase):
     path = pathlib.Path(tempfile.mkdtemp(), 'trace.csv')
     before = set(psutil.pids())
     done = small.python(
-      *('-m', 'tools.record', f'--out={path}', '--minutes=0.05'),
+      *('-m', 'tools.record', f'--out={path}', '--minutes=0.02'),
       *('--workers=2', '--batch=4', '--config.model.name=mlp'),
     )
     self.assertEqual(done.returncode, 0, done.stderr)

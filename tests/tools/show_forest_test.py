@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from matplotlib import colors, image
 
@@ -166,11 +167,18 @@ class CommandTest(parameterized.TestCase):
 
   @parameterized.parameters(
     (('nothing.json',), r"Refused: .*No such file .*'nothing.json'"),
-    (('FOREST', '--trees=-1'), r'Refused: trees: expected at least 0, got -1'),
     (('FOREST', '--out=a.nosuch'), r"Refused: Format 'nosuch' is not supp"),
     ((), r'Expected a file, got \[\]'),
   )
-  def test_bad_input_is_named(self, arguments, message):
+  @pytest.mark.soak
+  def test_so_is_other_bad_input(self, arguments, message):
+    self._check_named(arguments, message)
+
+  def test_bad_input_is_named(self):
+    message = r'Refused: trees: expected at least 0, got -1'
+    self._check_named(('FOREST', '--trees=-1'), message)
+
+  def _check_named(self, arguments, message):
     file = str(self._forest())
     done = self._run(*(a.replace('FOREST', file) for a in arguments))
     self.assertEqual(done.returncode, 1)

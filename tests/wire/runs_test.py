@@ -103,7 +103,6 @@ class MassTest(parameterized.TestCase):
   @parameterized.parameters(
     ('bsp', 'sparse', 1.0),
     ('asp', 'lagging', 1.0),
-    ('ssp', 'sparse', 1.0),
     ('elastic', 'topk', 0.6),
     ('asp', 'lowrank', 1.0),
   )

@@ -14,6 +14,7 @@ import threading
 import time
 from unittest import mock
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.distributed import leading
@@ -240,6 +241,7 @@ class LabTest(processes.TestCase):
     if reason := lab_test._why_not():
       self.skipTest(reason)
 
+  @pytest.mark.soak
   def test_a_link_that_is_cut_while_the_run_starts(self):
     with processes.launched(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
