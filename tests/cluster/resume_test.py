@@ -14,6 +14,7 @@ import types
 from unittest import mock
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 import train
@@ -38,7 +39,7 @@ from tests.cluster import resume_test
 def save(self, original=Run._save):
   original(self)
   step = type(self.runtime).step
-  self.runtime.step = lambda: (time.sleep(0.2), step(self.runtime))
+  self.runtime.step = lambda: (time.sleep(0.05), step(self.runtime))
 
 def get_config():
   Run._save = save
@@ -92,8 +93,14 @@ class ResumeTest(parameterized.TestCase):
     run()
     self._check(stopping.results(run), stopping.straight('asp')[0])
 
-  @parameterized.parameters(('elastic', 'ema'), ('bsp', 'narx'))
-  def test_batches_and_predictions_are_part_of_it(self, scheme, predictor):
+  def test_batches_and_predictions_are_part_of_it(self):
+    self._check_balanced('bsp', 'narx')
+
+  @pytest.mark.soak
+  def test_so_they_are_where_barriers_move(self):
+    self._check_balanced('elastic', 'ema')
+
+  def _check_balanced(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',
       'batching__lb_bsp__predictor__name': predictor,

@@ -42,18 +42,6 @@ class EveryModelTest(parameterized.TestCase):
     self.assertEqual({leaf.dtype for leaf in leaves}, {np.dtype(np.float32)})
     self.assertEqual(jax.tree.structure(stats), jax.tree.structure(rest))
 
-  def test_evaluation_is_deterministic(self, name):
-    inputs = small_models.MODELS[name][1]
-    graph, params, rest = small_models.made(name)
-    logits = small_models.jit(
-      lambda inputs: nnx.merge(graph, params, rest)(inputs)
-    )
-    first = logits(inputs)
-    np.testing.assert_array_equal(first, logits(inputs))
-    np.testing.assert_allclose(  # No example sees its neighbours.
-      logits(inputs[::-1])[::-1], first, rtol=1e-3, atol=1e-4
-    )
-
   def test_kernels_have_the_variance_of_he(self, name):
     _, params, _ = small_models.made(name)
     kernels = [
@@ -65,6 +53,29 @@ class EveryModelTest(parameterized.TestCase):
     values = np.concatenate([k.ravel() for k in scaled])
     self.assertAlmostEqual(values.std(), 1, delta=5 / math.sqrt(values.size))
     self.assertLess(abs(values).max(), 2.28)
+
+
+class EvaluationTest(parameterized.TestCase):
+  @parameterized.parameters('resnet', 'alexnet', 'transformer')
+  def test_is_deterministic(self, name):
+    self._assert_deterministic(name)
+
+  @parameterized.parameters('resnet50', 'inception_v3')
+  @pytest.mark.soak  # Seconds of compilation each.
+  def test_is_deterministic_in_deep_models(self, name):
+    self._assert_deterministic(name)
+
+  def _assert_deterministic(self, name):
+    inputs = small_models.MODELS[name][1]
+    graph, params, rest = small_models.made(name)
+    logits = small_models.jit(
+      lambda inputs: nnx.merge(graph, params, rest)(inputs)
+    )
+    first = logits(inputs)
+    np.testing.assert_array_equal(first, logits(inputs))
+    np.testing.assert_allclose(  # No example sees its neighbours.
+      logits(inputs[::-1])[::-1], first, rtol=1e-3, atol=1e-4
+    )
 
 
 class GradientTest(parameterized.TestCase):

@@ -67,7 +67,7 @@ class ForestTest(parameterized.TestCase):
     ):
       found = plan.forest(left, 5 * _MB)
       topology.check(left, found, relays=True)
-      self.assertEqual(found, plan.forest(left, 5 * _MB))
+    self.assertEqual(found, plan.forest(left, 5 * _MB))
 
   @parameterized.parameters(*_ROUTES)
   def test_the_last_survivor_needs_no_trees(self, name):

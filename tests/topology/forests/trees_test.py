@@ -1,6 +1,7 @@
 """Which bytes each tree of a forest carries, and in which order trees come."""
 
 import dataclasses
+import functools
 import itertools
 from fractions import Fraction
 
@@ -15,13 +16,15 @@ MESH = randomized.random_mesh(6, 5)
 SIZES = (0, 1, 2, 3, 7, 29, 1000, 1048573)
 
 
+@functools.cache
 def _forests():
   """Of each collective, and of all kinds: packed, grown and by a scheme."""
+  found = []
   for collective in trees.COLLECTIVES:
     best = topology.pack(MESH, collective=collective)
-    yield best
-    yield topology.pack(MESH, collective=collective, max_trees=7)
-    yield schemes.rotated_rings(MESH, best)
+    few = topology.pack(MESH, collective=collective, max_trees=7)
+    found += [best, few, schemes.rotated_rings(MESH, best)]
+  return found
 
 
 class ByteRangesTest(parameterized.TestCase):
