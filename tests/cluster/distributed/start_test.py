@@ -133,7 +133,7 @@ class StartTest(parameterized.TestCase):
     lead.until(lambda: len(lead.servers[0]._ports) <= 2)
 
   def test_who_is_missing_is_named(self):
-    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=2.0)
+    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=6.0)
     slow = _Slow()
     lead.work(0, slow)
     self._wait(lambda: 'compiling' in lead.reception.missing())
