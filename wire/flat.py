@@ -118,21 +118,23 @@ class Flat:
     self.joined = jax.jit(self._joined)
     payload, states = Payload(params, stats), jax.eval_shape(self._init, 0)
     self.keeps = bool(jax.tree.leaves([state.kept for state in states]))
-    self._pushes = [
+    pushed = [
       jax.eval_shape(
         functools.partial(self._encode, stage=stage), states, payload
       )[0]
       for stage in range(len(self._codecs))
     ]
-    self._pulls = jax.eval_shape(self.outgoing_of, params)
-    for stage, pushes in enumerate(self._pushes):
-      for server, sent in enumerate(zip(pushes, self._pulls, strict=True)):
+    pulled = jax.eval_shape(self.outgoing_of, params)
+    for stage, pushes in enumerate(pushed):
+      for server, sent in enumerate(zip(pushes, pulled, strict=True)):
         told = self.push_bytes(server, stage), self.pull_bytes(server)
         are = tuple(map(_size_bytes, sent))
         if told != are:
           raise ValueError(
             f'size_bytes: expected {are}, as push and pull are, got {told}.'
           )
+    self._pushes = [list(map(_Layout, pushes)) for pushes in pushed]
+    self._pulls = list(map(_Layout, pulled))
 
   def decode(self, message: Message, server: int, stage: int = 0) -> Payload:
     """Returns the vectors of a server's share of a push, float32."""
@@ -179,11 +181,11 @@ class Flat:
       server: Which one.
       stage: Of the wire's.
     """
-    return _message(sent, self._pushes[stage][server])
+    return self._pushes[stage][server](sent)
 
   def pull_of(self, sent: np.ndarray, server: int) -> Message:
     """Returns a server's message of a pull, likewise."""
-    return _message(sent, self._pulls[server])
+    return self._pulls[server](sent)
 
   def _rows(self, server: int) -> Iterator[Rows]:
     """Yields the matrices of which a server's share has whole rows."""
@@ -307,18 +309,27 @@ def _size_bytes(message: Message) -> int:
   return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _message(sent: np.ndarray, like: Message) -> Message:
-  """Returns the arrays of a message, in the place of its bytes."""
-  leaves, structure = jax.tree.flatten(like)
-  ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
-  starts = [0, *ends[:-1]]
-  return jax.tree.unflatten(
-    structure,
-    [
-      sent[start:end].view(leaf.dtype).reshape(leaf.shape)
-      for start, end, leaf in zip(starts, ends, leaves, strict=True)
-    ],
-  )
+class _Layout:
+  """Where the arrays of a message are among its bytes."""
+
+  def __init__(self, like: Message):
+    """Lays arrays like these end to end."""
+    leaves, self._structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
+    self._parts = [
+      (slice(start, end), leaf.dtype, leaf.shape)
+      for start, end, leaf in zip([0, *ends[:-1]], ends, leaves, strict=True)
+    ]
+
+  def __call__(self, sent: np.ndarray) -> Message:
+    """Returns the arrays of a message, in the place of its bytes."""
+    return jax.tree.unflatten(
+      self._structure,
+      [
+        sent[part].view(dtype).reshape(shape)
+        for part, dtype, shape in self._parts
+      ],
+    )
 
 
 def _encoded(wire: Wire, stats: Any) -> Message:

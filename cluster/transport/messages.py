@@ -141,7 +141,7 @@ class Stream:
       ValueError: If the chunks or their sum are not as they should be.
       Exception: Whatever `chunks` raises.
     """
-    text = json.dumps([header, size_bytes], allow_nan=False).encode()
+    text = _ENCODER.encode([header, size_bytes]).encode()
     with self._sending:
       try:
         self._send(text, chunks, size_bytes, spoil)
@@ -291,7 +291,7 @@ class Stream:
   def _unpacked(self, text: Any) -> tuple[Any, int]:
     """Returns a header and the size of the body that belongs to it."""
     try:
-      parts = json.loads(bytes(text), parse_constant=_refuse_constant)
+      parts = _DECODER.decode(str(text, 'utf-8'))
     # Also of what is not UTF-8, and of what is too deep.
     except (ValueError, RecursionError) as error:
       raise Corrupt(f'{self.peer}: expected JSON, got {error}') from error
@@ -352,6 +352,15 @@ class Stream:
     return error
 
 
+def _refuse_constant(text: str) -> None:
+  raise ValueError(f'{text}, which is not JSON')
+
+
+# Made once: to make them takes longer than to use them.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(',', ':'))
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def chunked(
   arrays: Iterable[np.ndarray], chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[np.ndarray]:
@@ -364,10 +373,6 @@ def chunked(
   for array in arrays:
     for start in range(0, array.size, chunk_bytes):
       yield array[start : start + chunk_bytes]
-
-
-def _refuse_constant(text: str) -> None:
-  raise ValueError(f'{text}, which is not JSON')
 
 
 def _printable(text: str) -> str:

@@ -258,8 +258,7 @@ class Server:
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
     message = self._flat.push_of(sent, self.index, stage)
-    sent = jax.device_put(message, may_alias=True)
-    return self._flat.taken(sent, self.index, stage)
+    return self._flat.taken(message, self.index, stage)
 
   def _pipe(
     self, stream: Stream, message: Incoming, key: Key

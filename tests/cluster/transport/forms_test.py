@@ -67,7 +67,7 @@ class FormTest(TestCase):
   def test_headers_are_bounded(self):
     with mock.patch.object(messages, '_HEADER_BYTES', 400):
       seen = self._seen(lambda stream: stream.send('x' * 400))
-    self.assertIn('of up to 400 bytes, got 407', seen)
+    self.assertIn('of up to 400 bytes, got 406', seen)
 
   def test_a_chunk_without_bytes_is_corrupt(self):
     def send(stream):
