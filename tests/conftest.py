@@ -1,12 +1,20 @@
 """Settings of every test: nothing is compiled twice, one thread for NumPy."""
 
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 
-# Before JAX is imported, for this process and those that tests start.  Workers
-# of one test run inherit the folder of the process that started them.
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', tempfile.mkdtemp())
+# All that tests leave is in one folder, which goes with the process that has
+# made it.  Workers of one test run inherit it.
+if 'SYNCOPATE_TESTS' not in os.environ:
+  _folder = tempfile.mkdtemp(prefix='syncopate-')
+  os.environ['SYNCOPATE_TESTS'] = os.environ['TMPDIR'] = _folder
+  tempfile.tempdir = _folder
+  atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+# Before JAX is imported, for this process and those that tests start.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{tempfile.gettempdir()}/jax')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 # Several tests run at a time: threads of each would wait for one another.
