@@ -14,7 +14,8 @@ if 'SYNCOPATE_TESTS' not in os.environ:
   tempfile.tempdir = _folder
   atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 # Before JAX is imported, for this process and those that tests start.
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{tempfile.gettempdir()}/jax')
+_cache = os.path.join(tempfile.gettempdir(), 'jax')
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache)
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 # Several tests run at a time: threads of each would wait for one another.
