@@ -39,6 +39,7 @@ from bench.shaped import Case
 from cluster.speed import layers
 from learning.pool import Pool
 from wire import sparse
+from wire.codec import Room
 from wire.talks import Talks
 
 # Thousands of parameters of AlexNet's layers, kernels and biases, in the order
@@ -174,22 +175,25 @@ def print_codec(size_bytes: int) -> None:
   size = size_bytes // 4
   rng = np.random.default_rng(0)
   talks = _talks(size)
-  vector = jnp.asarray(rng.normal(size=talks.size), jnp.float32)
-  *_, _ = talks.warm_up(vector)
+  gradient = rng.normal(size=talks.size).astype(np.float32)
+  # Of which one has what is kept, as in talking.py.
+  vectors, room = [gradient.copy() for _ in range(2)], Room()
   state = talks.init(0)
 
   def converse() -> None:
     nonlocal state
-    talk = talks.talk(state, vector, stage=0, scale=1.0)
-    said = jax.block_until_ready(next(talk))
+    vectors.reverse()
+    talk = talks.talk(state, vectors[0], stage=0, scale=1.0, room=room)
+    said = next(talk)
     try:
       while True:
-        said = jax.block_until_ready(talk.send(said))
+        said = talk.send(said)
     except StopIteration as end:
-      _, state = jax.block_until_ready(end.value)
+      _, state = end.value
 
   half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
   whole = jax.jit(lambda numbers: numbers.astype(jnp.float32))
+  vector = jnp.asarray(gradient)
   packed = half(vector)
   rows = [('codec', 'ms')]
   for name, function in (
@@ -224,7 +228,7 @@ def _talks(size: int) -> Talks:
   of_pool = {'range_bytes': math.inf, 'books': 0}
   multiple = wire.push.multiple
   blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
-  return Talks(wire, blank.gradient, ())
+  return Talks(wire, blank.gradient, (), hosted=True)
 
 
 def _bound(given: argparse.Namespace, size_bytes: int) -> float:

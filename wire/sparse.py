@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.checks import require
-from wire import dense
+from wire import dense, hosted
 from wire.codec import Codec, Early, Message, State, Summed, Wire
 
 _CORRECTIONS = ('none', 'masked', 'local')
@@ -114,7 +115,7 @@ class _Chunks(NamedTuple):
     early = Early(
       self.chunk,
       lambda n: 0 if self._all_travel(n) else self.sent_of(n),
-      lambda state, n: self.chosen(state.common, n),
+      lambda state, n: hosted.chosen(np.asarray(state.common), self.sent_of(n)),
       lambda kept, vector: self.added(kept, vector)['left'],
     )
     return Codec(
@@ -125,6 +126,14 @@ class _Chunks(NamedTuple):
       arrived=self._arrived if masked else None,
       multiple=self.chunk,
       early=early if self.lags else None,
+      hosted=hosted.Hosted(
+        self.chunk,
+        self.sent_of,
+        self.momentum,
+        self.lags,
+        dense=not self.sparsity,
+        masked=self.correction == 'masked',
+      ).talk,
       rounds=[
         *([self._say] if at_once else [self._say_norms, self._say_chosen]),
         self._end,

@@ -84,7 +84,7 @@ class VirtualSite:
       self.holder = LocalHolder(learner, travel, scalings=each, summed=False)
     else:
       learner.scaling = scaling
-      self._talks = talks.of_run(config, parts.wire, parts.learned)
+      self._talks = talks.of_run(config, parts.plan, parts.wire, parts.learned)
       self.holder = _summing(parts, learner, self._talks, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(

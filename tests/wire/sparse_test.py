@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.support import collectives
 from wire import sparse
+from wire.codec import Room, Wire
+from wire.talks import Talks
 
 _CASES = [
   {'correction': correction, 'select_lag': lag}
@@ -155,9 +158,11 @@ class ServerTest(parameterized.TestCase):
 
 
 class SumTest(parameterized.TestCase):
-  @parameterized.parameters(*_CASES)
-  def test_all_send_the_same_chunks(self, correction, select_lag):
-    n, sent_chunks, count = 38, 4, 3
+  @parameterized.parameters(
+    *(case | {'hosted': hosted} for case in _CASES for hosted in (False, True))
+  )
+  def test_all_send_the_same_chunks(self, correction, select_lag, hosted):
+    n, sent_chunks, count = 40, 4, 3
     codec = _make(correction=correction, select_lag=select_lag).push
     rng = np.random.default_rng(1)
     workers = [_Worker(n, 4, correction) for _ in range(count)]
@@ -173,7 +178,9 @@ class SumTest(parameterized.TestCase):
       total = np.sum([worker.take(chunks) for worker in workers], axis=0)
       norms = np.sum([worker.norms() for worker in workers], axis=0)
 
-      sums, states, said = collectives.reduced(codec, states, gradients)
+      sums, states, said = collectives.reduced(
+        codec, states, gradients, hosted=hosted
+      )
       mask = np.isin(np.arange(n) // 4, chunks)
       for got, state, worker in zip(sums, states, workers, strict=True):
         np.testing.assert_array_equal(got.vector, total)
@@ -192,15 +199,62 @@ class SumTest(parameterized.TestCase):
       kept = sum(worker.left for worker in workers)
       np.testing.assert_array_equal(arrived + kept, pushed)
 
-  def test_without_sparsity_vectors_are_summed_and_nothing_else(self):
+  @parameterized.parameters(False, True)
+  def test_without_sparsity_vectors_are_summed_and_nothing_else(self, hosted):
     codec = _make(sparsity=0.0).push
-    vectors = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
-    states = [codec.init(10, k) for k in range(3)]
-    sums, states, said = collectives.reduced(codec, states, vectors)
+    vectors = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32)
+    states = [codec.init(12, k) for k in range(3)]
+    sums, states, said = collectives.reduced(
+      codec, states, vectors, hosted=hosted
+    )
     for got in sums:
       np.testing.assert_array_equal(got.vector, sum(vectors))
       self.assertEqual(got.arrived, ())
-    self.assertEqual(said, [40])
+    self.assertEqual(said, [48])
+
+  @parameterized.parameters(*_CASES)
+  def test_hosts_do_what_is_compiled_also_if_it_is_scaled(
+    self, correction, select_lag
+  ):
+    codec = _make(correction=correction, select_lag=select_lag).push
+    wire, rng = Wire(codec, codec, codec), np.random.default_rng(2)
+    talks = [Talks(wire, 40, (), hosted=hosted) for hosted in (False, True)]
+    states = [{k: each.init(k) for k in range(2)} for each in talks]
+    for scale in (1.0, 4.0, 0.5):
+      vectors = {k: scale * _whole(rng, 40) for k in range(2)}
+      ends = [
+        each.together(own, vectors, stage=0, scale=scale)
+        for each, own in zip(talks, states, strict=True)
+      ]
+      jax.tree.map(np.testing.assert_array_equal, *ends)
+      states = [after for _, after in ends]
+
+  def test_hosts_use_memory_again_and_leave_the_state_of_before(self):
+    for correction in ('masked', 'local'):
+      codec = _make(correction=correction, select_lag=1).push
+      talks = Talks(Wire(codec, codec, codec), 40, (), hosted=True)
+      room, state = Room(sum=np.zeros(40, np.float32)), talks.init(0)
+      vectors, sums = np.zeros((2, 40), np.float32), []
+      for step in range(4):
+        gradient = _whole(np.random.default_rng(step), 40)
+        expected, wanted = talks.together(
+          {0: state}, {0: gradient}, stage=0, scale=1.0
+        )
+        before = jax.tree.map(np.array, state)
+        vectors[step % 2] = gradient
+        talk = talks.talk(
+          state, vectors[step % 2], stage=0, scale=1.0, room=room
+        )
+        said = next(talk).copy()
+        with self.assertRaises(StopIteration) as end:
+          talk.send(said)
+        summed, after = end.exception.value
+        jax.tree.map(np.testing.assert_array_equal, summed, expected)
+        jax.tree.map(np.testing.assert_array_equal, after, wanted[0])
+        jax.tree.map(np.testing.assert_array_equal, state, before)
+        sums.append(summed.vector)
+        state = after
+      self.assertTrue(all(each is sums[0] for each in sums))
 
 
 class WireTest(parameterized.TestCase):

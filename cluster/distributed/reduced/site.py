@@ -64,7 +64,7 @@ class ReducedSite(Process):
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.multiple,
     )
-    self._talks = talks.of_run(config, parts.wire, learned)
+    self._talks = talks.of_run(config, plan, parts.wire, learned)
     self._sizes = [self._pool.size_bytes]
     if self._talks:
       rest = self._pool.size - self._pool.gradient

@@ -24,6 +24,7 @@ from cluster.transport import memory as memories
 from data.stream import Ranges
 from learning.learning import Learner
 from learning.scaling import factor
+from wire.codec import Room
 from wire.talks import Talks
 
 
@@ -56,7 +57,12 @@ class TalkingSumming(HostSumming):
     super().__init__(index, **of_host)
     self._range_bytes, self._overlap = range_bytes, overlap
     self.memory = Memory(talks, self._pool, index)
+    # Of what all have summed.
+    self._total = memories.aligned(4 * self._pool.size).view(np.float32)
+    self._total[:] = 0.0
+    self._own = Room(sum=self._total[: self._pool.gradient])
     self._said: dict[int, np.ndarray] = {}
+    self._vector = self._vectors[0]
     self._travel: Travel | None = None
     # Of an iteration whose values travel early: the sum, and where it will be.
     self._begun: tuple[Reduction, np.ndarray, int] | None = None
@@ -90,7 +96,7 @@ class TalkingSumming(HostSumming):
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; of it travels early what is known to travel."""
-    self._vectors.reverse()
+    self._vector = self.memory.free(self._vectors)
     self._stage, self._begun = stage, None  # That of before may have failed.
     self._number = version * (self.memory.talks.most + 1)
     self._travel = self._faults.travel(worker, iteration, fault)
@@ -101,7 +107,7 @@ class TalkingSumming(HostSumming):
         self._pass(reach, least_s)
       reached = Reached(self._pool.ranges, self._pool.gradient)
       ready = lambda number: reach(reached.full(number))  # noqa: E731
-    filling = CheckedFilling(self._pool, self._vectors[0], ready, fault)
+    filling = CheckedFilling(self._pool, self._vector, ready, fault)
     self._filling = filling
     self._stats, loss = self._gradient.stream(
       learner.params,
@@ -115,9 +121,10 @@ class TalkingSumming(HostSumming):
 
   def total(self) -> tuple[list[float], bool]:
     """Converses until all of the pool is summed."""
-    vector, memory = self._vectors[0], self.memory
-    gradient, rest = np.split(vector, [self._pool.gradient])
-    talking = memory.talk(gradient, stage=self._stage, scale=self._scale)
+    gradient, rest = np.split(self._vector, [self._pool.gradient])
+    talking = self.memory.talk(
+      gradient, stage=self._stage, scale=self._scale, room=self._own
+    )
     said: Any = talking.begin()
     number = self._number
     if self._begun:
@@ -137,16 +144,17 @@ class TalkingSumming(HostSumming):
         rest[:] = others[0]
       said, number = talking.hear(heard), number + 1
     self._talking = talking
-    if talking.summed is not None:
-      gradient[:] = talking.summed.vector
-    return self._pool.books(vector).tolist(), True
+    summed, self._total[gradient.size :] = talking.summed.vector, rest
+    if not np.may_share_memory(summed, self._total):
+      self._total[: gradient.size] = summed
+    return self._pool.books(self._total).tolist(), True
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner apply the pool, or what has arrived of it."""
     talking = self._talking
     learner.apply_pool(
       self._pool,
-      self._vectors[0],
+      self._total,
       examples=examples,
       pushes=pushes,
       arrived=self._arrived(talking.summed.arrived),
@@ -171,8 +179,8 @@ class TalkingSumming(HostSumming):
     size = self._pool.gradient
     packing = Packing(
       early,
-      np.asarray(memory.talks.chosen(memory.state, stage)).tolist(),
-      vector=self._vectors[0][:size],
+      early.chosen(memory.state, size).tolist(),
+      vector=self._vector[:size],
       kept=memory.state.kept,
       scale=self._scale,
       range_bytes=self._range_bytes,

@@ -17,7 +17,7 @@ from cluster.distributed.reduced.sums.native import (
 from learning.learning import Gradient, Learner
 from learning.pool import Pool
 from learning.scaling import factor
-from wire.codec import Payload
+from wire.codec import Payload, Room
 from wire.talks import Talks
 
 
@@ -112,7 +112,7 @@ class TalkingNative(NativeSumming):
     """Returns the sums of all, and the conversation."""
     rest, tree = jax.tree.flatten((payload.stats, self.placed(books)))
     vector = self._whole(payload.gradient)
-    talking = self.memory.talk(vector, stage=stage, scale=scale)
+    talking = self.memory.talk(vector, stage=stage, scale=scale, room=Room())
     said, others = talking.begin(), rest
     while said is not None:
       parts = [said, *rest] if talking.last else [said]

@@ -71,7 +71,8 @@ def _talks(pool, **changed):
     'warmup': (0.0,),
     'warmup_epochs': 1.0,
   }
-  return Talks(sparse.make(**fields | changed), pool.gradient, pool.rows)
+  wire = sparse.make(**fields | changed)
+  return Talks(wire, pool.gradient, pool.rows, hosted=True)
 
 
 class TalkingTest(parameterized.TestCase):
