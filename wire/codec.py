@@ -128,6 +128,18 @@ class Early(NamedTuple):
   values: Callable[[Any, Any], Any]
 
 
+class Halves(NamedTuple):
+  """Of what is said last in a sum among workers, what travels in halves.
+
+  Attributes:
+    dtype: To which it has been rounded; the sum is rounded, too, once.
+    count: Returns how many numbers, the first ones, of the vector's.
+  """
+
+  dtype: np.dtype
+  count: Callable[[int], int]
+
+
 class Codec(NamedTuple):
   """What a vector becomes on its way, and back.
 
@@ -158,6 +170,8 @@ class Codec(NamedTuple):
       kept is not), and room.  The vector is written over, and may be kept; what
       it keeps of the state before it does not touch.  The sum is in room.
       None for no other than `rounds`.
+    halves: What of it travels in half of float32; None for nothing.
+    overflows: Whether finite numbers may become infinite on their way.
     multiple: Vectors that are summed among workers are a multiple of so many
       numbers; they can end with numbers that stand for nothing.
     early: What of the first round can travel before the whole vector is there;
@@ -175,6 +189,8 @@ class Codec(NamedTuple):
   arrived: Callable[[Message, int], jax.Array] | None = None
   rounds: Sequence[Round] = ()
   hosted: Callable[[State, np.ndarray, float, Room], Talk] | None = None
+  halves: Halves | None = None
+  overflows: bool = False
   multiple: int = 1
   early: Early | None = None
   shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None

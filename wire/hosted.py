@@ -26,6 +26,7 @@ class Hosted(NamedTuple):
     momentum: That workers apply; 0 for none.
     lags: Whether chunks are chosen by what was left in them.
     dense: Whether all travel, whatever there is.
+    dtype: To which what travels is rounded; what that takes away is kept.
     masked: Whether an update is told which numbers have arrived.
   """
 
@@ -35,6 +36,7 @@ class Hosted(NamedTuple):
   lags: bool
   dense: bool
   masked: bool
+  dtype: np.dtype
 
   def talk(
     self, state: State, vector: np.ndarray, scale: float, room: Room
@@ -53,12 +55,16 @@ class Hosted(NamedTuple):
     rows = said[:values].reshape(-1, self.chunk)
     if chunks is None:  # Nothing has waited, so the velocity is not stale.
       rows[...] = left
-      left[...], own[...] = 0, 0
+      left -= rounded(rows, self.dtype)
+      own[...] = 0
     else:
       np.take(left, chunks, axis=0, out=rows, mode='clip')
       own[chunks] = 0
       for each in kept.values():
         each.reshape(-1, self.chunk)[chunks] = 0
+      if self.dtype != np.float32:
+        exact = rows.copy()
+        left[chunks] = exact - rounded(rows, self.dtype)
     if self.lags:
       said[values:] = own
     if scale != 1:
@@ -134,6 +140,15 @@ class Hosted(NamedTuple):
 def chosen(norms: np.ndarray, count: int) -> np.ndarray:
   """Returns the chunks that travel, ascending; of equal ones the first."""
   return np.sort(np.argsort(-norms, kind='stable')[:count])
+
+
+def rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+  """Rounds float32 in place to what a dtype holds; returns it."""
+  if dtype != np.float32:
+    # Who gets what is infinite will notice.
+    with np.errstate(over='ignore', invalid='ignore'):
+      numbers[...] = numbers.astype(dtype)
+  return numbers
 
 
 def _spare(taken: np.ndarray, room: Room) -> np.ndarray:

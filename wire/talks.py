@@ -21,6 +21,8 @@ class Talks:
   Attributes:
     size: Numbers of each vector.
     said: How many numbers each round says, by the stage of the wire.
+    halves: How many of these travel as what, in the last round: the first ones.
+    overflows: Whether finite numbers may become infinite on their way.
     most: Rounds of the stage that has most of them.
     codecs: Of vectors like these, stage by stage.
     early: What of the first round can travel early, stage by stage.
@@ -45,6 +47,8 @@ class Talks:
     self.codecs = [_shaped(codec, rows) for codec in wire.pushes]
     self.init = jax.jit(lambda worker: self.codecs[-1].init(size, worker))
     self.said = [self._said(codec) for codec in self.codecs]
+    self.halves = [self._halves(codec) for codec in self.codecs]
+    self.overflows = any(codec.overflows for codec in self.codecs)
     self.most = max(map(len, self.said))
     self.early = [
       codec.early if codec.early and codec.early.count(size) else None
@@ -98,6 +102,12 @@ class Talks:
       state = self._scaled(state, np.float32(1 / scale))
     return summed, state
 
+  def size_bytes(self, stage: int) -> list[int]:
+    """Returns how long what each round says is."""
+    count, dtype = self.halves[stage]
+    sizes = [4 * numbers for numbers in self.said[stage]]
+    return [*sizes[:-1], sizes[-1] - count * (4 - dtype.itemsize)]
+
   def together(
     self,
     states: Mapping[int, State],
@@ -118,18 +128,22 @@ class Talks:
       for worker, vector in sorted(vectors.items())
     }
     said = [next(talk) for talk in talks.values()]
-    while True:
+    count, dtype = self.halves[stage]
+    for left in reversed(range(len(self.said[stage]))):
       total = np.asarray(said[0])
       for each in said[1:]:
         total = total + np.asarray(each)
+      if not left and count:
+        total = np.array(total)
+        with np.errstate(over='ignore', invalid='ignore'):
+          total[:count] = total[:count].astype(dtype)
       said, ends = [], {}
       for worker, talk in talks.items():
         try:
           said.append(talk.send(total))
         except StopIteration as end:
           summed, ends[worker] = end.value
-      if ends:
-        return summed, ends
+    return summed, ends
 
   def warm_up(self, vector: jax.Array) -> Iterator[Summed]:
     """Compiles all of it for vectors like this one; yields a sum by stage."""
@@ -140,6 +154,11 @@ class Talks:
           states, {0: vector}, stage=stage, scale=scale
         )
       yield jax.block_until_ready(summed)
+
+  def _halves(self, codec: Codec) -> tuple[int, np.dtype]:
+    if codec.halves is None:
+      return 0, np.dtype(np.float32)
+    return codec.halves.count(self.size), codec.halves.dtype
 
   def _said(self, codec: Codec) -> list[int]:
     said = []

@@ -177,17 +177,19 @@ def _stages(
   stats = talks.ITEM * learned.elements[1] + learned.other_bytes
   rest = [layers.Range(stats, 1.0)] if stats else []
   found = []
-  for early, sizes in zip(talked.early, talked.said, strict=True):
-    *rounds, last = ([layers.Range(talks.ITEM * n, 1.0)] for n in sizes)
+  for stage, early in enumerate(talked.early):
+    sizes = talked.size_bytes(stage)
+    *rounds, last = ([layers.Range(each, 1.0)] for each in sizes)
     if early and parts.plan.overlap:
       dense = layers.of_run(config, learned, size, FLOAT32)
-      sent = talks.ITEM * early.count(talked.size) * early.chunk
+      packed = early.count(talked.size) * early.chunk
+      sent = sizes[0] - talks.ITEM * (talked.said[stage][0] - packed)
       rounds, last = (
         [],
         [
           # As if what is chosen lay evenly in the gradient.
           *layers.shortened(dense, sent),
-          layers.Range(talks.ITEM * sizes[0] - sent, 1.0),
+          layers.Range(sizes[0] - sent, 1.0),
         ],
       )
     found.append([*rounds, [*last, *rest]])

@@ -21,6 +21,7 @@ _CASES = [
 
 def _make(**changed):
   fields = {
+    'dtype': 'float32',
     'sparsity': 0.6,
     'chunk': 4,
     'correction': 'masked',
@@ -109,6 +110,28 @@ class ServerTest(parameterized.TestCase):
       arrived += sent
     if correction != 'local':
       np.testing.assert_array_equal(arrived + worker.left, pushed)
+
+  @parameterized.product(
+    dtype=('bfloat16', 'float16'), sparsity=(0.0, 0.6), select_lag=(0, 1)
+  )
+  def test_halves_are_sent_and_the_rest_is_kept(
+    self, dtype, sparsity, select_lag
+  ):
+    n, rng = 38, np.random.default_rng(4)
+    codec = _make(dtype=dtype, sparsity=sparsity, select_lag=select_lag).push
+    state, pushed, arrived = codec.init(n, 0), np.zeros(n), np.zeros(n)
+    for _ in range(4):
+      gradient = rng.integers(-9999, 9999, n).astype(np.float32)
+      message, state = codec.encode(state, jnp.asarray(gradient))
+      values, *_ = jax.tree.leaves(message)
+      self.assertEqual(values.dtype, dtype)
+      leaves = jax.tree.leaves(message)
+      self.assertEqual(sum(p.nbytes for p in leaves), codec.size_bytes(n))
+      pushed += gradient
+      arrived += np.asarray(codec.decode(message, n), np.float64)
+    np.testing.assert_array_equal(arrived + state.kept['left'], pushed)
+    if not sparsity:  # Nothing but what rounding took away.
+      self.assertBetween(np.abs(state.kept['left']).max(), 1, 64)
 
   def test_of_equal_chunks_the_first_travel(self):
     codec = _make(sparsity=0.5).push
@@ -212,6 +235,28 @@ class SumTest(parameterized.TestCase):
       self.assertEqual(got.arrived, ())
     self.assertEqual(said, [48])
 
+  @parameterized.product(
+    dtype=('bfloat16', 'float16'), select_lag=(0, 1), hosted=(False, True)
+  )
+  def test_what_rounding_takes_away_is_kept(self, dtype, select_lag, hosted):
+    codec = _make(dtype=dtype, select_lag=select_lag).push
+    rng = np.random.default_rng(3)
+    states = [codec.init(40, k) for k in range(2)]
+    kept = np.zeros((2, 40))
+    for _ in range(4):
+      # Whole numbers, which halves do not hold; sums in float32 are exact.
+      gradients = rng.integers(-9999, 9999, (2, 40)).astype(np.float32)
+      sums, states, _ = collectives.reduced(
+        codec, states, gradients, hosted=hosted
+      )
+      pushed = kept + gradients
+      kept = np.array([state.kept['left'] for state in states])
+      sent = pushed - kept
+      own = sent.astype(np.float32).astype(dtype).astype(np.float64)
+      np.testing.assert_array_equal(sent, own)
+      for got in sums:
+        np.testing.assert_array_equal(got.vector, sent.sum(0))
+
   @parameterized.parameters(*_CASES)
   def test_hosts_do_what_is_compiled_also_if_it_is_scaled(
     self, correction, select_lag
@@ -273,6 +318,7 @@ class WireTest(parameterized.TestCase):
     self.assertEqual(wire.pull_bytes(40, 3), 4 * 43)
 
   @parameterized.parameters(
+    ({'dtype': 'int8'}, "dtype: expected one of .*'bfloat16', .* got 'int8'"),
     ({'sparsity': 1.0}, 'sparsity: expected at least 0, below 1, got 1.0'),
     ({'sparsity': -0.1}, 'sparsity: expected'),
     ({'sparsity': float('nan')}, 'sparsity: expected'),

@@ -210,6 +210,26 @@ class RunTest(parameterized.TestCase):
     numbers = 4 * 96 + 4 * (6 + 3 * 16) + 8 * (6 + 2 * 16)
     self.assertEqual(summary['bytes'], 4 * 4 * numbers)
 
+  @parameterized.parameters((0, False), (1, True), (1, False))
+  def test_halves_are_half_of_the_values_bytes(self, lag, overlap):
+    def sent(dtype):
+      _, summary = sums.timed(
+        4 * 65536,
+        route__name='ring',
+        route__overlap=overlap,
+        wire__name='sparse',
+        wire__sparse__dtype=dtype,
+        wire__sparse__chunk=1024,
+        wire__sparse__sparsity=0.75,
+        wire__sparse__select_lag=lag,
+        epochs=0.5,
+        **sums.links(1e6),
+      )
+      return summary['bytes'] / summary['updates'] / 4  # Links of a ring.
+
+    self.assertEqual(sent('float32'), 64 * 4 + 16 * 1024 * 4)
+    self.assertEqual(sent('bfloat16'), 64 * 4 + 16 * 1024 * 2)
+
   @parameterized.parameters('topk', 'quantised')
   def test_messages_that_cannot_be_summed_are_refused(self, wire):
     message = (
