@@ -6,6 +6,7 @@ is an argument and a result.  How many bytes a vector becomes is known before
 the vector is.
 """
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -126,6 +127,18 @@ class Early(NamedTuple):
   count: Callable[[int], int]
   chosen: Callable[[State, int], np.ndarray]
   values: Callable[[Any, Any], Any]
+
+  def parts(self, n: int, range_bytes: float) -> list[tuple[int, int]]:
+    """Returns what travels at a time: the first of its parts, and its end.
+
+    Args:
+      n: Numbers of the vector.
+      range_bytes: Of float32 that these have at least, but for all of them.
+    """
+    count = self.count(n)
+    least = max(int(min(range_bytes, 2**62)) // (4 * self.chunk), 1)
+    starts = range(0, max(count - least, 0) + 1, least)
+    return [*itertools.pairwise([*starts, count])]
 
 
 class Halves(NamedTuple):
