@@ -54,17 +54,15 @@ class Hosted(NamedTuple):
     said = room('said', values + (len(left) if self.lags else 0))
     rows = said[:values].reshape(-1, self.chunk)
     if chunks is None:  # Nothing has waited, so the velocity is not stale.
-      rows[...] = left
-      left -= rounded(rows, self.dtype)
-      own[...] = 0
+      rows[...], own[...] = left, 0
+      left[...] = _rounded(rows, self.dtype)
     else:
       np.take(left, chunks, axis=0, out=rows, mode='clip')
       own[chunks] = 0
       for each in kept.values():
         each.reshape(-1, self.chunk)[chunks] = 0
       if self.dtype != np.float32:
-        exact = rows.copy()
-        left[chunks] = exact - rounded(rows, self.dtype)
+        left[chunks] = _rounded(rows, self.dtype)
     if self.lags:
       said[values:] = own
     if scale != 1:
@@ -143,12 +141,20 @@ def chosen(norms: np.ndarray, count: int) -> np.ndarray:
 
 
 def rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-  """Rounds float32 in place to what a dtype holds; returns it."""
-  if dtype != np.float32:
-    # Who gets what is infinite will notice.
-    with np.errstate(over='ignore', invalid='ignore'):
-      numbers[...] = numbers.astype(dtype)
-  return numbers
+  """Returns numbers of float32 as they travel, float32."""
+  if dtype == np.float32:
+    return numbers
+  with np.errstate(over='ignore'):  # Who gets what is infinite will notice.
+    return numbers.astype(dtype).astype(np.float32)
+
+
+def _rounded(numbers: np.ndarray, dtype: np.dtype) -> Any:
+  """Rounds numbers in place; returns what that takes away."""
+  if dtype == np.float32:
+    return 0
+  exact, numbers[...] = numbers.copy(), rounded(numbers, dtype)
+  with np.errstate(invalid='ignore'):
+    return exact - numbers
 
 
 def _spare(taken: np.ndarray, room: Room) -> np.ndarray:

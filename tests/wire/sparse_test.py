@@ -111,8 +111,8 @@ class ServerTest(parameterized.TestCase):
     if correction != 'local':
       np.testing.assert_array_equal(arrived + worker.left, pushed)
 
-  @parameterized.product(
-    dtype=('bfloat16', 'float16'), sparsity=(0.0, 0.6), select_lag=(0, 1)
+  @parameterized.parameters(
+    ('bfloat16', 0.0, 1), ('bfloat16', 0.6, 1), ('float16', 0.6, 0)
   )
   def test_halves_are_sent_and_the_rest_is_kept(
     self, dtype, sparsity, select_lag
@@ -235,8 +235,11 @@ class SumTest(parameterized.TestCase):
       self.assertEqual(got.arrived, ())
     self.assertEqual(said, [48])
 
-  @parameterized.product(
-    dtype=('bfloat16', 'float16'), select_lag=(0, 1), hosted=(False, True)
+  @parameterized.parameters(
+    ('bfloat16', 1, False),
+    ('bfloat16', 1, True),
+    ('float16', 0, False),
+    ('float16', 0, True),
   )
   def test_what_rounding_takes_away_is_kept(self, dtype, select_lag, hosted):
     codec = _make(dtype=dtype, select_lag=select_lag).push
