@@ -95,17 +95,22 @@ class Room:
   """Arrays of NumPy that one worker's conversations use again and again.
 
   Fresh memory would cost more than what is done in it.
+
+  Attributes:
+    rows: Of arrays by name, where they are not 0, if somebody knows.
   """
 
   def __init__(self, **arrays: np.ndarray):
-    """Takes arrays that are there, by name."""
+    """Takes arrays that are there, by name; nobody else writes to them."""
     self._arrays = arrays
+    self.rows: dict[str, np.ndarray] = {}
 
   def __call__(self, name: str, size: int, dtype: Any = np.float32) -> Any:
     """Returns [size], the same for the same name and size; as it was left."""
     known = self._arrays.get(name)
     if known is None or known.size != size:
       known = self._arrays[name] = np.empty(size, dtype)
+      self.rows.pop(name, None)
     return known
 
 

@@ -124,15 +124,28 @@ class Hosted(NamedTuple):
     total = room('sum', n)
     if chunks is None:
       total[...] = heard
+      room.rows.pop('sum', None)
       return Summed(total)
-    total[...] = 0
-    total.reshape(-1, self.chunk)[chunks] = heard.reshape(-1, self.chunk)
+    self._put(room, 'sum', total, chunks, heard.reshape(-1, self.chunk))
     if not self.masked:
       return Summed(total)
     arrived = room('arrived', n, bool)
-    arrived[...] = False
-    arrived.reshape(-1, self.chunk)[chunks] = True
+    self._put(room, 'arrived', arrived, chunks, True)
     return Summed(total, arrived)
+
+  def _put(
+    self,
+    room: Room,
+    name: str,
+    array: np.ndarray,
+    chunks: np.ndarray,
+    values: np.ndarray | bool,
+  ) -> None:
+    """Puts values into the chunks of an array of room, and zeros elsewhere."""
+    rows = array.reshape(-1, self.chunk)
+    rows[room.rows.get(name, slice(None))] = 0
+    rows[chunks] = values
+    room.rows[name] = chunks
 
 
 def chosen(norms: np.ndarray, count: int) -> np.ndarray:
