@@ -13,7 +13,7 @@ exposed: what of it nobody computes.  bound: what the bytes of a rung take at
 the nominal rate, 2 (n - 1) / n times each byte, and two messages for each other
 host.  Rungs add up: one range for each tensor, ranges of 1 MiB, bfloat16,
 overlap, and in the place of bfloat16 a tenth of the chunks, chosen by the norms
-of before.
+of before; these in bfloat16, too.
 
 codec: milliseconds that a worker needs beside sending, of random numbers:
 packing what travels, and taking in the sum; medians of 20.
@@ -39,6 +39,7 @@ from bench.shaped import Case
 from cluster.speed import layers
 from learning.pool import Pool
 from wire import sparse
+from wire.codec import Room
 from wire.talks import Talks
 
 # Thousands of parameters of AlexNet's layers, kernels and biases, in the order
@@ -69,6 +70,7 @@ _RUNGS: dict[str, dict[str, Any]] = {
   'half': _HALF,
   'overlap': {**_HALF, 'route.overlap': True},
   'sparse': {**_FUSED, **_SPARSE},
+  'both': {**_FUSED, **_SPARSE, 'wire.sparse.dtype': 'bfloat16'},
 }
 _NATIVE = ('tensors', 'fused', 'half')  # XLA begins when all is computed.
 
@@ -159,9 +161,10 @@ def print_ladder(
 
 def travels(rung: str, size_bytes: int) -> int:
   """Returns the bytes that are summed in a rung, without books."""
-  if rung == 'sparse':
-    talks = _talks(size_bytes // 4)
-    return 4 * sum(talks.said[-1])
+  if rung in ('sparse', 'both'):
+    dtype = 'bfloat16' if rung == 'both' else 'float32'
+    talks = _talks(size_bytes // 4, dtype)
+    return sum(talks.size_bytes(-1))
   return size_bytes // 2 if rung in ('half', 'overlap') else size_bytes
 
 
@@ -173,32 +176,44 @@ def print_codec(size_bytes: int) -> None:
   """
   size = size_bytes // 4
   rng = np.random.default_rng(0)
-  talks = _talks(size)
-  vector = jnp.asarray(rng.normal(size=talks.size), jnp.float32)
-  *_, _ = talks.warm_up(vector)
-  state = talks.init(0)
-
-  def converse() -> None:
-    nonlocal state
-    talk = talks.talk(state, vector, stage=0, scale=1.0)
-    said = jax.block_until_ready(next(talk))
-    try:
-      while True:
-        said = jax.block_until_ready(talk.send(said))
-    except StopIteration as end:
-      _, state = jax.block_until_ready(end.value)
+  gradient = rng.normal(size=_talks(size).size).astype(np.float32)
 
   half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
   whole = jax.jit(lambda numbers: numbers.astype(jnp.float32))
+  vector = jnp.asarray(gradient)
   packed = half(vector)
   rows = [('codec', 'ms')]
   for name, function in (
     ('bfloat16, packing', lambda: jax.block_until_ready(half(vector))),
     ('bfloat16, taking in', lambda: jax.block_until_ready(whole(packed))),
-    ('sparse, both', converse),
+    ('sparse, both', _conversing(size, gradient, 'float32')),
+    ('and bfloat16', _conversing(size, gradient, 'bfloat16')),
   ):
     rows.append((name, f'{_ms(function):.1f}'))
   print(f'\n{size_bytes / 1e6:.1f} MB\n\n{clusters.table(*rows)}', flush=True)
+
+
+def _conversing(
+  size: int, gradient: np.ndarray, dtype: str
+) -> Callable[[], None]:
+  """Returns what a worker does in a sum, but for sending."""
+  talks, room = _talks(size, dtype), Room()
+  state = talks.init(0)
+  # Of which one has what is kept, as in talking.py.
+  vectors = [gradient.copy() for _ in range(2)]
+
+  def converse() -> None:
+    nonlocal state
+    vectors.reverse()
+    talk = talks.talk(state, vectors[0], stage=0, scale=1.0, room=room)
+    said = next(talk)
+    try:
+      while True:
+        said = talk.send(said)
+    except StopIteration as end:
+      _, state = end.value
+
+  return converse
 
 
 def _ms(function: Callable[[], object]) -> float:
@@ -211,8 +226,9 @@ def _ms(function: Callable[[], object]) -> float:
   return 1e3 * statistics.median(took)
 
 
-def _talks(size: int) -> Talks:
+def _talks(size: int, dtype: str = 'float32') -> Talks:
   wire = sparse.make(
+    dtype=dtype,
     sparsity=0.9,
     chunk=32768,
     correction='masked',
@@ -224,7 +240,7 @@ def _talks(size: int) -> Talks:
   of_pool = {'range_bytes': math.inf, 'books': 0}
   multiple = wire.push.multiple
   blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
-  return Talks(wire, blank.gradient, ())
+  return Talks(wire, blank.gradient, (), hosted=True)
 
 
 def _bound(given: argparse.Namespace, size_bytes: int) -> float:

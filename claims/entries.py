@@ -66,7 +66,7 @@ def check(name: str, entry: Entry) -> None:
   for claim in entry.claims:
     _check(f'{name}: {claim.text}', claim)
   measured = [claim for claim in entry.claims if claim.measure]
-  runs = bool(entry.grids or entry.measured)
+  runs = bool(entry.grids or entry.measured or entry.absent)
   require(bool(measured) <= runs, name, 'runs for its claims', entry.grids)
 
 

@@ -6,18 +6,22 @@ from ml_collections import ConfigDict
 
 from configs.sections import named
 from learning.learning import Learning
+from route.route import Reduced
 from wire.codec import Wire
 from wire.talks import Talks
 
 ITEM = 4  # Bytes of a number that is said.
 
 
-def of_run(config: ConfigDict, wire: Wire, learned: Learning) -> Talks | None:
+def of_run(
+  config: ConfigDict, plan: Reduced, wire: Wire, learned: Learning
+) -> Talks | None:
   """Returns the conversations of a run; None if its wire needs none.
 
   Args:
     config: Of the run.
-    wire: Of it.
+    plan: Where everything travels.
+    wire: Of the run.
     learned: What is learned.
 
   Raises:
@@ -26,8 +30,9 @@ def of_run(config: ConfigDict, wire: Wire, learned: Learning) -> Talks | None:
   if not wire.push.rounds:
     return None
   sizes = {'range_bytes': math.inf, 'books': 0}
-  pool = learned.pool(**sizes)
+  pool, hosted = learned.pool(**sizes), plan.forest is not None
   with named(f'config.wire.{config.wire.name}'):
-    Talks(wire, pool.gradient, pool.rows)  # What does not fit is refused.
+    # What does not fit is refused.
+    Talks(wire, pool.gradient, pool.rows, hosted=hosted)
     pool = learned.pool(**sizes, multiple=wire.push.multiple)
-    return Talks(wire, pool.gradient, pool.rows)
+    return Talks(wire, pool.gradient, pool.rows, hosted=hosted)

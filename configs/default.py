@@ -108,6 +108,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Or 'bfloat16', 'float16': rounded on the way, to be summed in float32.
   config.wire.dense.dtype = 'float32'
   config.wire.sparse = ConfigDict()  # Chunks of gradients; others wait.
+  config.wire.sparse.dtype = 'float32'  # Or 'bfloat16', 'float16'.
   config.wire.sparse.sparsity = 0.9  # Share of the chunks that waits.
   config.wire.sparse.chunk = 32768  # Numbers of a chunk.
   # Momentum of what has not arrived: 'none': treated as zeros; 'masked': left

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     seeds: How many, by scale.
     ranked: Fields by the first of which the page ranks all runs; () for no
       ranking.
-    absent: Why a scale that is in neither is not there.
+    absent: Why a scale that is in neither is not there: it needs data, say.
     seen: What the results show; which rules proved to be wrong.
   """
 

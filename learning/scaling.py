@@ -98,7 +98,8 @@ def make(config: ConfigDict, *, own_task: bool) -> Scaling | None:
     expected = "'dynamic', or 'none' to go without, of gradients in float16"
     require(kind in _KINDS, field, expected, kind)
   else:
-    may = own_task or config.wire.dense.dtype == 'float16'
+    wires = config.wire.dense, config.wire.sparse
+    may = own_task or 'float16' in [wire.dtype for wire in wires]
     expected = (
       "'dynamic', 'none' or ''" if may else "'', as no gradient is in float16"
     )

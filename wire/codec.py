@@ -6,7 +6,8 @@ is an argument and a result.  How many bytes a vector becomes is known before
 the vector is.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -86,6 +87,33 @@ class Rows(NamedTuple):
 Round = Callable[[Any, jax.Array], tuple[Any, Any]]
 
 
+# What a worker says, hears, and has at the end: see `wire.talks`.
+Talk = Generator[Any, Any, tuple[Summed, State]]
+
+
+class Room:
+  """Arrays of NumPy that one worker's conversations use again and again.
+
+  Fresh memory would cost more than what is done in it.
+
+  Attributes:
+    rows: Of arrays by name, where they are not 0, if somebody knows.
+  """
+
+  def __init__(self, **arrays: np.ndarray):
+    """Takes arrays that are there, by name; nobody else writes to them."""
+    self._arrays = arrays
+    self.rows: dict[str, np.ndarray] = {}
+
+  def __call__(self, name: str, size: int, dtype: Any = np.float32) -> Any:
+    """Returns [size], the same for the same name and size; as it was left."""
+    known = self._arrays.get(name)
+    if known is None or known.size != size:
+      known = self._arrays[name] = np.empty(size, dtype)
+      self.rows.pop(name, None)
+    return known
+
+
 class Early(NamedTuple):
   """What a sum among workers begins with, if it is known before the vector.
 
@@ -95,15 +123,39 @@ class Early(NamedTuple):
   Attributes:
     chunk: Numbers of a part; those that the last one lacks are zeros.
     count: Returns how many parts travel of n numbers; 0 if all of them do.
-    chosen: Returns which, int [count], ascending, of the state and n.
+    chosen: Returns which, int [count], ascending, of the state and n; in NumPy.
     values: Returns what a part of the vector becomes, of what is kept of it,
       and of it; for NumPy.
   """
 
   chunk: int
   count: Callable[[int], int]
-  chosen: Callable[[State, int], jax.Array]
+  chosen: Callable[[State, int], np.ndarray]
   values: Callable[[Any, Any], Any]
+
+  def parts(self, n: int, range_bytes: float) -> list[tuple[int, int]]:
+    """Returns what travels at a time: the first of its parts, and its end.
+
+    Args:
+      n: Numbers of the vector.
+      range_bytes: Of float32 that these have at least, but for all of them.
+    """
+    count = self.count(n)
+    least = max(int(min(range_bytes, 2**62)) // (4 * self.chunk), 1)
+    starts = range(0, max(count - least, 0) + 1, least)
+    return [*itertools.pairwise([*starts, count])]
+
+
+class Halves(NamedTuple):
+  """Of what is said last in a sum among workers, what travels in halves.
+
+  Attributes:
+    dtype: To which it has been rounded; the sum is rounded, too, once.
+    count: Returns how many numbers, the first ones, of the vector's.
+  """
+
+  dtype: np.dtype
+  count: Callable[[int], int]
 
 
 class Codec(NamedTuple):
@@ -131,8 +183,15 @@ class Codec(NamedTuple):
       the vector, the last returns `Summed` and the state, whose `kept` and
       `own` do not depend on what it has heard.  Each can be jitted by itself.
       () if such sums take nothing but rounding, see `dtype`, or cannot be had.
-    multiple: Vectors that are summed among workers are best a multiple of so
-      many numbers; they can end with numbers that stand for nothing.
+    hosted: The same conversation in NumPy, for hosts, where XLA takes longer;
+      of the state, the vector, by which power of two that is scaled (what is
+      kept is not), and room.  The vector is written over, and may be kept; what
+      it keeps of the state before it does not touch.  The sum is in room.
+      None for no other than `rounds`.
+    halves: What of it travels in half of float32; None for nothing.
+    overflows: Whether finite numbers may become infinite on their way.
+    multiple: Vectors that are summed among workers are a multiple of so many
+      numbers; they can end with numbers that stand for nothing.
     early: What of the first round can travel before the whole vector is there;
       None for nothing.
     shaped: Returns the codec of vectors in which these matrices lie; None if
@@ -147,6 +206,9 @@ class Codec(NamedTuple):
   dtype: np.dtype | None = None
   arrived: Callable[[Message, int], jax.Array] | None = None
   rounds: Sequence[Round] = ()
+  hosted: Callable[[State, np.ndarray, float, Room], Talk] | None = None
+  halves: Halves | None = None
+  overflows: bool = False
   multiple: int = 1
   early: Early | None = None
   shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None

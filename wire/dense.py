@@ -28,9 +28,18 @@ def make(*, dtype: str) -> Wire:
   Raises:
     ValueError: If `dtype` is another one.
   """
-  require(dtype in _DTYPES, 'dtype', f'one of {list(_DTYPES)}', dtype)
-  codec = cast(jnp.dtype(dtype))
+  codec = cast(known(dtype))
   return Wire(push=codec, pull=codec, stats=cast(jnp.dtype('float32')))
+
+
+def known(name: str) -> np.dtype:
+  """Returns a dtype that numbers may travel as.
+
+  Raises:
+    ValueError: If it is another one; names the field `dtype`.
+  """
+  require(name in _DTYPES, 'dtype', f'one of {list(_DTYPES)}', name)
+  return jnp.dtype(name)
 
 
 def cast(dtype: np.dtype) -> Codec:
@@ -42,6 +51,7 @@ def cast(dtype: np.dtype) -> Codec:
     size_bytes=lambda n: n * dtype.itemsize,
     elementwise=True,
     dtype=dtype,
+    overflows=dtype == jnp.float16,
   )
 
 

@@ -228,8 +228,9 @@ class Flat:
       after.append(scaled(state, 1 / scale))
     # The largest is NaN if one of them is.
     leaves = jax.tree.leaves(payload.gradient)
-    if self.wire.push.dtype == jnp.float16:
-      leaves = [pushed for pushed, _ in messages]
+    if self.wire.push.overflows:
+      sent = jax.tree.leaves([pushed for pushed, _ in messages])
+      leaves = [leaf for leaf in sent if jnp.issubdtype(leaf, jnp.floating)]
     peaks = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
     return messages, after, jnp.isfinite(jnp.array(peaks)).all()
 

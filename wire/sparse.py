@@ -5,7 +5,8 @@ for Distributed DNN Training on GPU Clusters: ImageNet/AlexNet Training in 1.5
 Minutes', 2019).  What is not sent is kept and added to the next gradient.  To a
 server each worker sends the chunks that it chooses, with their numbers.  In a
 sum among workers the norms are summed first, so that all choose the same chunks
-and what travels is a shorter dense vector.
+and what travels is a shorter dense vector.  Chunks may travel in half of
+float32: what rounding takes away is kept, too.
 """
 
 import math
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.checks import require
-from wire import dense
-from wire.codec import Codec, Early, Message, State, Summed, Wire
+from wire import dense, hosted
+from wire.codec import Codec, Early, Halves, Message, State, Summed, Wire
 
 _CORRECTIONS = ('none', 'masked', 'local')
 _ITEM = 4  # Bytes of a number, and of a chunk's number.
@@ -30,6 +32,7 @@ Vectors = Mapping[str, jax.Array]
 
 def make(
   *,
+  dtype: str,
   sparsity: float,
   chunk: int,
   correction: str,
@@ -41,6 +44,7 @@ def make(
   """Returns a wire whose pushes are chunks; its pulls are dense float32.
 
   Args:
+    dtype: 'float32', 'bfloat16' or 'float16': of the numbers of chunks.
     sparsity: Share of the chunks that does not travel, rounded down to whole
       chunks.
     chunk: Numbers of a chunk.
@@ -75,7 +79,9 @@ def make(
   require(valid, 'momentum', expected, momentum)
   require(select_lag in (0, 1), 'select_lag', '0 or 1', select_lag)
   codecs = [
-    _Chunks(each, chunk, correction, momentum, bool(select_lag)).codec()
+    _Chunks(
+      *(each, chunk, correction, momentum, bool(select_lag)), dense.known(dtype)
+    ).codec()
     for each in (*warmup, sparsity)
   ]
   exact = dense.cast(jnp.dtype('float32'))
@@ -99,6 +105,7 @@ class _Chunks(NamedTuple):
     correction: Of momentum.
     momentum: Of 'local'.
     lags: Whether chunks are chosen by what was left in them.
+    dtype: Of what travels.
   """
 
   sparsity: float
@@ -106,6 +113,7 @@ class _Chunks(NamedTuple):
   correction: str
   momentum: float
   lags: bool
+  dtype: np.dtype
 
   def codec(self) -> Codec:
     """Returns the codec."""
@@ -114,8 +122,10 @@ class _Chunks(NamedTuple):
     early = Early(
       self.chunk,
       lambda n: 0 if self._all_travel(n) else self.sent_of(n),
-      lambda state, n: self.chosen(state.common, n),
-      lambda kept, vector: self.added(kept, vector)['left'],
+      lambda state, n: hosted.chosen(np.asarray(state.common), self.sent_of(n)),
+      lambda kept, vector: hosted.rounded(
+        np.asarray(self.added(kept, vector)['left']), self.dtype
+      ),
     )
     return Codec(
       init=self._init,
@@ -125,6 +135,19 @@ class _Chunks(NamedTuple):
       arrived=self._arrived if masked else None,
       multiple=self.chunk,
       early=early if self.lags else None,
+      hosted=hosted.Hosted(
+        self.chunk,
+        self.sent_of,
+        self.momentum,
+        self.lags,
+        dense=not self.sparsity,
+        masked=self.correction == 'masked',
+        dtype=self.dtype,
+      ).talk,
+      halves=None
+      if self.dtype == jnp.float32
+      else Halves(self.dtype, self._values_of),
+      overflows=self.dtype == jnp.float16,
       rounds=[
         *([self._say] if at_once else [self._say_norms, self._say_chosen]),
         self._end,
@@ -171,14 +194,21 @@ class _Chunks(NamedTuple):
     rows = values.reshape(-1, self.chunk)
     return blank.at[chunks].set(rows).reshape(-1)[:n]
 
-  def without(self, kept: Vectors, chunks: jax.Array) -> Vectors:
-    """Returns what is kept once the chunks have been sent."""
+  def without(self, kept: Vectors, chunks: jax.Array, lost: Any) -> Vectors:
+    """Returns what is kept once the chunks have been sent.
 
-    def blanked(vector: jax.Array) -> jax.Array:
-      rows = self._cut(vector).at[chunks].set(0)
+    Args:
+      kept: Before.
+      chunks: Those.
+      lost: What rounding took from them, [chunks, chunk]; 0 for nothing.
+    """
+
+    def put(vector: jax.Array, rest: Any) -> jax.Array:
+      rows = self._cut(vector).at[chunks].set(rest)
       return rows.reshape(-1)[: vector.size]
 
-    return {what: blanked(vector) for what, vector in kept.items()}
+    rests = {'left': lost, 'velocity': 0.0}
+    return {what: put(vector, rests[what]) for what, vector in kept.items()}
 
   def _init(self, n: int, worker: Any) -> State:
     del worker
@@ -188,21 +218,21 @@ class _Chunks(NamedTuple):
     return State({what: jnp.zeros(n) for what in kept}, common=norms)
 
   def _size_bytes(self, n: int) -> int:
-    if self._all_travel(n):
-      return _ITEM * n
-    return _ITEM * self.sent_of(n) * (self.chunk + 1)
+    numbers = self.dtype.itemsize * self._values_of(n)
+    return numbers + (0 if self._all_travel(n) else _ITEM * self.sent_of(n))
 
   def _encode(self, state: State, vector: jax.Array) -> tuple[Message, State]:
     kept = self.added(state.kept, vector)
     norms = state.common if self.lags else self.norms(kept['left'])
     values, chunks, state = self._taken(state, kept, norms)
+    values = values.astype(self.dtype)  # As they are: rounded already.
     return values if chunks is None else (values, chunks), state
 
   def _decode(self, message: Message, n: int) -> jax.Array:
     if self._all_travel(n):
-      return message
+      return message.astype(jnp.float32)
     values, chunks = message
-    return self.merged(values, chunks, n)
+    return self.merged(values.astype(jnp.float32), chunks, n)
 
   def _arrived(self, message: Message, n: int) -> jax.Array:
     if self._all_travel(n):
@@ -251,12 +281,29 @@ class _Chunks(NamedTuple):
     chunks = None if self._all_travel(n) else self.chosen(norms, n)
     common: Any = self.norms(left) if self.lags else ()
     if chunks is None:  # Nothing has waited, so the velocity is not stale.
-      values, kept = left, {**kept, 'left': jnp.zeros_like(left)}
+      values = self._rounded(left)
+      kept = {**kept, 'left': left - values}
       common = jnp.zeros_like(common) if self.lags else ()
     else:
-      values, kept = self.packed(left, chunks), self.without(kept, chunks)
+      exact = self.packed(left, chunks)
+      values = self._rounded(exact)
+      lost: Any = 0.0
+      if self.dtype != jnp.float32:
+        lost = self._cut(exact - values)
+      kept = self.without(kept, chunks, lost)
       common = common.at[chunks].set(0) if self.lags else ()
     return values, chunks, state._replace(kept=kept, common=common)
+
+  def _rounded(self, values: jax.Array) -> jax.Array:
+    """Returns numbers as they travel, in float32."""
+    if self.dtype == jnp.float32:
+      return values
+    # XLA may leave out a cast and the one back.
+    kind = jnp.finfo(self.dtype)
+    return jax.lax.reduce_precision(values, kind.nexp, kind.nmant)
+
+  def _values_of(self, n: int) -> int:
+    return n if self._all_travel(n) else self.sent_of(n) * self.chunk
 
   def _all_travel(self, n: int) -> bool:
     return self.sent_of(n) == self.all_of(n)

@@ -1,20 +1,18 @@
 """Sums among workers that take a conversation: codecs with rounds, compiled.
 
 In each round a worker says an array, and hears the sum of what all have said.
-All speak of vectors of one length, and get the same sum in the end.
+All speak of vectors of one length, and get the same sum in the end.  On hosts
+a codec may do in NumPy what is compiled else.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wire.codec import Codec, Rows, State, Summed, Wire, scaled
-
-# Says arrays, float32 [n], hears sums of them, and returns what comes of it.
-Talk = Generator[jax.Array, Any, tuple[Summed, State]]
+from wire.codec import Codec, Room, Rows, State, Summed, Talk, Wire, scaled
 
 
 class Talks:
@@ -23,20 +21,24 @@ class Talks:
   Attributes:
     size: Numbers of each vector.
     said: How many numbers each round says, by the stage of the wire.
+    halves: How many of these travel as what, in the last round: the first ones.
+    overflows: Whether finite numbers may become infinite on their way.
     most: Rounds of the stage that has most of them.
     codecs: Of vectors like these, stage by stage.
     early: What of the first round can travel early, stage by stage.
-    chosen: Compiled: which parts do, of the state and the stage.
     init: Compiled: what a worker remembers at first, of the worker.
   """
 
-  def __init__(self, wire: Wire, size: int, rows: Sequence[Rows]):
+  def __init__(
+    self, wire: Wire, size: int, rows: Sequence[Rows], *, hosted: bool
+  ):
     """Compiles nothing yet.
 
     Args:
       wire: Its codecs of gradients have rounds.
       size: Numbers of each vector.
       rows: The matrices in it.
+      hosted: Whether hosts sum, and not XLA.
 
     Raises:
       ValueError: If they do not fit the codecs; names a setting of the wire.
@@ -45,12 +47,14 @@ class Talks:
     self.codecs = [_shaped(codec, rows) for codec in wire.pushes]
     self.init = jax.jit(lambda worker: self.codecs[-1].init(size, worker))
     self.said = [self._said(codec) for codec in self.codecs]
+    self.halves = [self._halves(codec) for codec in self.codecs]
+    self.overflows = any(codec.overflows for codec in self.codecs)
     self.most = max(map(len, self.said))
     self.early = [
       codec.early if codec.early and codec.early.count(size) else None
       for codec in self.codecs
     ]
-    self.chosen = jax.jit(self._chosen, static_argnums=1)
+    self._hosted = hosted
     self._rounds: list[list[Callable[..., Any]]] = [
       [*map(jax.jit, rounds), _Last(last, size)]
       for *rounds, last in (codec.rounds for codec in self.codecs)
@@ -58,20 +62,30 @@ class Talks:
     self._scaled = jax.jit(scaled)
 
   def talk(
-    self, state: State, vector: jax.Array, *, stage: int, scale: float
+    self, state: State, vector: Any, *, stage: int, scale: float, room: Room
   ) -> Talk:
-    """Yields what a worker says, and is sent what it hears.
+    """Returns a conversation: yields arrays, float32 [n], is sent their sums.
 
-    Returns the sum, and what is remembered then.  What the worker keeps of its
-    own does not depend on what it hears last.
+    It returns the sum, and what is remembered then.  What the worker keeps of
+    its own does not depend on what it hears last.
 
     Args:
       state: What it remembers.
-      vector: Its own, float32 [size].
+      vector: Its own, float32 [size]; on hosts an array of NumPy, which may be
+        written over and become part of what is remembered.
       stage: Of the wire.
       scale: A power of two, by which the vector is multiplied, as are those of
         all: what is kept is not.
+      room: Used again by the next conversation; the sum is in it, on hosts.
     """
+    hosted = self.codecs[stage].hosted
+    if self._hosted and hosted:
+      return hosted(state, vector, scale, room)
+    return self._compiled(state, vector, stage, scale)
+
+  def _compiled(
+    self, state: State, vector: Any, stage: int, scale: float
+  ) -> Talk:
     carried = state if scale == 1 else self._scaled(state, np.float32(scale))
     heard = vector
     *talks, last = self._rounds[stage]
@@ -88,6 +102,12 @@ class Talks:
       state = self._scaled(state, np.float32(1 / scale))
     return summed, state
 
+  def size_bytes(self, stage: int) -> list[int]:
+    """Returns how long what each round says is."""
+    count, dtype = self.halves[stage]
+    sizes = [4 * numbers for numbers in self.said[stage]]
+    return [*sizes[:-1], sizes[-1] - count * (4 - dtype.itemsize)]
+
   def together(
     self,
     states: Mapping[int, State],
@@ -98,22 +118,32 @@ class Talks:
   ) -> tuple[Summed, dict[int, State]]:
     """Returns what all get and remember, if all are here; by worker."""
     talks = {
-      worker: self.talk(states[worker], vector, stage=stage, scale=scale)
+      worker: self.talk(
+        states[worker],
+        np.array(vector) if self._hosted else vector,
+        stage=stage,
+        scale=scale,
+        room=Room(),
+      )
       for worker, vector in sorted(vectors.items())
     }
     said = [next(talk) for talk in talks.values()]
-    while True:
+    count, dtype = self.halves[stage]
+    for left in reversed(range(len(self.said[stage]))):
       total = np.asarray(said[0])
       for each in said[1:]:
         total = total + np.asarray(each)
+      if not left and count:
+        total = np.array(total)
+        with np.errstate(over='ignore', invalid='ignore'):
+          total[:count] = total[:count].astype(dtype)
       said, ends = [], {}
       for worker, talk in talks.items():
         try:
           said.append(talk.send(total))
         except StopIteration as end:
           summed, ends[worker] = end.value
-      if ends:
-        return summed, ends
+    return summed, ends
 
   def warm_up(self, vector: jax.Array) -> Iterator[Summed]:
     """Compiles all of it for vectors like this one; yields a sum by stage."""
@@ -123,15 +153,12 @@ class Talks:
         summed, states = self.together(
           states, {0: vector}, stage=stage, scale=scale
         )
-      if self.early[stage]:
-        self.chosen(states[0], stage)
       yield jax.block_until_ready(summed)
 
-  def _chosen(self, state: State, stage: int) -> jax.Array:
-    early = self.early[stage]
-    if early is None:
-      raise ValueError(f'stage: expected one with early parts, got {stage}.')
-    return early.chosen(state, self.size)
+  def _halves(self, codec: Codec) -> tuple[int, np.dtype]:
+    if codec.halves is None:
+      return 0, np.dtype(np.float32)
+    return codec.halves.count(self.size), codec.halves.dtype
 
   def _said(self, codec: Codec) -> list[int]:
     said = []

@@ -30,6 +30,7 @@ class Trees(NamedTuple):
     decode: Returns the payload that a message stands for, of it and the stage.
     pull: Returns the parameters that workers get, of those that are held.
     dtype: As of the codec of pushes.
+    overflows: Likewise.
     push_bytes: Returns how long a message to each server is, of the stage;
       None if nobody has laid that down, as any part of a message is one.
     kept_l1: Returns the sum of the absolute numbers that a worker has not sent
@@ -42,6 +43,7 @@ class Trees(NamedTuple):
   decode: Callable[[Message, int], Payload]
   pull: Callable[[Any], Any]
   dtype: np.dtype | None
+  overflows: bool = False
   push_bytes: Callable[[int], Sequence[int]] | None = None
   kept_l1: Callable[[Any], dict[str, float]] | None = None
   stages: int = 1
@@ -101,6 +103,7 @@ def _leafwise(wire: Wire, coded: Payload) -> Trees:
     decode=lambda message, stage: both(_decoded, message),
     pull=pull,
     dtype=wire.push.dtype,
+    overflows=wire.push.overflows,
   )
 
 
@@ -149,6 +152,7 @@ def _shared(flat: Flat) -> Trees:
     decode=decode,
     pull=lambda params: flat.pulled(outgoing(params))[0],
     dtype=None,
+    overflows=flat.wire.push.overflows,
     push_bytes=lambda stage: [flat.push_bytes(k, stage) for k in servers],
     kept_l1=kept_l1 if flat.keeps else None,
     stages=len(flat.wire.pushes),

@@ -5,6 +5,7 @@ makes them, each with its bytes and the part of the iteration's time after which
 it is there.
 """
 
+import bisect
 import itertools
 import math
 import re
@@ -165,6 +166,21 @@ def shortened(parts: Sequence[Range], size_bytes: int) -> list[Range]:
     each._replace(bytes=end - start)
     for each, (start, end) in zip(parts, itertools.pairwise(cuts), strict=True)
   ]
+
+
+def spread(parts: Sequence[Range], sizes: Sequence[int]) -> list[Range]:
+  """Returns ranges of these sizes that lie evenly in others, end to end.
+
+  Each is ready once what lies before its end is.
+  """
+  total, sent = sum(each.bytes for each in parts), max(sum(sizes), 1)
+  ends = [*itertools.accumulate(each.bytes for each in parts)]
+  ready = [*itertools.accumulate((each.ready for each in parts), max)]
+  found = []
+  for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
+    place = bisect.bisect_left(ends, -(-end * total // sent))
+    found.append(Range(size, ready[place]))
+  return found
 
 
 def even(size_bytes: int, range_bytes: float) -> list[int]:

@@ -43,7 +43,7 @@ class LocalHolder:
     self._scalings, self._summed = scalings, summed
     # Losses tell soon enough of what is not finite but for float16.
     scaled = bool(scalings or learner.scaling)
-    self._looks = scaled or trees.dtype == jnp.float16
+    self._looks = scaled or trees.overflows
     self._rounds = summed and (self._looks or trees.dtype != jnp.float32)
     self._is_finite = jax.jit(_is_finite)
     self._arrived: dict[int, Payload] = {}  # Pushes, by worker.

@@ -11,10 +11,11 @@ from ml_collections import ConfigDict
 from cluster import talks
 from cluster.lead import Lead
 from cluster.runtime import Parts
-from cluster.speed import build, layers
+from cluster.speed import build
+from cluster.speed.layers import Range
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
-from cluster.virtual import reduced, script, transfers
+from cluster.virtual import reduced, script, stages, transfers
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
@@ -23,7 +24,6 @@ from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
 from learning.learning import Learner
-from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
@@ -84,7 +84,7 @@ class VirtualSite:
       self.holder = LocalHolder(learner, travel, scalings=each, summed=False)
     else:
       learner.scaling = scaling
-      self._talks = talks.of_run(config, parts.wire, parts.learned)
+      self._talks = talks.of_run(config, parts.plan, parts.wire, parts.learned)
       self.holder = _summing(parts, learner, self._talks, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
@@ -121,8 +121,10 @@ class VirtualSite:
     config, parts = self._config, self._parts
     if isinstance(parts.plan, Served):
       return _served(config, parts, self._sizes), lambda time: None
-    stages = _stages(config, parts, self._talks)
-    sums = reduced.Reduced(_sums(config, parts, stages), Traffic(lead.journal))
+    made = stages.of_run(
+      config, parts.plan, parts.learned, parts.wire, self._talks
+    )
+    sums = reduced.Reduced(_sums(config, parts, made), Traffic(lead.journal))
     return sums, sums.looked
 
 
@@ -167,37 +169,10 @@ def _summing(
   return LocalHolder(learner, travel, scalings=[], summed=True)
 
 
-def _stages(
-  config: ConfigDict, parts: Parts, talked: Talks | None
-) -> Sequence[Sequence[Sequence[layers.Range]]]:
-  """Returns what a worker adds, by stage of the wire and round."""
-  learned, size = parts.learned, parts.plan.range_bytes
-  if talked is None:
-    return [[layers.of_run(config, learned, size, parts.wire.push.dtype)]]
-  stats = talks.ITEM * learned.elements[1] + learned.other_bytes
-  rest = [layers.Range(stats, 1.0)] if stats else []
-  found = []
-  for early, sizes in zip(talked.early, talked.said, strict=True):
-    *rounds, last = ([layers.Range(talks.ITEM * n, 1.0)] for n in sizes)
-    if early and parts.plan.overlap:
-      dense = layers.of_run(config, learned, size, FLOAT32)
-      sent = talks.ITEM * early.count(talked.size) * early.chunk
-      rounds, last = (
-        [],
-        [
-          # As if what is chosen lay evenly in the gradient.
-          *layers.shortened(dense, sent),
-          layers.Range(talks.ITEM * sizes[0] - sent, 1.0),
-        ],
-      )
-    found.append([*rounds, [*last, *rest]])
-  return found
-
-
 def _sums(
   config: ConfigDict,
   parts: Parts,
-  stages: Sequence[Sequence[Sequence[layers.Range]]],
+  made: Sequence[Sequence[Sequence[Range]]],
 ) -> reduced.Sums:
   """Returns how gradients are summed among the workers.
 
@@ -215,7 +190,7 @@ def _sums(
       true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,
-      stages=stages,
+      stages=made,
       overlap=plan.overlap,
       range_s=range_s,
       chunk_bytes=reduced.CHUNK,

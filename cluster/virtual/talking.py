@@ -32,6 +32,7 @@ class TalkingHolder(LocalHolder):
     """
     super().__init__(learner, plain(), scalings=[], summed=True)
     self._talks, self._pool = talks, pool
+    self._looks |= talks.overflows
     self._states: dict[int, State] = dict(
       enumerate(map(talks.init, range(workers)))
     )

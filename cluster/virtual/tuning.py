@@ -6,8 +6,9 @@ there is a best in between, which depends on the links, on the forest and on
 when gradients appear.
 
 An iteration is simulated with 0, powers of 2 and inf; those that make the same
-ranges count once.  Of those within 1 % of the best the largest is taken: what
-has few ranges hangs least on what is not known.
+ranges count once.  Where chunks travel that were chosen before, it is whole
+chunks, 1, 2, 4 and so on.  Of those within 1 % of the best the largest is
+taken: what has few ranges hangs least on what is not known.
 """
 
 import math
@@ -15,8 +16,10 @@ import math
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.speed import build, layers
+from cluster import talks
+from cluster.speed import build
 from cluster.speed.layers import Range
+from cluster.virtual import stages
 from cluster.virtual.reduced import CHUNK, Sums
 from configs import sections
 from configs.checks import require
@@ -26,6 +29,7 @@ from route import links
 from route.links import Links
 from route.route import LATENCY_S, Plan, Reduced
 from wire.codec import Wire
+from wire.talks import Talks
 
 _FIELD = 'config.route.range_bytes'
 _SLACK = 1.01
@@ -54,10 +58,12 @@ def tuned(
   """
   if not isinstance(plan, Reduced) or config.route.range_bytes != sections.AUTO:
     return plan
-  _check(config, plan, wire)
+  talked = talks.of_run(config, plan, wire, learned)
+  _check(config, plan, talked)
   made: dict[tuple[Range, ...], float] = {}
-  for size in _sizes(4 * learned.elements[0]):
-    ranges = layers.of_run(config, learned, size, wire.push.dtype)
+  for size in _sizes(learned, talked):
+    each = plan._replace(range_bytes=size)
+    *_, (ranges,) = stages.of_run(config, each, learned, wire, talked)
     made[tuple(ranges)] = size  # The largest that makes them.
   sums = Sums(
     _links(config, plan),
@@ -85,11 +91,13 @@ def tuned(
   return plan._replace(range_bytes=taken)
 
 
-def _check(config: ConfigDict, plan: Reduced, wire: Wire) -> None:
+def _check(config: ConfigDict, plan: Reduced, talked: Talks | None) -> None:
   """Refuses what has no ranges, or none whose times are known."""
   reasons = {
     'what XLA does is not predicted': plan.forest is None,
-    f'what {config.wire.name} sends is not predicted': bool(wire.push.rounds),
+    f'{config.wire.name} sends nothing before all is computed, as it is set': (
+      talked is not None and not (talked.early[-1] and plan.overlap)
+    ),
     'links are not known before they are measured': (
       not _virtual(config) and plan.cluster is None
     ),
@@ -98,9 +106,13 @@ def _check(config: ConfigDict, plan: Reduced, wire: Wire) -> None:
     require(not holds, _FIELD, f'a number, as {reason}', sections.AUTO)
 
 
-def _sizes(total: int) -> list[float]:
-  """Returns candidates for so many bytes, in ascending order."""
-  powers = [2.0**n for n in range(16, 64) if 2**n < total]
+def _sizes(learned: Learning, talked: Talks | None) -> list[float]:
+  """Returns candidates, in ascending order."""
+  least, total = 2**16, talks.ITEM * learned.elements[0]
+  if talked and (early := talked.early[-1]):
+    least = talks.ITEM * early.chunk
+    total = least * early.count(talked.size)
+  powers = [float(least * 2**n) for n in range(48) if least * 2**n < total]
   return [0.0, *powers, math.inf]
 
 

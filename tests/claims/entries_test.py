@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from claims import entries, running
+from claims import entries, judging, page, running
 from configs.published import Claim, Entry, Measure
 
 _PAPERS = 'ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'
@@ -67,6 +67,13 @@ class RefusalTest(parameterized.TestCase):
   def test_nonsense_is_refused(self, entry, message):
     with self.assertRaisesRegex(ValueError, message):
       entries.check('name', entry)
+
+  def test_who_has_no_data_is_told_why_claims_have_no_runs(self):
+    entry = _entry(_claim(**_RULE), measured='')._replace(absent='Needs data.')
+    entries.check('name', entry)
+    rows = page.judged(entry, None, entry.absent)
+    found = [(each.verdict, each.reason) for each in rows.values()]
+    self.assertEqual(found, [(judging.UNAVAILABLE, 'Needs data.')])
 
 
 if __name__ == '__main__':

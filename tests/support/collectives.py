@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support.small_models import jit
-from wire.codec import Wire
+from wire.codec import Room, Wire
 from wire.talks import Talks
 
 
@@ -18,17 +18,25 @@ def jitted(codec):
   )
 
 
-def reduced(codec, states, vectors):
+def reduced(codec, states, vectors, *, hosted=False):
   """Returns what each worker gets and remembers, and the bytes that one says.
 
   Args:
     codec: Of pushes, with rounds.
     states: Of all workers.
     vectors: Theirs.
+    hosted: Whether hosts sum, and not XLA.
   """
-  talks = Talks(Wire(push=codec, pull=codec, stats=codec), len(vectors[0]), ())
+  wire = Wire(push=codec, pull=codec, stats=codec)
+  talks = Talks(wire, len(vectors[0]), (), hosted=hosted)
   each = [
-    talks.talk(state, jnp.asarray(vector), stage=0, scale=1.0)
+    talks.talk(
+      state,
+      np.array(vector) if hosted else jnp.asarray(vector),
+      stage=0,
+      scale=1.0,
+      room=Room(),
+    )
     for state, vector in zip(states, vectors, strict=True)
   ]
   said, bytes_said, ends = [next(talk) for talk in each], [], []

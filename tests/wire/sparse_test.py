@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.support import collectives
 from wire import sparse
+from wire.codec import Room, Wire
+from wire.talks import Talks
 
 _CASES = [
   {'correction': correction, 'select_lag': lag}
@@ -18,6 +21,7 @@ _CASES = [
 
 def _make(**changed):
   fields = {
+    'dtype': 'float32',
     'sparsity': 0.6,
     'chunk': 4,
     'correction': 'masked',
@@ -107,6 +111,28 @@ class ServerTest(parameterized.TestCase):
     if correction != 'local':
       np.testing.assert_array_equal(arrived + worker.left, pushed)
 
+  @parameterized.parameters(
+    ('bfloat16', 0.0, 1), ('bfloat16', 0.6, 1), ('float16', 0.6, 0)
+  )
+  def test_halves_are_sent_and_the_rest_is_kept(
+    self, dtype, sparsity, select_lag
+  ):
+    n, rng = 38, np.random.default_rng(4)
+    codec = _make(dtype=dtype, sparsity=sparsity, select_lag=select_lag).push
+    state, pushed, arrived = codec.init(n, 0), np.zeros(n), np.zeros(n)
+    for _ in range(4):
+      gradient = rng.integers(-9999, 9999, n).astype(np.float32)
+      message, state = codec.encode(state, jnp.asarray(gradient))
+      values, *_ = jax.tree.leaves(message)
+      self.assertEqual(values.dtype, dtype)
+      leaves = jax.tree.leaves(message)
+      self.assertEqual(sum(p.nbytes for p in leaves), codec.size_bytes(n))
+      pushed += gradient
+      arrived += np.asarray(codec.decode(message, n), np.float64)
+    np.testing.assert_array_equal(arrived + state.kept['left'], pushed)
+    if not sparsity:  # Nothing but what rounding took away.
+      self.assertBetween(np.abs(state.kept['left']).max(), 1, 64)
+
   def test_of_equal_chunks_the_first_travel(self):
     codec = _make(sparsity=0.5).push
     vector = jnp.tile(jnp.array([1.0, -1.0, 2.0, 0.0]), 6)
@@ -155,9 +181,11 @@ class ServerTest(parameterized.TestCase):
 
 
 class SumTest(parameterized.TestCase):
-  @parameterized.parameters(*_CASES)
-  def test_all_send_the_same_chunks(self, correction, select_lag):
-    n, sent_chunks, count = 38, 4, 3
+  @parameterized.parameters(
+    *(case | {'hosted': hosted} for case in _CASES for hosted in (False, True))
+  )
+  def test_all_send_the_same_chunks(self, correction, select_lag, hosted):
+    n, sent_chunks, count = 40, 4, 3
     codec = _make(correction=correction, select_lag=select_lag).push
     rng = np.random.default_rng(1)
     workers = [_Worker(n, 4, correction) for _ in range(count)]
@@ -173,7 +201,9 @@ class SumTest(parameterized.TestCase):
       total = np.sum([worker.take(chunks) for worker in workers], axis=0)
       norms = np.sum([worker.norms() for worker in workers], axis=0)
 
-      sums, states, said = collectives.reduced(codec, states, gradients)
+      sums, states, said = collectives.reduced(
+        codec, states, gradients, hosted=hosted
+      )
       mask = np.isin(np.arange(n) // 4, chunks)
       for got, state, worker in zip(sums, states, workers, strict=True):
         np.testing.assert_array_equal(got.vector, total)
@@ -192,15 +222,87 @@ class SumTest(parameterized.TestCase):
       kept = sum(worker.left for worker in workers)
       np.testing.assert_array_equal(arrived + kept, pushed)
 
-  def test_without_sparsity_vectors_are_summed_and_nothing_else(self):
+  @parameterized.parameters(False, True)
+  def test_without_sparsity_vectors_are_summed_and_nothing_else(self, hosted):
     codec = _make(sparsity=0.0).push
-    vectors = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
-    states = [codec.init(10, k) for k in range(3)]
-    sums, states, said = collectives.reduced(codec, states, vectors)
+    vectors = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32)
+    states = [codec.init(12, k) for k in range(3)]
+    sums, states, said = collectives.reduced(
+      codec, states, vectors, hosted=hosted
+    )
     for got in sums:
       np.testing.assert_array_equal(got.vector, sum(vectors))
       self.assertEqual(got.arrived, ())
-    self.assertEqual(said, [40])
+    self.assertEqual(said, [48])
+
+  @parameterized.parameters(
+    ('bfloat16', 1, False),
+    ('bfloat16', 1, True),
+    ('float16', 0, False),
+    ('float16', 0, True),
+  )
+  def test_what_rounding_takes_away_is_kept(self, dtype, select_lag, hosted):
+    codec = _make(dtype=dtype, select_lag=select_lag).push
+    rng = np.random.default_rng(3)
+    states = [codec.init(40, k) for k in range(2)]
+    kept = np.zeros((2, 40))
+    for _ in range(4):
+      # Whole numbers, which halves do not hold; sums in float32 are exact.
+      gradients = rng.integers(-9999, 9999, (2, 40)).astype(np.float32)
+      sums, states, _ = collectives.reduced(
+        codec, states, gradients, hosted=hosted
+      )
+      pushed = kept + gradients
+      kept = np.array([state.kept['left'] for state in states])
+      sent = pushed - kept
+      own = sent.astype(np.float32).astype(dtype).astype(np.float64)
+      np.testing.assert_array_equal(sent, own)
+      for got in sums:
+        np.testing.assert_array_equal(got.vector, sent.sum(0))
+
+  @parameterized.parameters(*_CASES)
+  def test_hosts_do_what_is_compiled_also_if_it_is_scaled(
+    self, correction, select_lag
+  ):
+    codec = _make(correction=correction, select_lag=select_lag).push
+    wire, rng = Wire(codec, codec, codec), np.random.default_rng(2)
+    talks = [Talks(wire, 40, (), hosted=hosted) for hosted in (False, True)]
+    states = [{k: each.init(k) for k in range(2)} for each in talks]
+    for scale in (1.0, 4.0, 0.5):
+      vectors = {k: scale * _whole(rng, 40) for k in range(2)}
+      ends = [
+        each.together(own, vectors, stage=0, scale=scale)
+        for each, own in zip(talks, states, strict=True)
+      ]
+      jax.tree.map(np.testing.assert_array_equal, *ends)
+      states = [after for _, after in ends]
+
+  def test_hosts_use_memory_again_and_leave_the_state_of_before(self):
+    for correction in ('masked', 'local'):
+      codec = _make(correction=correction, select_lag=1).push
+      talks = Talks(Wire(codec, codec, codec), 40, (), hosted=True)
+      room, state = Room(sum=np.zeros(40, np.float32)), talks.init(0)
+      vectors, sums = np.zeros((2, 40), np.float32), []
+      for step in range(4):
+        gradient = _whole(np.random.default_rng(step), 40)
+        expected, wanted = talks.together(
+          {0: state}, {0: gradient}, stage=0, scale=1.0
+        )
+        before = jax.tree.map(np.array, state)
+        vectors[step % 2] = gradient
+        talk = talks.talk(
+          state, vectors[step % 2], stage=0, scale=1.0, room=room
+        )
+        said = next(talk).copy()
+        with self.assertRaises(StopIteration) as end:
+          talk.send(said)
+        summed, after = end.exception.value
+        jax.tree.map(np.testing.assert_array_equal, summed, expected)
+        jax.tree.map(np.testing.assert_array_equal, after, wanted[0])
+        jax.tree.map(np.testing.assert_array_equal, state, before)
+        sums.append(summed.vector)
+        state = after
+      self.assertTrue(all(each is sums[0] for each in sums))
 
 
 class WireTest(parameterized.TestCase):
@@ -219,6 +321,7 @@ class WireTest(parameterized.TestCase):
     self.assertEqual(wire.pull_bytes(40, 3), 4 * 43)
 
   @parameterized.parameters(
+    ({'dtype': 'int8'}, "dtype: expected one of .*'bfloat16', .* got 'int8'"),
     ({'sparsity': 1.0}, 'sparsity: expected at least 0, below 1, got 1.0'),
     ({'sparsity': -0.1}, 'sparsity: expected'),
     ({'sparsity': float('nan')}, 'sparsity: expected'),

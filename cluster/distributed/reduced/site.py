@@ -64,11 +64,12 @@ class ReducedSite(Process):
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.multiple,
     )
-    self._talks = talks.of_run(config, parts.wire, learned)
+    self._talks = talks.of_run(config, plan, parts.wire, learned)
     self._sizes = [self._pool.size_bytes]
     if self._talks:
-      rest = self._pool.size - self._pool.gradient
-      self._sizes = [talks.ITEM * (sum(n) + rest) for n in self._talks.said]
+      rest = talks.ITEM * (self._pool.size - self._pool.gradient)
+      stages = range(len(self._talks.said))
+      self._sizes = [sum(self._talks.size_bytes(n)) + rest for n in stages]
     self._pace: Sequence[layers.Range] = ()
     early = self._talks is None or any(self._talks.early)
     if early and speed and learned.schedule is None:

@@ -42,6 +42,19 @@ class RangesTest(parameterized.TestCase):
       for each in found[:-1]:
         self.assertGreaterEqual(each.bytes, size)
 
+  @parameterized.parameters(
+    ([60], [0.9]),
+    ([3, 3], [0.5, 0.9]),  # Half of 60 bytes lies in the second layer.
+    ([1, 3, 2], [0.5, 0.5, 0.9]),
+    ([1, 4, 1], [0.5, 0.9, 0.9]),
+  )
+  def test_what_lies_evenly_is_ready_with_what_is_before_its_end(
+    self, sizes, ready
+  ):
+    parts = [Range(*each) for each in _LAYERS]
+    expected = [Range(*each) for each in zip(sizes, ready, strict=True)]
+    self.assertEqual(layers.spread(parts, sizes), expected)
+
 
 class LayersTest(parameterized.TestCase):
   def test_without_a_profile_bytes_take_the_last_two_thirds(self):

@@ -189,8 +189,9 @@ class RunTest(parameterized.TestCase):
     alone_s = seconds(False, 1.0)
     self.assertAlmostEqual(alone_s - 1, 4 * (64 + 16 * 1024) / 2e5, delta=0.02)
     beside_s = seconds(True, 4 * 4096)
-    # All but the last sixteenth of the values have gone before.
-    self.assertBetween(beside_s - 1, 0.02, 0.06)
+    # All but the last four chunks have gone before.  These are one message,
+    # which goes to the other worker and back.
+    self.assertAlmostEqual(beside_s - 1, 2 * 4 * 4096 / 2e5, delta=0.005)
 
   def test_bytes_are_those_of_each_stage(self):
     summary = small.build(
@@ -209,6 +210,26 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(summary['updates'], 16)
     numbers = 4 * 96 + 4 * (6 + 3 * 16) + 8 * (6 + 2 * 16)
     self.assertEqual(summary['bytes'], 4 * 4 * numbers)
+
+  @parameterized.parameters((0, False), (1, True), (1, False))
+  def test_halves_are_half_of_the_values_bytes(self, lag, overlap):
+    def sent(dtype):
+      _, summary = sums.timed(
+        4 * 65536,
+        route__name='ring',
+        route__overlap=overlap,
+        wire__name='sparse',
+        wire__sparse__dtype=dtype,
+        wire__sparse__chunk=1024,
+        wire__sparse__sparsity=0.75,
+        wire__sparse__select_lag=lag,
+        epochs=0.5,
+        **sums.links(1e6),
+      )
+      return summary['bytes'] / summary['updates'] / 4  # Links of a ring.
+
+    self.assertEqual(sent('float32'), 64 * 4 + 16 * 1024 * 4)
+    self.assertEqual(sent('bfloat16'), 64 * 4 + 16 * 1024 * 2)
 
   @parameterized.parameters('topk', 'quantised')
   def test_messages_that_cannot_be_summed_are_refused(self, wire):

@@ -5,7 +5,7 @@ before it.  If others have heard all of it and this worker has not, it has still
 sent its part, and goes on without.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -101,9 +101,24 @@ class Memory:
     self._state = self._state._replace(common=self._placed(common))
     self._unheard = self.total = None
 
-  def talk(self, vector: jax.Array, *, stage: int, scale: float) -> 'Talking':
+  def free(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the first vector in which nothing lies that is remembered.
+
+    It is for an iteration that begins: that of before has been heard by all, or
+    by nobody.
+    """
+    self._unheard = None
+    leaves = jax.tree.leaves(self._state.kept)
+    mine = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    return next(
+      vector
+      for vector in vectors
+      if not any(np.may_share_memory(leaf, vector) for leaf in mine)
+    )
+
+  def talk(self, vector: Any, **how: Any) -> 'Talking':
     """Begins a conversation; arguments are those of `Talks.talk`."""
-    return Talking(self, vector, stage=stage, scale=scale)
+    return Talking(self, vector, **how)
 
   def sent(self, state: State) -> None:
     """Notes what is remembered if the last that it has said is heard."""
@@ -152,14 +167,10 @@ class Talking:
     summed: What has come of it, once all has been heard.
   """
 
-  def __init__(
-    self, memory: Memory, vector: jax.Array, *, stage: int, scale: float
-  ):
+  def __init__(self, memory: Memory, vector: Any, *, stage: int, **how: Any):
     """Begins; arguments are those of `Talks.talk`."""
     self._memory = memory
-    self._talk: Generator = memory.talks.talk(
-      memory.state, vector, stage=stage, scale=scale
-    )
+    self._talk = memory.talks.talk(memory.state, vector, stage=stage, **how)
     self._left = len(memory.talks.said[stage])
     self._after: State | None = None
     self.summed: Summed | None = None

@@ -143,7 +143,7 @@ class NativeSum:
       # XLA's concatenation is many times slower on CPUs.
       whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
     return [
-      _narrowed(whole[None, start:end], dtype)
+      narrowed(whole[None, start:end], dtype)
       for (start, end), dtype in zip(
         self._pool.ranges, self._pool.dtypes, strict=True
       )
@@ -151,24 +151,9 @@ class NativeSum:
 
   def _summed(self, ranges: list[jax.Array]) -> list[jax.Array]:
     return [
-      jax.lax.psum(part, AXIS)[0]
-      if dtype == jnp.float32
-      else self._rounded(part[0], dtype)
+      summed(part, dtype, self._count)
       for part, dtype in zip(ranges, self._pool.dtypes, strict=True)
     ]
-
-  def _rounded(self, part: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Returns the sum of a range over all workers, rounded, as float32."""
-    count = self._count
-    shares = jnp.pad(part, (0, -part.size % count)).reshape(count, -1)
-    mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
-    # XLA's sum along an axis is many times slower on CPUs.
-    total = _widened(mine[0], dtype)
-    for each in range(1, count):
-      total = total + _widened(mine[each], dtype)
-    rounded = _narrowed(total, dtype)
-    whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
-    return _widened(whole[: part.size], dtype)
 
 
 class NativeSumming:
@@ -299,7 +284,28 @@ def _is_finite(payload: Payload) -> jax.Array:
   return jnp.isfinite(jnp.array(peaks)).all()
 
 
-def _narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
+def summed(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
+  """Returns the sum over all workers, rounded, as float32 [n]; traced.
+
+  Args:
+    part: This worker's, [1, n], as `narrowed` has it.
+    dtype: What it travels as.
+    count: Of the workers.
+  """
+  if dtype == jnp.float32:
+    return jax.lax.psum(part, AXIS)[0]
+  shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
+  mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
+  # XLA's sum along an axis is many times slower on CPUs.
+  total = _widened(mine[0], dtype)
+  for each in range(1, count):
+    total = total + _widened(mine[each], dtype)
+  rounded = narrowed(total, dtype)
+  whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
+  return _widened(whole[: part.size], dtype)
+
+
+def narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
   """Returns numbers as they travel: rounded, as uint16, or as they are."""
   if dtype == jnp.float32:
     return part

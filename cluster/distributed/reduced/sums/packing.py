@@ -1,6 +1,5 @@
 """Parts of a vector that travel before all of it is there."""
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,9 +43,7 @@ class Packing:
       (chunk * early.chunk, min((chunk + 1) * early.chunk, vector.size))
       for chunk in chunks
     ]
-    least = max(int(min(range_bytes, 2**62)) // (4 * early.chunk), 1)
-    starts = [*range(0, max(len(chunks) - least, 0) + 1, least)]
-    self._parts = [*itertools.pairwise([*starts, len(chunks)])]
+    self._parts = early.parts(vector.size, range_bytes)
     self.ranges = [
       (first * early.chunk, last * early.chunk) for first, last in self._parts
     ]

@@ -23,7 +23,9 @@ from cluster.distributed.reduced.sums.summing import (
 from cluster.transport import memory as memories
 from data.stream import Ranges
 from learning.learning import Learner
+from learning.pool import FLOAT32
 from learning.scaling import factor
+from wire.codec import Room
 from wire.talks import Talks
 
 
@@ -56,12 +58,18 @@ class TalkingSumming(HostSumming):
     super().__init__(index, **of_host)
     self._range_bytes, self._overlap = range_bytes, overlap
     self.memory = Memory(talks, self._pool, index)
+    # Of what all have summed.
+    self._total = memories.aligned(4 * self._pool.size).view(np.float32)
+    self._total[:] = 0.0
+    self._own = Room(sum=self._total[: self._pool.gradient])
     self._said: dict[int, np.ndarray] = {}
+    self._vector = self._vectors[0]
     self._travel: Travel | None = None
     # Of an iteration whose values travel early: the sum, and where it will be.
     self._begun: tuple[Reduction, np.ndarray, int] | None = None
     self._talking: Talking | None = None
     self._number, self._stage, self._scale = 0, 0, 1.0
+    self._finite = True
 
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
@@ -90,7 +98,7 @@ class TalkingSumming(HostSumming):
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; of it travels early what is known to travel."""
-    self._vectors.reverse()
+    self._vector = self.memory.free(self._vectors)
     self._stage, self._begun = stage, None  # That of before may have failed.
     self._number = version * (self.memory.talks.most + 1)
     self._travel = self._faults.travel(worker, iteration, fault)
@@ -101,7 +109,7 @@ class TalkingSumming(HostSumming):
         self._pass(reach, least_s)
       reached = Reached(self._pool.ranges, self._pool.gradient)
       ready = lambda number: reach(reached.full(number))  # noqa: E731
-    filling = CheckedFilling(self._pool, self._vectors[0], ready, fault)
+    filling = CheckedFilling(self._pool, self._vector, ready, fault)
     self._filling = filling
     self._stats, loss = self._gradient.stream(
       learner.params,
@@ -115,38 +123,40 @@ class TalkingSumming(HostSumming):
 
   def total(self) -> tuple[list[float], bool]:
     """Converses until all of the pool is summed."""
-    vector, memory = self._vectors[0], self.memory
-    gradient, rest = np.split(vector, [self._pool.gradient])
-    talking = memory.talk(gradient, stage=self._stage, scale=self._scale)
+    gradient, rest = np.split(self._vector, [self._pool.gradient])
+    talking = self.memory.talk(
+      gradient, stage=self._stage, scale=self._scale, room=self._own
+    )
     said: Any = talking.begin()
     number = self._number
     if self._begun:
-      said, number = talking.hear(self._heard_early(talking, said, rest)), -1
+      said = talking.hear(self._heard_early(talking, said, rest))
     while said is not None:
-      last = talking.last
-      parts, travel = [np.asarray(said)], None
-      if last:
-        parts, travel = [*parts, rest], self._travel
+      last, parts = talking.last, [np.asarray(said)]
       try:
-        heard, *others = self._sum(number, parts, travel)
+        if last:
+          count, _ = self.memory.talks.halves[self._stage]
+          parts = [*np.split(parts[0], [count]), rest]
+        heard = self._sum(number, parts, self._travel if last else None)
       except (Abandoned, Damaged, PeerLost):
         if last:
           talking.unheard(np.zeros(said.size, np.float32))
         raise
-      if others:
-        rest[:] = others[0]
-      said, number = talking.hear(heard), number + 1
+      if last:
+        rest[:] = heard[said.size :]
+      said, number = talking.hear(heard[: said.size]), number + 1
     self._talking = talking
-    if talking.summed is not None:
-      gradient[:] = talking.summed.vector
-    return self._pool.books(vector).tolist(), True
+    summed, self._total[gradient.size :] = talking.summed.vector, rest
+    if not np.may_share_memory(summed, self._total):
+      self._total[: gradient.size] = summed
+    return self._pool.books(self._total).tolist(), self._finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner apply the pool, or what has arrived of it."""
     talking = self._talking
     learner.apply_pool(
       self._pool,
-      self._vectors[0],
+      self._total,
       examples=examples,
       pushes=pushes,
       arrived=self._arrived(talking.summed.arrived),
@@ -156,8 +166,7 @@ class TalkingSumming(HostSumming):
   def collect(self, version: int) -> None:
     """Sums what all keep."""
     number = version * (self.memory.talks.most + 1) - 1
-    (total,) = self._sum(number, (self.memory.kept(),), None)
-    self.memory.total = total.copy()
+    self.memory.total = self._sum(number, [self.memory.kept()], None).copy()
 
   def _begin_early(self) -> Callable[[int], None] | None:
     """Begins the sum whose values travel early, if there are such.
@@ -171,8 +180,8 @@ class TalkingSumming(HostSumming):
     size = self._pool.gradient
     packing = Packing(
       early,
-      np.asarray(memory.talks.chosen(memory.state, stage)).tolist(),
-      vector=self._vectors[0][:size],
+      early.chosen(memory.state, size).tolist(),
+      vector=self._vector[:size],
       kept=memory.state.kept,
       scale=self._scale,
       range_bytes=self._range_bytes,
@@ -180,8 +189,9 @@ class TalkingSumming(HostSumming):
     end = memory.talks.said[stage][0] + self._pool.size - size
     vector = self._room(end)
     ranges = [*packing.ranges, (packing.ranges[-1][1], end)]
-    reduction = self._running.begin(self._number, vector, ranges, self._travel)
-    self._reduction = reduction
+    _, dtype = memory.talks.halves[stage]
+    dtypes = [*(dtype for _ in packing.ranges), FLOAT32]
+    reduction = self._sums(self._number, vector, ranges, dtypes, self._travel)
     self._begun = reduction, vector, len(ranges) - 1
     packing.begin(vector, reduction.ready)
     return packing.reach
@@ -213,6 +223,7 @@ class TalkingSumming(HostSumming):
       raise
     finally:
       self._reduction = None
+    self._finite = reduction.finite
     rest[:] = vector[said.size :]
     return vector[: said.size]
 
@@ -224,21 +235,48 @@ class TalkingSumming(HostSumming):
 
   def _sum(
     self, number: int, parts: Sequence[np.ndarray], travel: Travel | None
-  ) -> list[np.ndarray]:
-    """Returns the sums of arrays of all workers, which are written over."""
+  ) -> np.ndarray:
+    """Returns the sums of arrays of all workers, end to end.
+
+    They are written over by the next of the same size.
+
+    Args:
+      number: Of the sum.
+      parts: The arrays; of more than one the first travels in halves, if the
+        stage has them.
+      travel: What goes wrong with them on purpose.
+    """
+    _, dtype = self.memory.talks.halves[self._stage]
+    dtypes = [dtype if len(parts) > 1 else FLOAT32, FLOAT32, FLOAT32]
+    there = [pair for pair in zip(parts, dtypes, strict=False) if pair[0].size]
+    parts, dtypes = map(list, zip(*there, strict=True))
     ends = np.cumsum([part.size for part in parts]).tolist()
     vector = self._room(ends[-1])
     np.concatenate(parts, out=vector)
     ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
-    reduction = self._running.begin(number, vector, ranges, travel)
-    self._reduction = reduction
+    reduction = self._sums(number, vector, ranges, dtypes, travel)
     try:
       for each in range(len(ranges)):
         reduction.ready(each)
       reduction.wait()
     finally:
       self._reduction = None
-    return np.split(vector, ends[:-1])
+    self._finite = reduction.finite
+    return vector
+
+  def _sums(
+    self,
+    number: int,
+    vector: np.ndarray,
+    ranges: Sequence[tuple[int, int]],
+    dtypes: Sequence[np.dtype],
+    travel: Travel | None,
+  ) -> Reduction:
+    """Begins a sum; arguments are those of `Executor.begin`."""
+    given = None if {*dtypes} == {FLOAT32} else dtypes
+    reduction = self._running.begin(number, vector, ranges, travel, given)
+    self._reduction = reduction
+    return reduction
 
   def _arrived(self, arrived: Any) -> Any:
     """Returns which numbers an update has, as views, or () for all."""

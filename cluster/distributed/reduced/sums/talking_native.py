@@ -1,12 +1,15 @@
 """Sums by conversations, of XLA's collectives."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cluster.distributed.reduced.sums import native
 from cluster.distributed.reduced.sums.memory import Memory, Talking
 from cluster.distributed.reduced.sums.native import (
   AXIS,
@@ -15,9 +18,9 @@ from cluster.distributed.reduced.sums.native import (
   devices,
 )
 from learning.learning import Gradient, Learner
-from learning.pool import Pool
+from learning.pool import FLOAT32, Pool
 from learning.scaling import factor
-from wire.codec import Payload
+from wire.codec import Payload, Room
 from wire.talks import Talks
 
 
@@ -51,6 +54,7 @@ class TalkingNative(NativeSumming):
     """
     super().__init__(gradient, pool, like, books=books)
     self.memory = Memory(talks, pool, index, self.placed)
+    self._looks |= talks.overflows
     self._stage, self._scale = 0, 1.0
     self._whole, self._leaves = jax.jit(pool.whole), jax.jit(pool.leaves)
     self._each = _sums(devices())
@@ -73,7 +77,8 @@ class TalkingNative(NativeSumming):
     numbers = np.zeros_like(self._numbers)
     for stage in range(len(self.memory.talks.said)):
       for scale in (1.0, 2.0):
-        self._talk(zeros, numbers, stage, scale)
+        payload, *_ = self._talk(zeros, numbers, stage, scale)
+        self._is_finite(payload)
     self._collected()
 
   def compute(
@@ -89,7 +94,8 @@ class TalkingNative(NativeSumming):
       self._payload, self._numbers, self._stage, self._scale
     )
     self._payload = payload
-    return books.tolist(), True
+    finite = not self._looks or bool(self._is_finite(payload))
+    return books.tolist(), finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Has the learner apply the sum."""
@@ -103,7 +109,7 @@ class TalkingNative(NativeSumming):
     self.memory.total = self._collected()
 
   def _collected(self) -> np.ndarray:
-    (total,) = self._each([self.placed(self.memory.kept())])
+    (total,) = self._each([self.placed(self.memory.kept())], (FLOAT32,))
     return np.asarray(total)
 
   def _talk(
@@ -112,12 +118,19 @@ class TalkingNative(NativeSumming):
     """Returns the sums of all, and the conversation."""
     rest, tree = jax.tree.flatten((payload.stats, self.placed(books)))
     vector = self._whole(payload.gradient)
-    talking = self.memory.talk(vector, stage=stage, scale=scale)
+    talking = self.memory.talk(vector, stage=stage, scale=scale, room=Room())
     said, others = talking.begin(), rest
+    count, dtype = self.memory.talks.halves[stage]
     while said is not None:
-      parts = [said, *rest] if talking.last else [said]
-      heard, *others = self._each(parts)
-      said = talking.hear(heard)
+      parts, dtypes = [said], [FLOAT32]
+      if talking.last and count:
+        parts, dtypes = [said[:count], said[count:]], [dtype, FLOAT32]
+      own = len(parts)
+      if talking.last:
+        parts, dtypes = [*parts, *rest], [*dtypes, *(FLOAT32 for _ in rest)]
+      sums = self._each(parts, tuple(dtypes))
+      heard, others = sums[:own], sums[own:]
+      said = talking.hear(jnp.concatenate(heard) if own > 1 else heard[0])
     stats, numbers = jax.tree.unflatten(tree, others)
     gradient, arrived = self._payload_of(talking.summed)
     return Payload(gradient, stats, arrived), np.asarray(numbers), talking
@@ -130,28 +143,41 @@ class TalkingNative(NativeSumming):
 
 def _sums(
   each: Sequence[jax.Device],
-) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
-  """Returns what sums arrays of all workers, each in one collective."""
+) -> Callable[[Sequence[jax.Array], Sequence[np.dtype]], list[jax.Array]]:
+  """Returns what sums arrays of all workers, and of which dtype each travels.
+
+  Each in one collective, or in two if it is rounded.
+  """
   mesh = Mesh(np.array(each), (AXIS,))
   split = NamedSharding(mesh, PartitionSpec(AXIS))
-  program = jax.jit(
-    jax.shard_map(
-      lambda parts: [jax.lax.psum(part, AXIS)[0] for part in parts],
+
+  @functools.partial(jax.jit, static_argnums=1, compiler_options=OPTIONS)
+  def program(rows: Any, dtypes: Sequence[np.dtype]) -> Any:
+    return jax.shard_map(
+      lambda parts: [
+        native.summed(part, dtype, len(each))
+        for part, dtype in zip(parts, dtypes, strict=True)
+      ],
       mesh=mesh,
       in_specs=PartitionSpec(AXIS),
       out_specs=PartitionSpec(),
-    ),
-    compiler_options=OPTIONS,
-  )
-  row = jax.jit(lambda part: part[None])
+      # That all have what has been gathered is not seen.
+      check_vma={*dtypes} == {FLOAT32},
+    )(rows)
 
-  def summed(parts: Sequence[jax.Array]) -> list[jax.Array]:
+  row = jax.jit(
+    lambda part, dtype: native.narrowed(part[None], dtype), static_argnums=1
+  )
+
+  def summed(
+    parts: Sequence[jax.Array], dtypes: Sequence[np.dtype]
+  ) -> list[jax.Array]:
     rows = [
       jax.make_array_from_single_device_arrays(
-        (len(each), *part.shape), split, [row(part)]
+        (len(each), *part.shape), split, [row(part, dtype)]
       )
-      for part in parts
+      for part, dtype in zip(parts, dtypes, strict=True)
     ]
-    return [total.addressable_data(0) for total in program(rows)]
+    return [total.addressable_data(0) for total in program(rows, dtypes)]
 
   return summed

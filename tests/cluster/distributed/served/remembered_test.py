@@ -28,6 +28,7 @@ _SIZE = 16  # Numbers, of `leads`.
 
 def _wire():
   return sparse.make(
+    dtype='float32',
     sparsity=0.7,
     chunk=2,
     correction='none',

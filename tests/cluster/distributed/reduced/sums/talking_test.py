@@ -36,7 +36,8 @@ class _Gradient:
   def of(worker, iteration):
     rng = np.random.default_rng((worker, iteration))
     return jax.tree.map(
-      lambda leaf: rng.integers(-50, 50, leaf.shape).astype(np.float32),
+      # More than halves of float32 hold.
+      lambda leaf: rng.integers(-9999, 9999, leaf.shape).astype(np.float32),
       _PARAMS,
     )
 
@@ -63,6 +64,7 @@ class _Learner:
 
 def _talks(pool, **changed):
   fields = {
+    'dtype': 'float32',
     'sparsity': 0.6,
     'chunk': 4,
     'correction': 'masked',
@@ -71,7 +73,13 @@ def _talks(pool, **changed):
     'warmup': (0.0,),
     'warmup_epochs': 1.0,
   }
-  return Talks(sparse.make(**fields | changed), pool.gradient, pool.rows)
+  wire = sparse.make(**fields | changed)
+  return Talks(wire, pool.gradient, pool.rows, hosted=True)
+
+
+def _members(dtype):
+  # Of three workers, one would round a sum of two on its way.
+  return [0, 1, 2] if dtype == 'float32' else [0, 1]
 
 
 class TalkingTest(parameterized.TestCase):
@@ -183,26 +191,42 @@ class TalkingTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    ('masked', 0, 0.0), ('none', 1, 0.0), ('local', 0, 0.5)
+    ('masked', 0, 0.0, 'float32'),
+    ('masked', 0, 0.0, 'bfloat16'),
+    ('none', 1, 0.0, 'float16'),
+    ('local', 0, 0.5, 'float32'),
   )
   def test_workers_get_and_keep_what_they_would_in_one_place(
-    self, correction, lag, momentum
+    self, correction, lag, momentum, dtype
   ):
-    self._made(3, correction=correction, select_lag=lag, momentum=momentum)
-    self._form(0, [0, 1, 2])
-    for version in range(4):
-      self._iterate(version, [0, 1, 2], stage=int(version > 0))
-
-  @parameterized.parameters(('masked', 0.0), ('local', 0.5))
-  def test_what_travels_early_is_the_same(self, correction, momentum):
+    members = _members(dtype)
     self._made(
-      3,
+      len(members),
+      correction=correction,
+      select_lag=lag,
+      momentum=momentum,
+      dtype=dtype,
+    )
+    self._form(0, members)
+    for version in range(4):
+      self._iterate(version, members, stage=int(version > 0))
+
+  @parameterized.parameters(
+    ('masked', 0.0, 'float32'),
+    ('masked', 0.0, 'bfloat16'),
+    ('local', 0.5, 'float32'),
+  )
+  def test_what_travels_early_is_the_same(self, correction, momentum, dtype):
+    members = _members(dtype)
+    self._made(
+      len(members),
       overlap=True,
+      dtype=dtype,
       correction=correction,
       select_lag=1,
       momentum=momentum,
     )
-    self._form(0, [0, 1, 2])
+    self._form(0, members)
     begun, told = [], []
     for worker in self.workers:
       begin = worker._begin_early
@@ -214,8 +238,9 @@ class TalkingTest(parameterized.TestCase):
 
       worker._begin_early = watched
     for version in range(4):
-      self._iterate(version, [0, 1, 2], stage=int(version > 0))
-    self.assertEqual(begun, [False] * 3 + [True] * 9)
+      self._iterate(version, members, stage=int(version > 0))
+    count = len(members)
+    self.assertEqual(begun, [False] * count + [True] * 3 * count)
     # The leaf of 7 numbers lies first, and takes 16; the other has 20.
     self.assertEqual({*told}, {16, self.pool.gradient})
 

@@ -1,0 +1,50 @@
+"""What a worker adds to sums among workers, as it becomes ready."""
+
+from ml_collections import ConfigDict
+
+from cluster import talks
+from cluster.speed import layers
+from cluster.speed.layers import Range
+from learning.learning import Learning
+from learning.pool import FLOAT32
+from route.route import Reduced
+from wire.codec import Wire
+from wire.talks import Talks
+
+
+def of_run(
+  config: ConfigDict,
+  plan: Reduced,
+  learned: Learning,
+  wire: Wire,
+  talked: Talks | None,
+) -> list[list[list[Range]]]:
+  """Returns it by stage of the wire and round of a conversation.
+
+  Args:
+    config: Of the run.
+    plan: Where everything travels.
+    learned: What is learned.
+    wire: What travels.
+    talked: The conversations, if the wire has some.
+  """
+  size = plan.range_bytes
+  if talked is None:
+    return [[layers.of_run(config, learned, size, wire.push.dtype)]]
+  stats = talks.ITEM * learned.elements[1] + learned.other_bytes
+  rest = [Range(stats, 1.0)] if stats else []
+  found = []
+  for stage, early in enumerate(talked.early):
+    sizes = talked.size_bytes(stage)
+    *rounds, last = ([Range(each, 1.0)] for each in sizes)
+    if early and plan.overlap:
+      count = early.count(talked.size) * early.chunk
+      alone = talks.ITEM * (talked.said[stage][0] - count)
+      parts = early.parts(talked.size, size)
+      each = (sizes[0] - alone) // (count // early.chunk)  # Of a chunk.
+      dense = layers.of_run(config, learned, size, FLOAT32)
+      # As if what is chosen lay evenly in the gradient.
+      spread = layers.spread(dense, [each * (end - at) for at, end in parts])
+      rounds, last = [], [*spread, Range(alone, 1.0)]
+    found.append([*rounds, [*last, *rest]])
+  return found
