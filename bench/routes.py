@@ -245,9 +245,11 @@ def _moving(
   }
 
 
-def write_links(path: pathlib.Path, nominal: Cluster) -> None:
-  """Writes links with what frames leave of them."""
-  links = [Link(src, dst, GBps * _LEFT) for src, dst, GBps in nominal.links]
+def write_links(
+  path: pathlib.Path, nominal: Cluster, share: Fraction = _LEFT
+) -> None:
+  """Writes links with what frames leave of them, this share."""
+  links = [Link(src, dst, GBps * share) for src, dst, GBps in nominal.links]
   left = Cluster(nominal.nodes, nominal.workers, tuple(links))
   path.write_text(json.dumps(topologies.to_json(left)))
 
