@@ -20,12 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import train
 from bench import clusters
-from bench.routes import write_links
+from bench.routes import LEFT, write_links
 from bench.shaped import Case
 from configs import default
 from tools.reading import records
@@ -77,41 +76,22 @@ class Condition(NamedTuple):
     return self.fields.get('batching.worker_batch', default_batch)
 
 
-class Fitted(NamedTuple):
-  """What virtual links have that nominal ones do not say.
-
-  Attributes:
-    share: Of a nominal rate, what frames and their headers leave.
-    worker_s: Latency of a worker's host.
-    server_s: Latency of a server's host.
-    range_s: As config.cluster.network.range_s.
-  """
-
-  share: float = 1 / 1.047
-  worker_s: float = 0.0
-  server_s: float = 0.0
-  range_s: float = 0.0
-
-
 def iterations(lab: Lab, condition: Condition, seconds: float) -> int:
   """Returns how many iterations a run of about so many seconds has."""
-  took_s = virtual(lab, condition, _FIRST, Fitted())
+  took_s = virtual(lab, condition, _FIRST)
   return max(_LEAST, min(_MOST, math.ceil(seconds / took_s)))
 
 
-def virtual(
-  lab: Lab, condition: Condition, iterations_: int, fitted: Fitted
-) -> float:
+def virtual(lab: Lab, condition: Condition, iterations_: int) -> float:
   """Returns the predicted seconds of an iteration.
 
   Args:
     lab: Where it is run.
     condition: What is run.
     iterations_: Of each worker.
-    fitted: Of virtual links.
   """
   with tempfile.TemporaryDirectory() as folder:
-    own = fields(lab, condition, iterations_, fitted, pathlib.Path(folder))
+    own = fields(lab, condition, iterations_, pathlib.Path(folder))
     config = default.get_config()
     config.update_from_flattened_dict(own)
     with contextlib.redirect_stdout(io.StringIO()):  # Its table.
@@ -123,7 +103,6 @@ def fields(
   lab: Lab,
   condition: Condition,
   iterations_: int,
-  fitted: Fitted,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   """Returns the fields of a virtual run, as `virtual` has them.
@@ -132,13 +111,12 @@ def fields(
     lab: Where it is run.
     condition: What is run.
     iterations_: Of each worker.
-    fitted: Of virtual links.
     folder: For a file of links.
   """
   return {
     **_moving(condition, iterations_),
     'cluster.workers': condition.workers,
-    **_links(lab, condition, fitted, folder),
+    **_links(lab, condition, folder),
   }
 
 
@@ -164,8 +142,8 @@ def real(
     error = _session(folder, lab, left) or 'there is no summary'
     life += 1
     for condition, _ in left:
-      if (folder / condition.name / 'summary.json').exists():
-        path = folder / condition.name
+      path = folder / condition.name
+      if _finished(path):
         found[condition.name] = iteration_s(path, condition)
       else:
         found[condition.name] = error
@@ -238,7 +216,7 @@ def _session(
       own['route.server.dedicated'] = condition.dedicated
     else:
       links = folder / f'{condition.name}_links.json'
-      _write(links, lab, condition, Fitted())
+      _write(links, lab, condition)
       own |= _told(condition, links)
     rows.append({**condition._asdict(), 'fields': own})
   listed = folder / 'runs.json'
@@ -257,6 +235,11 @@ def _session(
   except RuntimeError as error:
     return str(error)
   return ''
+
+
+def _finished(path: pathlib.Path) -> bool:
+  file = path / 'summary.json'
+  return file.exists() and json.loads(file.read_text())['ended'] == 'finished'
 
 
 def _hosts(lab: Lab) -> Case:
@@ -300,18 +283,17 @@ def _moving(condition: Condition, iterations_: int) -> dict[str, Any]:
 
 
 def _links(
-  lab: Lab, condition: Condition, fitted: Fitted, folder: pathlib.Path
+  lab: Lab, condition: Condition, folder: pathlib.Path
 ) -> dict[str, Any]:
   """Returns the fields of virtual links."""
-  own: dict[str, Any] = {'cluster.network.worker_latency_s': (fitted.worker_s,)}
+  own: dict[str, Any] = {'cluster.network.worker_latency_s': (0.0,)}
   if not condition.servers:
     links = folder / 'links.json'
-    _write(links, lab, condition, fitted)
-    own['cluster.network.range_s'] = fitted.range_s
+    _write(links, lab, condition)
     return own | {'cluster.links': str(links)} | _told(condition, links)
   case, per_mbit = (
     _first(lab.workers, condition.workers),
-    1e6 / 8 * fitted.share,
+    1e6 / 8 * float(LEFT),
   )
   for way in ('up', 'down'):
     rates = tuple(mbit * per_mbit for mbit in getattr(case, way))
@@ -320,7 +302,7 @@ def _links(
       rate = lab.server_mbit * per_mbit
       own[f'cluster.network.server_{way}_Bps'] = (rate,)
   if condition.dedicated:
-    own['cluster.network.server_latency_s'] = (fitted.server_s,)
+    own['cluster.network.server_latency_s'] = (0.0,)
   own['cluster.network.servers_in_workers'] = not condition.dedicated
   own['route.server.servers'] = condition.servers
   return own
@@ -331,11 +313,9 @@ def _told(condition: Condition, links: pathlib.Path) -> dict[str, Any]:
   return {f'route.{route}.cluster': str(links)}
 
 
-def _write(
-  path: pathlib.Path, lab: Lab, condition: Condition, fitted: Fitted
-) -> None:
+def _write(path: pathlib.Path, lab: Lab, condition: Condition) -> None:
   nominal = _first(lab.workers, condition.workers).cluster
-  write_links(path, nominal, Fraction(f'{fitted.share:.4f}'))
+  write_links(path, nominal)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Times of iterations in a lab beside those of the virtual clock.  Needs root.
 
 Conditions are drawn by a fixed seed from those that make sense; compute times
-are slept.  Virtual links have three numbers that nominal ones lack: what share
-of a rate frames leave, what a message needs on its way, and what a sum among
-workers costs.  They are fitted to `FITTED`, four runs of four equal workers at
-200 Mbit/s, none of which is among the conditions; all else is predicted.
+are slept.  Nothing is fitted: virtual links have what frames and their headers
+leave of nominal rates, and no latency.
 """
 
 import contextlib
@@ -12,13 +10,14 @@ import json
 import pathlib
 import random
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bench import conditions
-from bench.conditions import Condition, Fitted, Lab
+from bench.conditions import Condition, Lab
 from bench.shaped import Case
 from claims.measures import asked
 
@@ -49,24 +48,6 @@ LABS = (
   ),
   Lab('two racks', Case([200] * 6, [200] * 6, {}, [((3, 4, 5), 50)])),
 )
-_ALIKE = {
-  'cluster.speed.name': 'constant',
-  'cluster.speed.fixed_s': 0.05,
-}
-_BSP, _RING = {'sync.name': 'bsp'}, {'route.name': 'ring'}
-FITTED = tuple(
-  Condition(
-    f'fitted: {what} of {size / 1e6:g} MB',
-    *placed,
-    {**_ALIKE, **fields, 'model.none.size_bytes': size},
-  )
-  for what, placed, fields in (
-    ('bsp', (4, 1, True), _BSP),
-    ('ring', (4, 0, False), _RING),
-  )
-  for size in (500_000, 2_000_000)
-)
-_STEPS = Fitted(0.01, 1e-3, 0.0, 1e-3)  # Of the fit's slopes.
 
 
 def measure(
@@ -81,11 +62,10 @@ def measure(
   """
   del seed
   with contextlib.redirect_stdout(sys.stderr):  # Where runs say how they go.
-    fitted = _fitted(kept)
     found = [
       record
       for lab, own in drawn(scale)
-      for record in _compared(lab, own, fitted, kept)
+      for record in _compared(lab, own, kept)
     ]
   misses = [each['miss'] for each in found if each['status'] == 'finished']
   return [
@@ -96,7 +76,6 @@ def measure(
       'median': float(np.median(misses)),
       'p95': float(np.quantile(misses, 0.95)),
       'worst': float(np.max(misses)),
-      **{f'fitted.{name}': x for name, x in fitted._asdict().items()},
     },
   ]
 
@@ -176,7 +155,7 @@ def _condition(
 
 
 def _compared(
-  lab: Lab, own: Sequence[Condition], fitted: Fitted, kept: pathlib.Path
+  lab: Lab, own: Sequence[Condition], kept: pathlib.Path
 ) -> Iterator[Mapping[str, Any]]:
   """Yields a record for each condition of a lab."""
   for condition, count, real_s in _real(lab, own, kept):
@@ -189,7 +168,7 @@ def _compared(
     if isinstance(real_s, str):
       yield record | {'status': 'failed', 'error': real_s}
       continue
-    virtual_s = conditions.virtual(lab, condition, count, fitted)
+    virtual_s = conditions.virtual(lab, condition, count)
     miss = abs(virtual_s / real_s - 1)
     times = {'virtual_s': virtual_s, 'real_s': real_s}
     yield record | times | {'miss': miss, 'over_real': virtual_s / real_s}
@@ -200,56 +179,12 @@ def _real(
 ) -> list[tuple[Condition, int, float | str]]:
   """Returns what conditions are measured to take, once for all."""
   runs = [(each, conditions.iterations(lab, each, _SECONDS)) for each in own]
-  name = f'{lab.name}, {own[0].name}'.replace('/', ' per ')
-  path = kept / f'{name}.json'
+  path = kept / f'{lab.name.replace("/", " per ")}.json'
   if not path.exists():
-    folder = kept / f'{name} runs'
-    for number in range(1000):
-      if not folder.with_name(f'{folder.name} {number}').exists():
-        break
-    folder = folder.with_name(f'{folder.name} {number}')
+    folder = pathlib.Path(tempfile.mkdtemp(dir=kept))
     path.write_text(json.dumps(conditions.real(folder, lab, runs)))
   times = json.loads(path.read_text())
   return [(each, count, times[each.name]) for each, count in runs]
-
-
-def _fitted(kept: pathlib.Path) -> Fitted:
-  """Returns what explains the runs of `FITTED` best.
-
-  Least squares of logarithms (Gauss), three rounds: the model is nearly linear.
-
-  Raises:
-    ValueError: If one of them has failed.
-  """
-  lab = LABS[1]
-  runs = _real(lab, FITTED, kept)
-  for condition, _, real_s in runs:
-    if isinstance(real_s, str):
-      raise ValueError(f'{condition.name}: expected a run, got {real_s}')
-
-  def missed(at: Fitted) -> np.ndarray:
-    return np.array(
-      [np.log(conditions.virtual(lab, c, n, at) / s) for c, n, s in runs]
-    )
-
-  at = Fitted()
-  for _ in range(3):
-    now, free = missed(at), ('share', 'worker_s', 'range_s')
-    slopes = [
-      (missed(_moved(at, {name: getattr(_STEPS, name)})) - now)
-      / getattr(_STEPS, name)
-      for name in free
-    ]
-    step, *_ = np.linalg.lstsq(np.stack(slopes, axis=1), -now)
-    at = _moved(at, dict(zip(free, step.tolist(), strict=True)))
-  return at
-
-
-def _moved(at: Fitted, by: Mapping[str, float]) -> Fitted:
-  """Returns numbers that are moved, none of them below 0, no rate above."""
-  moved = {name: max(getattr(at, name) + x, 0.0) for name, x in by.items()}
-  moved['share'] = min(moved.get('share', at.share), 1.0)
-  return at._replace(**moved)
 
 
 if __name__ == '__main__':

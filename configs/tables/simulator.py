@@ -28,10 +28,9 @@ ENTRY = Entry(
   'and LB-BSP; float32 and bfloat16; .5 and 1 MB. A run has about 3 s; its '
   'first quarter is left out. 78 conditions, drawn by a fixed seed; quick runs '
   '24 of them',
-  differs='fitted, to four other runs of 4 equal workers at 200 Mbit/s (BSP '
-  'and a ring, .5 and 2 MB), are what share of a rate frames leave, the '
-  'latency of a worker, and what a sum costs; compute times are slept, so that '
-  'only links, schemes and batches are predicted; all hosts share 2 cores',
+  differs='nothing is fitted: virtual links are nominal, less what frames and '
+  'their headers take, without latency; compute times are slept, so that only '
+  'links, schemes and batches are predicted; all hosts share 2 cores',
   claims=(
     _claim('median', 0.02, 0.04),
     _claim('p95', 0.05, 0.1),
