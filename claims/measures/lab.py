@@ -34,8 +34,8 @@ _SERVED, _REDUCED, _IN_GROUPS = 16, 8, 8  # Conditions of a lab.
 _QUICK = 24  # Of all, by the same seed.
 _SECONDS = 3.0  # Of a run, about.
 LABS = (
-  Lab('100 Mbit/s', Case([100] * 8, [100] * 8, {}), 2, 100),
-  Lab('200 Mbit/s', Case([200] * 8, [200] * 8, {}), 2, 200),
+  Lab('100 Mbit', Case([100] * 8, [100] * 8, {}), 2, 100),
+  Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200),
   Lab(
     'unequal links',
     Case(
@@ -178,13 +178,14 @@ def _real(
   lab: Lab, own: Sequence[Condition], kept: pathlib.Path
 ) -> list[tuple[Condition, int, float | str]]:
   """Returns what conditions are measured to take, once for all."""
-  runs = [(each, conditions.iterations(lab, each, _SECONDS)) for each in own]
-  path = kept / f'{lab.name.replace("/", " per ")}.json'
+  path = kept / f'{lab.name}.json'
   if not path.exists():
-    folder = pathlib.Path(tempfile.mkdtemp(dir=kept))
-    path.write_text(json.dumps(conditions.real(folder, lab, runs)))
-  times = json.loads(path.read_text())
-  return [(each, count, times[each.name]) for each, count in runs]
+    runs = [(each, conditions.iterations(lab, each, _SECONDS)) for each in own]
+    took = conditions.real(pathlib.Path(tempfile.mkdtemp(dir=kept)), lab, runs)
+    rows = {each.name: (count, took[each.name]) for each, count in runs}
+    path.write_text(json.dumps(rows))
+  found = json.loads(path.read_text())
+  return [(each, *found[each.name]) for each in own]
 
 
 if __name__ == '__main__':
