@@ -127,7 +127,8 @@ def real(
 ) -> dict[str, float | str]:
   """Returns the measured seconds of an iteration by condition, or its error.
 
-  After a run that fails, those behind it are run by new processes.
+  After a run that fails, those behind it are run by new processes.  Those that
+  have finished in the folder before are not run again.
 
   Args:
     out: Folder of all runs.
@@ -135,20 +136,19 @@ def real(
     runs: Conditions, and iterations of each worker.
   """
   found: dict[str, float | str] = {}
-  left = [*runs]
   life = 0
-  while left:
-    folder = out / f'{lab.name}_{life}'
-    error = _session(folder, lab, left) or 'there is no summary'
+  while left := [run for run in runs if run[0].name not in found]:
+    folder, error = out / f'{lab.name}_{life}', ''
     life += 1
+    if not folder.exists():
+      error = _session(folder, lab, left) or 'there is no summary'
     for condition, _ in left:
       path = folder / condition.name
       if _finished(path):
         found[condition.name] = iteration_s(path, condition)
-      else:
+      elif error:
         found[condition.name] = error
         break
-    left = [run for run in left if run[0].name not in found]
   return found
 
 

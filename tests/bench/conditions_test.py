@@ -59,6 +59,8 @@ class RealTest(absltest.TestCase):
       mock.patch.object(conditions, 'iteration_s', lambda *_: 0.3),
     ):
       found = conditions.real(out, _LAB, runs)
+      again = conditions.real(out, _LAB, runs[:1])
+    self.assertEqual(again, {'a': 0.3})
     self.assertEqual(sessions, [['a', 'b', 'c', 'd'], ['c', 'd']])
     failed = {'b': 'b is broken', 'd': 'there is no summary'}
     self.assertEqual(found, {'a': 0.3, 'c': 0.3} | failed)
