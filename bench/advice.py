@@ -6,9 +6,10 @@
 Needs root, for network namespaces (tools.lab).  Four workers with a server in
 each move real bytes of no model and sleep for as long as they would compute.
 All combinations that tools.advise compares are run, about 3 minutes for a
-cluster; the same command with --out goes on where it was.  A time is that to an accuracy over that of BSP in the same lab: the
-examples that the ledger's runs needed over the examples per second of the lab.
-`advised/best` is that of the advised combination over the smallest.
+cluster; the same command with --out goes on where it was.  A time is that to an
+accuracy over that of BSP in the same lab: the examples that the ledger's runs
+needed over the examples per second of the lab.  `advised/best` is that of the
+advised combination over the smallest.
 
 equal: links of 100 Mbit/s.  workers: they are 1, 1.5, 2 and 3 times as slow.
 links: of 200, 200, 100 and 50 Mbit/s.

@@ -121,7 +121,8 @@ ENTRY = Entry(
   seen='A claim about the spread over all thetas was dropped before its runs '
   'were stored: it would have been confirmed by theta = inf alone. The first '
   'runs charged nothing for an operation, and fusing gained nothing in them; '
-  'the rules are the same since.',
+  'the rules are the same since. Where an operation takes 28 ms, 15 of 16 MB '
+  'take longer than all in one: the best theta is larger there.',
   ranked=('iteration_s',),
   grids={'quick': _GRID, 'full': _GRID},
 )
