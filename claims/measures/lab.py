@@ -104,7 +104,8 @@ def drawn(scale: str) -> list[tuple[Lab, list[Condition]]]:
 def _served(chance: random.Random) -> Condition:
   sync = chance.choice(_SYNCS)
   workers, servers, dedicated = chance.choice(_PLACED)
-  words, fields = [sync], {'sync.name': sync}
+  words: list[str] = [sync]
+  fields: dict[str, Any] = {'sync.name': sync}
   apart = dedicated or servers < workers
   if sync == 'bsp' and apart and chance.random() < 0.3:
     words.append('pipelined')
