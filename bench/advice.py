@@ -5,7 +5,7 @@
 
 Needs root, for network namespaces (tools.lab).  Four workers with a server in
 each move real bytes of no model and sleep for as long as they would compute.
-All combinations that tools.advise compares are run, about 3 minutes for a
+All combinations that tools.advise compares are run, about 2 minutes for a
 cluster; the same command with --out goes on where it was.  A time is that to an
 accuracy over that of BSP in the same lab: the examples that the ledger's runs
 needed over the examples per second of the lab.  `advised/best` is that of the
