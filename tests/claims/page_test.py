@@ -117,7 +117,7 @@ class StoredTest(absltest.TestCase):
       {'where': 'c', 'seed': 0, 'status': 'finished', 'x': 1.0},
       {'part': 'all', 'seed': 0, 'status': 'finished', 'most': 2.0},
     ]
-    entry = _entry(ranked=('x',), listed=('where',), measured='lab')
+    entry = _entry(ranked=('x',), listed=('where',))
     rows = ranking.table(entry, _stored(records, entry)).splitlines()
     self.assertEqual(rows[0], '|  | where | x |')
     self.assertEqual(
