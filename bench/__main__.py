@@ -5,7 +5,8 @@ links, needs root), python -m bench.routes (the same by route, needs root),
 python -m bench.lead (many workers), python -m bench.fuzz (nonsense sent to a
 run), python -m bench.faults (every fault in every phase, needs root), python -m
 bench.allreduce and python -m bench.adapt (sums between hosts, and links that
-change; both need root), python -m bench.gradientflow (512 virtual GPUs, a
+change; both need root), python -m bench.advice (what is advised, beside all
+else in a lab; root), python -m bench.gradientflow (512 virtual GPUs, a
 minute) and, or `make soak`, python -m bench.soak (killed
 processes).
 """

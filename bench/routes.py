@@ -46,7 +46,7 @@ _ROUTES = ('forest', 'ring', 'auto', 'native', 'server')
 _TOLD = ('forest', 'ring', 'auto')  # Of the links.
 _WAYS = ('alone', 'beside')
 _ALONE_S = 0.01
-_LEFT = Fraction('0.957')  # Of a nominal rate, beside frames and their headers.
+LEFT = Fraction('0.957')  # Of a nominal rate, beside frames and their headers.
 _SKIPPED = 2  # Iterations.
 _FEWEST, _LIMIT_S = 5, 8.0  # Iterations of a run, and about how long they take.
 
@@ -199,7 +199,7 @@ def virtual(run: Run, compute_s: float) -> float | None:
         'cluster.network.servers_in_workers': True,
         **{
           f'cluster.network.worker_{way}_Bps': tuple(
-            mbit * 1e6 / 8 * float(_LEFT) for mbit in getattr(hosts, way)
+            mbit * 1e6 / 8 * float(LEFT) for mbit in getattr(hosts, way)
           )
           for way in ('up', 'down')
         },
@@ -247,7 +247,7 @@ def _moving(
 
 def write_links(path: pathlib.Path, nominal: Cluster) -> None:
   """Writes links with what frames leave of them."""
-  links = [Link(src, dst, GBps * _LEFT) for src, dst, GBps in nominal.links]
+  links = [Link(src, dst, GBps * LEFT) for src, dst, GBps in nominal.links]
   left = Cluster(nominal.nodes, nominal.workers, tuple(links))
   path.write_text(json.dumps(topologies.to_json(left)))
 

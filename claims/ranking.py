@@ -23,9 +23,13 @@ def table(entry: Entry, stored: Stored) -> str:
     stored: Its results.
   """
   runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-  points = running.points_of(entry, stored.scale, [0])
-  fields = [f for f in running.fields_of(points) if f != 'seed']
+  fields = [*entry.listed]
+  if entry.grids:
+    points = running.points_of(entry, stored.scale, [0])
+    fields += [f for f in running.fields_of(points) if f != 'seed']
   for record in stored.records:
+    if entry.listed and entry.listed[0] not in record:
+      continue  # Of all together.
     key = tuple(_text(record.get(field)) for field in fields)
     runs.setdefault(key, []).append(record)
   rows = [

@@ -182,8 +182,10 @@ def _measured(
     path = out / f'{hashlib.sha256(" ".join(words).encode()).hexdigest()}.json'
     if not path.exists():
       print(f'{name}: {" ".join(words)}', flush=True)
+      kept = path.with_suffix('')
+      kept.mkdir(exist_ok=True)
       done = subprocess.run(
-        bound_command(*words),
+        bound_command(*words, f'--kept={kept.absolute()}'),
         cwd=entries.ROOT,
         env=os.environ | {'PYTHONPATH': python_path()},
         capture_output=True,

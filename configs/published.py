@@ -86,7 +86,12 @@ class Entry(NamedTuple):
     seeds: How many, by scale.
     ranked: Fields by the first of which the page ranks all runs; () for no
       ranking.
+<<<<<<< HEAD
     absent: Why a scale that is in neither is not there: it needs data, say.
+=======
+    listed: Fields that tell runs apart in it, where there are no grids.
+    absent: Why a scale that is in neither is not there.
+>>>>>>> ledger
     seen: What the results show; which rules proved to be wrong.
   """
 
@@ -101,6 +106,7 @@ class Entry(NamedTuple):
   measured: str = ''
   seeds: Mapping[str, int] = {'quick': 6, 'full': 10}
   ranked: tuple[str, ...] = ()
+  listed: tuple[str, ...] = ()
   absent: str = ''
   seen: str = ''
 

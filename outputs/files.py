@@ -275,9 +275,10 @@ class RunFiles:
         )
 
   def _plot(self, row: Mapping[str, Any]) -> None:
-    for field in _PLOTTED if self.board else ():
-      if row.get(field) is not None:
-        self._board.add_scalar(field, row[field], row['examples'])
+    for field, value in row.items() if self.board else ():
+      plotted = field in _PLOTTED or field.endswith('_accuracy')
+      if plotted and value is not None:
+        self._board.add_scalar(field, value, row['examples'])
 
   def _lock(self) -> None:
     lock = os.open(self.workdir / '.lock', os.O_RDWR | os.O_CREAT, 0o666)

@@ -77,6 +77,7 @@ _MAY = {
     'cluster.distributed.reduced.executor.program '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
+    'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
     'outputs.checkpoints outputs.ledger '

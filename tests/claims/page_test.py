@@ -110,6 +110,20 @@ class StoredTest(absltest.TestCase):
     self.assertEqual(rows[2], '| 1 | bsp | 5.5 (5 to 6) |')
     self.assertEqual([row.split()[3] for row in rows[3:]], ['asp', 'ssp'])
 
+  def test_what_was_measured_is_ranked_by_its_own_fields(self):
+    records = [
+      {'where': 'a', 'seed': 0, 'status': 'finished', 'x': 2.0},
+      {'where': 'b', 'seed': 0, 'status': 'failed', 'error': 'broken'},
+      {'where': 'c', 'seed': 0, 'status': 'finished', 'x': 1.0},
+      {'part': 'all', 'seed': 0, 'status': 'finished', 'most': 2.0},
+    ]
+    entry = _entry(ranked=('x',), listed=('where',))
+    rows = ranking.table(entry, _stored(records, entry)).splitlines()
+    self.assertEqual(rows[0], '|  | where | x |')
+    self.assertEqual(
+      rows[2:], ['| 1 | c | 1 |', '| 2 | a | 2 |', '| 3 | b | - |']
+    )
+
   def test_a_folder_that_is_not_there_has_no_page(self):
     with self.assertRaisesRegex(ValueError, '--out: expected a folder'):
       whole.paged(str(self.folder / 'none'))

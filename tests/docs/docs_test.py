@@ -28,6 +28,7 @@ from absl.testing import absltest, parameterized
 
 import cluster.distributed.site
 import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
+import predict.narx  # noqa: F401
 import train
 from configs import default, sections
 from examples import timing_only

@@ -5,11 +5,13 @@ import json
 import pathlib
 import tempfile
 from pydoc_data.topics import topics
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 import train
 from outputs import manifests
+from outputs.files import RunFiles
 from tests.support import small
 
 
@@ -53,6 +55,19 @@ class TextTest(absltest.TestCase):
     self.assertEqual(own, {'text': hashlib.sha256(joined).hexdigest()})
     self.assertEqual(self._own(data__text__file='a.txt', **changed), {})
     self.assertEqual(self._own(data__name='text', model__name='none'), {})
+
+
+class BoardTest(absltest.TestCase):
+  def test_every_accuracy_is_shown(self):
+    files = RunFiles(f'{tempfile.mkdtemp()}/run')
+    files.board = True
+    files._board = mock.Mock()
+    row = {'accuracy': 0.5, 'top5_accuracy': 0.9, 'examples': 7, 'time': 1.0}
+    files._plot(row | {'loss': None, 'kind': 'eval'})
+    self.assertEqual(
+      files._board.add_scalar.call_args_list,
+      [mock.call('accuracy', 0.5, 7), mock.call('top5_accuracy', 0.9, 7)],
+    )
 
 
 class VersionTest(absltest.TestCase):

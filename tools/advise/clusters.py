@@ -79,8 +79,12 @@ class Described(NamedTuple):
       network.servers_in_workers = not self.dedicated
 
 
-def read(path: str) -> Described:
+def read(path: str, speed: Mapping[str, Any] | None = None) -> Described:
   """Returns the cluster of a file.
+
+  Args:
+    path: Of the file.
+    speed: Fields of config.cluster.speed, if the file is to have none.
 
   Raises:
     ValueError: If a field is missing, unknown or not of its kind; names it.
@@ -102,9 +106,21 @@ def read(path: str) -> Described:
   links = data.get('links', '')
   expected = "a file of nodes and links, or a builder such as 'star([1, 1])'"
   require(isinstance(links, str), f'{path}: links', expected, links)
-  found = Described(
-    path, workers, data.get('speed', {}), data.get('network', {}), links
+  if speed is not None:
+    field, own = f'{path}: speed', data.get('speed')
+    require(own is None, field, 'none, as a trace has the speeds', own)
+  speed = data.get('speed', {}) if speed is None else speed
+  return checked(
+    Described(path, workers, speed, data.get('network', {}), links)
   )
+
+
+def checked(found: Described) -> Described:
+  """Returns a cluster that says enough.
+
+  Raises:
+    ValueError: If a field is missing, unknown or not of its kind; names it.
+  """
   _check(found)
   found.put(default.get_config(), served=False)  # Names what is unknown.
   return found

@@ -94,18 +94,24 @@ def unlimited(cluster: Described, workload: Workload) -> Pace:
 
 def flags(cluster: Described, combination: Combination) -> list[str]:
   """Returns the flags of main.py for a combination."""
-  fields: dict[str, Any] = {'sync.name': combination.sync}
-  fields['batching.name'] = combination.batching
+  own = fields(cluster, combination)
+  return [f'--config.{field}={value}' for field, value in own.items()]
+
+
+def fields(cluster: Described, combination: Combination) -> dict[str, Any]:
+  """Returns the fields of a config, by dotted name, for a combination."""
+  own: dict[str, Any] = {'sync.name': combination.sync}
+  own['batching.name'] = combination.batching
   if combination.batching == 'lb_bsp':
-    fields['batching.lb_bsp.predictor.name'] = 'ema'
-  fields['wire.dense.dtype'] = combination.dtype
-  fields['route.name'] = combination.route
+    own['batching.lb_bsp.predictor.name'] = 'ema'
+  own['wire.dense.dtype'] = combination.dtype
+  own['route.name'] = combination.route
   if combination.route == 'server':
-    fields['route.server.servers'] = cluster.servers
-    fields['route.server.pipelined'] = combination.pipelined
+    own['route.server.servers'] = cluster.servers
+    own['route.server.pipelined'] = combination.pipelined
     inside = not cluster.dedicated
-    fields['cluster.network.servers_in_workers'] = inside
-  return [f'--config.{field}={value}' for field, value in fields.items()]
+    own['cluster.network.servers_in_workers'] = inside
+  return own
 
 
 def _config(
@@ -115,16 +121,8 @@ def _config(
   config = default.get_config()
   served = combination.route == 'server'
   cluster.put(config, served=served)
-  config.sync.name = combination.sync
-  config.batching.name = combination.batching
+  config.update_from_flattened_dict(fields(cluster, combination))
   config.batching.worker_batch = workload.batch
-  if combination.batching == 'lb_bsp':
-    config.batching.lb_bsp.predictor.name = 'ema'
-  config.wire.dense.dtype = combination.dtype
-  config.route.name = combination.route
-  if served:
-    config.route.server.servers = cluster.servers
-    config.route.server.pipelined = combination.pipelined
   flows = cluster.workers * (cluster.servers if cluster.serves else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'

@@ -1,0 +1,84 @@
+"""What GradientFlow's techniques gain on 1 to 512 GPUs, as computed.
+
+The model is that of bench/gradientflow.py: an iteration of workers that are
+alike, simulated as the virtual clock does.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench import gradientflow as bench
+from bench.gradientflow import Assumed
+from claims.measures import asked
+
+_ROUTES = ('ring', 'hierarchy')
+_GPUS = {'quick': (8, 64, 512), 'full': bench.GPUS}
+_MANY = (64, 512)
+_THIN = 0.5  # GB/s of a host: 4 of the 56 Gbit/s.
+
+
+def measure(*, seed: int, scale: str) -> list[Mapping[str, Any]]:
+  """Returns records of speed-ups over one GPU: of techniques, and by theta."""
+  del seed  # Nothing is drawn.
+  return [
+    *(
+      record
+      for route, gpus in itertools.product(_ROUTES, _GPUS[scale])
+      for record in _rungs(Assumed(), route, gpus)
+    ),
+    *_rungs(Assumed(link_GBps=_THIN), 'ring', 64, host_GBps=_THIN),
+    *(
+      record
+      for route, gpus in itertools.product(_ROUTES, _MANY)
+      for record in _by_theta(route, gpus)
+    ),
+  ]
+
+
+def _rungs(
+  assumed: Assumed, route: str, gpus: int, **more: float
+) -> Iterator[Mapping[str, Any]]:
+  """Yields a record per model and technique, over those before it, too."""
+  for model, own in bench.ladder(assumed, gpus, route).items():
+    before = None
+    for technique, speedup in own.items():
+      yield {
+        'model': model,
+        'route': route,
+        'gpus': gpus,
+        'technique': technique,
+        'speedup': speedup,
+        'over_before': before and speedup / before,
+        **more,
+      }
+      before = speedup
+
+
+def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
+  """Yields for each model how much the best bytes of a range gain."""
+  curves = {
+    model: {
+      str(theta): bench.overlapped(Assumed(range_bytes=theta), model)
+      for theta in bench.THETAS
+    }
+    for model in bench.MODELS
+  }
+  found = bench.speedups(Assumed(), gpus, route, curves)
+  for model, own in found.items():
+    best = max(own, key=own.__getitem__)
+    yield {
+      'model': model,
+      'route': route,
+      'gpus': gpus,
+      'technique': 'theta',
+      'best_MB': float(best) / 1e6,
+      'over_tensors': own[best] / own[str(0.0)],
+      'over_one': own[best] / own[str(math.inf)],
+      **{f'speedup at {theta}': x for theta, x in own.items()},
+    }
+
+
+if __name__ == '__main__':
+  asked.answer(measure)

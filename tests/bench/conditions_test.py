@@ -1,0 +1,70 @@
+"""Tests for bench.conditions: predictions, and what failed runs leave."""
+
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from bench import conditions
+from bench.conditions import Condition, Lab
+from bench.shaped import Case
+
+_LAB = Lab('lab', Case([100, 200, 100], [100] * 3, {}), 2, 100)
+_S, _B = 1_000_000, 100e6 / 8
+_ALIKE = {
+  'cluster.speed.name': 'constant',
+  'cluster.speed.fixed_s': 0.05,
+  'model.none.size_bytes': _S,
+}
+
+
+class VirtualTest(parameterized.TestCase):
+  @parameterized.parameters(
+    # Both ways of all over a server's link; a share of all over two.
+    ((3, 1, True), 'server', 2 * 3 * _S / _B),
+    ((3, 2, True), 'server', 2 * 3 * _S / _B / 2),
+    # Of each third, two parts come in and go out.
+    ((3, 3, False), 'server', 2 * 2 / 3 * _S / _B),
+    ((3, 0, False), 'ring', 2 * 2 / 3 * _S / _B),
+  )
+  def test_equal_workers_take_what_the_bytes_take(self, placed, route, took_s):
+    own = {'route.name': route}
+    condition = Condition('c', *placed, _ALIKE | own)
+    found_s = conditions.virtual(_LAB, condition, 8)
+    self.assertAlmostEqual(found_s, 0.05 + took_s / 0.957, delta=0.01)
+
+
+class RealTest(absltest.TestCase):
+  def test_those_behind_one_that_fails_are_run_by_new_processes(self):
+    runs = [(Condition(name, 3, 1, True, _ALIKE), 16) for name in 'abcd']
+    sessions = []
+
+    def session(folder, lab, left):
+      self.assertIs(lab, _LAB)
+      sessions.append([condition.name for condition, _ in left])
+      for condition, _ in left:
+        if condition.name == 'b':
+          return 'b is broken'
+        path = folder / condition.name
+        path.mkdir(parents=True)
+        ended = 'interrupted' if condition.name == 'd' else 'finished'
+        (path / 'summary.json').write_text(json.dumps({'ended': ended}))
+      return ''
+
+    out = pathlib.Path(tempfile.mkdtemp())
+    with (
+      mock.patch.object(conditions, '_session', session),
+      mock.patch.object(conditions, 'iteration_s', lambda *_: 0.3),
+    ):
+      found = conditions.real(out, _LAB, runs)
+      again = conditions.real(out, _LAB, runs[:1])
+    self.assertEqual(again, {'a': 0.3})
+    self.assertEqual(sessions, [['a', 'b', 'c', 'd'], ['c', 'd']])
+    failed = {'b': 'b is broken', 'd': 'there is no summary'}
+    self.assertEqual(found, {'a': 0.3, 'c': 0.3} | failed)
+
+
+if __name__ == '__main__':
+  absltest.main()

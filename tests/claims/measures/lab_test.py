@@ -1,0 +1,55 @@
+"""Tests for claims.measures.lab: what is run, and what is kept."""
+
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+
+import train
+from bench import conditions
+from claims.measures import lab
+from configs import default
+
+
+class DrawnTest(absltest.TestCase):
+  def test_conditions_are_the_same_again_at_every_call(self):
+    full, quick = lab.drawn('full'), lab.drawn('quick')
+    self.assertEqual(full, lab.drawn('full'))
+    names = [(at.name, each.name) for at, own in full for each in own]
+    self.assertLen({*names}, len(names))
+    self.assertGreaterEqual(len(names), 40)
+    some = [(at.name, each.name) for at, own in quick for each in own]
+    self.assertContainsSubset(some, names)
+
+  def test_all_of_a_sample_are_runs(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for at, own in lab.drawn('quick'):
+      for each in own[:3]:
+        fields = conditions.fields(at, each, 16, folder)
+        config = default.get_config()
+        config.update_from_flattened_dict(fields)
+        train.check(config)  # Or it raises.
+
+
+class ComparedTest(absltest.TestCase):
+  def test_a_condition_that_failed_is_a_record(self):
+    at, own = lab.drawn('quick')[0]
+    kept = pathlib.Path(tempfile.mkdtemp())
+    times = {each.name: 2.0 for each in own} | {own[0].name: 'it broke'}
+    with (
+      mock.patch.object(conditions, 'virtual', lambda *_: 1.9),
+      mock.patch.object(conditions, 'iterations', lambda *_: 20),
+      mock.patch.object(conditions, 'real', lambda *_: times),
+    ):
+      first, *others = lab._compared(at, own, kept)
+    self.assertEqual((first['status'], first['error']), ('failed', 'it broke'))
+    for record in others:
+      self.assertAlmostEqual(record['miss'], 0.05)
+    self.assertLen([*kept.glob('*.json')], 1)
+    json.loads(next(kept.glob('*.json')).read_text())
+
+
+if __name__ == '__main__':
+  absltest.main()

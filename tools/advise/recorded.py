@@ -1,0 +1,107 @@
+"""Clusters as runs have found them: speeds, and links where there is a run.
+
+Times of iterations are taken to be in proportion to the examples.  Each worker
+goes through its own again and again.
+"""
+
+import pathlib
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.speed import traces
+from configs.checks import require
+from tools import calibrate
+from tools.advise import clusters
+from tools.advise.clusters import Described
+from tools.advise.simulating import Workload
+
+_COLUMNS = {
+  'worker_column': 'worker',
+  'order_column': 'iteration',
+  'value_column': 'compute_s',
+}
+_SERVER = ('server_up_Bps', 'server_down_Bps')
+
+
+def of_run(path: str, folder: pathlib.Path) -> tuple[Described, Workload]:
+  """Returns the cluster of a run and what it has trained: tools/calibrate.py.
+
+  Args:
+    path: Folder of the run.
+    folder: For what was measured; it has to stay as long as the cluster.
+
+  Raises:
+    ValueError: If there is no such run, or if it is too short.
+    OSError: If a file cannot be read.
+  """
+  there = pathlib.Path(path, 'manifest.json').exists()
+  expected = 'the folder of a run, with its manifest.json'
+  require(there, '--from-run', expected, path)
+  measured = calibrate.measure(path)
+  file = folder / 'measured.py'
+  calibrate.write(measured, file)
+  config = measured.config
+  batch = config.batching.worker_batch
+  links = file.with_suffix('.json')
+  network = {
+    field: [*value] if isinstance(value, tuple) else value
+    for field, value in config.cluster.network.items()
+    if field != 'servers_in_workers'
+  }
+  route = config.route
+  apart = (
+    route.name == 'server' and not config.cluster.network.servers_in_workers
+  )
+  for field in _SERVER:
+    rates = network.pop(field)
+    if apart:
+      network[field] = rates * (route.server.servers if len(rates) == 1 else 1)
+  network.pop('server_latency_s')
+  found = Described(
+    path,
+    config.cluster.workers,
+    _speed(file.with_suffix('.csv'), batch),
+    network,
+    str(links) if links.exists() else '',
+  )
+  return clusters.checked(found), Workload(measured.size_bytes, batch)
+
+
+def of_trace(path: str, file: str, batch: int) -> Described:
+  """Returns the cluster of a file whose speeds are recorded elsewhere.
+
+  Args:
+    path: CSV with the columns worker, iteration and compute_s, seconds, as
+      tools.calibrate writes it.
+    file: Of the cluster; has no `speed`.
+    batch: Examples of a recorded iteration.
+
+  Raises:
+    ValueError: If either is not as it has to be; names file and field.
+    OSError: If the cluster's file cannot be read.
+  """
+  try:
+    speed, workers = _speed(pathlib.Path(path), batch), _workers(path)
+  except ValueError as error:
+    raise ValueError(f'--from-trace: {error}') from error
+  found = clusters.read(file, speed)
+  expected = f'{workers}, as {path} has'
+  same = found.workers == workers
+  require(same, f'{file}: workers', expected, found.workers)
+  return found
+
+
+def _speed(path: pathlib.Path, batch: int) -> Mapping[str, Any]:
+  times = [row.value for row in traces.rows(str(path), (), **_COLUMNS)]
+  return {
+    'name': 'trace',
+    'fixed_s': 0.0,
+    'per_example_s': statistics.fmean(times) / batch,
+    'slowdown': [1.0],
+    'trace': {'path': str(path), **_COLUMNS},
+  }
+
+
+def _workers(path: str) -> int:
+  return len({row.worker for row in traces.rows(path, (), **_COLUMNS)})
