@@ -86,12 +86,8 @@ class Entry(NamedTuple):
     seeds: How many, by scale.
     ranked: Fields by the first of which the page ranks all runs; () for no
       ranking.
-<<<<<<< HEAD
-    absent: Why a scale that is in neither is not there: it needs data, say.
-=======
     listed: Fields that tell runs apart in it, where there are no grids.
-    absent: Why a scale that is in neither is not there.
->>>>>>> ledger
+    absent: Why a scale that is in neither is not there: it needs data, say.
     seen: What the results show; which rules proved to be wrong.
   """
 
