@@ -24,17 +24,22 @@ from wire.codec import (
   scaled,
 )
 
-# Of all shares together, if they travel one by one (pipelined): each costs time
-# of the host, whosever it is.
-PIECES = 64
+# Of all shares together, if they travel one by one (pipelined), and the bytes
+# that each has at least: each costs time of the host, whosever it is.
+PIECES, PIECE_BYTES = 64, 2**14
 # A worker sends a piece once the one so many before it is back: so all keep
 # pace, and what waits in the queues of the links stays short.
 AHEAD = 4
 
 
-def pieces(servers: int) -> int:
-  """Returns in how many pieces the share of one of so many servers travels."""
-  return max(1, PIECES // servers)
+def pieces(servers: int, push_bytes: int) -> int:
+  """Returns in how many pieces each share travels.
+
+  Args:
+    servers: How many shares there are.
+    push_bytes: Of a worker's push to all of them.
+  """
+  return max(1, min(PIECES, push_bytes // PIECE_BYTES) // servers)
 
 
 def even(size: int, parts: int) -> list[int]:

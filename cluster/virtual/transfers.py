@@ -202,7 +202,7 @@ class Pipelined:
     del num_workers
     self.network = network
     self._hosts = servers
-    self._count = pieces(len(servers))  # Of each share.
+    self._count = pieces(len(servers), sum(sizes.push[0]))  # Of each share.
     self._pushes, self._pulls = (
       [even(size, self._count) for size in shares]
       for shares in (sizes.push[0], sizes.pull)  # There is but one stage.

@@ -214,7 +214,9 @@ class ServedSite(Process):
     params, stats = self._flat.initial(index)
     make = self.parts.learned.learner
     if self._plan.pipelined:
-      count = pieces(self._plan.servers)
+      servers = self._plan.servers
+      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
+      count = pieces(servers, push_bytes)
       learner = Pieces(make, params, wire=self.parts.wire, count=count)
     else:
       learner = make(params, stats)
