@@ -34,7 +34,11 @@ from tools.reading import records
 
 _RUNS = {
   'bsp': {'sync.name': 'bsp'},
-  'pipelined': {'sync.name': 'bsp', 'route.server.pipelined': True},
+  'pipelined': {
+    'sync.name': 'bsp',
+    'route.server.pipelined': True,
+    'model.mlp.hidden': '(1024,)',  # Of several pieces.
+  },
   'ssp': {'sync.name': 'ssp'},
   'elastic': {'sync.name': 'elastic'},
   'r2sp': {'sync.name': 'r2sp'},

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 
 from wire import dense
 from wire.codec import Payload
-from wire.flat import Flat, even, share, views
+from wire.flat import Flat, even, pieces, share, views
 
 
 def _tree(seed, *shapes):
@@ -105,6 +105,19 @@ class FlatTest(parameterized.TestCase):
       _flat(_PARAMS, _STATS, 8)
     with self.assertRaisesRegex(ValueError, 'float32 leaves, got int32'):
       _flat({'a': jnp.arange(3)}, (), 1)
+
+
+class PiecesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (1, 10**7, 64),  # So many at most,
+    (1, 20 * 2**14 + 1, 20),  # of so many bytes at least.
+    (3, 10**7, 21),
+    (3, 20 * 2**14, 6),
+    (3, 1, 1),
+    (100, 10**7, 1),
+  )
+  def test_pieces_are_neither_many_nor_small(self, servers, size, count):
+    self.assertEqual(pieces(servers, size), count)
 
 
 class ShareTest(parameterized.TestCase):

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import unittest
 from unittest import mock
 
 import jax
@@ -14,11 +15,19 @@ from sync import record
 from tests.support import small, stopping
 from tools import replay
 from tools.reading import records
+from wire import flat
 from wire.flat import even
 
 _CHUNKS = 64
 _BYTES = 1768  # Of the model of small.config.
 _INF = math.inf
+
+
+def setUpModule():
+  """Has models as small as these travel in all pieces."""
+  patched = mock.patch.object(flat, 'PIECE_BYTES', 1)
+  patched.start()
+  unittest.addModuleCleanup(patched.stop)
 
 
 def _trained(**changed):
