@@ -3,7 +3,6 @@
 import json
 import math
 import tempfile
-import unittest
 from unittest import mock
 
 import jax
@@ -23,11 +22,16 @@ _BYTES = 1768  # Of the model of small.config.
 _INF = math.inf
 
 
+# Has models as small as these travel in all pieces.
+_PATCHED = mock.patch.object(flat, 'PIECE_BYTES', 1)
+
+
 def setUpModule():
-  """Has models as small as these travel in all pieces."""
-  patched = mock.patch.object(flat, 'PIECE_BYTES', 1)
-  patched.start()
-  unittest.addModuleCleanup(patched.stop)
+  _PATCHED.start()
+
+
+def tearDownModule():
+  _PATCHED.stop()
 
 
 def _trained(**changed):

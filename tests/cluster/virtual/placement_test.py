@@ -6,7 +6,7 @@ from absl.testing import absltest, parameterized
 from tests.support import small
 from wire.flat import pieces
 
-_BYTES = 4 * 12 * 64 * 63 * 2  # A multiple of all shares' pieces.
+_BYTES = 4 * 12 * 64 * 63 * 8  # A multiple of all shares' pieces.
 _B = 1e6
 _COMPUTE_S = 0.1
 _ONE_S = _BYTES / _B  # S/B.
@@ -62,7 +62,7 @@ class PlacementTest(parameterized.TestCase):
     )
     bound = _COMPUTE_S + (4 + servers - 2) / servers * _ONE_S
     # The pulls of a share's last piece cannot overlap.
-    piece_s = 3 * _ONE_S / servers / pieces(servers)
+    piece_s = 3 * _ONE_S / servers / pieces(servers, _BYTES)
     self.assertGreaterEqual(got.min(), bound - 1e-9)
     self.assertLessEqual(got.max(), bound + piece_s + 1e-9)
 
