@@ -1,6 +1,8 @@
 """What a run shows: a progress bar on a terminal, log lines elsewhere."""
 
-from collections.abc import Mapping
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import rich.console
@@ -86,3 +88,15 @@ class Console:
 
 def _number(value: float | None, form: str) -> str:
   return '-' if value is None else format(value, form)
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+  """Hides what runs show of themselves, but for warnings."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      yield
+  finally:
+    logging.set_verbosity(before)

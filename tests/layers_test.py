@@ -80,7 +80,7 @@ _MAY = {
     'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
-    'outputs.checkpoints outputs.ledger '
+    'outputs.checkpoints outputs.console outputs.ledger '
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.kept'
   ),

@@ -15,24 +15,23 @@ FILE.json if they are more than those of hosts, up and down.
 on the same cluster and prints what they were predicted and measured to be.
 """
 
-import contextlib
 import csv
-import io
 import json
 import math
 import pathlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
+from outputs import console
 from tools.calibrating import links, reduced, served, tables, timeline
 from tools.reading import manifests, records
 
@@ -229,7 +228,7 @@ def predict(
     num_train=num_train,
     epochs=epochs,
   )
-  with tempfile.TemporaryDirectory() as folder, _quiet():
+  with tempfile.TemporaryDirectory() as folder, console.hidden():
     times = pathlib.Path(folder, 'times.csv')
     _write_times(calibration, times)
     timed.cluster.speed.trace.path = str(times)
@@ -337,18 +336,6 @@ def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
   if cluster:
     path.write_text(json.dumps(cluster, indent=1) + '\n', encoding='utf-8')
   return bool(cluster)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides what a run shows."""
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)
-  try:
-    with contextlib.redirect_stdout(io.StringIO()):
-      yield
-  finally:
-    logging.set_verbosity(before)
 
 
 if __name__ == '__main__':

@@ -24,7 +24,6 @@ from data.stream import Stream
 from models.task import Task
 from predict import ema
 from tests.support import processes, small
-from tools.drawing import batches
 from tools.reading import records
 
 _RATE = 2.0**-6
@@ -388,22 +387,6 @@ class RealTest(processes.TestCase):
     """Returns what the predictor knows of each worker."""
     state, _ = processes.newest(launch.folder)
     return state['runtime']['lead']['batching'].predictor.history
-
-
-class PictureTest(absltest.TestCase):
-  def test_a_run_whose_batches_change_has_one(self):
-    run, _ = small.trained(**_CHANGING)
-    figure = batches.draw('a run', records.load(run.files.workdir))
-
-    (axes,) = figure.axes
-    self.assertLen(axes.lines, _WORKERS)
-    pushes = _pushes(run.files.workdir)
-    mine = [push['examples'] for push in pushes if push['worker'] == 1]
-    np.testing.assert_array_equal(axes.lines[1].get_ydata(), mine)
-
-  def test_a_run_whose_batches_do_not_has_none(self):
-    run, _ = small.trained(sync__name='bsp')
-    self.assertIsNone(batches.draw('a run', records.load(run.files.workdir)))
 
 
 if __name__ == '__main__':

@@ -1,19 +1,17 @@
 """How many examples per second a combination processes on a cluster."""
 
-import contextlib
-import io
 import json
 import math
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from absl import logging
 from ml_collections import ConfigDict
 
 import train
 from configs import default
+from outputs import console
 from tools.advise.clusters import Described
 from tools.advise.needed import BSP, Combination
 
@@ -69,7 +67,7 @@ def check(
     same = [c for c in combinations if (c.route == 'server') == served]
     plain = sorted(same, key=lambda c: (c.sync != 'bsp', c.route != 'ring'))
     if plain:
-      with _quiet():
+      with console.hidden():
         train.check(_config(cluster, workload, plain[0]))
 
 
@@ -137,7 +135,7 @@ def _config(
 
 
 def _paced(config: ConfigDict) -> Pace:
-  with tempfile.TemporaryDirectory() as folder, _quiet():
+  with tempfile.TemporaryDirectory() as folder, console.hidden():
     summary = train.build(config, workdir=f'{folder}/run')()
     text = pathlib.Path(folder, 'run/metrics.jsonl').read_text()
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']
@@ -158,15 +156,3 @@ def _settled(rows: list[dict[str, Any]]) -> float:
   begun = _SETTLED * last['examples']
   first = next(row for row in used if row['examples'] >= begun)
   return (last['examples'] - first['examples']) / (last['time'] - first['time'])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides what a run shows."""
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)
-  try:
-    with contextlib.redirect_stdout(io.StringIO()):
-      yield
-  finally:
-    logging.set_verbosity(before)

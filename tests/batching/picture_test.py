@@ -1,0 +1,41 @@
+"""Tests for the picture of batches that change."""
+
+import numpy as np
+from absl.testing import absltest
+
+from tests.support import small
+from tools.drawing import batches
+from tools.reading import records
+
+_CHANGING = {
+  'sync__name': 'bsp',
+  'batching__name': 'lb_bsp',
+  'batching__lb_bsp__predictor__name': 'ema',
+  'batching__lb_bsp__threshold': 0.0,
+  'cluster__workers': 4,
+  'cluster__speed__slowdown': (1.0, 1.3, 2.0, 3.1),
+}
+
+
+class PictureTest(absltest.TestCase):
+  def test_a_run_whose_batches_change_has_one(self):
+    run, _ = small.trained(**_CHANGING)
+    figure = batches.draw('a run', records.load(run.files.workdir))
+
+    (axes,) = figure.axes
+    self.assertLen(axes.lines, 4)
+    mine = [
+      event['examples']
+      for event in records.events(run.files.workdir)
+      if event['told'] == 'push' and event['worker'] == 1
+    ]
+    self.assertGreater(len(set(mine)), 1)
+    np.testing.assert_array_equal(axes.lines[1].get_ydata(), mine)
+
+  def test_a_run_whose_batches_do_not_has_none(self):
+    run, _ = small.trained(sync__name='bsp')
+    self.assertIsNone(batches.draw('a run', records.load(run.files.workdir)))
+
+
+if __name__ == '__main__':
+  absltest.main()
