@@ -171,7 +171,9 @@ class Fuzz:
       for _ in range(3):
         kind = self._rng.choice((b'H', b'C', b'E', b'X', b'\0'))
         data = self._rng.choice((b'', b'[0, 1]', b'[0, 0]', b'\xff' * 1000))
-        frame = messages._FRAME.pack(kind, self._rng.choice((0, 1, 2, 3, 9)), 0)
+        number, most = self._rng.choice((0, 1, 2, 3, 9)), len(data)
+        size = self._rng.choice((0, most, most // 2, most + 1, 2**32 - 1))
+        frame = messages._FRAME.pack(kind, number, 0, size)
         metadata = pa.py_buffer(frame + data)
         if self._rng.random() < 0.5:
           stream._writer.write_metadata(metadata)

@@ -3,7 +3,8 @@
 A message is a header, plain JSON, and a body in chunks of bytes, each with a
 checksum; the header travels with the first of them.  Chunks travel as soon as
 they are sent and are handed over as soon as they arrive.  Both are without a
-copy of ours.
+copy of ours but for small chunks, which are copied into the header's bytes:
+Arrow's batches would cost them many times that.
 """
 
 import contextlib
@@ -33,8 +34,11 @@ SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
 ERRORS = (pa.ArrowException, flight.FlightError, OSError)
 CHUNK_BYTES = 1 << 21  # The fastest on loopback.
 GRACE_S = 2.0  # For the other end to answer that a stream ends.
-_FRAME = struct.Struct('<cQQ')  # Kind, number within the stream, checksum.
+# Kind, number within the stream, checksum, how long the text is; bytes of a
+# small chunk follow the text.
+_FRAME = struct.Struct('<cQQI')
 _HEADER, _CHUNK, _END = b'H', b'C', b'E'
+_SMALL_BYTES = 1 << 14  # Of a chunk that is copied.
 _BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
 _HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
 Spoil = Literal['first', 'last']  # Which chunk is corrupt, on purpose.
@@ -126,8 +130,8 @@ class Stream:
   ) -> None:
     """Sends a message; each chunk is on its way before the next is asked for.
 
-    Returns once the arrays may change again: all of them have been handed to
-    the kernel.  If the body fails, then the stream ends.
+    Returns once the arrays may change again: all of them have been copied or
+    handed to the kernel.  If the body fails, then the stream ends.
 
     Args:
       header: Plain JSON.
@@ -226,7 +230,8 @@ class Stream:
       require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
       require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
       view = chunk.view()
-      lent.append(weakref.ref(view, self._returned.put))
+      if chunk.size > _SMALL_BYTES:
+        lent.append(weakref.ref(view, self._returned.put))
       here = {'first': first, 'last': sent == size_bytes}
       kind, before = (_HEADER, text) if first else (_CHUNK, b'')
       self._write(kind, before, view, spoil=here.get(spoil, False))
@@ -249,11 +254,14 @@ class Stream:
   ) -> None:
     if self._reason:
       raise Closed(f'{self.peer}: {self._reason}')
-    frame = _FRAME.pack(kind, self._sent, _checksum(text, chunk))
+    size = len(text)
+    if chunk is not None and chunk.size <= _SMALL_BYTES:
+      text, chunk = text + chunk.tobytes(), None
+    frame = _FRAME.pack(kind, self._sent, _checksum(text, chunk), size)
     self._sent += 1
     if spoil:
       whole = bytearray(text if chunk is None else chunk)
-      whole[len(whole) // 2] ^= 1
+      whole[-1] ^= 1
       text = bytes(whole) if chunk is None else text
       chunk = chunk if chunk is None else np.frombuffer(whole, np.uint8)
     metadata = pa.py_buffer(frame + text)
@@ -322,21 +330,25 @@ class Stream:
     expected, self._received = self._received, self._received + 1
     if len(metadata) < _FRAME.size:
       raise Corrupt(f'{self.peer}: expected a frame, got {len(metadata)} bytes')
-    kind, number, checksum = _FRAME.unpack_from(metadata)
+    kind, number, checksum, size = _FRAME.unpack_from(metadata)
     if number != expected:
       self._received = number + 1
       raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
-    text = metadata[_FRAME.size :]
-    if len(text) > _HEADER_BYTES or kind not in (_HEADER, _CHUNK, _END):
+    sent = metadata[_FRAME.size :]
+    most = min(len(sent), _HEADER_BYTES)
+    if size > most or kind not in (_HEADER, _CHUNK, _END):
       raise Corrupt(
-        f'{self.peer}: expected a header, a chunk or an end of up to '
-        f'{_HEADER_BYTES} bytes, got {len(text)} in frame {number}'
+        f'{self.peer}: expected a header, a chunk or an end of up to {most} '
+        f'bytes, got {size} in frame {number}'
       )
-    has = kind == _CHUNK or (kind == _HEADER and read.data is not None)
-    chunk = self._bytes(read.data, number) if has else None
-    if _checksum(text, chunk) != checksum:
+    chunk, small = None, len(sent) > size
+    if read.data is not None or (kind == _CHUNK and not small):
+      chunk = self._bytes(None if small else read.data, number)
+    if _checksum(sent, chunk) != checksum:
       raise Corrupt(f'{self.peer}: frame {number} has another checksum')
-    return _Frame(kind, text, chunk)
+    if small:
+      chunk = np.frombuffer(sent[size:], np.uint8)
+    return _Frame(kind, sent[:size], chunk)
 
   def _bytes(self, batch: pa.RecordBatch | None, number: int) -> np.ndarray:
     """Returns the bytes of a chunk, without padding."""

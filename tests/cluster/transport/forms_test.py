@@ -71,7 +71,7 @@ class FormTest(TestCase):
 
   def test_a_chunk_without_bytes_is_corrupt(self):
     def send(stream):
-      frame = messages._FRAME.pack(b'C', stream._sent, 0)
+      frame = messages._FRAME.pack(b'C', stream._sent, 0, 0)
       stream._sent += 1
       stream._writer.write_metadata(pa.py_buffer(frame))
 
@@ -81,7 +81,26 @@ class FormTest(TestCase):
 
     self.assertIn('expected bytes', self._seen(announced))
 
-  @parameterized.parameters(1, 5, 16)
+  def test_a_text_longer_than_its_frame_is_corrupt(self):
+    def send(stream):
+      frame = messages._FRAME.pack(b'H', stream._sent, 0, 7)
+      stream._sent += 1
+      stream._writer.write_metadata(pa.py_buffer(frame + b'[0, 0]'))
+
+    self.assertIn('of up to 6 bytes, got 7', self._seen(send))
+
+  def test_bytes_of_a_chunk_have_one_place(self):
+    def send(stream):
+      data = b'[0, 4]more'
+      checksum = xxhash.xxh3_64_intdigest(data)
+      frame = messages._FRAME.pack(b'H', stream._sent, checksum, 6)
+      stream._sent += 1
+      batch = messages._batch(np.zeros(4, np.uint8))
+      stream._writer.write_with_metadata(batch, pa.py_buffer(frame + data))
+
+    self.assertIn('expected bytes', self._seen(send))
+
+  @parameterized.parameters(1, 5, 20)
   def test_a_frame_may_be_too_short(self, size):
     def send(stream):
       stream._sent += 1
@@ -120,7 +139,8 @@ class FormTest(TestCase):
 
   def test_checksums_are_of_the_bytes(self):
     data = b'[0, 0]'
-    frame = messages._FRAME.pack(b'H', 2, xxhash.xxh3_64_intdigest(data) ^ 1)
+    checksum = xxhash.xxh3_64_intdigest(data) ^ 1
+    frame = messages._FRAME.pack(b'H', 2, checksum, len(data))
 
     def send(stream):
       stream._sent += 1
