@@ -79,11 +79,16 @@ class Door:
 
   def _look(self, now: float) -> None:
     """Cuts off who is to be."""
-    files = sockets.numbers()
     with self._lock:
       if self._left:  # Its connection may go on without a stream.
         self._known.clear()
         self._left = False
+    # Who does not tell has to be looked at.
+    with contextlib.suppress(OSError):
+      if sockets.of_port(self._port) <= self._known:
+        self._since = {}
+        return
+    files = sockets.numbers()
     self._known &= files.keys()
     strangers = {}
     for number in files.keys() - self._known:

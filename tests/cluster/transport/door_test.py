@@ -123,6 +123,44 @@ class DoorTest(TestCase):
       transport.connect(listener.address, None, _OURS, 0.2)
     self.assertIn('too many are waiting to be let in', logs.output[0])
 
+  def test_the_kernel_tells_who_is_connected_to_a_port(self):
+    listener = self.listener(wait_s=60.0)
+    port = int(listener.address.rpartition(':')[2])
+    with contextlib.ExitStack() as stack:
+      for _ in range(3):
+        stack.enter_context(self._stranger(listener))
+      self.connect(listener, None, _OURS)
+      _until(lambda: len(sockets.of_port(port)) == 4)
+      ends = set()
+      for number, name in sockets.numbers().items():
+        with contextlib.suppress(OSError), sockets.looked_at(name) as end:
+          if end.port == port and end.peer:
+            ends.add(number)
+      self.assertLen(ends, 4)
+      self.assertEqual(sockets.of_port(port), ends)
+
+  def test_files_are_looked_at_when_somebody_comes(self):
+    listener = self.listener(wait_s=60.0)
+    door = listener._server._door
+    port = int(listener.address.rpartition(':')[2])
+    self.connect(listener, None, _OURS)
+    _until(lambda: sockets.of_port(port) <= door._known)
+    with mock.patch.object(
+      sockets, 'numbers', wraps=sockets.numbers
+    ) as numbers:
+      time.sleep(2 * doors._LOOK_S)
+      numbers.assert_not_called()
+      with self._stranger(listener):
+        _until(lambda: door._since)
+      numbers.assert_called()
+
+  def test_files_are_looked_at_if_the_kernel_does_not_tell(self):
+    with (
+      mock.patch.object(sockets, 'of_port', side_effect=OSError),
+      self._stranger(self.listener()) as silent,
+    ):
+      _read_to_the_end(silent)
+
   def test_the_system_looks_after_who_is_in(self):
     listener = self.listener()
     stream = self.connect(listener, None, _OURS)
