@@ -69,8 +69,8 @@ class Incoming(NamedTuple):
       TransportError: As `Stream.receive`.
     """
     valid = into.dtype == np.uint8 and into.shape == (self.size_bytes,)
-    expected = f'uint8 [{self.size_bytes}]'
-    require(valid, 'into', expected, (into.dtype.name, into.shape))
+    expected, got = f'uint8 [{self.size_bytes}]', (into.dtype, into.shape)
+    require(valid, 'into', expected, got)
     start = 0
     for chunk in self.chunks:
       into[start : start + chunk.size] = chunk

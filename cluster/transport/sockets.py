@@ -14,11 +14,12 @@ from configs.checks import require
 _IDLE_S, _APART_S, _PROBES = 20, 10, 4
 _RECEIVED = 128  # Offset of tcpi_bytes_received in struct tcp_info, u64.
 _INFO_BYTES = 256
-# What sock_diag(7) is asked: netlink's header, then a struct inet_diag_req_v2;
-# and of what it answers the header, and the inode in a struct inet_diag_msg.
-_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
-_ASKED = struct.Struct('=IHHIIBBBxI2s46x')
-_ANSWER, _INODE = struct.Struct('=IH10x'), struct.Struct('=84xI')
+# What sock_diag(7) is asked: netlink's header, then a struct inet_diag_req, of
+# all families; and of what it answers the header, and the inode in a struct
+# inet_diag_msg.
+_DIAG, _OF_TCP, _DUMP = 4, 18, 0x301
+_ASKED = struct.Struct('=IHH12x2s46xI4x')
+_ANSWER, _INODE = struct.Struct('=IH'), struct.Struct('=84xI')
 _DONE, _FAILED = 3, 2
 _OPEN = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # Established, or closed by one end.
 
@@ -44,20 +45,18 @@ def of_port(port: int) -> set[str]:
   """
   found = set()
   with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
-    for family in (socket.AF_INET, socket.AF_INET6):
-      of, sport = (family, socket.IPPROTO_TCP, 0, _OPEN), port.to_bytes(2)
-      kernel.send(_ASKED.pack(_ASKED.size, _BY_FAMILY, _DUMP, 0, 0, *of, sport))
-      kind = None
-      while kind != _DONE:
-        data, start = kernel.recv(1 << 16), 0
-        while start < len(data) and kind != _DONE:
-          size, kind = _ANSWER.unpack_from(data, start)
-          if kind == _FAILED:
-            raise OSError('The kernel does not know sock_diag.')
-          if kind != _DONE:
-            found.add(f'socket:[{_INODE.unpack_from(data, start)[0]}]')
-          start += size + -size % 4
-  return found - {'socket:[0]'}  # No process has it, or not yet.
+    asked = _ASKED.size, _OF_TCP, _DUMP, port.to_bytes(2, 'big'), _OPEN
+    kernel.send(_ASKED.pack(*asked))
+    while True:
+      data, start = kernel.recv(1 << 16), 0
+      while start < len(data):
+        size, kind = _ANSWER.unpack_from(data, start)
+        if kind == _FAILED:
+          raise OSError('The kernel does not know sock_diag.')
+        if kind == _DONE:
+          return found - {'socket:[0]'}  # No process has it, or not yet.
+        found.add(f'socket:[{_INODE.unpack_from(data, start)[0]}]')
+        start += size + -size % 4
 
 
 @contextlib.contextmanager
