@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench import clusters
-from cluster.transport import greeting, messages, streams
+from cluster.transport import frames, greeting, messages, streams
 from cluster.transport.streams import Security, Stream, TransportError
 from outputs import arrays
 
@@ -173,13 +173,13 @@ class Fuzz:
         data = self._rng.choice((b'', b'[0, 1]', b'[0, 0]', b'\xff' * 1000))
         number, most = self._rng.choice((0, 1, 2, 3, 9)), len(data)
         size = self._rng.choice((0, most, most // 2, most + 1, 2**32 - 1))
-        frame = messages._FRAME.pack(kind, number, 0, size)
+        frame = frames.FORM.pack(kind, number, 0, size)
         metadata = pa.py_buffer(frame + data)
         if self._rng.random() < 0.5:
           stream._writer.write_metadata(metadata)
         else:
           rows = pa.array(list(data[:8]), pa.uint8())
-          batch = pa.record_batch([rows], schema=messages.SCHEMA)
+          batch = pa.record_batch([rows], schema=frames.SCHEMA)
           stream._writer.write_with_metadata(batch, metadata)
       header = self._said()
       stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil='first')

@@ -3,14 +3,12 @@
 A message is a header, plain JSON, and a body in chunks of bytes, each with a
 checksum; the header travels with the first of them.  Chunks travel as soon as
 they are sent and are handed over as soon as they arrive.  Both are without a
-copy of ours but for small chunks, which are copied into the header's bytes:
-Arrow's batches would cost them many times that.
+copy of ours, but for small chunks.
 """
 
 import contextlib
 import json
 import queue
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -19,27 +17,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
-import xxhash
 
+from cluster.transport import frames
 from cluster.transport.errors import (
   Closed,
   Corrupt,
   TransportError,
   ended,
 )
+from cluster.transport.frames import CHUNK, END, HEADER, Frame
 from configs.checks import require
 
-SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
 # What Flight raises, from any of its layers.
 ERRORS = (pa.ArrowException, flight.FlightError, OSError)
 CHUNK_BYTES = 1 << 21  # The fastest on loopback.
 GRACE_S = 2.0  # For the other end to answer that a stream ends.
-# Kind, number within the stream, checksum, how long the text is; bytes of a
-# small chunk follow the text.
-_FRAME = struct.Struct('<cQQI')
-_HEADER, _CHUNK, _END = b'H', b'C', b'E'
-_SMALL_BYTES = 1 << 14  # Of a chunk that is copied.
-_BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
 _HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
 Spoil = Literal['first', 'last']  # Which chunk is corrupt, on purpose.
 _REASON = 300  # Characters that a peer can have logged.
@@ -73,7 +65,11 @@ class Incoming(NamedTuple):
     require(valid, 'into', expected, got)
     start = 0
     for chunk in self.chunks:
-      into[start : start + chunk.size] = chunk
+      whole = slice(start, start + chunk.size)
+      if chunk.size > frames.SMALL_BYTES:
+        into[whole] = chunk
+      else:  # NumPy gives Python's lock away, and waits for it again.
+        into.data[whole] = chunk.data
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its warm memory.
 
@@ -116,7 +112,7 @@ class Stream:
     self._receiving = threading.Lock()
     self._closing = threading.Lock()
     self._sent = self._received = 0
-    self._held: _Frame | None = None  # Read, but not part of the message.
+    self._held: Frame | None = None  # Read, but not part of the message.
     self._returned: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._reason = ''  # Why the stream has ended.
 
@@ -167,10 +163,10 @@ class Stream:
     """
     frame = self._held or self._read()
     self._held = None
-    while frame.kind == _CHUNK:
+    while frame.kind == CHUNK:
       frame = self._read()
     if frame.chunk is not None:
-      self._held = _Frame(_CHUNK, b'', frame.chunk)
+      self._held = Frame(CHUNK, b'', frame.chunk)
     header, size_bytes = self._unpacked(frame.text)
     if most_bytes is not None and size_bytes > most_bytes:
       raise Corrupt(
@@ -226,19 +222,19 @@ class Stream:
     for chunk in chunks:
       first = not sent
       sent += chunk.size
-      valid = 0 < chunk.nbytes == chunk.size <= _BATCH_BYTES
+      valid = 0 < chunk.nbytes == chunk.size <= frames.BATCH_BYTES
       require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
       require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
       view = chunk.view()
-      if chunk.size > _SMALL_BYTES:
+      if chunk.size > frames.SMALL_BYTES:
         lent.append(weakref.ref(view, self._returned.put))
       here = {'first': first, 'last': sent == size_bytes}
-      kind, before = (_HEADER, text) if first else (_CHUNK, b'')
+      kind, before = (HEADER, text) if first else (CHUNK, b'')
       self._write(kind, before, view, spoil=here.get(spoil, False))
       del view
     require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
     if not sent:
-      self._write(_HEADER, text, spoil=spoil is not None)
+      self._write(HEADER, text, spoil=spoil is not None)
     # gRPC promises to write, not that it no longer reads the caller's memory.
     for _ in lent:
       if self._returned.get() is None:
@@ -254,29 +250,20 @@ class Stream:
   ) -> None:
     if self._reason:
       raise Closed(f'{self.peer}: {self._reason}')
-    size = len(text)
-    if chunk is not None and chunk.size <= _SMALL_BYTES:
-      text, chunk = text + chunk.tobytes(), None
-    frame = _FRAME.pack(kind, self._sent, _checksum(text, chunk), size)
+    metadata, chunk = frames.packed(kind, self._sent, text, chunk, spoil=spoil)
     self._sent += 1
-    if spoil:
-      whole = bytearray(text if chunk is None else chunk)
-      whole[-1] ^= 1
-      text = bytes(whole) if chunk is None else text
-      chunk = chunk if chunk is None else np.frombuffer(whole, np.uint8)
-    metadata = pa.py_buffer(frame + text)
     try:
       if chunk is None:
         self._writer.write_metadata(metadata)
       else:
-        self._writer.write_with_metadata(_batch(chunk), metadata)
+        self._writer.write_with_metadata(frames.batch(chunk), metadata)
     except ERRORS as error:
       # Why is known to `receive`, which may have more to read before.
       raise Closed(f'{self.peer}: cannot send: {error}') from error
 
   def _end(self, reason: str) -> None:
     with contextlib.suppress(Closed):
-      self._write(_END, reason.encode())
+      self._write(END, reason.encode())
       self._reason = reason
 
   def _body(self, left: int) -> Iterator[np.ndarray]:
@@ -291,7 +278,7 @@ class Stream:
   def _chunk(self, left: int) -> np.ndarray:
     frame = self._held or self._read()
     self._held = None
-    if frame.kind != _CHUNK or frame.chunk.size > left:
+    if frame.kind != CHUNK or frame.chunk.size > left:
       self._held = frame
       raise Corrupt(f'{self.peer}: the body is not of the size announced')
     return frame.chunk
@@ -308,7 +295,7 @@ class Stream:
         return header, size
     raise Corrupt(f'{self.peer}: expected a header and the size of a body')
 
-  def _read(self) -> '_Frame':
+  def _read(self) -> Frame:
     with self._receiving:
       if self._reason:
         raise Closed(f'{self.peer}: {self._reason}')
@@ -319,44 +306,38 @@ class Stream:
       except ERRORS as error:
         raise self._lost(error) from error
     frame = self._parsed(read)
-    if frame.kind == _END:
+    if frame.kind == END:
       raise self._lost(
         _printable(str(frame.text[:_REASON], 'utf-8', 'replace'))
       )
     return frame
 
-  def _parsed(self, read: flight.FlightStreamChunk) -> '_Frame':
+  def _parsed(self, read: flight.FlightStreamChunk) -> Frame:
     metadata = memoryview(read.app_metadata or b'')
     expected, self._received = self._received, self._received + 1
-    if len(metadata) < _FRAME.size:
+    if len(metadata) < frames.FORM.size:
       raise Corrupt(f'{self.peer}: expected a frame, got {len(metadata)} bytes')
-    kind, number, checksum, size = _FRAME.unpack_from(metadata)
+    kind, number, checksum, size = frames.FORM.unpack_from(metadata)
     if number != expected:
       self._received = number + 1
       raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
-    sent = metadata[_FRAME.size :]
+    sent = metadata[frames.FORM.size :]
     most = min(len(sent), _HEADER_BYTES)
-    if size > most or kind not in (_HEADER, _CHUNK, _END):
+    if size > most or kind not in (HEADER, CHUNK, END):
       raise Corrupt(
         f'{self.peer}: expected a header, a chunk or an end of up to {most} '
         f'bytes, got {size} in frame {number}'
       )
     chunk, small = None, len(sent) > size
-    if read.data is not None or (kind == _CHUNK and not small):
-      chunk = self._bytes(None if small else read.data, number)
-    if _checksum(sent, chunk) != checksum:
+    if read.data is not None or (kind == CHUNK and not small):
+      chunk = None if small else frames.unbatched(read.data)
+      if chunk is None:
+        raise Corrupt(f'{self.peer}: expected bytes in frame {number}')
+    if frames.checksum(sent, chunk) != checksum:
       raise Corrupt(f'{self.peer}: frame {number} has another checksum')
     if small:
       chunk = np.frombuffer(sent[size:], np.uint8)
-    return _Frame(kind, sent[:size], chunk)
-
-  def _bytes(self, batch: pa.RecordBatch | None, number: int) -> np.ndarray:
-    """Returns the bytes of a chunk, without padding."""
-    valid = batch is not None and batch.schema == SCHEMA and batch.num_rows
-    buffer = batch.column(0).buffers()[1] if valid else None
-    if buffer is None or buffer.size < batch.num_rows:
-      raise Corrupt(f'{self.peer}: expected bytes in frame {number}')
-    return np.frombuffer(buffer, np.uint8)[: batch.num_rows]
+    return Frame(kind, sent[:size], chunk)
 
   def _lost(self, why: Exception | str) -> TransportError:
     error = ended(self.peer, self._reason or why)
@@ -390,22 +371,3 @@ def chunked(
 def _printable(text: str) -> str:
   """Returns text that takes one line."""
   return ''.join(c if c.isprintable() else '?' for c in text)
-
-
-class _Frame(NamedTuple):
-  kind: bytes
-  text: Any  # View of bytes.
-  chunk: np.ndarray | None  # Of a header the first one, if it has a body.
-
-
-def _checksum(text: Any, chunk: np.ndarray | None) -> int:
-  of = xxhash.xxh3_64(text)
-  if chunk is not None:
-    of.update(chunk)
-  return of.intdigest()
-
-
-def _batch(data: np.ndarray) -> pa.RecordBatch:
-  buffers = [None, pa.py_buffer(data)]
-  column = pa.Array.from_buffers(pa.uint8(), data.size, buffers, 0)
-  return pa.RecordBatch.from_arrays([column], schema=SCHEMA)

@@ -28,12 +28,12 @@ from cluster.transport.errors import (
   TransportError,
   ended,
 )
+from cluster.transport.frames import SCHEMA
 from cluster.transport.greeting import Security, receive_hello, send_hello
 from cluster.transport.interfaces import interface_address
 from cluster.transport.messages import (
   ERRORS,
   GRACE_S,
-  SCHEMA,
   Incoming,
   Stream,
   chunked,

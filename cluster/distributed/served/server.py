@@ -6,6 +6,7 @@ it a version once the lead releases the worker, and then takes in its push.
 """
 
 import contextlib
+import functools
 import itertools
 import queue
 import threading
@@ -372,5 +373,10 @@ def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
     stream.send({}, pieces, size)
 
 
+@functools.cache
+def _cpu() -> jax.Device:
+  return jax.local_devices(backend='cpu')[0]
+
+
 def _on_cpu() -> contextlib.AbstractContextManager:
-  return jax.default_device(jax.local_devices(backend='cpu')[0])
+  return jax.default_device(_cpu())

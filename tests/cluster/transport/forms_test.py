@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 from absl.testing import absltest, parameterized
 
-from cluster.transport import messages
+from cluster.transport import frames, messages
 from cluster.transport.streams import Closed, Corrupt
 from tests.support.streams import WAIT_S, TestCase, read
 
@@ -71,7 +71,7 @@ class FormTest(TestCase):
 
   def test_a_chunk_without_bytes_is_corrupt(self):
     def send(stream):
-      frame = messages._FRAME.pack(b'C', stream._sent, 0, 0)
+      frame = frames.FORM.pack(b'C', stream._sent, 0, 0)
       stream._sent += 1
       stream._writer.write_metadata(pa.py_buffer(frame))
 
@@ -83,7 +83,7 @@ class FormTest(TestCase):
 
   def test_a_text_longer_than_its_frame_is_corrupt(self):
     def send(stream):
-      frame = messages._FRAME.pack(b'H', stream._sent, 0, 7)
+      frame = frames.FORM.pack(b'H', stream._sent, 0, 7)
       stream._sent += 1
       stream._writer.write_metadata(pa.py_buffer(frame + b'[0, 0]'))
 
@@ -93,9 +93,9 @@ class FormTest(TestCase):
     def send(stream):
       data = b'[0, 4]more'
       checksum = xxhash.xxh3_64_intdigest(data)
-      frame = messages._FRAME.pack(b'H', stream._sent, checksum, 6)
+      frame = frames.FORM.pack(b'H', stream._sent, checksum, 6)
       stream._sent += 1
-      batch = messages._batch(np.zeros(4, np.uint8))
+      batch = frames.batch(np.zeros(4, np.uint8))
       stream._writer.write_with_metadata(batch, pa.py_buffer(frame + data))
 
     self.assertIn('expected bytes', self._seen(send))
@@ -140,7 +140,7 @@ class FormTest(TestCase):
   def test_checksums_are_of_the_bytes(self):
     data = b'[0, 0]'
     checksum = xxhash.xxh3_64_intdigest(data) ^ 1
-    frame = messages._FRAME.pack(b'H', 2, checksum, len(data))
+    frame = frames.FORM.pack(b'H', 2, checksum, len(data))
 
     def send(stream):
       stream._sent += 1
