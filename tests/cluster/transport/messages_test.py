@@ -13,7 +13,16 @@ from tests.support.streams import WAIT_S, TestCase, random_bytes, read
 
 class MessageTest(TestCase):
   @parameterized.parameters(
-    (0, 1), (1, 1), (1000, 1000), (1000, 999), (10**6, 10**4), (2**24, 2**24)
+    (0, 1),
+    (1, 1),
+    (1000, 1000),
+    (1000, 999),
+    (10**6, 10**4),
+    (2**24, 2**24),
+    # Around what travels within a frame.
+    (2**14, 2**14),
+    (2**14 + 1, 2**14 + 1),
+    (2**15 + 1, 2**14 + 1),
   )
   def test_what_arrives_is_what_was_sent(self, size, chunk_bytes):
     stream = self.connect(self.listener())
@@ -115,12 +124,13 @@ class MessageTest(TestCase):
       thread.join()
     self.assertCountEqual(seen, range(8))
 
-  def test_an_array_may_change_once_it_was_sent(self):
+  @parameterized.parameters(10**6, 10**4)
+  def test_an_array_may_change_once_it_was_sent(self, size):
     stream = self.connect(self.listener(lambda s, _: _collect(s)))
-    body = np.zeros(10**6, np.uint8)
+    body = np.zeros(size, np.uint8)
     for n in range(20):
       body[:] = n
-      stream.send(n, transport.chunked([body], 10**5), body.size)
+      stream.send(n, transport.chunked([body], size // 10), body.size)
       body[:] = 255
     self.assertEqual(stream.receive().header, [[n] for n in range(20)])
 
@@ -147,7 +157,7 @@ class MessageTest(TestCase):
     self.assertEqual(message.header, 1)
     np.testing.assert_array_equal(read(message), random_bytes(100))
 
-  @parameterized.parameters(0, 10**6)
+  @parameterized.parameters(0, 10**3, 10**6)
   def test_a_flipped_bit_is_seen_and_the_next_message_is_good(self, size):
     body = random_bytes(size)
 
