@@ -66,24 +66,6 @@ class PlantedTest(absltest.TestCase):
     self.assertEqual(advice.why.limit, 'computing')
     self.assertIn('there is nothing to gain', ranking.explain(advice))
 
-  def test_of_equals_that_which_keeps_to_its_prediction(self):
-    half = BSP._replace(dtype='bfloat16')
-    few = (BSP, half, half._replace(route='ring'))
-    size = {'size_bytes': 1_000_000, 'few': few, 'rates': [1.2e7]}
-    advice = _advise(**size)
-    served, ring = (
-      next(row for row in advice.rows if row.combination == each)
-      for each in few[1:]
-    )
-    self.assertAlmostEqual(served.time, ring.time, delta=0.02 * ring.time)
-    self.assertIs(advice.best, ring)
-    # Servers are ahead by more than predictions miss.
-    needs = dict.fromkeys(few, Needed(1.0, 0.9, 1.1, 6, 8.0))
-    needs[few[2]] = Needed(1.05, 0.9, 1.1, 6, 8.0)
-    workload = simulating.Workload(1_000_000, _BATCH)
-    advice = ranking.advise(advice.cluster, workload, needs)
-    self.assertEqual(advice.best.combination, half)
-
   def test_a_slow_worker_has_others_wait(self):
     advice = _advise(slowdown=[1.0] * 7 + [10.0])
     best = advice.best.combination

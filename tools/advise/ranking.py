@@ -10,10 +10,6 @@ from tools.advise.simulating import Pace, Workload
 
 _WORTH = 0.95  # Of BSP's time: less is a gain, as in the ledger.
 _FURTHER = 1.5  # Times the staleness that was measured: not known any more.
-# A server in each worker was up to 1.15 times as slow as predicted, and routes
-# among workers 1.04 (docs/benchmarks.md, real and virtual routes): by less than
-# the simulator misses in the median, servers are not taken to be faster.
-_EQUAL = 0.02
 
 
 class Row(NamedTuple):
@@ -115,26 +111,11 @@ def advise(
   # Of equals the one that changes the least comes first.
   rows.sort(key=lambda row: (round(row.time, 3), _changes(row.combination)))
   base = next(row for row in rows if row.combination == plain)
-  best = _surest(cluster, [row for row in rows if row.covered])
+  best = next(row for row in rows if row.covered)
   if best.time > _WORTH:
     best = base
   free = simulating.unlimited(cluster, workload)
   return Advice(cluster, rows, base, best, _why(cluster, workload, base, free))
-
-
-def _surest(cluster: Described, rows: list[Row]) -> Row:
-  """Returns the first one, or what is as fast and keeps to its prediction."""
-  first, *others = rows
-  every = not cluster.dedicated and cluster.servers == cluster.workers
-  if first.combination.route != 'server' or not every:
-    return first
-  as_fast = [
-    row
-    for row in others
-    if row.combination.route != 'server'
-    and row.time <= (1 + _EQUAL) * first.time
-  ]
-  return as_fast[0] if as_fast else first
 
 
 def table(advice: Advice) -> str:
@@ -211,18 +192,10 @@ def _reason(advice: Advice) -> str:
       f'gains {1 - _WORTH:.0%}: there is nothing to gain, stay with BSP.'
     )
   sure = best.needed.most / best.speed < 1
-  ahead = advice.rows[0]
-  surer = (
-    f' {ahead.combination} is predicted to be as fast, but a server in each '
-    'worker was slower than predicted in real runs.'
-    if ahead.covered and ahead is not best
-    else ''
-  )
   return (
     f'{shares}it is limited by {why.limit}. {best.combination} takes '
     f'{best.time:.2f} of its time to an accuracy'
     + ('.' if sure else ', though not in every run that was measured.')
-    + surer
   )
 
 
