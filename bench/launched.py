@@ -15,7 +15,9 @@ _SPARED = 3  # and gives up after 5 of them in a row.
 _PUSH = b'"told":"push"'  # In events.jsonl.
 _LISTEN = '0A'  # State in /proc/net/tcp.
 _ADDRESS = re.compile(r'--lead=\S+?:(\d+)')
-_SETTLED_S = 15.0  # By then everything is compiled.
+# A process that is older, with a run that has had so many pushes since, has
+# compiled everything and knows all others.
+_SETTLED_S, _PUSHES = 15.0, 100
 _PAGE_MIB = os.sysconf('SC_PAGE_SIZE') / 2**20
 
 
@@ -48,8 +50,8 @@ class Launched:
     deaths: Ends with another code than 0.
     ports: That were to be listened on.
     pushes: Of the run so far, with those that were lost again.
-    grown: By role, what a process has come to have more than in its first
-      seconds, at most: MiB and open files.
+    grown: By role, what a process has come to have more than when it had begun
+      to work, at most: MiB and open files.
   """
 
   def __init__(self, workdir: pathlib.Path):
@@ -60,6 +62,7 @@ class Launched:
     self.pushes = 0
     self.grown: dict[str, tuple[float, int]] = {}
     self._first: dict[int, tuple[float, int]] = {}
+    self._before: dict[int, int] = {}  # Pushes before a process was started.
     self._launch = _Lines(workdir / 'launch.jsonl')
     self._events = _Lines(workdir / 'events.jsonl')
     self._short: Counter[str] = Counter()
@@ -79,7 +82,8 @@ class Launched:
       has = _has(pid)
       if has is None:
         continue
-      if now - start < _SETTLED_S or pid not in self._first:
+      young = self.pushes - self._before[pid] < _PUSHES
+      if now - start < _SETTLED_S or young or pid not in self._first:
         self._first[pid] = has
         continue
       more = (a - b for a, b in zip(has, self._first[pid], strict=True))
@@ -118,6 +122,7 @@ class Launched:
     role = row['role']
     if row['event'] == 'start':
       self.living[role] = row['pid'], row['time']
+      self._before[row['pid']] = self.pushes
       self.starts += 1
       return
     _, start = self.living.pop(role)

@@ -32,7 +32,7 @@ _GROUPED = ('ring', 'hierarchical', 'forest', 'double_tree')
 _UNEQUAL = (1.0, 1.5, 2.0, 3.0)
 _SERVED, _REDUCED, _IN_GROUPS = 16, 8, 8  # Conditions of a lab.
 _QUICK = 24  # Of all, by the same seed.
-_SECONDS = 3.0  # Of a run, about.
+_SECONDS = {'quick': 3.0, 'full': 12.0}  # Of a run, about.
 LABS = (
   Lab('100 Mbit', Case([100] * 8, [100] * 8, {}), 2, 100),
   Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200),
@@ -65,7 +65,7 @@ def measure(
     found = [
       record
       for lab, own in drawn(scale)
-      for record in _compared(lab, own, kept)
+      for record in _compared(lab, own, kept, _SECONDS[scale])
     ]
   misses = [each['miss'] for each in found if each['status'] == 'finished']
   return [
@@ -156,10 +156,10 @@ def _condition(
 
 
 def _compared(
-  lab: Lab, own: Sequence[Condition], kept: pathlib.Path
+  lab: Lab, own: Sequence[Condition], kept: pathlib.Path, seconds: float
 ) -> Iterator[Mapping[str, Any]]:
   """Yields a record for each condition of a lab."""
-  for condition, count, real_s in _real(lab, own, kept):
+  for condition, count, real_s in _real(lab, own, kept, seconds):
     record = {
       'lab': lab.name,
       'condition': condition.name,
@@ -176,12 +176,12 @@ def _compared(
 
 
 def _real(
-  lab: Lab, own: Sequence[Condition], kept: pathlib.Path
+  lab: Lab, own: Sequence[Condition], kept: pathlib.Path, seconds: float
 ) -> list[tuple[Condition, int, float | str]]:
   """Returns what conditions are measured to take, once for all."""
   path = kept / f'{lab.name}.json'
   if not path.exists():
-    runs = [(each, conditions.iterations(lab, each, _SECONDS)) for each in own]
+    runs = [(each, conditions.iterations(lab, each, seconds)) for each in own]
     took = conditions.real(pathlib.Path(tempfile.mkdtemp(dir=kept)), lab, runs)
     rows = {each.name: (count, took[each.name]) for each, count in runs}
     path.write_text(json.dumps(rows))

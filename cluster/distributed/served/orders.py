@@ -124,7 +124,8 @@ class Orders:
   def flush(self) -> None:
     """Gives the orders so far to the servers."""
     if self._orders:
-      for server in self._servers:
+      # What the lead's own server sends would hold up orders on their link.
+      for server in reversed(self._servers):
         server.order(self.sequence, self._orders)
       self.sequence += 1
       self._orders = []

@@ -43,7 +43,7 @@ class ComparedTest(absltest.TestCase):
       mock.patch.object(conditions, 'iterations', lambda *_: 20),
       mock.patch.object(conditions, 'real', lambda *_: times),
     ):
-      first, *others = lab._compared(at, own, kept)
+      first, *others = lab._compared(at, own, kept, 3.0)
     self.assertEqual((first['status'], first['error']), ('failed', 'it broke'))
     for record in others:
       self.assertAlmostEqual(record['miss'], 0.05)

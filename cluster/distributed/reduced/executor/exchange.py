@@ -129,6 +129,7 @@ class Exchange:
     self._buffers = buffers
     count = len(program.starts)
     self._count = self._left = count
+    self._halved = any(program.dtypes)
     self._final = bytearray(count)
     # Parts that are in the sum: -1 before this worker's own, then children.
     self._added = [-1] * count
@@ -160,7 +161,7 @@ class Exchange:
     low = self.low
     if low >= self._count:
       return tuple(sorted(w for w, left in self._goes.items() if left))
-    role = self._role(low)
+    role = self.program.parts[low]
     added = self._added[low]
     if added < 0:
       return (index,)
@@ -199,11 +200,12 @@ class Exchange:
     self, worker: int, kind: int, chunk: int, size: int, dtype: int = 0
   ) -> None:
     """Raises Corrupt if a worker may not send a chunk now."""
-    if chunk >= self._count or size != len(self._body(chunk)):
+    program = self.program
+    if chunk >= self._count or size != program.sizes[chunk]:
       raise Corrupt(f'chunk {chunk} of {size} bytes is none of the pool')
-    if dtype != self.program.dtypes[chunk]:
+    if dtype != program.dtypes[chunk]:
       raise Corrupt(f'chunk {chunk} is of another dtype, {dtype}')
-    role, added = self._role(chunk), self._added[chunk]
+    role, added = program.parts[chunk], self._added[chunk]
     if kind == UP:
       valid = worker in role.children[max(added, 0) :]
       valid = valid and (chunk, worker) not in self._staged
@@ -242,10 +244,6 @@ class Exchange:
     self._goes[worker] -= 1
     self._going -= 1
 
-  def _role(self, chunk: int):
-    program = self.program
-    return program.roles.trees[program.trees[chunk]]
-
   def _body(self, chunk: int) -> memoryview:
     """Returns a chunk as it travels."""
     half = self._half(chunk)
@@ -262,7 +260,7 @@ class Exchange:
   def _half(self, chunk: int) -> np.ndarray | None:
     """Returns a chunk's numbers as they travel; None if that is float32."""
     program = self.program
-    dtype = program.dtypes[chunk]
+    dtype = program.dtypes[chunk] if self._halved else FLOAT32
     if dtype == FLOAT32:
       return None
     half = self._halves[program.starts[chunk] : program.stops[chunk]]
@@ -270,7 +268,7 @@ class Exchange:
 
   def _add(self, chunk: int) -> None:
     """Adds the parts whose turn it is; passes the sum on if it is whole."""
-    role, added = self._role(chunk), self._added[chunk]
+    role, added = self.program.parts[chunk], self._added[chunk]
     while added < len(role.children):
       body = self._staged.pop((chunk, role.children[added]), None)
       if body is None:
@@ -303,7 +301,7 @@ class Exchange:
         self.finite = self.finite and bool(np.isfinite(np.sum(part)))
     self._final[chunk] = 1
     self._left -= 1
-    for worker in self._role(chunk).sinks:
+    for worker in self.program.parts[chunk].sinks:
       self._queue(worker, 2 * chunk)
     if chunk == self.low:
       low = self._final.find(0, chunk)
@@ -311,7 +309,7 @@ class Exchange:
       end = self.low + self.program.roles.window
       while self._held and self._held[0] < end:
         held = heapq.heappop(self._held)
-        self._queue(self._role(held).parent, 2 * held + 1)
+        self._queue(self.program.parts[held].parent, 2 * held + 1)
 
   def _queue(self, worker: int, entry: int) -> None:
     heapq.heappush(self._queues[worker], entry)

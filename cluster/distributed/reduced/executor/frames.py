@@ -180,7 +180,7 @@ class Writer:
         Raises BlockingIOError if there is no room now.
     """
     self._send = send
-    self._left: list[memoryview] = []
+    self._left: list[Any] = []
     self.sent_bytes = 0
 
   @property
@@ -197,7 +197,7 @@ class Writer:
     Raises:
       OSError: If the connection is broken.
     """
-    left = [*self._left, *map(memoryview, buffers)]
+    left: list[Any] = [*self._left, *buffers]
     while left:
       try:
         count = self._send(left)
@@ -207,6 +207,6 @@ class Writer:
       while left and count >= len(left[0]):
         count -= len(left.pop(0))
       if count:
-        left[0] = left[0][count:]
+        left[0] = memoryview(left[0])[count:]
     self._left = left
     return not left

@@ -80,6 +80,8 @@ class Program(NamedTuple):
     starts: First element of each chunk.
     stops: The one after its last.
     trees: Number of its tree.
+    parts: What the worker is in that.
+    sizes: Bytes of it as it travels.
     dtypes: What its numbers travel as: the place in `frames.DTYPES`.
     chunks: Per range, its first chunk and the one after its last.
     comes: Chunks that come, by sender.
@@ -91,6 +93,8 @@ class Program(NamedTuple):
   starts: list[int]
   stops: list[int]
   trees: list[int]
+  parts: list[Role]
+  sizes: list[int]
   dtypes: list[int]
   chunks: list[tuple[int, int]]
   comes: dict[int, int]
@@ -183,7 +187,8 @@ def program(
     chunks.append((first, len(starts)))
   require(end == size, 'ranges', f'the last to end at {size}', end)
   items = [DTYPES[code].itemsize for code in each]
-  trees = dealt(own.shares, np.subtract(stops, starts) * items)
+  sizes = np.subtract(stops, starts) * items
+  trees = dealt(own.shares, sizes)
   code = np.array(
     [size, own.chunk_bytes, own.window, *stops, *trees, *each], np.int64
   )
@@ -198,8 +203,19 @@ def program(
       for worker in workers:
         if worker is not None:
           totals[worker] += count
-  layout = xxhash.xxh32_intdigest(code.tobytes())
-  return Program(own, starts, stops, trees, each, chunks, comes, goes, layout)
+  return Program(
+    own,
+    starts,
+    stops,
+    trees,
+    [own.trees[tree] for tree in trees],
+    sizes.tolist(),
+    each,
+    chunks,
+    comes,
+    goes,
+    layout=xxhash.xxh32_intdigest(code.tobytes()),
+  )
 
 
 def _ends(
