@@ -100,8 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
-  packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
   peers.said(parser, given.peers)
+  packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
   for name in given.cases.split(','):
     print_case(
       name,
