@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--chunk_bytes', type=int, default=32768)
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
-  peers.add_flag(parser)
+  parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
   parser.add_argument('--lead', help='for itself')
   given = parser.parse_args(argv)

@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--rungs', default=','.join(_RUNGS))
   parser.add_argument('--seconds', type=float, default=12.0, help='of a run')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
-  peers.add_flag(parser)
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   routes = given.routes.split(',')
   if {*routes} - {*_ROUTES, 'forest'}:

@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--all', action='store_true', help='of all combinations')
   parser.add_argument('--iterations', type=int, default=12, help='at most')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
-  peers.add_flag(parser)
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   lists = [
     each.split(',')

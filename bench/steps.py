@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--routes', default=','.join(_ROUTES))
   parser.add_argument('--seconds', type=float, default=6.0, help='of a run')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
-  peers.add_flag(parser)
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   parts, cases, models, routes = (
     each.split(',')

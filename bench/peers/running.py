@@ -21,6 +21,8 @@ from bench.shaped import Case
 from cluster.speed.layers import Layer
 from tools import lab
 
+# Of --peers, of which `said` tells.
+FLAG = {'metavar': 'PYTHON', 'help': 'an interpreter that has torch'}
 _PROGRAM = pathlib.Path(__file__).with_name('ddp.py')
 _LIMIT_S = 600.0
 _INTERFACE = 'eth0'  # Of a lab's hosts.
@@ -61,13 +63,6 @@ class Step(NamedTuple):
   cpu_s: float
   sent_bytes: float
   parameters: int
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-  """Adds --peers, of which `said` tells."""
-  parser.add_argument(
-    '--peers', metavar='PYTHON', help='an interpreter that has torch'
-  )
 
 
 def said(parser: argparse.ArgumentParser, python: str | None) -> None:
