@@ -5,7 +5,7 @@ DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test compare lint bench soak docs clean
+.PHONY: train test compare lint bench peers soak docs clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -24,6 +24,8 @@ lint: .venv/dev
 bench: .venv/run
 	$(BIN)/python -m bench
 
+peers: .venv-peers/run
+
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m bench.soak
@@ -33,7 +35,7 @@ docs: .venv/docs
 	@echo 'Pages: docs/_build/html/index.html'
 
 clean:
-	rm -rf .venv runs docs/_build docs/api/rooms .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers runs docs/_build docs/api/rooms .pytest_cache .ruff_cache .hypothesis
 
 .venv/run: $(REQUIREMENTS) requirements-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
@@ -47,4 +49,9 @@ clean:
 
 .venv/docs: .venv/run requirements-docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	touch $@
+
+.venv-peers/run: requirements-peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
 	touch $@

@@ -2,6 +2,7 @@
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
     [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
+    [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor; all sum pools of float32 that hold whole numbers, and what comes
@@ -14,11 +15,12 @@ that their executors send.
 forest: what the route of this name takes for so many bytes. ring: through the
 hosts in their order; best_ring: in the fastest order; sharded: each host the
 root of an equal shard. psum: XLA's gloo ring over jax.distributed in the same
-lab. DDP of torch over gloo is not among them: torch is no requirement of this
-project.
+lab.  gloo: torch's all_reduce of the same bytes; ddp: a step of its DDP whose
+model computes nothing, 1 MiB in a layer; both need an interpreter that has
+torch (--peers, bench.peers).
 
-With --dtype=bfloat16 or float16 all but psum sends halves of float32, and sizes
-are those of the pool; first comes what bench.packing shows of these.
+With --dtype=bfloat16 or float16 all but psum and gloo sends halves of float32,
+and sizes are those of the pool; first comes what bench.packing shows of these.
 """
 
 import argparse
@@ -38,6 +40,8 @@ from typing import Any
 import numpy as np
 
 from bench import clusters, packing, shaped
+from bench.peers import running as peers
+from bench.peers import sums
 from bench.shaped import Case
 from cluster.distributed.reduced.executor.executor import (
   Executor,
@@ -78,6 +82,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--chunk_bytes', type=int, default=32768)
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
+  parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
   parser.add_argument('--lead', help='for itself')
   given = parser.parse_args(argv)
@@ -95,8 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
+  peers.said(parser, given.peers)
   packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
-  print('DDP of torch is not measured: torch is not installed.', flush=True)
   for name in given.cases.split(','):
     print_case(
       name,
@@ -106,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
       given.rounds,
       settings,
       given.dtype,
+      given.peers,
     )
 
 
@@ -117,6 +123,7 @@ def print_case(
   rounds: int,
   settings: dict[str, Any],
   dtype: str,
+  python: str | None,
 ) -> None:
   """Prints what a case takes.
 
@@ -128,6 +135,7 @@ def print_case(
     rounds: Of which the median is taken.
     settings: Of the executors.
     dtype: What travels.
+    python: An interpreter that has torch, for what is beside it.
   """
   cluster = case.cluster
   best = pack(cluster)
@@ -194,6 +202,8 @@ def print_case(
         *cells,
       )
     )
+  if python:
+    rows += sums.rows(python, case, sizes[0], rounds, dtype)
   print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
 
 

@@ -1,7 +1,8 @@
 """GradientFlow's ladder in a lab: what each technique saves of a step.
 
-  python -m bench.ladder [--routes=ring,native] [--hosts=4] [--mbit=200]
-    [--megabytes=25] [--seconds=12] [--out=DIR]
+  python -m bench.ladder [--routes=ring,native,ddp,factors] [--hosts=4]
+    [--mbit=200] [--slowest=200] [--megabytes=25] [--seconds=12] [--out=DIR]
+    [--rungs=tensors,fused,...] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Real runs of tools.launch whose
 computing is a sleep, so that links are the limit and processors are not: the
@@ -10,16 +11,25 @@ the backward pass and the convolutions take most of its time.
 
 step: seconds from one update to the next, the median but for the first two.
 exposed: what of it nobody computes.  bound: what the bytes of a rung take at
-the nominal rate, 2 (n - 1) / n times each byte, and two messages for each other
-host.  Rungs add up: one range for each tensor, ranges of 1 MiB, bfloat16,
-overlap, and in the place of bfloat16 a tenth of the chunks, chosen by the norms
-of before; these in bfloat16, too.
+the nominal rates of a packed forest, which is 2 (n - 1) / n times each byte
+where links are equal, and two messages for each other host.  Rungs add up: one
+range for each tensor, ranges of 1 MiB, bfloat16, overlap, and in the place of
+bfloat16 a tenth of the chunks, chosen by the norms of before; these in
+bfloat16, too.  ahead and float16: overlap in float32 and in float16.
+--slowest: rate of the last host's links, of which `forest` is told.
+
+ddp: the same layers and sleep in torch with DDP over gloo (--peers names an
+interpreter that has it, see bench.peers), by what its hooks send and the size
+of its buckets; all in one bucket leaves nothing to overlap, as fused and half.
+factors: `lowrank` and DDP's PowerSGD of the same rank, of the dense layers of
+bench.steps, which are computed.
 
 codec: milliseconds that a worker needs beside sending, of random numbers:
 packing what travels, and taking in the sum; medians of 20.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -35,9 +45,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import clusters, steps
+from bench.peers import running as peers
+from bench.routes import write_links
 from bench.shaped import Case
 from cluster.speed import layers
 from learning.pool import Pool
+from topology.packing.pack import pack
 from wire import sparse
 from wire.codec import Room
 from wire.talks import Talks
@@ -69,10 +82,23 @@ _RUNGS: dict[str, dict[str, Any]] = {
   'fused': _FUSED,
   'half': _HALF,
   'overlap': {**_HALF, 'route.overlap': True},
+  'ahead': {**_FUSED, 'route.overlap': True},
+  'float16': {
+    **_FUSED,
+    'wire.dense.dtype': 'float16',
+    'route.overlap': True,
+  },
   'sparse': {**_FUSED, **_SPARSE},
   'both': {**_FUSED, **_SPARSE, 'wire.sparse.dtype': 'bfloat16'},
 }
+_BESIDE = ('ddp', 'factors')
+_ROUTES = ('ring', 'native', *_BESIDE)
 _NATIVE = ('tensors', 'fused', 'half')  # XLA begins when all is computed.
+_HOOKS = ('none', 'bfloat16', 'float16')
+_BUCKETS = (0.0, 2.0**20, 2.0**22, None, math.inf)  # Bytes; None: default.
+_RANK = 4
+_STEPS = 4  # Of DDP, for each bucket.
+_NAMED = {0.0: 'tensors', None: 'default', math.inf: 'one'}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -80,22 +106,34 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     prog='bench.ladder', description=__doc__.splitlines()[0]
   )
-  parser.add_argument('--routes', default='ring,native')
+  parser.add_argument('--routes', default=','.join(_ROUTES))
   parser.add_argument('--hosts', type=int, default=4)
   parser.add_argument('--mbit', type=int, default=200)
+  parser.add_argument('--slowest', type=int, help='of the last host, Mbit/s')
   parser.add_argument('--megabytes', type=float, default=25.0)
+  parser.add_argument('--rungs', default=','.join(_RUNGS))
   parser.add_argument('--seconds', type=float, default=12.0, help='of a run')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   routes = given.routes.split(',')
-  if {*routes} - {'ring', 'native', 'forest'}:
-    parser.error(f'expected ring, native or forest, got {routes}')
+  if {*routes} - {*_ROUTES, 'forest'}:
+    parser.error(f'expected forest or some of {_ROUTES}, got {routes}')
+  if {*given.rungs.split(',')} - {*_RUNGS}:
+    parser.error(f'expected rungs of {[*_RUNGS]}, got {given.rungs}')
+  peers.said(parser, given.peers)
   out = pathlib.Path(given.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
   size_bytes = round(given.megabytes * 1e6) // 4 * 4
-  print_codec(size_bytes)
+  if {*routes} - {*_BESIDE}:
+    print_codec(size_bytes)
   for route in routes:
-    print_ladder(out, route, given, size_bytes)
+    if route == 'factors':
+      print_factors(out, given)
+    elif route != 'ddp':
+      print_ladder(out, route, given, size_bytes)
+    elif given.peers:
+      print_ddp(given, size_bytes)
 
 
 def print_ladder(
@@ -113,8 +151,7 @@ def print_ladder(
   out.mkdir(parents=True, exist_ok=True)
   profile.write_text(json.dumps(_profile(size_bytes)))
   count, bound_s = given.hosts, _bound(given, size_bytes)
-  # The backward pass takes as long as communication in half of float32.
-  compute_s = bound_s / 2 / (1 - _FORWARD)
+  compute_s = _compute_s(given, size_bytes)
   shared = {
     'model.name': 'none',
     'model.none.size_bytes': size_bytes,
@@ -125,16 +162,20 @@ def print_ladder(
   }
   if route == 'native':
     del shared['cluster.speed.layers']
-  hosts = Case([given.mbit] * count, [given.mbit] * count, {})
+  if route == 'forest':
+    links = out / 'links.json'
+    write_links(links, _hosts(given).cluster)
+    shared['route.forest.cluster'] = str(links)
+  chosen = given.rungs.split(',')
   rows = [('rung', 'step s', 'exposed s', 'bound s', 'bound/exposed')]
   for rung, fields in _RUNGS.items():
+    if rung not in chosen or (route == 'native' and rung not in _NATIVE):
+      continue
     if route == 'native':
-      if rung not in _NATIVE:
-        continue
       fields = {k: v for k, v in fields.items() if k != 'route.overlap'}
     took = steps.real(
       out / f'{route}_{rung}',
-      hosts,
+      _hosts(given),
       {**shared, **fields},
       about_s=compute_s + bound_s,
       seconds=given.seconds,
@@ -151,9 +192,77 @@ def print_ladder(
       )
     )
   print(
-    f'\n{route}, {count} hosts, {given.mbit} Mbit/s, '
+    f'\n{route}, {count} hosts, {_rates(given)} Mbit/s, '
     f'{size_bytes / 1e6:.1f} MB, computing {compute_s:.3f} s, load '
     f'{os.getloadavg()[0]:.1f}\n\n'
+    f'{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def print_ddp(given: argparse.Namespace, size_bytes: int) -> None:
+  """Prints what the same step takes torch's DDP; arguments as above."""
+  compute_s = _compute_s(given, size_bytes)
+  rows = layers.parse(_profile(size_bytes))
+  chosen = [*itertools.product(_HOOKS, _BUCKETS)]
+  jobs = [
+    peers.step_of(
+      peers.slept(rows, compute_s), steps=_STEPS, bucket_bytes=size, hook=hook
+    )
+    for hook, size in chosen
+  ]
+  took = peers.run(given.peers, _hosts(given), jobs)
+  table = [('hook', 'buckets', 'step s', 'exposed s', 'bound/exposed', 'CPU s')]
+  for (hook, size), each in zip(chosen, took, strict=True):
+    share = 1 if hook == 'none' else 2
+    exposed_s = each.step_s - each.compute_s
+    bound_s = _bound(given, size_bytes // share)
+    table.append(
+      (
+        hook,
+        _NAMED[size] if size in _NAMED else f'{size / 2**20:g} MiB',
+        f'{each.step_s:.3f}',
+        f'{exposed_s:.3f}',
+        f'{bound_s / exposed_s:.3f}',
+        f'{each.cpu_s:.2f}',
+      )
+    )
+  print(
+    f'\nddp, {given.hosts} hosts, {_rates(given)} Mbit/s, computing '
+    f'{compute_s:.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
+    f'{clusters.table(*table)}',
+    flush=True,
+  )
+
+
+def print_factors(out: pathlib.Path, given: argparse.Namespace) -> None:
+  """Prints steps of dense layers whose matrices travel as thin ones."""
+  fields = {'wire.name': 'lowrank', 'wire.lowrank.rank': _RANK}
+  own = steps.real(
+    out / 'factors',
+    _hosts(given),
+    {**steps.MODELS['mlp'], **fields, 'route.name': 'ring'},
+    about_s=0.2,
+    seconds=given.seconds,
+  )
+  took: dict[str, Any] = {'lowrank, ring': own}
+  if given.peers:
+    # In one bucket: of several, the hook waits in gloo's two threads for what
+    # these would have to send.
+    job = peers.step_of(
+      steps.torch_model('mlp'),
+      steps=math.ceil(given.seconds / own.step_s),
+      batch=steps.BATCH,
+      bucket_bytes=math.inf,
+      hook='powersgd',
+      rank=_RANK,
+    )
+    (took['PowerSGD, ddp'],) = peers.run(given.peers, _hosts(given), [job])
+  rows = [('factors', 'step s', 'computing s')]
+  for name, each in took.items():
+    rows.append((name, f'{each.step_s:.3f}', f'{each.compute_s:.3f}'))
+  print(
+    f'\nrank {_RANK}, {_rates(given)} Mbit/s, load {os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*rows)}',
     flush=True,
   )
@@ -165,7 +274,8 @@ def travels(rung: str, size_bytes: int) -> int:
     dtype = 'bfloat16' if rung == 'both' else 'float32'
     talks = _talks(size_bytes // 4, dtype)
     return sum(talks.size_bytes(-1))
-  return size_bytes // 2 if rung in ('half', 'overlap') else size_bytes
+  halves = ('half', 'overlap', 'float16')
+  return size_bytes // 2 if rung in halves else size_bytes
 
 
 def print_codec(size_bytes: int) -> None:
@@ -245,9 +355,26 @@ def _talks(size: int, dtype: str = 'float32') -> Talks:
 
 def _bound(given: argparse.Namespace, size_bytes: int) -> float:
   """Returns what a sum of so many bytes takes at least, seconds."""
-  count, Bps = given.hosts, given.mbit * 1e6 / 8
-  messages = 2 * (count - 1)
-  return messages / count * size_bytes / Bps + messages * _LATENCY_S
+  rate_Bps = float(pack(_hosts(given).cluster).rate_Bps or 1)
+  return size_bytes / rate_Bps + 2 * (given.hosts - 1) * _LATENCY_S
+
+
+def _compute_s(given: argparse.Namespace, size_bytes: int) -> float:
+  """Returns what a step computes.
+
+  Its backward pass takes as long as communication in half of float32.
+  """
+  return _bound(given, size_bytes) / 2 / (1 - _FORWARD)
+
+
+def _hosts(given: argparse.Namespace) -> Case:
+  mbit = [given.mbit] * (given.hosts - 1) + [given.slowest or given.mbit]
+  return Case(mbit, mbit, {})
+
+
+def _rates(given: argparse.Namespace) -> str:
+  one = f' (one {given.slowest})' if given.slowest else ''
+  return f'{given.mbit}{one}'
 
 
 def _profile(size_bytes: int) -> dict[str, Any]:

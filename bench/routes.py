@@ -2,7 +2,7 @@
 
   python -m bench.routes [--cases=equal4,slow4,groups6] [--sizes=5,25]
     [--routes=forest,ring,auto,native,server] [--ways=alone,beside] [--all]
-    [--iterations=12] [--out=DIR]
+    [--iterations=12] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
 tools.launch that moves real bytes of no model; routes and the virtual clock are
@@ -18,6 +18,9 @@ they would take there is not said.
 
 The first size is of all routes alone and of some beside computing, further
 sizes of the forest alone, which takes about 4 minutes; --all is of all.
+
+ddp: steps of torch's DDP over gloo beside the first size's (--peers names an
+interpreter that has torch, see bench.peers), computing a sleep as well.
 """
 
 import argparse
@@ -36,6 +39,8 @@ from typing import Any, NamedTuple
 
 import train
 from bench import clusters, shaped
+from bench.peers import running as peers
+from cluster.speed import layers
 from configs import default
 from topology.clusters import cluster as topologies
 from topology.clusters.cluster import Cluster, Link
@@ -79,6 +84,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--all', action='store_true', help='of all combinations')
   parser.add_argument('--iterations', type=int, default=12, help='at most')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   lists = [
     each.split(',')
@@ -89,6 +95,7 @@ def main(argv: list[str] | None = None) -> None:
   if any({*a} - b for a, b in zip((cases, ways, routes), known, strict=True)):
     parser.error(f'expected cases, ways and routes of {[*map(sorted, known)]}')
   out = pathlib.Path(given.out or tempfile.mkdtemp())
+  peers.said(parser, given.peers)
   print(f'runs are in {out}', flush=True)
   for case, size, way in itertools.product(cases, sizes, ways):
     chosen = [
@@ -98,16 +105,20 @@ def main(argv: list[str] | None = None) -> None:
     ]
     runs = [Run(case, round(float(size) * 1e6), way, each) for each in chosen]
     if runs:
-      print_case(runs, out, given.iterations)
+      beside = given.peers if given.all or size == sizes[0] else None
+      print_case(runs, out, given.iterations, beside)
 
 
-def print_case(runs: Sequence[Run], out: pathlib.Path, iterations: int) -> None:
+def print_case(
+  runs: Sequence[Run], out: pathlib.Path, iterations: int, python: str | None
+) -> None:
   """Prints what runs take that differ in their routes alone.
 
   Args:
     runs: One or more.
     out: Folder of all runs.
     iterations: Of each, at most; fewer if they are long.
+    python: An interpreter that has torch, for its DDP beside them.
   """
   case, size_bytes, way, _ = runs[0]
   hosts = shaped.cases()[case]
@@ -125,6 +136,12 @@ def print_case(runs: Sequence[Run], out: pathlib.Path, iterations: int) -> None:
       cells[1:3] = [f'{virtual_s:.4f}', f'{real_s / virtual_s:.3f}']
     cells[3] = f'{(real_s - compute_s) / optimum_s:.3f}'
     rows.append((run.route, *cells))
+  if python:
+    parts = layers.even(size_bytes, default.get_config().route.range_bytes)
+    model = peers.slept(layers.in_proportion(parts), compute_s)
+    (step,) = peers.run(python, hosts, [peers.step_of(model, steps=_FEWEST)])
+    exposed = f'{(step.step_s - compute_s) / optimum_s:.3f}'
+    rows.append(('ddp', f'{step.step_s:.4f}', '-', '-', exposed))
   best = min(taken_s, key=taken_s.__getitem__)
   if 'auto' in taken_s and len(taken_s) > 1:
     ratio = taken_s['auto'] / taken_s[best]

@@ -2,7 +2,7 @@
 
   python -m bench.steps [--parts=steps,hidden] [--cases=equal2,equal4,slow4,
     groups4] [--models=vgg8,vgg4,mlp] [--routes=forest,ring,native,server]
-    [--seconds=6] [--out=DIR]
+    [--seconds=6] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
 tools.launch; all its processes share this machine's processors, so that
@@ -12,7 +12,9 @@ leave of nominal rates; `server` has a server in each worker.
 
 steps: seconds of a step by model and route, and those of the route over the
 best.  vgg8, vgg4: VGG16 of 1/8 and 1/4 of the width; mlp: 25 MB in dense
-layers; all of CIFAR's size, 16 examples for each worker.
+layers; all of CIFAR's size, 16 examples for each worker.  ddp: the same nets
+and batch in torch with DDP over gloo, if --peers names an interpreter that has
+it (bench.peers), of images in memory; its computing is measured without DDP.
 
 hidden: the same step with and without overlap, where communication takes about
 as long as the backward pass.  `allowed` is what an executor that costs nothing
@@ -38,22 +40,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import clusters, shaped
+from bench.peers import running as peers
 from bench.routes import write_links
 from bench.shaped import Case
 from cluster.speed import layers
 from configs import default
+from models import sizes
 
 _ROUTES = ('forest', 'ring', 'native', 'server')
 _TOLD = ('forest',)  # Of the links.
 _SKIPPED = 2  # Steps.
-_BATCH = 16
-_MODELS: dict[str, dict[str, Any]] = {
+BATCH = 16
+MODELS: dict[str, dict[str, Any]] = {
   'vgg8': {'model.name': 'vgg', 'model.vgg.width': 0.125},
   'vgg4': {'model.name': 'vgg', 'model.vgg.width': 0.25},
   'vgg2': {'model.name': 'vgg', 'model.vgg.width': 0.5},
   'mlp': {'model.name': 'mlp', 'model.mlp.hidden': (1024, 2048, 500)},
 }
-_ITEM = 4  # Bytes.
+_CHANNELS = (64, 128, 256, 512, 512)  # Of VGG16's blocks.
+_CONVS = (2, 2, 3, 3, 3)
 
 
 class Steps(NamedTuple):
@@ -81,20 +86,22 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--routes', default=','.join(_ROUTES))
   parser.add_argument('--seconds', type=float, default=6.0, help='of a run')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
+  parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
   parts, cases, models, routes = (
     each.split(',')
     for each in (given.parts, given.cases, given.models, given.routes)
   )
-  known = {'steps', 'hidden'}, {*_cases()}, {*_MODELS}, {*_ROUTES}
+  known = {'steps', 'hidden'}, {*_cases()}, {*MODELS}, {*_ROUTES}
   for chosen, all_of in zip((parts, cases, models, routes), known, strict=True):
     if {*chosen} - all_of:
       parser.error(f'expected some of {sorted(all_of)}, got {chosen}')
   out = pathlib.Path(given.out or tempfile.mkdtemp())
+  peers.said(parser, given.peers)
   print(f'runs are in {out}', flush=True)
   if 'steps' in parts:
     for case, model in itertools.product(cases, models):
-      print_steps(out, case, model, routes, given.seconds)
+      print_steps(out, case, model, routes, given.seconds, given.peers)
   if 'hidden' in parts:
     print_hidden(out, given.seconds)
 
@@ -105,6 +112,7 @@ def print_steps(
   model: str,
   routes: Sequence[str],
   seconds: float,
+  python: str | None,
 ) -> None:
   """Prints seconds of a step by route.
 
@@ -114,18 +122,24 @@ def print_steps(
     model: Name of the model.
     routes: Names.
     seconds: About how long a run takes.
+    python: An interpreter that has torch, for its DDP beside them.
   """
   took = {
     route: real(
       out / f'{case}_{model}_{route}',
       _cases()[case],
-      _MODELS[model] | _route(out, case, route),
+      MODELS[model] | _route(out, case, route),
       about_s=0.5,
       seconds=seconds,
     )
     for route in routes
   }
   best = min(each.step_s for each in took.values())
+  if python:
+    steps = max(math.ceil(seconds / best), 6)
+    job = peers.step_of(torch_model(model), steps=steps, batch=BATCH)
+    (step,) = peers.run(python, _cases()[case], [job])
+    took['ddp'] = Steps(step.step_s, step.compute_s, 0)
   rows = [('route', 'step s', 'over the best', 'computing s', 'late')]
   rows += [
     (
@@ -142,13 +156,27 @@ def print_steps(
   print(clusters.table(*rows), flush=True)
 
 
+def torch_model(model: str) -> dict[str, Any]:
+  """Returns one of `MODELS` for `peers.step_of`."""
+  fields = MODELS[model]
+  if fields['model.name'] == 'mlp':
+    return {'name': 'mlp', 'hidden': fields['model.mlp.hidden']}
+  width = fields['model.vgg.width']
+  blocks = [
+    [sizes.scaled(channels, width)] * convs
+    for channels, convs in zip(_CHANNELS, _CONVS, strict=True)
+  ]
+  hidden = sizes.scaled(_CHANNELS[-1], width)
+  return {'name': 'vgg', 'blocks': blocks, 'hidden': hidden}
+
+
 def print_hidden(out: pathlib.Path, seconds: float) -> None:
   """Prints what overlap hides; arguments are those of `print_steps`."""
   path = out / 'layers.json'
   out.mkdir(parents=True, exist_ok=True)
-  words = [sys.executable, '-m', 'tools.profile_layers', f'--batch={_BATCH}']
+  words = [sys.executable, '-m', 'tools.profile_layers', f'--batch={BATCH}']
   words += ['--config=configs/default.py', f'--out={path}']
-  words += _words({**_MODELS['vgg2'], **_DATA})
+  words += _words({**MODELS['vgg2'], **_DATA})
   subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
   profile = json.loads(path.read_text())
   appear = layers.read('layers', str(path))
@@ -170,7 +198,7 @@ def print_hidden(out: pathlib.Path, seconds: float) -> None:
   ]
   for name, count, mbit, fields in (
     # Each of two processes has a processor of its own, where one had all.
-    ('vgg2', 2, max(two // 2, 1), _MODELS['vgg2']),
+    ('vgg2', 2, max(two // 2, 1), MODELS['vgg2']),
     ('slept', 4, max(four // 4, 1), slept),
   ):
     hosts = Case([mbit] * count, [mbit] * count, {})
@@ -229,7 +257,7 @@ def allowed(
 _DATA = {
   'data.name': 'synthetic',
   'data.synthetic.num_test': 64,
-  'batching.worker_batch': _BATCH,
+  'batching.worker_batch': BATCH,
 }
 
 
@@ -255,7 +283,7 @@ def real(
   """
   count = len(hosts.up)
   steps = max(math.ceil(seconds / about_s), 6) + _SKIPPED
-  examples = steps * count * _BATCH
+  examples = steps * count * BATCH
   none = fields['model.name'] == 'none'
   data = {'model.none.num_train': examples}
   if not none:
@@ -272,7 +300,7 @@ def real(
     'epochs': 1.0,
     'eval_every': 1,
     'log_every': 1000,
-    'batching.worker_batch': _BATCH,
+    'batching.worker_batch': BATCH,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': 0.0,
     'cluster.speed.per_example_s': 0.0,

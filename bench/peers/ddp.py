@@ -1,0 +1,254 @@
+"""A rank of PyTorch's gloo: sums, and steps of DistributedDataParallel.
+
+Runs under another interpreter, which has torch and NumPy but nothing of this
+project: python -P ddp.py FOLDER RANK.  FOLDER/task.json says what is done, see
+running.py; what comes out is written to FOLDER/RANK.json.
+"""
+
+import functools
+import itertools
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+from torch.nn.parallel import DistributedDataParallel
+
+_MIB = 2**20
+_SKIPPED = 3  # Steps: after the first, DDP makes its buckets anew.
+_PREPARE_S = 0.2  # Until all ranks begin a sum together.
+_CLASSES, _IMAGE = 10, (3, 32, 32)
+
+
+def main(folder: str, rank: str) -> None:
+  """Does all jobs, beside the other ranks, and writes what they have taken."""
+  task = json.loads(pathlib.Path(folder, 'task.json').read_text())
+  os.environ |= task['environ']
+  torch.set_num_threads(task['threads'])
+  torch.manual_seed(0)
+  dist.init_process_group('gloo', rank=int(rank), world_size=task['ranks'])
+  jobs = {'sum': _sum, 'step': _step}
+  results = []
+  for job in task['jobs']:
+    dist.barrier()
+    results.append(jobs[job.pop('kind')](**job))
+  dist.barrier()
+  dist.destroy_process_group()
+  pathlib.Path(folder, f'{rank}.json').write_text(json.dumps(results))
+
+
+def _sum(*, bytes: int, rounds: int) -> dict[str, Any]:
+  """Returns start and end of sums of float32, but for the first, and costs."""
+  rank, ranks = dist.get_rank(), dist.get_world_size()
+  own = torch.arange(bytes // 4).remainder(1000).float()
+  want = own * ranks + ranks * (ranks - 1) // 2
+  times, before = [], _spent()
+  for number in range(rounds + 1):
+    pool = own + rank
+    at_s = torch.tensor(time.monotonic() + _PREPARE_S, dtype=torch.float64)
+    dist.broadcast(at_s, 0)
+    if number == 1:
+      before = _spent()
+    time.sleep(max(at_s.item() - time.monotonic(), 0.0))
+    start_s = time.monotonic()
+    dist.all_reduce(pool)
+    times.append((start_s, time.monotonic()))
+    if not torch.equal(pool, want):
+      raise RuntimeError('The sum is wrong.')
+  return {'rounds': times[1:], **_costs(before, rounds)}
+
+
+def _step(
+  *,
+  model: Mapping[str, Any],
+  steps: int,
+  batch: int,
+  bucket_bytes: float | None,
+  hook: str,
+  rank: int,
+) -> dict[str, Any]:
+  """Returns what steps take, but for the first ones.
+
+  Args:
+    model: Its name and sizes.
+    steps: How many count.
+    batch: Examples of a step.
+    bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: as they are by
+      default.
+    hook: 'none', 'float16', 'bfloat16' or 'powersgd'.
+    rank: Of powersgd.
+  """
+  given = dict(model)
+  net = {'slept': _Slept, 'vgg': _vgg, 'mlp': _mlp}[given.pop('name')](**given)
+  inputs = torch.randn(batch, *_IMAGE)
+  labels = torch.randint(_CLASSES, (batch,))
+  alone = None
+  if not isinstance(net, _Slept):  # Computing alone, on all hosts at once.
+    alone = _timed(lambda: _backward(net, inputs, labels), steps)
+    net.zero_grad()
+  cap = bucket_bytes
+  if cap is not None:  # At least a byte, and no more than all can be.
+    cap = min(max(cap, 1.0), 2.0**40) / _MIB
+  wrapped = DistributedDataParallel(
+    net, bucket_cap_mb=cap, gradient_as_bucket_view=True
+  )
+  _register(wrapped, hook, rank)
+  # A model that is slept has nothing to learn.
+  rate = 0.0 if alone is None else 1e-4
+  optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+
+  def step() -> None:
+    optimizer.zero_grad()
+    _backward(wrapped, inputs, labels)
+    if rate:
+      optimizer.step()
+
+  for _ in range(_SKIPPED):
+    step()
+  before, computed_s = _spent(), []
+  times = [time.monotonic()]
+  for _ in range(steps):
+    step()
+    times.append(time.monotonic())
+    if isinstance(net, _Slept):
+      computed_s.append(net.computed_s)
+  return {
+    'steps_s': [b - a for a, b in itertools.pairwise(times)],
+    'compute_s': statistics.median(computed_s or alone or [0.0]),
+    'parameters': sum(each.numel() for each in net.parameters()),
+    **_costs(before, steps),
+  }
+
+
+def _timed(function: Callable[[], object], times: int) -> list[float]:
+  """Returns the seconds of calls, but for the first ones."""
+  took = []
+  for _ in range(_SKIPPED + times):
+    start_s = time.monotonic()
+    function()
+    took.append(time.monotonic() - start_s)
+  return took[_SKIPPED:]
+
+
+def _backward(
+  net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+) -> None:
+  out = net(inputs)
+  if out.dim():
+    out = nn.functional.cross_entropy(out, labels)
+  out.backward()
+
+
+def _register(net: DistributedDataParallel, hook: str, rank: int) -> None:
+  if hook == 'float16':
+    net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+  elif hook == 'bfloat16':
+    net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+  elif hook == 'powersgd':
+    state = power.PowerSGDState(
+      None, matrix_approximation_rank=rank, start_powerSGD_iter=2
+    )
+    net.register_comm_hook(state, power.powerSGD_hook)
+  elif hook != 'none':
+    raise ValueError(f'hook: expected one that is known, got {hook!r}.')
+
+
+class _Slept(nn.Module):
+  """Layers whose gradients are there after parts of a time that is slept.
+
+  Attributes:
+    start_s: Of the step.
+    computed_s: From there to the last gradient.
+  """
+
+  def __init__(self, layers: Sequence[tuple[int, float]], seconds: float):
+    """Makes parameters of so many bytes, in the order of the backward pass."""
+    super().__init__()
+    # DDP takes what is named first for the start of the network.
+    self.parts = nn.ParameterList(
+      nn.Parameter(torch.zeros(size // 4)) for size, _ in reversed(layers)
+    )
+    self._ready_s = [ready * seconds for _, ready in reversed(layers)]
+    self.start_s = self.computed_s = 0.0
+
+  def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    """Returns a number whose gradient goes through all parts."""
+    del inputs
+    self.start_s = time.monotonic()
+    x = torch.zeros((), requires_grad=True)
+    for part, ready_s in zip(self.parts, self._ready_s, strict=True):
+      x = _Part.apply(x, part, functools.partial(self._wait, ready_s))
+    return x
+
+  def _wait(self, ready_s: float) -> None:
+    time.sleep(max(self.start_s + ready_s - time.monotonic(), 0.0))
+    self.computed_s = time.monotonic() - self.start_s
+
+
+class _Part(torch.autograd.Function):
+  """Passes on what comes; its parameter's gradient waits."""
+
+  @staticmethod
+  def forward(
+    ctx: Any, x: torch.Tensor, part: torch.Tensor, wait: Callable[[], None]
+  ) -> torch.Tensor:
+    ctx.size, ctx.wait = part.shape, wait
+    return x.clone()
+
+  @staticmethod
+  def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    ctx.wait()
+    return gradient, torch.ones(ctx.size), None
+
+
+def _vgg(blocks: Sequence[Sequence[int]], hidden: int) -> nn.Module:
+  parts: list[nn.Module] = []
+  features = _IMAGE[0]
+  for block in blocks:
+    for out in block:
+      parts += [nn.Conv2d(features, out, 3, padding=1), nn.ReLU()]
+      features = out
+    parts.append(nn.MaxPool2d(2))
+  features *= (_IMAGE[1] >> len(blocks)) ** 2
+  return nn.Sequential(*parts, *_dense(features, [hidden, hidden]))
+
+
+def _mlp(hidden: Sequence[int]) -> nn.Module:
+  return nn.Sequential(*_dense(math.prod(_IMAGE), hidden))
+
+
+def _dense(features: int, hidden: Sequence[int]) -> list[nn.Module]:
+  parts: list[nn.Module] = [nn.Flatten()]
+  for out in hidden:
+    parts += [nn.Linear(features, out), nn.ReLU()]
+    features = out
+  return [*parts, nn.Linear(features, _CLASSES)]
+
+
+def _spent() -> tuple[float, int]:
+  """Returns CPU seconds of this process, and bytes that its host has sent."""
+  rows = pathlib.Path('/proc/self/net/dev').read_text().splitlines()[2:]
+  sent = {row.split(':')[0].strip(): int(row.split()[9]) for row in rows}
+  return time.process_time(), sent.get(os.environ['GLOO_SOCKET_IFNAME'], 0)
+
+
+def _costs(before: tuple[float, int], times: int) -> dict[str, float]:
+  now = _spent()
+  return {
+    'cpu_s': (now[0] - before[0]) / times,
+    'sent_bytes': (now[1] - before[1]) / times,
+  }
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

@@ -1,0 +1,250 @@
+"""PyTorch's DDP over gloo on hosts of a lab, for benchmarks to stand beside.
+
+torch has an environment of its own (requirements-peers.txt, `make peers`), so
+that what uses it is a program of that interpreter: ddp.py.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench import clusters
+from bench.shaped import Case
+from cluster.speed.layers import Layer
+from tools import lab
+
+# Of --peers, of which `said` tells.
+FLAG = {'metavar': 'PYTHON', 'help': 'an interpreter that has torch'}
+_PROGRAM = pathlib.Path(__file__).with_name('ddp.py')
+_LIMIT_S = 600.0
+_INTERFACE = 'eth0'  # Of a lab's hosts.
+_ENVIRON = {
+  'MASTER_PORT': '29500',
+  'GLOO_SOCKET_IFNAME': _INTERFACE,
+  'CUDA_VISIBLE_DEVICES': '',
+}
+
+
+class Sum(NamedTuple):
+  """What sums have taken; medians.
+
+  Attributes:
+    round_s: From the first start to the last end.
+    cpu_s: Of all ranks, seconds in each.
+    sent_bytes: By all ranks in each, with what frames and headers take.
+  """
+
+  round_s: float
+  cpu_s: float
+  sent_bytes: float
+
+
+class Step(NamedTuple):
+  """What steps of DDP have taken; medians.
+
+  Attributes:
+    step_s: From one end to the next.
+    compute_s: The same without communication, of the slowest rank.
+    cpu_s: Of all ranks, seconds in each.
+    sent_bytes: By all ranks in each, with what frames and headers take.
+    parameters: Of the model.
+  """
+
+  step_s: float
+  compute_s: float
+  cpu_s: float
+  sent_bytes: float
+  parameters: int
+
+
+def said(parser: argparse.ArgumentParser, python: str | None) -> None:
+  """Prints whether peers are measured, and of which version.
+
+  Args:
+    parser: Whose error is raised where there is no torch.
+    python: The interpreter, if one is named.
+
+  Raises:
+    SystemExit: If the interpreter has no torch with gloo.
+  """
+  if not python:
+    print(
+      'DDP of torch is left out: --peers=.venv-peers/bin/python measures it, '
+      'after make peers.',
+      flush=True,
+    )
+    return
+  try:
+    print(f'Beside it: torch {version(python)}, DDP over gloo.', flush=True)
+  except ValueError as error:
+    parser.error(str(error))
+
+
+def version(python: str) -> str:
+  """Returns the version of an interpreter's torch.
+
+  Raises:
+    ValueError: If there is no such interpreter, or it has no torch with gloo.
+  """
+  words = 'import torch, torch.distributed as d; '
+  words += 'print(torch.__version__ if d.is_gloo_available() else "")'
+  try:
+    done = subprocess.run([python, '-c', words], capture_output=True, text=True)
+    got = done.stderr.strip().splitlines()[-1:] or ['torch without gloo']
+    found = done.stdout.strip()
+  except OSError as error:
+    found, got = '', [str(error)]
+  if not found:
+    raise ValueError(
+      '--peers: expected an interpreter that has torch with gloo (make peers), '
+      f'got {python}: {got[0]}'
+    )
+  return found
+
+
+def sum_of(size_bytes: int, rounds: int) -> dict[str, Any]:
+  """Returns a job: all_reduce of float32; its result is a `Sum`."""
+  return {'kind': 'sum', 'bytes': size_bytes, 'rounds': rounds}
+
+
+def step_of(
+  model: Mapping[str, Any],
+  *,
+  steps: int,
+  batch: int = 1,
+  bucket_bytes: float | None = None,
+  hook: str = 'none',
+  rank: int = 1,
+) -> dict[str, Any]:
+  """Returns a job: steps of DDP; its result is a `Step`.
+
+  Args:
+    model: As of `slept`; or {'name': 'vgg', 'blocks': channels of each block's
+      convolutions, 'hidden': width} or {'name': 'mlp', 'hidden': widths}, for
+      images of 32 x 32 x 3 and ten classes, updated by plain SGD.
+    steps: How many count.
+    batch: Examples of a rank in a step.
+    bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: 1 MiB and then
+      25, DDP's default.
+    hook: What travels: 'none' (float32), 'float16', 'bfloat16', 'powersgd'.
+    rank: Of powersgd.
+  """
+  return {
+    'kind': 'step',
+    'model': dict(model),
+    'steps': steps,
+    'batch': batch,
+    'bucket_bytes': bucket_bytes,
+    'hook': hook,
+    'rank': rank,
+  }
+
+
+def slept(layers: Sequence[Layer], seconds: float) -> dict[str, Any]:
+  """Returns a model of these layers, whose computing is a sleep."""
+  rows = [(each.bytes, each.ready) for each in layers]
+  return {'name': 'slept', 'layers': rows, 'seconds': seconds}
+
+
+def run(
+  python: str,
+  hosts: Case,
+  jobs: Sequence[Mapping[str, Any]],
+  limit_s: float = _LIMIT_S,
+) -> list[Any]:
+  """Returns what jobs take on hosts of a new lab, one rank on each.
+
+  Ranks have an equal part of this machine's processors as threads, at least
+  one.
+
+  Args:
+    python: The interpreter, which has torch.
+    hosts: Their links.
+    jobs: From `sum_of` and `step_of`.
+    limit_s: Seconds after which all is ended.
+
+  Returns:
+    A `Sum` or `Step` for each job.
+
+  Raises:
+    RuntimeError: If a rank fails or takes too long; shows the end of what all
+      have written.
+  """
+  count = len(hosts.up)
+  task = {
+    'ranks': count,
+    'threads': max((os.cpu_count() or 1) // count, 1),
+    'environ': {'MASTER_ADDR': 'host0', **_ENVIRON},
+    'jobs': [*jobs],
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder)
+    (path / 'links.json').write_text(json.dumps(hosts.links))
+    (path / 'task.json').write_text(json.dumps(task))
+    words = [sys.executable, '-m', 'tools.lab', f'--hosts={count}']
+    words += [f'--link={max(hosts.up)}mbit', f'--links={path}/links.json']
+    words += ['--', sys.executable, '-m', 'bench.peers.running']
+    words += [python, folder]
+    log = path / 'log'
+    clusters.finish(clusters.start(words, log), log, limit_s)
+    ranks = [
+      json.loads((path / f'{rank}.json').read_text()) for rank in range(count)
+    ]
+  return [
+    (_sum if job['kind'] == 'sum' else _step)(each)
+    for job, each in zip(jobs, zip(*ranks, strict=True), strict=True)
+  ]
+
+
+def _sum(ranks: Sequence[Mapping[str, Any]]) -> Sum:
+  rounds = zip(*(each['rounds'] for each in ranks), strict=True)
+  took_s = [
+    max(end for _, end in each) - min(start for start, _ in each)
+    for each in rounds
+  ]
+  return Sum(statistics.median(took_s), *_costs(ranks))
+
+
+def _step(ranks: Sequence[Mapping[str, Any]]) -> Step:
+  return Step(
+    statistics.median(took_s for each in ranks for took_s in each['steps_s']),
+    max(each['compute_s'] for each in ranks),
+    *_costs(ranks),
+    ranks[0]['parameters'],
+  )
+
+
+def _costs(ranks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+  cpu_s, sent_bytes = (
+    sum(each[name] for each in ranks) for name in ('cpu_s', 'sent_bytes')
+  )
+  return cpu_s, sent_bytes
+
+
+def _lead(python: str, folder: str) -> int:
+  """Starts the ranks, in the lab; returns the code of one that has failed."""
+  names = os.environ['SYNCOPATE_HOSTS'].split(',')
+  ranks = [
+    subprocess.Popen(
+      lab.command(host, [python, '-P', str(_PROGRAM), folder, str(rank)])
+    )
+    for rank, host in enumerate(names)
+  ]
+  # One that fails leaves the others waiting: the lab's end is theirs, too.
+  while (codes := [each.poll() for each in ranks]).count(0) < len(ranks):
+    if any(codes):
+      return 1
+    time.sleep(0.05)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(_lead(*sys.argv[1:]))
