@@ -6,6 +6,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 import train
+from cluster.distributed.process import end
 from cluster.transport.heart import LOST, Unmendable
 from configs import sections
 
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> None:
     sys.exit(130)
   except Unmendable as error:
     logging.error('%s', error)
-    sys.exit(LOST)
+    end(LOST)  # Threads may wait for others for ever.
 
 
 def _run(process: dict[str, str]) -> None:

@@ -48,7 +48,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   lost = [(row['worker'], row['iteration']) for row in summary['lost']]
   yield Check(
     'lost iterations are listed',
-    lost == _lost(events),
+    lost == lost_of(events, summary['examples']),
     f'{len(lost)}, in summary.json',
   )
   same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
@@ -75,9 +75,18 @@ def kept(path: pathlib.Path) -> Iterator[Check]:
   yield Check('checkpoints are whole, and nothing beside', alike, f'{parts}')
 
 
-def _lost(events: list[Mapping[str, Any]]) -> list[tuple[int, int]]:
-  """Returns the iterations that workers were in when they left, in order."""
+def lost_of(
+  events: list[Mapping[str, Any]], examples: int
+) -> list[tuple[int, int]]:
+  """Returns the iterations that workers were in when they left, in order.
+
+  Args:
+    events: Of a run.
+    examples: That it has applied in the end: who is released then does not
+      begin, also if the run is started again.
+  """
   iteration, running, lost = Counter(), set(), []
+  pending, applied = Counter(), 0
   for event in events:
     worker = event.get('worker')
     if event['told'] == 'start':  # Again, from a checkpoint.
@@ -87,7 +96,12 @@ def _lost(events: list[Mapping[str, Any]]) -> list[tuple[int, int]]:
       lost.append((worker, iteration[worker] - 1))
     if event['told'] in ('leave', 'push'):
       running.discard(worker)
-    for released in event['said'].get('release', ()):
+    if event['told'] == 'push':
+      pending[event['said'].get('into')] += event['examples']
+    for update in event['said'].get('commit', ()):
+      applied += pending.pop(update, 0)
+    over = applied == examples
+    for released in () if over else event['said'].get('release', ()):
       iteration[released] += 1
       running.add(released)
   return lost

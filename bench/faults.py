@@ -12,7 +12,10 @@ of ElasticBSP, the lead and another server are in trouble in the middle of
 checkpoints and evaluations.  In `ring` and `forest` there is no server, and
 phases are of the sum: chunks that workers send each other.  In `native` nobody
 survives another's death: all begin again from the newest checkpoint, so that it
-has fewer faults, and a limit of its own.  A cell is how often
+has fewer faults, and limits of its own: 3 timeouts to notice, as elsewhere, and
+then as long as the first start of all took, which had everything to compile;
+nobody begins before a link that is cut is up again, and a start that hangs has
+config.cluster.start_s.  A cell is how often
 the fault happened, of how often it was to; below it stands what must hold of
 the run.  The exit code is 1 if anything does not.  About 3 minutes a run, 5
 that of servers.
@@ -20,12 +23,14 @@ that of servers.
 
 import argparse
 import collections
+import itertools
 import math
 import pathlib
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from bench import clusters
 from bench.accounts import Check, accounts, kept
@@ -62,8 +67,10 @@ _APART = 3  # Iterations between the workers' faults.
 _SERVED = {'checkpoint': range(40, 90, 10), 'evaluation': range(2, 7)}
 _Entry = tuple[int | str, int, str, str]
 _STANDSTILL = 3.0  # Timeouts.
-# Where all begin again: phases, and seconds until they go on.
-_ALL_AGAIN, _AGAIN_S = ('start', 'pull', 'compute', 'end'), 30.0
+# Where all begin again: phases, and iterations between the workers' faults, of
+# which some must be saved.
+_ALL_AGAIN, _FURTHER = ('start', 'pull', 'compute', 'end'), 10
+_BACKOFF_S = 0.5  # Of the launcher.
 _LIMIT_S, _POLL_S, _TIMEOUT_S = 900.0, 0.05, 2.0
 _FIELDS = {
   'model.name': 'mlp',
@@ -95,6 +102,38 @@ def main(argv: list[str] | None = None) -> None:
   sys.exit(0 if all(holds) else 1)
 
 
+class Pause(NamedTuple):
+  """A time without a push, where all begin again.
+
+  Attributes:
+    seconds: How long it was.
+    faults: What happened in it.
+    starts: How often all have been started.
+    cut_s: For how long links were cut.
+  """
+
+  seconds: float
+  faults: tuple[str, ...]
+  starts: int
+  cut_s: float
+
+  def limit_s(self, timeout_s: float, start_s: float, first_s: float) -> float:
+    """Returns how long it may be.
+
+    Args:
+      timeout_s: Of the run.
+      start_s: The same.
+      first_s: That the first start took until the first push.
+    """
+    hung = sum(name.endswith('-hang-start') for name in self.faults)
+    return (
+      _STANDSTILL * timeout_s * max(self.starts, 1)
+      + (first_s + _BACKOFF_S) * self.starts
+      + self.cut_s
+      + start_s * hung
+    )
+
+
 def _entries() -> list[_Entry]:
   """Returns faults such that every worker meets each kind and each phase."""
   cells = [
@@ -117,6 +156,27 @@ def _entries() -> list[_Entry]:
   return [*cells, *ends, *corrupt]
 
 
+def _entries_of_native() -> list[_Entry]:
+  """Returns faults such that each has a pause of its own.
+
+  Those of a start are of another life of each worker, as all have as many.
+  """
+  places = {
+    phase: first
+    for first, phase in zip(itertools.count(20, 60), _ALL_AGAIN, strict=False)
+  }
+  return [
+    (
+      worker,
+      worker if phase == 'start' else places[phase] + (worker - 1) * _FURTHER,
+      kind,
+      phase,
+    )
+    for worker, _, kind, phase in _entries()
+    if phase in _ALL_AGAIN and kind != 'corrupt'
+  ]
+
+
 def _entries_of_servers() -> list[_Entry]:
   """Returns faults of each kind while servers save and the lead evaluates."""
   return [
@@ -132,14 +192,8 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   in_trouble = path.name == 'servers'  # The servers.
   reduced = 'route.name' in fields
   entries = _entries_of_servers() if in_trouble else _entries()
-  limit_s = _STANDSTILL * float(fields.get('cluster.timeout_s', _TIMEOUT_S))
-  if path.name == 'native':
-    entries = [
-      (who, number, kind, phase)
-      for who, number, kind, phase in entries
-      if phase in _ALL_AGAIN and kind != 'corrupt'
-    ]
-    limit_s = _AGAIN_S
+  if all_again := path.name == 'native':
+    entries = _entries_of_native()
   fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
   words = clusters.command(
     path,
@@ -151,7 +205,23 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     link='1gbit',
     restarts=len(entries),
   )
-  still_s = max(_starting_s(path, words), within_s(path))
+  timeout_s, start_s = (
+    float(fields[f'cluster.{name}']) for name in ('timeout_s', 'start_s')
+  )
+  limit_s, pauses = _STANDSTILL * timeout_s, []
+  if all_again:
+    first_s, pauses = _pauses(path, words)
+    limits_s = [each.limit_s(timeout_s, start_s, first_s) for each in pauses]
+    still_s, limit_s = max(
+      (
+        (each.seconds, most)
+        for each, most in zip(pauses, limits_s, strict=True)
+      ),
+      key=lambda pair: pair[0] / pair[1],
+    )
+    print(_shown(first_s, pauses, limits_s))
+  else:
+    still_s = max(_starting_s(path, words), within_s(path))
   happened = {file.name for file in (path / 'faults').iterdir()}
   counts = collections.defaultdict(lambda: [0, 0])
   for who, number, kind, phase in entries:
@@ -171,34 +241,79 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   return all(check.holds for check in checks)
 
 
+def _moves(
+  path: pathlib.Path, words: list[str]
+) -> Iterator[tuple[float, Launched]]:
+  """Makes a run; yields whenever it has pushed, after how long, and its state.
+
+  At first since its processes were started.
+  """
+  log = path.with_name(f'{path.name}.log')
+  run, seen = clusters.start(words, log), Launched(path)
+  start, moved, pushes = time.monotonic(), 0.0, 0
+  try:
+    while run.poll() is None and time.monotonic() - start < _LIMIT_S:
+      time.sleep(_POLL_S)
+      seen.look()
+      now = time.time()
+      if seen.pushes > pushes:
+        yield now - (moved or seen.living['worker:0'][1]), seen
+        moved, pushes = now, seen.pushes
+  finally:
+    clusters.finish(run, log, 1.0)
+
+
 def _starting_s(path: pathlib.Path, words: list[str]) -> float:
   """Makes a run; returns the longest time without a push in which all started.
 
   Less what the links of servers are cut for at that time: nobody can push.
   """
-  log = path.with_name(f'{path.name}.log')
-  run, seen = clusters.start(words, log), Launched(path)
-  start = moved = time.monotonic()
-  pushes, starting_s, before = 0, 0.0, {}
-  try:
-    while run.poll() is None and time.monotonic() - start < _LIMIT_S:
-      time.sleep(_POLL_S)
-      seen.look()
-      now = time.monotonic()
-      if seen.pushes > pushes:
-        # Or the lead among workers.
-        servers = {
-          role: process
-          for role, process in seen.living.items()
-          if role[0] == 's' or role == 'worker:0'
-        }
-        if servers != before and pushes:
-          cut_s = _cut_s(path, now - moved)
-          starting_s = max(starting_s, now - moved - cut_s)
-        moved, pushes, before = now, seen.pushes, servers
-  finally:
-    clusters.finish(run, log, 1.0)
+  starting_s, before = 0.0, {}
+  for still_s, seen in _moves(path, words):
+    # Or the lead among workers.
+    servers = {
+      role: process
+      for role, process in seen.living.items()
+      if role[0] == 's' or role == 'worker:0'
+    }
+    if before and servers != before:
+      cut_s = sum(_of_cuts(_happened(path, still_s, 'server*')))
+      starting_s = max(starting_s, still_s - cut_s)
+    before = servers
   return starting_s
+
+
+def _pauses(path: pathlib.Path, words: list[str]) -> tuple[float, list[Pause]]:
+  """Makes a run; returns how long the first start took, and pauses after it."""
+  first_s, starts, pauses = None, _WORKERS, []
+  for still_s, seen in _moves(path, words):
+    if first_s is None:
+      first_s = still_s
+      continue
+    files = _happened(path, still_s, '*')
+    again, starts = (seen.starts - starts) // _WORKERS, seen.starts
+    names = tuple(file.name for file in files)
+    pauses.append(Pause(still_s, names, again, sum(_of_cuts(files))))
+  if first_s is None:
+    raise RuntimeError(f'{path}: expected pushes, got none.')
+  return first_s, pauses
+
+
+def _shown(first_s: float, pauses: list[Pause], limits_s: list[float]) -> str:
+  """Returns a table of the pauses in which something happened."""
+  rows = [('what happened', 'starts', 's', 'links cut, s', 'at most, s')]
+  rows += [
+    (
+      ', '.join(pause.faults) or '-',
+      f'{pause.starts}',
+      f'{pause.seconds:.1f}',
+      f'{pause.cut_s:g}',
+      f'{limit_s:.1f}',
+    )
+    for pause, limit_s in zip(pauses, limits_s, strict=True)
+    if pause.faults or pause.starts
+  ]
+  return f'\nfirst start: {first_s:.1f} s\n\n{clusters.table(*rows)}'
 
 
 def within_s(path: pathlib.Path) -> float:
@@ -213,13 +328,18 @@ def within_s(path: pathlib.Path) -> float:
   return longest_s
 
 
-def _cut_s(path: pathlib.Path, last_s: float) -> float:
-  """Returns for how long links of servers were cut in these last seconds."""
+def _happened(
+  path: pathlib.Path, last_s: float, who: str
+) -> list[pathlib.Path]:
+  """Returns what has happened in these last seconds, in order."""
   since = time.time() - last_s - _POLL_S
-  found = (path / 'faults').glob('server*-cut-*')
-  return sum(
-    float(file.read_text()) for file in found if file.stat().st_mtime > since
-  )
+  found = [(file.stat().st_mtime, file) for file in (path / 'faults').glob(who)]
+  return [file for at, file in sorted(found) if at > since]
+
+
+def _of_cuts(files: list[pathlib.Path]) -> list[float]:
+  """Returns for how long links were cut, of what has happened."""
+  return [float(file.read_text()) for file in files if '-cut' in file.name]
 
 
 def _judged(

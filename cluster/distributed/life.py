@@ -34,6 +34,7 @@ class Life:
     hung: Callable[[str], None],
     told: Callable[[dict[str, Any]], None],
     ending: Callable[[], None],
+    deaf: Callable[[], bool] = lambda: False,
   ):
     """Joins the lead.
 
@@ -47,6 +48,8 @@ class Life:
       told: Called with what the lead says, from another thread.
       ending: Called when the lead has ended this life, or is lost, from another
         thread: nothing may wait any more.
+      deaf: Returns whether the context waits all the same; then it is not
+        waited for, unless the run has finished, which others end, too.
 
     Raises:
       TransportError: If it cannot be joined.
@@ -62,7 +65,7 @@ class Life:
     self.number = welcome['life']
     self._index, self._timeout_s = index, timeout_s
     self._hung = hung
-    self._ending = ending
+    self._ending, self._deaf = ending, deaf
     self._heeded = threading.Event()
     self.stack = contextlib.ExitStack()
     self.stack.callback(dropped, self._control)
@@ -109,8 +112,14 @@ class Life:
   def _cut(self) -> None:
     """Lets nothing wait any more; in a thread of the heart."""
     self._ending()
-    if not self._heeded.wait(self._timeout_s):
-      self._hung(self.heart.verdict['end'])
+    verdict = self.heart.verdict
+    for _ in range(BEATS):
+      if self._heeded.wait(self._timeout_s / BEATS):
+        return
+      if self._deaf() and not verdict.get('finished'):
+        self._control.cancel('It waits for others.')
+        break
+    self._hung(verdict['end'])
 
 
 @contextlib.contextmanager

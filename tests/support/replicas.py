@@ -49,6 +49,7 @@ class World:
     eval_every=40,
     target=10**6,
     timeout_s=1e6,
+    mends=True,
   ):
     self.workers = workers
     self.lives, self.joined, self.parts = {}, {}, {}
@@ -80,8 +81,8 @@ class World:
       ahead=True,
     )
     self.formation = Formation(
-      links.believed('', workers),
-      ring.in_order,
+      links.believed('', workers) if mends else None,
+      ring.in_order if mends else None,
       size_bytes=1000,
     )
     surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)

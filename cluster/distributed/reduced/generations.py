@@ -85,7 +85,7 @@ class Generations(Leading):
       return
     if index == 0:
       raise Unmendable(f'The worker of the lead is lost: {reason}')
-    if self._started and not self._formation.mends:
+    if not (self._formation.mends or self._formation.waits):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
@@ -184,6 +184,8 @@ class Generations(Leading):
       event['peer'],
       event['reason'],
     )
+    if not self._formation.mends:
+      raise Unmendable(f'Worker {event["worker"]}: {event["reason"]}')
     self._formation.suspect(event['worker'], event['peer'])
     self._stop('a connection is lost')
 

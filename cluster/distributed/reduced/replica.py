@@ -101,6 +101,7 @@ class Replica:
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
     self._generation = self._stopped = -1
+    self._together = False  # It may wait for others.
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
     self._compiled: int | None = None
@@ -139,9 +140,8 @@ class Replica:
 
   def _session(self) -> dict[str, Any]:
     """Works until the lead ends it, or is lost; returns what it has said."""
-    self._pace, self._inbox = Pace(), Inbox()
+    self._pace, self._inbox, self._fresh = Pace(), Inbox(), True
     self._generation = self._stopped = -1
-    self._fresh = True
     with (
       Life(
         self._lead,
@@ -151,6 +151,7 @@ class Replica:
         hung=self._hung,
         told=self._told,
         ending=self._end,
+        deaf=lambda: self._together and not self._summing.heeds,
       ) as life,
       life.lived(self._faults),
     ):
@@ -176,8 +177,7 @@ class Replica:
       telling = traffic.Telling(self._summing.traffic, life.say)
       life.stack.enter_context(telling)
     life.stack.callback(self._measurer.close)
-    start = self._faults.due(self.index, life.number, Phase.START)
-    self._faults.happen(start)
+    self._faults.happen(self._faults.due(self.index, life.number, Phase.START))
     life.say(
       {
         'ready': True,
@@ -226,13 +226,12 @@ class Replica:
       self._stopped = told['stop']
       self._summing.abandon(before=told['stop'])
       # What it has brought from elsewhere is not of this run's line.
-      fresh = self._fresh
       life.say(
         {
           'told': 'stopped',
           'generation': told['stop'],
-          'version': 0 if fresh else self.learner.version,
-          'books': [] if fresh else self._last,
+          'version': 0 if self._fresh else self.learner.version,
+          'books': [] if self._fresh else self._last,
         }
       )
 
@@ -281,6 +280,7 @@ class Replica:
   @contextlib.contextmanager
   def _telling(self, life: Life, generation: int) -> Iterator[None]:
     """Tells the lead if what others take part in fails; nothing follows."""
+    self._together = True
     with contextlib.suppress(Abandoned):
       try:
         yield
@@ -288,6 +288,7 @@ class Replica:
         peer = error.worker if isinstance(error, PeerLost | Damaged) else None
         told = {'told': 'broken', 'generation': generation}
         life.say(told | {'peer': peer, 'reason': str(error)[:200]})
+    self._together = False
 
   def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
@@ -333,8 +334,7 @@ class Replica:
     self._pace.begin(deal['version'])
     self._pace.compute()
     if not self._summing.travels:
-      late = self._faults.due(self.index, iteration, Phase.PULL)
-      self._faults.happen(late)
+      self._faults.happen(self._faults.due(self.index, iteration, Phase.PULL))
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
     if self._preparing:  # Perhaps something else, of what was dealt ahead.

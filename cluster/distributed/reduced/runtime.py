@@ -134,6 +134,7 @@ class ReducedRuntime(Generations):
       'time': self.time,
       'lead': self.lead.state(),
       'holder': self._holder.state(),
+      'lives': [member.lives for member in self._members],
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -141,6 +142,8 @@ class ReducedRuntime(Generations):
     self.time = state['time']
     self._before = state['lead']
     self._holder.restore(state['holder'])
+    for member, lives in zip(self._members, state['lives'], strict=False):
+      member.lives = lives
     self._collected = self._holder.version
 
   def summary(self) -> dict[str, Any]:

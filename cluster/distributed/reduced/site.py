@@ -27,7 +27,7 @@ from cluster.distributed.reduced.sums.talking_native import TalkingNative
 from cluster.lead import Lead
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
-from cluster.transport.heart import LOST
+from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
 from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
@@ -138,7 +138,10 @@ class ReducedSite(Process):
     )
 
   def _take_part(self) -> bool:
-    return self._replica(self.meeting.role.lead)
+    finished = self._replica(self.meeting.role.lead)
+    if not finished and self._plan.forest is None:
+      end(STOPPED)  # XLA would wait for all others, of whom some are lost.
+    return finished
 
   def _made(self) -> Replica:
     learned, gradient = self.parts.learned, self.parts.learned.gradient
@@ -200,7 +203,8 @@ class ReducedSite(Process):
 
   def _hung(self, said: str) -> None:
     """Ends a process whose worker hangs: all begin again if it leads."""
-    del said
+    if self.leads and self._plan.forest is None and said in ('over', 'left'):
+      return  # XLA waits for ever; the lead has accounts to write, and ends.
     logging.error('Worker %d hangs.', self.meeting.role.index)
     faulthandler.dump_traceback()
     end(LOST)

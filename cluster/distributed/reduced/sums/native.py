@@ -13,8 +13,9 @@ two collectives for a range, an all-to-all and an all-gather, with as many
 numbers as a ring sends.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
 from cluster.distributed.reduced.sums.memory import Nothing
+from cluster.transport.errors import Closed
 from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
@@ -126,11 +128,10 @@ class NativeSum:
       payload: What this worker adds, on `device`.
       books: The same, float32.
     """
-    summed = [
-      each.addressable_data(0)
-      for each in self.program(self.shared(payload, books))
-    ]
-    last = np.asarray(summed[-1])
+    shared = self.shared(payload, books)
+    with together():
+      summed = [each.addressable_data(0) for each in self.program(shared)]
+      last = np.asarray(summed[-1])
     return self._payload(summed), last[last.size - books.size :]
 
   def _cut(self, payload: Payload, books: jax.Array) -> list[jax.Array]:
@@ -162,6 +163,7 @@ class NativeSumming:
   steps = 0
   paced = False
   travels = False
+  heeds = False
   memory = Nothing()
 
   def __init__(
@@ -276,6 +278,19 @@ class NativeSumming:
 
   def collect(self, version: int) -> None:
     """Does nothing: nobody keeps anything."""
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+  """A context in which all take part, and one may be lost.
+
+  Raises:
+    Closed: If XLA says so.
+  """
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    raise Closed(f'XLA: {error}') from error
 
 
 def _is_finite(payload: Payload) -> jax.Array:

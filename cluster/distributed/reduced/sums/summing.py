@@ -37,11 +37,13 @@ class Summing(Protocol):
     steps: Grows with what comes and goes in an iteration.
     paced: Whether computing takes time alone, which `compute` lets pass.
     travels: Whether chunks do, so that faults can befall them.
+    heeds: Whether `abandon` helps.
     memory: What this worker remembers of gradients.
   """
 
   paced: bool
   travels: bool
+  heeds: bool
   memory: Memory | Nothing
 
   @property
@@ -151,6 +153,7 @@ class HostSumming:
   """See `Summing`: by the executor of this process, in the host's memory."""
 
   travels = True
+  heeds = True
 
   def __init__(
     self,

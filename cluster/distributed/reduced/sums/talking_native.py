@@ -178,6 +178,8 @@ def _sums(
       )
       for part, dtype in zip(parts, dtypes, strict=True)
     ]
-    return [total.addressable_data(0) for total in program(rows, dtypes)]
+    with native.together():
+      totals = jax.block_until_ready(program(rows, dtypes))
+    return [total.addressable_data(0) for total in totals]
 
   return summed

@@ -52,6 +52,7 @@ class _Played:
 
   def __init__(self, index, *, workers, gradient=None, adapt=False):
     self.said, self.workers = queue.SimpleQueue(), workers
+    self.hung = mock.Mock()
     books = Books(workers, 0)
     security = Security()
     pool = Pool((), (), (), blank=100, range_bytes=0, books=books.size)
@@ -83,7 +84,7 @@ class _Played:
       speed=None,
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, adapt),
-      hung=mock.Mock(),
+      hung=self.hung,
       completed=self.said.put,
     )
     with (
@@ -103,7 +104,7 @@ class _Played:
   def send(self, header):
     self.said.put(header)
 
-  def cancel(self):
+  def cancel(self, *reason):
     """Nothing waits for it."""
 
   close = cancel
@@ -201,6 +202,36 @@ class ReplicaTest(absltest.TestCase):
       [*dict.fromkeys(gradient.gathered)],
       [((8 * k, 8 * k + 8),) for k in (0, 1, 2)],
     )
+
+  def test_who_waits_for_xla_ends_soon_but_for_a_run_that_has_finished(self):
+    for finished in (True, False):
+      played = _Played(0, workers=1)
+      summing, waits = played.replica._summing, threading.Event()
+      played.form()
+      played.hear('told', 'formed')
+      total = summing.total
+      with (
+        mock.patch.object(summing, 'heeds', False),
+        mock.patch.object(
+          summing, 'total', lambda total=total, on=waits: on.wait() and total()
+        ),
+        mock.patch.object(played.heart, 'verdict', {'finished': finished}),
+      ):
+        played.deal(0, [[0, 8]])
+        while not played.replica._together:
+          time.sleep(0.01)
+        played.heart.verdict['end'] = 'over'
+        ending = threading.Thread(target=played.heart.end)
+        began = time.monotonic()
+        ending.start()
+        ending.join(2.5)  # Of 5 that a life may take to end.
+        self.assertEqual(played.hung.called, not finished)
+        if not finished:
+          played.hung.assert_called_once_with('over')
+          self.assertLess(time.monotonic() - began, 2.5)
+        waits.set()
+        ending.join()
+        played._thread.join()
 
 
 class _Slow(NoGradient):

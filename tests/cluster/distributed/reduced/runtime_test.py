@@ -299,6 +299,44 @@ class OrdersTest(parameterized.TestCase):
     with self.assertRaisesRegex(Unmendable, 'The worker of the lead is lost'):
       world.reach(world.holder.version + 3)
 
+  def test_lives_are_counted_on_from_a_checkpoint(self):
+    world, other = _began(), replicas.World(4)
+    for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
+      member.lives = lives
+    world.until(world.runtime.pause)
+    with mock.patch.object(other.holder, 'restore'):
+      other.runtime.restore(world.runtime.state())
+    self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 0])
+
+
+class AllNeededTest(parameterized.TestCase):
+  """XLA sums: who connect cannot go on without one another."""
+
+  def _connecting(self):
+    world = replicas.World(3, mends=False)
+    world.members[1].end()
+    world.come(1)  # Nobody has connected yet.
+    arriving = {(life.address, 'arrive') for life in world.members.values()}
+    world.until(lambda: world.formation.members, but=arriving)
+    self.assertEqual(world.formation.members, (0, 1, 2))
+    return world
+
+  def test_one_is_lost(self):
+    world = self._connecting()
+    world.members[1].end()
+    with self.assertRaisesRegex(Unmendable, 'Worker 1 is lost, and XLA .* all'):
+      while True:
+        world.hear(world.members[1])
+
+  def test_one_has_lost_another(self):
+    world = self._connecting()
+    broken = {'told': 'broken', 'generation': 0, 'peer': None, 'reason': 'gone'}
+    for generation, life in ((1, 0), (0, 1)):  # Which are not of today.
+      event = {'worker': 2, 'life': life, 'generation': generation}
+      world.runtime._broken(broken | event)
+    with self.assertRaisesRegex(Unmendable, 'Worker 2: gone'):
+      world.runtime._broken(broken | {'worker': 2, 'life': 0})
+
 
 def _stops(world, index):
   life = world.members[index]
