@@ -40,7 +40,7 @@ class Phase(enum.StrEnum):
   COMPUTE = 'compute'  # Before the push.
   FIRST = 'first'  # After the first chunk that it sends.
   LAST = 'last'  # Before the last chunk that it sends.
-  END = 'end'  # Once the run is over; the number does not matter.
+  END = 'end'  # Once the run has finished; the number does not matter.
   # Of servers: of the checkpoint of that number; of that evaluation of a life,
   # which is the lead's.
   CHECKPOINT = 'checkpoint'

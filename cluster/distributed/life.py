@@ -106,7 +106,7 @@ class Life:
       logging.info('Worker %d: %s', self._index, error)
     verdict = self.heart.verdict
     logging.info('Worker %d: %s', self._index, verdict)
-    if verdict['end'] == 'over':
+    if verdict.get('finished'):
       faults.happen(faults.due(self._index, -1, Phase.END))
 
   def _cut(self) -> None:

@@ -13,7 +13,7 @@ from tests.support import executors, groups, processes, small, together
 from tools import recompute
 from tools.reading import traffic
 from tools.reading.traffic import Generation, Planned
-from tools.recomputing import reduced
+from tools.recomputing.sums import Sums
 
 
 class SumsTest(executors.TestCase):
@@ -36,7 +36,7 @@ class SumsTest(executors.TestCase):
       planned = Planned(None, forest, group.names, 4 * size, chunk, True)
       generation = Generation(0, '', range(count), 0, planned, ())
 
-      found = reduced.Sums(generation, size, ranges)(vectors)
+      found = Sums(generation)(vectors, ranges)
 
       np.testing.assert_array_equal(found, pools[0], err_msg=name)
       in_order = functools.reduce(np.add, vectors.values())
@@ -44,13 +44,12 @@ class SumsTest(executors.TestCase):
     self.assertGreater(different, 0)  # The order matters.
 
   def test_pushes_of_others_are_refused(self):
-    sums = reduced.Sums(Generation(0, '', (0, 2), 0, None, ()), 1, ((0, 1),))
-    one = np.ones(1, np.float32)
-    np.testing.assert_array_equal(sums({0: one, 2: one}), [2])
+    sums, one = Sums(Generation(0, '', (0, 2), 0, None, ())), np.ones(1)
+    np.testing.assert_array_equal(sums({0: one, 2: one}, [(0, 1)]), [2])
     with self.assertRaisesRegex(
       ValueError, r'pushes: .* workers \(0, 2\), got'
     ):
-      sums({0: one, 1: one})
+      sums({0: one, 1: one}, [(0, 1)])
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):
@@ -69,6 +68,54 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
       recompute.difference(folder)
+
+  def test_so_is_one_of_chunks_in_half_of_float32(self):
+    self._check_wire(
+      wire__name='sparse',
+      wire__sparse__dtype='float16',
+      wire__sparse__chunk=256,
+    )
+
+  @parameterized.parameters(
+    {'wire__dense__dtype': 'bfloat16'},
+    {
+      'wire__name': 'sparse',
+      'wire__sparse__chunk': 256,
+      'wire__sparse__correction': 'local',
+      'wire__sparse__momentum': 0.9,
+      'wire__sparse__select_lag': 1,
+      'optimizer__sgd__momentum': 0.0,
+    },
+    {'wire__name': 'lowrank'},
+    {
+      'wire__dense__dtype': 'float16',
+      'precision__dtype': 'float16',
+      'precision__loss_scaling': 'dynamic',
+      'precision__grow_after': 4,
+    },
+  )
+  @pytest.mark.soak
+  def test_so_are_those_of_other_wires(self, **fields):
+    self._check_wire(**fields)
+
+  def _check_wire(self, **fields):
+    self.assertEqual(recompute.difference(_run(3, **fields)), 0.0)
+
+  def test_what_cannot_be_computed_again_is_refused(self):
+    folder = _run(1, model__mlp__hidden=())
+    for expected, section, own in (
+      ('wire: .* of float32, as XLA', 'route', {'name': 'native'}),
+      ('stages of the wire before: .* none', 'wire', _STAGES),
+    ):
+
+      def other(manifest, section=section, own=own):
+        config = manifest['config']
+        config['wire'] = {'name': 'dense', 'dense': {'dtype': 'bfloat16'}}
+        config[section] = config[section] | own
+
+      changed = small.changed(folder, 'manifest.json', other)
+      with self.assertRaisesRegex(ValueError, expected):
+        recompute.difference(changed)
 
   def test_so_is_one_in_float16_with_skipped_pushes(self):
     self._check_skipped(sync__name='asp')
@@ -96,20 +143,32 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertGreater(summary['skipped'], 3)
     self.assertEqual(recompute.difference(folder), 0.0)
 
+  @parameterized.parameters(
+    {'cluster__faults': ((1, 10, 'die', 'last'), (2, 25, 'die', 'compute'))},
+    {
+      'wire__name': 'sparse',
+      'wire__sparse__chunk': 256,
+      'cluster__faults': (
+        (1, 10, 'die', 'last'),
+        (2, 25, 'die', 'compute'),
+        (0, 40, 'die', 'compute'),  # All are started again.
+      ),
+    },
+  )
   @pytest.mark.soak
-  def test_so_is_one_whose_workers_die_and_come_back(self):
+  def test_so_is_one_whose_workers_die_and_come_back(self, **fields):
     with processes.launched(
       workers=3,
       servers=0,
       route__name='ring',
       cluster__timeout_s=2.0,
-      cluster__faults=((1, 10, 'die', 'last'), (2, 25, 'die', 'compute')),
       cluster__speed__injected=True,
       cluster__speed__fixed_s=0.02,
       cluster__speed__per_example_s=0.0,
       model__mlp__hidden=(512,),
       epochs=80.0,
       log_every=10**6,
+      **fields,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     generations = traffic.generations(launch.folder)
@@ -117,7 +176,22 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(recompute.difference(launch.folder), 0.0)
 
 
-def _run(workers):
+_STAGES = {
+  'name': 'sparse',
+  'sparse': {
+    'dtype': 'float32',
+    'sparsity': 0.9,
+    'chunk': 16,
+    'correction': 'none',
+    'momentum': 0.0,
+    'select_lag': 0,
+    'warmup': (0.5,),
+    'warmup_epochs': 1.0,
+  },
+}
+
+
+def _run(workers, **fields):
   """Returns the folder of a run over many chunks, all in this process."""
   folder = pathlib.Path(tempfile.mkdtemp(), 'run')
   config = small.config(
@@ -129,8 +203,8 @@ def _run(workers):
     route__forest__cluster=f'full_mesh({workers}, 1)',
     route__range_bytes=20_000.0,
     model__mlp__hidden=(512,),
-    optimizer__sgd__momentum=0.9,
     epochs=1.0,
+    **{'optimizer__sgd__momentum': 0.9} | fields,
   )
   together.run(config, folder)
   return folder

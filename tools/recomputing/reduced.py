@@ -1,15 +1,14 @@
 """Computes runs again whose workers have summed among themselves.
 
 Every push is computed from the version before, and those of an iteration are
-summed as the executors did: chunk by chunk over the tree that carried it, a
-worker's own part first, then those of its children one after the other.
+summed as the executors did, after the conversation that the wire has them hold.
 """
 
 import functools
 import importlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +16,20 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.distributed.reduced.executor import program
+from cluster.distributed.reduced.sums.summing import CheckedFilling
 from cluster.lead import Lead
 from configs.checks import require
 from learning.learning import Learning
-from learning.pool import Filling, Pool
+from learning.pool import FLOAT32, Pool
+from learning.scaling import Scaling, factor
 from outputs import checkpoints
 from tools import replay
 from tools.reading import records, traffic
-from tools.reading.traffic import Generation, Planned
+from tools.reading.traffic import Generation
+from tools.recomputing.sums import Sums
+from tools.recomputing.talking import Conversations, Summed, finite_halves
+from wire.codec import Wire
+from wire.talks import Talks
 
 _ITEM = 4  # Bytes of a float32.
 _ROUNDING = 2.0**-23  # Of a float32.
@@ -46,7 +50,7 @@ class Comparison(NamedTuple):
 
 
 def compared(
-  path: pathlib.Path, config: ConfigDict, learned: Learning
+  path: pathlib.Path, config: ConfigDict, learned: Learning, wire: Wire
 ) -> Comparison:
   """Returns how near a run's parameters are to the same again.
 
@@ -54,6 +58,7 @@ def compared(
     path: Folder of the run.
     config: Of what was learned, and its route.
     learned: What was.
+    wire: What travelled.
 
   Raises:
     ValueError: If it is not recorded how it has summed, or there is no
@@ -62,7 +67,7 @@ def compared(
   """
   importlib.import_module(f'sync.{config.sync.name}')  # Its class is in there.
   saved = _saved(path)
-  again = _until(path, config, learned, saved['version'])
+  again = _until(path, config, learned, wire, saved['version'])
   mine, its = (
     [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     for tree in (again.learner.params, saved['params'])
@@ -80,49 +85,17 @@ def compared(
   )
 
 
-class Sums:
-  """Sums as the executors of a generation have done."""
-
-  def __init__(
-    self,
-    generation: Generation,
-    size: int,
-    ranges: Sequence[tuple[int, int]],
-  ):
-    """Finds out which numbers each tree has carried, and in what order.
-
-    Args:
-      generation: Without a forest, it is summed in the order of workers.
-      size: Of the pool.
-      ranges: Of the pool.
-    """
-    self._members = tuple(generation.members)
-    planned = generation.planned
-    self._trees = planned and _trees(planned, self._members, size, ranges)
-
-  def __call__(self, vectors: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Returns the sum of vectors, float32 [size] by worker.
-
-    Raises:
-      ValueError: If the workers are others.
-    """
-    got, members = tuple(sorted(vectors)), self._members
-    require(got == members, 'pushes', f'those of workers {members}', got)
-    if self._trees is None:
-      return functools.reduce(np.add, (vectors[worker] for worker in members))
-    total = np.empty_like(vectors[members[0]])
-    for chosen, root, children in self._trees:
-      total[chosen] = _below(root, children, vectors, chosen)
-    return total
-
-
 class _Again:
   """A lead whose events come from a record, its learner, and its journal."""
 
   finished = False
 
   def __init__(
-    self, config: ConfigDict, learned: Learning, before: '_Again | None'
+    self,
+    config: ConfigDict,
+    learned: Learning,
+    wire: Wire,
+    before: '_Again | None',
   ):
     self.exact = before.exact if before else True
     self.learner = (
@@ -130,9 +103,16 @@ class _Again:
       if before
       else learned.learner(learned.params, learned.stats)
     )
-    self._config, self._learned = config, learned
+    if not before:
+      self.learner.scaling = learned.scaling
+    self._config, self._learned, self._wire = config, learned, wire
+    self._talking: Conversations | None = None
+    if before and before._talking:
+      self._talking = before._talking
+      self._talking.begin_again(before._sums)
     self._pool: Pool | None = None
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
+    self._finite = True
     self._before = before
     workers = config.cluster.workers
     self._lead = Lead(
@@ -157,17 +137,37 @@ class _Again:
     """Updates applied."""
     return self.learner.version
 
+  @property
+  def scalings(self) -> list[Scaling]:
+    """The loss scale of all workers, if there is one."""
+    return [self.learner.scaling] if self.learner.scaling else []
+
   def form(self, generation: Generation) -> None:
     """Workers sum as a generation from here on."""
-    planned = generation.planned
+    planned, wire = generation.planned, self._wire
+    route = self._config.route
     lay = functools.partial(
-      self._learned.pool, range_bytes=self._config.route.range_bytes
+      self._learned.pool,
+      range_bytes=route.range_bytes,
+      dtype=wire.push.dtype or FLOAT32,
+      multiple=wire.push.multiple,
     )
     self._pool, self.exact = lay(books=0), self.exact and planned is not None
     if planned:
-      books = planned.size_bytes // _ITEM - self._pool.size
-      self._pool = lay(books=books)
-    self._sums = Sums(generation, self._pool.size, self._pool.ranges)
+      own_bytes, talks = self._pool.size_bytes, None
+      if wire.push.rounds:
+        talks = Talks(wire, self._pool.gradient, self._pool.rows, hosted=True)
+        rest = self._pool.size - self._pool.gradient
+        own_bytes = sum(talks.size_bytes(0)) + _ITEM * rest
+      self._pool = lay(books=(planned.size_bytes - own_bytes) // _ITEM)
+      if talks and not self._talking:
+        self._talking = Conversations(
+          talks,
+          self._pool,
+          range_bytes=route.range_bytes,
+          overlap=route.overlap,
+        )
+    self._sums = Sums(generation)
     self._gradient = self._learned.streaming(self._pool, overlap=False)
 
   def tell(self, row: Mapping[str, Any]) -> None:
@@ -183,20 +183,25 @@ class _Again:
       self._lead.wake(time)
     elif told == 'join':
       self._lead.join(row['worker'], time)
-    else:
+    elif told == 'leave':
+      if self._talking:
+        self._talking.leave(row['worker'])
       self._lead.leave(row['worker'], time, '')
 
   def _push(self, row: Mapping[str, Any]) -> None:
     index, pool = row['worker'], self._pool
     worker, vector = self._lead.workers[index], np.zeros(pool.size, np.float32)
-    filling = Filling(pool, vector, lambda number: None)
+    filling = CheckedFilling(pool, vector, lambda number: None, None)
     stats, loss = self._gradient.stream(
       self.learner.params,
       worker.ranges,
       worker=index,
       iteration=worker.iteration,
       into=filling,
+      scale=factor(self.learner.scaling),
     )
+    finite = filling.finite and bool(np.isfinite(loss))
+    self._finite = self._finite and finite
     filling.finish(stats, [0.0] * pool.books(vector).size)
     self._pushed[index] = vector, worker.examples
     self._lead.push(
@@ -206,6 +211,7 @@ class _Again:
       factors=(),
       loss=loss,
       computed=0,
+      finite=finite,
     )
 
   def add(
@@ -214,21 +220,40 @@ class _Again:
     """Does nothing: the push is there."""
 
   def commit(self, update: int) -> bool:
-    """Applies what was pushed."""
+    """Applies what was pushed, unless something is not finite."""
     del update
     pushed, self._pushed = self._pushed, {}
     vectors = {worker: vector for worker, (vector, _) in pushed.items()}
+    finite, self._finite = self._finite, True
+    if self._talking:
+      before = dict(self._talking.states)
+      scale = factor(self.learner.scaling)
+      summed = self._talking(self._sums, vectors, scale=scale)
+    else:
+      layout = self._pool.ranges, self._pool.dtypes
+      total = self._sums(vectors, *layout)
+      summed = Summed(total, (), finite_halves(total, *layout))
+    if not (finite and summed.finite):
+      self.learner.skip()
+      if self._talking:
+        self._talking.states = before
+      return False
     self.learner.apply_pool(
       self._pool,
-      self._sums(vectors),
+      summed.vector,
       examples=sum(examples for _, examples in pushed.values()),
       pushes=len(pushed),
+      arrived=summed.arrived,
     )
     return True
 
 
 def _until(
-  path: pathlib.Path, config: ConfigDict, learned: Learning, version: int
+  path: pathlib.Path,
+  config: ConfigDict,
+  learned: Learning,
+  wire: Wire,
+  version: int,
 ) -> _Again:
   """Returns who has gone through a run again, up to a version."""
   again, generation = None, None
@@ -243,7 +268,7 @@ def _until(
       count, workers = len(row['said']['release']), config.cluster.workers
       expected = f'{workers} workers at each start, as in manifest.json'
       require(count == workers, f'{path}', expected, count)
-      again = _Again(config, learned, again)
+      again = _Again(config, learned, wire, again)
       where = f'{path}/events.jsonl'
       known = generation is not None
       require(known, where, 'how workers sum before the start', generation)
@@ -266,43 +291,3 @@ def _saved(path: pathlib.Path) -> dict[str, Any]:
   saved.close()
   require(state is not None, f'{path}', 'a run with a checkpoint', 'none')
   return state['runtime']['holder']['learner']
-
-
-def _trees(
-  planned: Planned,
-  members: tuple[int, ...],
-  size: int,
-  ranges: Sequence[tuple[int, int]],
-) -> list[tuple[np.ndarray, int, dict[int, tuple[int, ...]]]]:
-  """Returns of each tree its numbers, its root, and whose parts each adds."""
-  names = {node: k for node, k in planned.names.items() if k in members}
-  group = program.Group(0, dict.fromkeys(members, ''), planned.forest, names)
-  roles = {
-    worker: program.roles(group, worker, chunk_bytes=planned.chunk_bytes)
-    for worker in members
-  }
-  exact = [np.dtype(np.float32)] * len(ranges)
-  dealt = program.program(roles[members[0]], size, ranges, exact)
-  chunks = list(zip(dealt.starts, dealt.stops, dealt.trees, strict=True))
-  found = []
-  for tree in range(len(roles[members[0]].trees)):
-    own = [np.arange(start, stop) for start, stop, t in chunks if t == tree]
-    of_tree = {worker: roles[worker].trees[tree] for worker in members}
-    root = next(w for w, role in of_tree.items() if role.parent is None)
-    children = {worker: role.children for worker, role in of_tree.items()}
-    chosen = np.concatenate(own) if own else np.zeros(0, int)
-    found.append((chosen, root, children))
-  return found
-
-
-def _below(
-  worker: int,
-  children: Mapping[int, tuple[int, ...]],
-  vectors: Mapping[int, np.ndarray],
-  chosen: np.ndarray,
-) -> np.ndarray:
-  """Returns a worker's part of the sum with those of all that send to it."""
-  part = vectors[worker][chosen]
-  for child in children[worker]:
-    np.add(part, _below(child, children, vectors, chosen), out=part)
-  return part
