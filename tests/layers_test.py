@@ -67,14 +67,17 @@ _MAY = {
     'sync.scheme '
     'wire.codec'
   ),
-  'main': 'cluster.transport configs train',
+  'main': 'cluster.distributed.process cluster.transport configs train',
   'sweep': 'configs sweeps',
   'sweeps': 'configs outputs train',
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '
     'cluster.distributed.links.trials '
+    'cluster.distributed.reduced.executor.frames '
     'cluster.distributed.reduced.executor.program '
+    'cluster.distributed.reduced.sums.packing '
+    'cluster.distributed.reduced.sums.summing '
     'cluster.distributed.roles cluster.distributed.served.checkpoints '
     'cluster.lead cluster.speed.driving cluster.speed.layers '
     'cluster.speed.traces '
@@ -82,7 +85,7 @@ _MAY = {
     'cluster.virtual.network cluster.virtual.reduced configs learning '
     'outputs.checkpoints outputs.console outputs.ledger '
     'route.links route.ring sync.record sync.scheme topology train '
-    'wire.codec wire.flat wire.kept'
+    'wire.codec wire.flat wire.hosted wire.kept wire.talks'
   ),
   'claims': 'bench configs sweeps sync topology tools.reading.records',
   'reproduce': 'claims',

@@ -202,9 +202,8 @@ def _run(workers, **fields):
     route__name='forest',
     route__forest__cluster=f'full_mesh({workers}, 1)',
     route__range_bytes=20_000.0,
-    model__mlp__hidden=(512,),
     epochs=1.0,
-    **{'optimizer__sgd__momentum': 0.9} | fields,
+    **{'model__mlp__hidden': (512,), 'optimizer__sgd__momentum': 0.9} | fields,
   )
   together.run(config, folder)
   return folder
