@@ -194,7 +194,7 @@ def real(
     link=f'{max(hosts.up)}mbit',
     options=[f'--links={lab}'],
   )
-  return _iteration_s(path)
+  return iteration_s(path)
 
 
 def virtual(run: Run, compute_s: float) -> float | None:
@@ -231,7 +231,7 @@ def virtual(run: Run, compute_s: float) -> float | None:
     config.update_from_flattened_dict(fields)
     with contextlib.redirect_stdout(io.StringIO()):  # Its table.
       train.build(config, workdir=f'{folder}/run')()
-    return _iteration_s(pathlib.Path(folder, 'run'))
+    return iteration_s(pathlib.Path(folder, 'run'))
 
 
 def _by_default(route: str, way: str, *, first: bool) -> bool:
@@ -269,7 +269,7 @@ def write_links(path: pathlib.Path, nominal: Cluster) -> None:
   path.write_text(json.dumps(topologies.to_json(left)))
 
 
-def _iteration_s(path: pathlib.Path) -> float:
+def iteration_s(path: pathlib.Path) -> float:
   """Returns the median of a run's iterations, but for the first ones."""
   rows = map(json.loads, (path / 'metrics.jsonl').read_text().splitlines())
   times = [row['time'] for row in rows if row['kind'] == 'barrier']
