@@ -2,6 +2,7 @@
 
 Not among them, as they take longer: python -m bench.lab (real runs on shaped
 links, needs root), python -m bench.routes (the same by route, needs root),
+python -m bench.fitted (runs predicted by one of them, needs root),
 python -m bench.lead (many workers), python -m bench.fuzz (nonsense sent to a
 run), python -m bench.faults (every fault in every phase, needs root), python -m
 bench.allreduce and python -m bench.adapt (sums between hosts, and links that

@@ -117,13 +117,14 @@ def print_case(out: pathlib.Path, case: str) -> None:
       measured_s = routes.iteration_s(real(out, case, name, fields))
       predicted_s = virtual(case, fields, links)
       ratio = predicted_s / measured_s
-      if name != 'first':
+      longer_s = measured_s - predicted_s
+      many = fields['model.none.size_bytes'] / fields['route.range_bytes']
+      if name == 'first':
+        at_first = longer_s, many
+      else:
         off.append(abs(ratio - 1))
       if name == _SMALL:
-        size_bytes = fields['model.none.size_bytes']
-        each_s = (measured_s - predicted_s) / (
-          size_bytes / fields['route.range_bytes']
-        )
+        each_s = (longer_s - at_first[0]) / (many - at_first[1])
         print(f'\nA range costs {1e6 * each_s:.1f} us beside its bytes.')
       rows.append(
         (name, f'{predicted_s:.4f}', f'{measured_s:.4f}', f'{ratio:.3f}')
