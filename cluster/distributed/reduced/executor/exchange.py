@@ -283,7 +283,8 @@ class Exchange:
     half = self._half(chunk)
     if half is not None:
       # Of warm memory: casts that wait for memory take several times longer.
-      half[...] = self._part(chunk).copy()
+      part = self._part(chunk)
+      half[...] = part if role.children else part.copy()
     if role.parent is None:
       self._finish(chunk)
     elif chunk < self.low + self.program.roles.window:
