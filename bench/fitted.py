@@ -187,6 +187,9 @@ def virtual(case: str, fields: dict[str, Any], links: dict[str, Any]) -> float:
   """
   count = len(_CASES[case][0].up)
   fields = _moving(fields, count) | links | {'cluster.workers': count}
+  if fields['route.name'] != 'native':
+    name = f'route.{fields["route.name"]}.cluster'
+    fields[name] = links['cluster.links']
   config = default.get_config()
   config.update_from_flattened_dict(fields)
   with (
