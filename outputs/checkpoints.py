@@ -26,7 +26,7 @@ from outputs import plain, stores
 
 Tree = dict[str, np.ndarray]
 
-_FORMAT = 6
+_FORMAT = 7
 
 
 class Rhythm:
