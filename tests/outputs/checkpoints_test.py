@@ -133,7 +133,7 @@ class PackingTest(parameterized.TestCase):
   def test_other_formats_are_refused(self):
     tree = checkpoints.frozen(1)()
     tree['format'][0] += 1
-    with self.assertRaisesRegex(ValueError, 'format: expected 6, got 7; it'):
+    with self.assertRaisesRegex(ValueError, 'format: expected 7, got 8; it'):
       checkpoints.thawed(tree)
 
   @parameterized.parameters(
