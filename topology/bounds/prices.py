@@ -41,7 +41,7 @@ def proven(
     ValueError: If it is no proof: a negative price, one for what is no link or
       that has one already, or a column that is free.
   """
-  return proven_units(cluster, _units(cluster, prices), stop)
+  return proven_units(cluster, _units(cluster, prices, stop), stop)
 
 
 def proven_units(
@@ -49,17 +49,19 @@ def proven_units(
 ) -> Fraction:
   """Returns what `proven` does, of the prices of all links in their order."""
   graph = cluster.graph
+  links = stopping.asked(graph.links, stop)
   priced = [
     (src, dst, price)
-    for (src, dst, _), price in zip(graph.links, units, strict=True)
+    for (src, dst, _), price in zip(links, units, strict=True)
   ]
   if cluster.symmetric:
-    price_of = {(src, dst): price for src, dst, price in priced}
+    each = stopping.asked(priced, stop)
+    price_of = {(src, dst): price for src, dst, price in each}
     # Both directions together: twice their mean, for a tree up and down.
-    cost = cheapest_trees.spanning_tree(
-      graph.worker,
-      [(a, b, price + price_of[b, a]) for a, b, price in priced if a < b],
-    )
+    each = stopping.asked(priced, stop)
+    both = [(a, b, price + price_of[b, a]) for a, b, price in each if a < b]
+    cost = cheapest_trees.spanning_tree(graph.worker, both)
+    stopping.check(stop)
   else:
     hops = cheapest_trees.hops(graph.worker, priced, stop)
     up = cheapest_trees.arborescences(hops.T, stop)
@@ -72,11 +74,14 @@ def proven_units(
   return Fraction(worth, cost * graph.scale)
 
 
-def _units(cluster: Cluster, prices: Prices) -> Sequence[int]:
+def _units(
+  cluster: Cluster, prices: Prices, stop: stopping.Stop
+) -> Sequence[int]:
   """The price of each link of the cluster, as integers of the same ratios."""
   price_of: dict[Ends, Fraction] = {}
-  ends = {(src, dst) for src, dst, _ in cluster.links}
-  for src, dst, price in prices.links:
+  links = stopping.asked(cluster.links, stop)
+  ends = {(src, dst) for src, dst, _ in links}
+  for src, dst, price in stopping.asked(prices.links, stop):
     if (src, dst) not in ends:
       raise ValueError(f'Expected prices of links, got {src} to {dst}.')
     if (src, dst) in price_of:
@@ -91,6 +96,7 @@ def _units(cluster: Cluster, prices: Prices) -> Sequence[int]:
   scale = weighted.scale(*price_of.values())
   whole = {
     ends: weighted.multiple(price, scale.numerator) // scale.denominator
-    for ends, price in price_of.items()
+    for ends, price in stopping.asked(price_of.items(), stop)
   }
-  return [whole.get((src, dst), 0) for src, dst, _ in cluster.links]
+  links = stopping.asked(cluster.links, stop)
+  return [whole.get((src, dst), 0) for src, dst, _ in links]

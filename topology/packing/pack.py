@@ -158,6 +158,7 @@ class _Packer:
     stopping.check(times.end)
     size = len(cluster.workers) * len(cluster.links)
     small, large = self._limits(cluster)
+    stopping.check(times.end)
     best = None
     if not self.overlap or size <= (small if self.gap else large):
       best = self._exact(cluster, times.exact)
