@@ -51,8 +51,7 @@ def proven_units(
   graph = cluster.graph
   links = stopping.asked(graph.links, stop)
   priced = [
-    (src, dst, price)
-    for (src, dst, _), price in zip(links, units, strict=True)
+    (src, dst, price) for (src, dst, _), price in zip(links, units, strict=True)
   ]
   if cluster.symmetric:
     each = stopping.asked(priced, stop)

@@ -53,7 +53,7 @@ def allreduce(
   count = 0
   while count < last:
     count = min(2 * count or _FIRST, last)
-    grower = growing.Grower(arrays, bound.rate / count)
+    grower = growing.Grower(arrays, bound.rate / count, end=end)
     search.add(_until(stop, (grower.both() for _ in range(count))))
     bound.improve(search.prices)
     report(search.count, search.rate, bound.rate)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from topology.algorithms import stopping
 from topology.algorithms.components import Components
 from topology.forests import trees
 from topology.packing.arrays import Arrays, Hop
@@ -88,7 +89,7 @@ class Grower:
 
   A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
   used, floats [c], or nothing.  After each `every` trees cheap hops are looked
-  for anew.
+  for anew.  `both` raises `Stopped` once `end` says that there is no time left.
   """
 
   def __init__(
@@ -98,10 +99,11 @@ class Grower:
     full: np.ndarray | None = None,
     *,
     every: int = 1,
+    end: stopping.Stop = stopping.never,
   ) -> None:
     full = np.zeros(len(arrays.capacity)) if full is None else full
     self._arrays = arrays
-    self._every = every
+    self._every, self._end = every, end
     self._costs = Costs(arrays, unit_GBps, full)
     self._turn = 0
     # What was cheap lately.
@@ -119,8 +121,12 @@ class Grower:
     hops = self._candidates()
     if self._arrays.paired:
       return _centered(self._arrays, self._spanning(hops))
+    stopping.check(self._end)
     root = self._dearest(hops)
-    up, down = (self._branching(root, hops, up=up) for up in (True, False))
+    stopping.check(self._end)
+    up = self._branching(root, hops, up=True)
+    stopping.check(self._end)
+    down = self._branching(root, hops, up=False)
     return Grown(root, tuple(up), tuple(down))
 
   def down(self, root: int, *, hasty: bool = False) -> Grown:
