@@ -329,6 +329,8 @@ class Stream:
         f'bytes, got {size} in frame {number}'
       )
     chunk, small = None, len(sent) > size
+    if len(sent) - size > frames.SMALL_BYTES:
+      raise Corrupt(f'{self.peer}: expected a small chunk in frame {number}')
     if read.data is not None or (kind == CHUNK and not small):
       chunk = None if small else frames.unbatched(read.data)
       if chunk is None:

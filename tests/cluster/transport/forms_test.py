@@ -89,6 +89,15 @@ class FormTest(TestCase):
 
     self.assertIn('of up to 6 bytes, got 7', self._seen(send))
 
+  def test_a_large_chunk_is_none_of_a_text(self):
+    def send(stream):
+      frame = frames.FORM.pack(b'H', stream._sent, 0, 6)
+      stream._sent += 1
+      data = b'[0, 4]' + bytes(frames.SMALL_BYTES + 1)
+      stream._writer.write_metadata(pa.py_buffer(frame + data))
+
+    self.assertIn('expected a small chunk', self._seen(send))
+
   def test_bytes_of_a_chunk_have_one_place(self):
     def send(stream):
       data = b'[0, 4]more'
