@@ -125,7 +125,7 @@ class Network:
 
   def advance(self, time: float) -> list[int]:
     """Moves to `time` and returns the flows that have arrived, by id."""
-    if self._dirty:
+    if self._dirty and time == self._now:
       self._share()
     self._move(time)
     count = bisect.bisect(self._arrivals, (self._now, self._started))
@@ -143,7 +143,7 @@ class Network:
 
   def _move(self, time: float) -> None:
     if time != self._now:
-      last = self.next_time()
+      last = self.next_time()  # Which shares links, if that is due.
       if not self._now < time <= last or time == math.inf:
         raise ValueError(f'time: expected {self._now} to {last}, got {time}.')
       self._now = float(time)
@@ -198,7 +198,11 @@ class Network:
   def _share(self) -> None:
     pooled = self._pooled or not any(map(self._is_tangled, self._flows))
     if pooled:
-      self._pool()
+      if not self._pooled:
+        self._pool()
+      for index in tuple(self._dirty):
+        if self._links[index].caps:
+          self._balance(index)
       for index in self._dirty:
         self._tune(index, self._links[index].pool_level())
     else:
@@ -209,17 +213,13 @@ class Network:
 
   def _pool(self) -> None:
     """Finds the pools when each flow has at most one shared link."""
-    if not self._pooled:
-      self._pooled = True
-      self._order.clear()
-      for link in self._links:
-        link.caps, link.split, link.taken, link.share = [], 0, 0.0, 0.0
-      for flow, state in self._flows.items():
-        state.home = -1
-        self._settle(flow)
-    for home in tuple(self._dirty):
-      if self._links[home].caps:
-        self._balance(home)
+    self._pooled = True
+    self._order.clear()
+    for link in self._links:
+      link.caps, link.split, link.taken, link.share = [], 0, 0.0, 0.0
+    for flow, state in self._flows.items():
+      state.home = -1
+      self._settle(flow)
 
   def _settle(self, flow: int) -> None:
     """Pools a flow at its shared link, capped by the one it has to itself."""
