@@ -65,8 +65,8 @@ class Arrays:
     self.nodes = graph.nodes
     self.workers = list(graph.workers)
     self.paired = paired
-    links = stopping.asked(graph.links, stop)
-    self._ends = [(a, b) for a, b, _ in links]
+    given = stopping.asked(graph.links, stop)
+    self._ends = [(a, b) for a, b, _ in given]
     self.src = np.array([a for a, _ in self._ends])
     self.dst = np.array([b for _, b in self._ends])
     place: dict[tuple[int, int], int] = {}
@@ -91,9 +91,10 @@ class Arrays:
     # Of a pair one link will do: its hop is used in both directions.
     self._once = np.flatnonzero((self.src < self.dst) | (not paired))
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
+    links = stopping.asked(direct.tolist(), stop)
     self._direct = [
-      Hop(*self._ends[link], (link,), (self._uses[link],))
-      for link in stopping.asked(direct.tolist(), stop)
+      Hop(src, dst, (link,), (self._uses[link],))
+      for link, (src, dst) in ((link, self._ends[link]) for link in links)
     ]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
