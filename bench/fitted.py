@@ -165,16 +165,7 @@ def real(
   }
   if fields['route.name'] != 'native':
     fields[f'route.{fields["route.name"]}.cluster'] = str(links)
-  return clusters.run(
-    path,
-    'configs/default.py',
-    fields,
-    workers=count,
-    servers=0,
-    dedicated=False,
-    link=f'{max(hosts.up)}mbit',
-    options=[f'--links={lab}'],
-  )
+  return routes.in_lab(path, fields, hosts, lab, workers=count)
 
 
 def virtual(case: str, fields: dict[str, Any], links: dict[str, Any]) -> float:

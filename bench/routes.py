@@ -184,17 +184,37 @@ def real(
   }
   if run.route in _TOLD:
     fields[f'route.{run.route}.cluster'] = str(links)
-  path = clusters.run(
-    out / name,
+  path = in_lab(out / name, fields, hosts, lab, workers=count)
+  return iteration_s(path)
+
+
+def in_lab(
+  path: pathlib.Path,
+  fields: dict[str, Any],
+  hosts: shaped.Case,
+  lab: pathlib.Path,
+  *,
+  workers: int,
+) -> pathlib.Path:
+  """Runs workers that sum among themselves, one to a host; returns its folder.
+
+  Args:
+    path: Its folder.
+    fields: Of its config.
+    hosts: Of the lab.
+    lab: File of their links.
+    workers: How many.
+  """
+  return clusters.run(
+    path,
     'configs/default.py',
     fields,
-    workers=count,
+    workers=workers,
     servers=0,
     dedicated=False,
     link=f'{max(hosts.up)}mbit',
     options=[f'--links={lab}'],
   )
-  return iteration_s(path)
 
 
 def virtual(run: Run, compute_s: float) -> float | None:
