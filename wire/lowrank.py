@@ -11,10 +11,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.checks import require
 from wire import dense
-from wire.codec import Codec, Message, Rows, State, Summed, Wire
+from wire.codec import (
+  Codec,
+  Message,
+  Room,
+  Rows,
+  State,
+  Summed,
+  Talk,
+  Wire,
+)
+from wire.thin import Thin
 
 _ITEM = 4
 
@@ -54,6 +65,7 @@ def _codec(rank: int, matrices: Sequence[Rows] | None) -> Codec:
     decode=own.decode,
     size_bytes=own.size_bytes,
     rounds=(own.say_left, own.say_right, own.end),
+    hosted=own.talk,
     shaped=lambda matrices: _codec(rank, matrices),
   )
 
@@ -128,6 +140,14 @@ class _Factors(NamedTuple):
     sent = self._joined(lefts, rights, self._rest(whole), n)
     total = self._joined(lefts, summed, rest, n)
     return Summed(total), State(whole - sent, common=summed)
+
+  def talk(
+    self, state: State, vector: np.ndarray, scale: float, room: Room
+  ) -> Talk:
+    """Returns the same conversation for hosts."""
+    gaps = [slice(start, end) for start, end in self._gaps(vector.size)]
+    own = Thin(self.rank, self.matrices, gaps)
+    return own.talk(state, vector, scale, room)
 
   def _products(
     self, vector: jax.Array, factors: Sequence[jax.Array], across: bool = False

@@ -10,6 +10,7 @@ from tests.support.collectives import jitted as _jitted
 from wire import lowrank, quantised, topk
 from wire.codec import Payload, Rows
 from wire.flat import Flat, views
+from wire.talks import Talks
 
 
 def _vectors(seed, *shape):
@@ -165,7 +166,8 @@ class LowRankTest(parameterized.TestCase):
     np.testing.assert_allclose(state.kept, 0, atol=1e-4)
     del message
 
-  def test_sums_among_workers_are_those_of_the_summed_matrix(self):
+  @parameterized.parameters(False, True)
+  def test_sums_among_workers_are_those_of_the_summed_matrix(self, hosted):
     codec = _jitted(lowrank.make(rank=2).push.shaped(_ROWS[:1]))
     states = [codec.init(_N, k) for k in range(3)]
     right = np.asarray(states[0].common[0], np.float64)
@@ -178,7 +180,9 @@ class LowRankTest(parameterized.TestCase):
       left, _ = np.linalg.qr(matrices.sum(0) @ right)
       each = [matrix.T @ left for matrix in matrices]
       right = sum(each)
-      sums, states, said = collectives.reduced(codec, states, vectors)
+      sums, states, said = collectives.reduced(
+        codec, states, vectors, hosted=hosted
+      )
       total_ = wanted.sum(0)
       total_[place] = (left @ right.T).reshape(-1)
       for number, (got, state) in enumerate(zip(sums, states, strict=True)):
@@ -190,6 +194,23 @@ class LowRankTest(parameterized.TestCase):
         kept[number] = wanted[number] - own
         np.testing.assert_allclose(state.kept, kept[number], atol=1e-4)
       self.assertEqual(said, [4 * (12 + _N - 30), 4 * 10])
+
+  def test_hosts_do_what_is_compiled_also_if_it_is_scaled(self):
+    rows = [Rows(3, 300, 200), Rows(60_010, 1, 70_000)]
+    wire = lowrank.make(rank=2)
+    n = 130_020
+    talks = [Talks(wire, n, rows, hosted=hosted) for hosted in (False, True)]
+    states = [{k: each.init(k) for k in range(2)} for each in talks]
+    for step, scale in enumerate((1.0, 4.0, 0.5)):
+      vectors = dict(enumerate(scale * _vectors(step, 2, n)))
+      ends = [
+        each.together(own, vectors, stage=0, scale=scale)
+        for each, own in zip(talks, states, strict=True)
+      ]
+      jax.tree.map(
+        lambda *both: np.testing.assert_allclose(*both, atol=1e-3), *ends
+      )
+      states = [after for _, after in ends]
 
   @parameterized.parameters(1, 3)
   def test_shares_of_servers_have_matrices_of_whole_rows(self, servers):
