@@ -95,7 +95,7 @@ class Thin(NamedTuple):
     heard: np.ndarray,
     vector: np.ndarray,
     room: Room,
-  ) -> np.ndarray:
+  ) -> Any:
     """Returns the sum of all; takes the own part of it from a vector."""
     longest = max((each.columns for each in self.matrices), default=0)
     scratch = room('scratch', max(_BLOCK, longest))
