@@ -128,11 +128,12 @@ class Network:
     if self._dirty and time == self._now:
       self._share()
     self._move(time)
-    count = bisect.bisect(self._arrivals, (self._now, self._started))
-    if not count:
+    arrivals = self._arrivals
+    if not arrivals or arrivals[0][0] > self._now:
       return []
-    arrived = sorted(flow for _, flow in self._arrivals[:count])
-    del self._arrivals[:count]
+    count = bisect.bisect(arrivals, (self._now, self._started))
+    arrived = sorted(flow for _, flow in arrivals[:count])
+    del arrivals[:count]
     return arrived
 
   def _ends(self, up: int, down: int) -> list[tuple[int, int]]:
@@ -167,8 +168,8 @@ class Network:
       if link.count == 2:
         # The flow that had this link to itself may be pooled at its other one.
         moved += [each for flows in link.flows.values() for each in flows]
-    if self._pooled:
-      self._pooled = not any(map(self._is_tangled, moved))
+    if self._pooled and any(map(self._is_tangled, moved)):
+      self._pooled = False
     if self._pooled:
       for each in moved:
         self._settle(each)

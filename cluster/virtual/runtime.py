@@ -17,7 +17,7 @@ from cluster.speed.speed import Speed
 from cluster.virtual.holder import LocalHolder
 from cluster.virtual.reduced import Reduced
 from cluster.virtual.script import Scripted
-from cluster.virtual.transfers import Delivered, Pipelined, Whole
+from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
 from learning.learning import Gradient
 from wire.codec import Message
@@ -127,11 +127,15 @@ class VirtualRuntime:
       FloatingPointError: If a loss or a gradient is not finite.
     """
     transfers = self._transfers
-    while (arrival := transfers.next_time()) <= (event := self._next_event()):
+    event = self._next_event()
+    while (arrival := transfers.next_time()) <= event:
       if arrival == math.inf:
         raise RuntimeError(self._stuck())
       self.time = arrival
-      self._delivered(transfers.advance(arrival))
+      delivered = transfers.advance(arrival)
+      if delivered is not NOTHING:
+        self._delivered(delivered)
+        event = self._next_event()
     self.time, looked = event, self.lead.journal.looked
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:

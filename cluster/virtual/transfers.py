@@ -34,7 +34,10 @@ class Delivered(NamedTuple):
   """
 
   size_bytes: int
-  ended: list[int]
+  ended: Sequence[int]
+
+
+NOTHING = Delivered(0, ())
 
 
 class Left(NamedTuple):
@@ -87,7 +90,7 @@ class Whole:
   def pull(self, time: float, index: int) -> Delivered:
     """Starts the pull of a worker, and returns that nothing has arrived."""
     self._start(time, index, self._sizes.pull, pulls=True)
-    return Delivered(0, [])
+    return NOTHING
 
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
     """Starts the push of a worker, and returns that nobody waited for it."""
@@ -96,8 +99,10 @@ class Whole:
 
   def advance(self, time: float) -> Delivered:
     """Moves to `time`, at most the network's next, and returns what arrives."""
+    if not (arrived := self.network.advance(time)):
+      return NOTHING
     size_bytes, ended = 0, []
-    for flow in self.network.advance(time):
+    for flow in arrived:
       index, size = self._flows.pop(flow)
       size_bytes += size
       pending = self._pending[index]
@@ -224,7 +229,7 @@ class Pipelined:
       self._members[index] = _Member(self._none(), self._none())
       for server in range(len(self._missing)):
         self._start(time, index, server, pulls=True, pieces=self._count)
-      return Delivered(0, [])
+      return NOTHING
     member = self._members[index]
     member.pushed = self._none()
     member.pulling = min(member.pulled) < self._count
