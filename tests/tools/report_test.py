@@ -304,6 +304,17 @@ class PictureTest(parameterized.TestCase):
     timelines = {'timeline-bsp-seed-0', 'timeline-bsp-seed-1'}
     self.assertEqual(drawn, {*_TOGETHER, *timelines})
 
+  def test_one_curve_is_shown_whole_and_of_several_what_differs(self):
+    times = np.arange(10.0)
+    found = {
+      str(last): [curves.Curve(times, np.minimum(times / 5, last))]
+      for last in (0.9, 0.95)
+    }
+    for count, floor in ((1, 0.0), (2, 88.0)):
+      shown = dict(list(found.items())[:count])
+      (axes,) = curves.draw(shown, 'time').axes
+      self.assertAlmostEqual(axes.get_ylim()[0], floor)
+
   def test_runs_that_measured_no_accuracy_are_named(self):
     folder = _written(workers=100)
     with self.assertLogs(level='WARNING') as logs:

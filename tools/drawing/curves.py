@@ -1,6 +1,6 @@
 """Draws accuracies against time, iterations and examples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,10 +86,13 @@ def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
   return figure
 
 
-def _floor(medians: Iterable[Curve]) -> float:
+def _floor(medians: Collection[Curve]) -> float:
   """Returns a percentage that all exceed in the second halves of their times.
 
-  Early accuracies, below it, would take the room of those to compare.
+  Early accuracies, below it, would take the room of those to compare; of one
+  curve all is shown.
   """
+  if len(medians) == 1:
+    return 0.0
   late = [v[2 * t >= t[-1]] for t, v in medians if len(t)]
   return 100 * max(np.concatenate([[1.0], *late]).min() - 0.02, 0)
