@@ -236,13 +236,17 @@ class Worker:
       corrupt=corrupted(fault, *moments),
       short=fault is not None and fault.kind == Kind.WRONG_SIZE,
     )
-    # The next pull may begin before all of it is sent.
-    self._doing = [preparing] + [
-      self._pool.submit(send, stream, report, *each)
+    pushes = [
+      functools.partial(send, stream, report, *each)
       for stream, *each in zip(
         streams, messages, self._windows, self._ways(*moments), strict=True
       )
     ]
+    # The next pull may begin before all of it is sent.  Workers begin with
+    # different servers: who sends to the same one has but a part of its link.
+    first = (self.index + 1) % len(pushes)
+    turned = [*pushes[first:], *pushes[:first]]
+    self._doing = [preparing, *map(self._pool.submit, turned)]
 
   def _ways(self, *moments: Fault | None) -> list[Through]:
     """Returns what chunks from or to each server go through.
