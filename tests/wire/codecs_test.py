@@ -196,9 +196,9 @@ class LowRankTest(parameterized.TestCase):
       self.assertEqual(said, [4 * (12 + _N - 30), 4 * 10])
 
   def test_hosts_do_what_is_compiled_also_if_it_is_scaled(self):
-    rows = [Rows(3, 300, 200), Rows(60_010, 1, 70_000)]
+    rows = [Rows(3, 300, 200), Rows(60_010, 6, 40_000)]
     wire = lowrank.make(rank=2)
-    n = 130_020
+    n = 300_020
     talks = [Talks(wire, n, rows, hosted=hosted) for hosted in (False, True)]
     states = [{k: each.init(k) for k in range(2)} for each in talks]
     for step, scale in enumerate((1.0, 4.0, 0.5)):

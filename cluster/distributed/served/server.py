@@ -297,10 +297,11 @@ class Server:
     # Whoever is released at once makes a superstep.
     for name, group in itertools.groupby(orders, lambda order: order[0]):
       alike = [arguments for _, *arguments in group]
-      if name == 'release':  # Servers begin with different workers.
+      if name == 'release':
+        # Servers begin with different workers.
         alike.sort(key=lambda each: (each[0] <= self.index, each[0]))
-      if name == 'release' and self._pieces:
-        self._expect(alike)
+        if self._pieces:
+          self._expect(alike)
       for arguments in alike:
         start = time.monotonic()
         self._order = name, start
