@@ -53,6 +53,7 @@ from cluster.transport.interfaces import interface_address
 from route import forest
 from tools import lab
 from topology.baselines import schemes
+from topology.forests.dealing import CHUNK_BYTES
 from topology.forests.trees import Forest
 from topology.packing.pack import pack
 
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--chunk_bytes', type=int, default=32768)
+  parser.add_argument('--chunk_bytes', type=int, default=CHUNK_BYTES)
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')

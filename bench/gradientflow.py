@@ -30,12 +30,13 @@ from typing import NamedTuple
 from bench import clusters
 from cluster.speed import layers, rooflines
 from cluster.speed.layers import Layer, Range
-from cluster.virtual.reduced import CHUNK, Sums
+from cluster.virtual.reduced import Sums
 from configs import gradientflow
 from route import hierarchical, ring
 from route.links import Links
 from topology import Cluster
 from topology.clusters import shapes
+from topology.forests.dealing import CHUNK_BYTES
 
 MODELS = ('alexnet', 'resnet50')
 GPUS = (1, 8, 16, 32, 64, 128, 256, 512)
@@ -81,7 +82,7 @@ class Assumed(NamedTuple):
   sparsity: float = 0.9
   choose: float = _PASSES
   range_bytes: float = 8e6
-  chunk_bytes: int = CHUNK
+  chunk_bytes: int = CHUNK_BYTES
 
 
 class Rung(NamedTuple):
@@ -167,8 +168,8 @@ def print_sensitivity(gpus: int) -> None:
     'sparsity 80 %': none._replace(sparsity=0.8),
     'sparsity 95 %': none._replace(sparsity=0.95),
     'choosing x 4': none._replace(choose=4.0 * _PASSES),
-    'chunks of 16 KiB': none._replace(chunk_bytes=CHUNK // 2),
-    'chunks of 64 KiB': none._replace(chunk_bytes=CHUNK * 2),
+    'chunks of 24 KiB': none._replace(chunk_bytes=CHUNK_BYTES // 2),
+    'chunks of 96 KiB': none._replace(chunk_bytes=CHUNK_BYTES * 2),
   }
   names = '+ overlap', '+ sparse'
   rows = [('', *(f'{model} {name}' for model in MODELS for name in names))]

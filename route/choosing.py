@@ -19,18 +19,20 @@ from topology.baselines.ways import Ways, ways_of
 from topology.bounds.prices import Prices, proven
 from topology.clusters.cluster import Ends
 from topology.forests import released, trees
-from topology.forests.dealing import ahead_s
+from topology.forests.dealing import CHUNK_BYTES, ahead_s
 from topology.packing import approximate
 
-CHUNK_BYTES = 32 * 1024  # Of what one message carries.
 GOODPUT = 0.94  # Of a real link, beside the headers of TCP and IP.
 _GAP, _EXACT = 0.02, 64  # How near the bound, beyond so many workers.
 # Of the trees, from one forest that is tried to the next.
 _KEPT, _KEPT_OF_MANY = 0.8, 0.5
 _MOST = 32  # Trees of what is tried beside the packed forest.
-# What each tree costs, as a share of the time: between 6 and 32 of them real
-# hosts show little difference, 50 to 90 were seen to lose 4 to 10 %.
-_TREE_COST = 0.0004
+# What real hosts show and the model does not, as shares of the time.  Of those
+# that are predicted to be equal, with 8 hosts, forests of about three trees for
+# each worker are 3 % faster than those of half as many; 50 to 90 trees were
+# seen to lose 4 to 10 %.  Deep ones took up to 8 % more than predicted.
+_TREES_OF_EACH, _TREE_COST = 3, 0.0001
+_LEVELS, _LEVEL_COST = 2, 0.01
 # What each one costs, up to some, that sends to the same worker as another.
 _MEETING_COST, _MEETING = 0.005, 7
 _COLUMNS = 600  # Shallow trees among which weights are chosen, at most.
@@ -78,7 +80,7 @@ def predicted(
   size_bytes: int,
   latency_s: Latency,
 ) -> Predicted:
-  """Returns how long a forest takes, in chunks of 32 KiB.
+  """Returns how long a forest takes, in chunks of `CHUNK_BYTES`.
 
   As `topology.forests.released` has it if all is ready at once.  Running ahead
   hides how long ways are only where senders do not meet: those that meet at a
@@ -107,15 +109,20 @@ def _meeting(forest: Forest) -> int:
 
 
 def fastest(found: Sequence[Predicted]) -> Predicted:
-  """Returns what takes least, with what trees cost, and senders that meet.
+  """Returns what takes least, with what trees, levels and senders cost.
 
   Of equals the first.
   """
 
   def cost(each: Predicted) -> float:
-    trees_cost = _TREE_COST * len(each.forest.trees)
+    trees = each.forest.trees
+    workers = max((len(tree.up) + 1 for tree in trees), default=1)
+    off = abs(len(trees) - _TREES_OF_EACH * workers)
+    deepest = max((tree.depth for tree in trees), default=0)
+    levels = max(deepest - _LEVELS, 0)
     meeting = min(_meeting(each.forest), _MEETING)
-    return each.seconds * (1 + trees_cost + _MEETING_COST * meeting)
+    costs = _TREE_COST * off, _LEVEL_COST * levels, _MEETING_COST * meeting
+    return each.seconds * (1 + sum(costs))
 
   return min(found, key=cost)
 

@@ -28,8 +28,6 @@ from topology.clusters.pruned import without
 from topology.forests import released, usage
 from topology.forests.dealing import window
 
-CHUNK = 32 * 1024  # Bytes of what one message carries.
-
 
 class _Group(NamedTuple):
   """How those that live sum.

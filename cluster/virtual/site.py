@@ -28,6 +28,7 @@ from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
 from route.route import Plan, Served
+from topology.forests.dealing import CHUNK_BYTES
 from wire import trees
 from wire.flat import check_servers, even
 from wire.talks import Talks
@@ -193,7 +194,7 @@ def _sums(
       stages=made,
       overlap=plan.overlap,
       range_s=range_s,
-      chunk_bytes=reduced.CHUNK,
+      chunk_bytes=CHUNK_BYTES,
     )
 
 

@@ -20,7 +20,7 @@ from cluster import talks
 from cluster.speed import build
 from cluster.speed.layers import Range
 from cluster.virtual import stages
-from cluster.virtual.reduced import CHUNK, Sums
+from cluster.virtual.reduced import Sums
 from configs import sections
 from configs.checks import require
 from configs.sections import Choose
@@ -28,6 +28,7 @@ from learning.learning import Learning
 from route import links
 from route.links import Links
 from route.route import LATENCY_S, Plan, Reduced
+from topology.forests.dealing import CHUNK_BYTES
 from wire.codec import Wire
 from wire.talks import Talks
 
@@ -72,7 +73,7 @@ def tuned(
     stages=[[ranges] for ranges in made],
     overlap=plan.overlap,
     range_s=config.cluster.network.range_s,
-    chunk_bytes=CHUNK,
+    chunk_bytes=CHUNK_BYTES,
   )
   speed = build.make(config, choose)
   batch, workers = config.batching.worker_batch, range(config.cluster.workers)

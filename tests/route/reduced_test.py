@@ -254,7 +254,7 @@ class PredictedTest(parameterized.TestCase):
 
     # Links are full until all is with the roots; then a chunk goes down.  Two
     # hops of two links.
-    expected = 2 * 3 / 4 * 25 / 25 + 2**15 / 25e6 + 4e-3
+    expected = 2 * 3 / 4 * 25 / 25 + 3 * 2**14 / 25e6 + 4e-3
     self.assertAlmostEqual(timed.seconds, expected, places=9)
 
 

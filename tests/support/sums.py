@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support import small
 
-CHUNK = 2**15  # Bytes of what one message carries.
+CHUNK = 3 * 2**14  # Bytes of what one message carries.
 
 
 def links(Bps):

@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cluster.speed import layers
-from cluster.virtual.reduced import CHUNK, Sums
+from cluster.virtual.reduced import Sums
 from configs.checks import require
 from route import ring
 from route.links import Links, equal
@@ -31,6 +31,7 @@ from topology.baselines.moved import moved
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
+from topology.forests.dealing import CHUNK_BYTES
 
 SHARED = ()  # Any reduced route predicts any other.
 _LEAST = 8  # Iterations.
@@ -208,7 +209,7 @@ class _Model:
       stages=[[self._ranges]],
       overlap=self._overlap,
       range_s=0.0,
-      chunk_bytes=CHUNK,
+      chunk_bytes=CHUNK_BYTES,
     )
     began = dict.fromkeys(range(compute_s.shape[1]), 0.0)
     return statistics.fmean(

@@ -7,10 +7,10 @@ they hold: then all have the same version, and nothing is on its way.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cluster.distributed.reduced.executor.executor import CHUNK_BYTES
 from cluster.distributed.reduced.formation import Formation
 from cluster.traffic import Ends, Planned, Sent, Traffic
 from route import links
+from topology.forests.dealing import CHUNK_BYTES
 
 _NATIVE = 'XLA sums, and does not tell what goes over which link'
 

@@ -168,30 +168,30 @@ class RunTest(parameterized.TestCase):
     # Compute 1 s, of which the last 2/3 make 64 chunks; 16 of them travel.
     def seconds(overlap, range_bytes):
       _, summary = sums.timed(
-        4 * 65536,
+        4 * 64 * 1536,
         route__name='ring',
         route__overlap=overlap,
         route__range_bytes=range_bytes,
         wire__name='sparse',
-        wire__sparse__chunk=1024,
+        wire__sparse__chunk=1536,
         wire__sparse__sparsity=0.75,
         wire__sparse__select_lag=1,
         cluster__speed__slowdown=(1.0,),
         epochs=0.5,
         **sums.constant(1.0, 2),
-        **sums.links(2e5),
+        **sums.links(3e5),
       )
       each = summary['bytes'] / summary['updates']
-      self.assertEqual(each, 2 * 4 * (64 + 16 * 1024))
+      self.assertEqual(each, 2 * 4 * (64 + 16 * 1536))
       return summary['virtual_s'] / summary['updates']
 
     # Two workers send all of it, half at a time, each way: a third of a second.
     alone_s = seconds(False, 1.0)
-    self.assertAlmostEqual(alone_s - 1, 4 * (64 + 16 * 1024) / 2e5, delta=0.02)
-    beside_s = seconds(True, 4 * 4096)
+    self.assertAlmostEqual(alone_s - 1, 4 * (64 + 16 * 1536) / 3e5, delta=0.02)
+    beside_s = seconds(True, 4 * 6144)
     # All but the last four chunks have gone before.  These are one message,
     # which goes to the other worker and back.
-    self.assertAlmostEqual(beside_s - 1, 2 * 4 * 4096 / 2e5, delta=0.005)
+    self.assertAlmostEqual(beside_s - 1, 2 * 4 * 6144 / 3e5, delta=0.005)
 
   def test_bytes_are_those_of_each_stage(self):
     summary = small.build(

@@ -14,7 +14,7 @@ from topology import pack
 from topology.clusters.named import named
 from topology.forests import dealing
 
-_CHUNK = 2**15
+_CHUNK = 3 * 2**14
 _FIELDS = {
   'cluster__workers': 4,
   'cluster__speed__slowdown': (1.0,),

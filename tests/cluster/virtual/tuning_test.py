@@ -97,7 +97,7 @@ class TuningTest(parameterized.TestCase):
     for size, count in ((16.0 * _MB, 4), (0.0, _LAYERS)):
       found = _time_s(_config(size, **{'route.overlap': False})) / 3
       expected = _COMPUTE_S + bytes_s + count * 0.002
-      self.assertAlmostEqual(found, expected, delta=6 * 32768 / 1e9 + 1e-9)
+      self.assertAlmostEqual(found, expected, delta=6 * 49152 / 1e9 + 1e-9)
 
   @parameterized.parameters(
     ({'route.name': 'native'}, 'a number, as what XLA does'),

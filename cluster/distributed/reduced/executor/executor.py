@@ -43,9 +43,9 @@ from cluster.transport import memory, sockets
 from cluster.transport.errors import Closed, TransportError
 from cluster.transport.greeting import Security
 from configs.checks import require
+from topology.forests.dealing import CHUNK_BYTES
 
-__all__ = ['CHUNK_BYTES', 'Executor', 'Group', 'Reduction', 'Usage']
-CHUNK_BYTES = 32768  # Of a chunk, at most, unless told otherwise.
+__all__ = ['Executor', 'Group', 'Reduction', 'Usage']
 _PROGRAMS = 8  # Layouts of pools whose programs are kept.
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from absl.testing import absltest
 
 from cluster.distributed.links.carrying import Carrying
-from cluster.distributed.reduced.executor import executor
 from cluster.distributed.reduced.formation import Formation
 from cluster.traffic import Traffic
 from outputs.ledger import Ledger
@@ -171,7 +170,6 @@ class BytesTest(executors.TestCase):
       if usage.sent_bytes
     }
     self.assertEqual(found, wanted)
-    self.assertEqual(executor.CHUNK_BYTES, 32768)
 
 
 if __name__ == '__main__':
