@@ -61,7 +61,7 @@ class VerdictsTest(parameterized.TestCase):
         for each in stored.records
         if all(each.get(field) == new[field] for field in points[place])
       )
-      self.assertEqual(_same(new, old), '', points[place])
+      self.assertEqual(_same(new, old), '', str(points[place]))
       old.update(new)
     after = page.judged(entry, stored, '')
     self.assertEqual(

@@ -7,9 +7,9 @@ import numpy as np
 
 from topology.forests.trees import Forest
 
-# Of what one message carries, at most.  With its header it fits into the 64 KiB
-# that a system hands to a network at once.  Chunks of 64 KiB do not, and took up
-# to 1.7 times as long; 32 KiB cost up to 1.7 times as much computing.
+# Of what one message carries, at most.  With its header it fits into what a
+# system hands to a network at once, 64 KiB.  Chunks of 64 KiB do not, and took
+# up to 1.7 times as long; 32 KiB cost up to 1.7 times as much computing.
 CHUNK_BYTES = 48 * 1024
 _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Of a window.
 # What hides the way of a chunk.  More has senders that meet at a worker take

@@ -106,18 +106,18 @@ class ExecutorTest(executors.TestCase):
     for each in reductions:
       each.wait(executors.WAIT_S)
     # Each chunk goes up once and down once.
-    self.assertEqual([each.steps for each in reductions], [14, 14])
+    self.assertEqual([each.steps for each in reductions], [10, 10])
     usage = [each.traffic() for each in made]
     self.assertEqual(usage[0][1].sent_bytes, usage[1][0].received_bytes)
     self.assertEqual(
-      usage[0][1].sent_bytes + usage[1][0].sent_bytes, 2 * (2e5 + 7 * 48)
+      usage[0][1].sent_bytes + usage[1][0].sent_bytes, 2 * (2e5 + 5 * 48)
     )
     self.assertGreaterEqual(usage[0][1].busy_s, 0.0)
 
   def test_a_dead_worker_is_named_and_the_others_go_on_without(self):
     made, _ = self.formed(3)
-    pools = np.ones((3, 10_000), np.float32)
-    ranges = [(0, 10_000)]
+    pools = np.ones((3, 20_000), np.float32)
+    ranges = [(0, 20_000)]
     reductions = [made[i].begin(0, pools[i], ranges) for i in (0, 1)]
     for each in reductions:
       each.ready(0)
@@ -135,7 +135,7 @@ class ExecutorTest(executors.TestCase):
     )
     pools[:] = 1
     self.assertEqual(self.sums(made[:2], 0, pools, ranges), [None, None])
-    np.testing.assert_array_equal(pools[:2], np.full((2, 10_000), 2.0))
+    np.testing.assert_array_equal(pools[:2], np.full((2, 20_000), 2.0))
 
   def test_who_abandons_is_no_dead_worker(self):
     made, group = self.formed(3)
