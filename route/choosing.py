@@ -115,10 +115,10 @@ def fastest(found: Sequence[Predicted]) -> Predicted:
   """
 
   def cost(each: Predicted) -> float:
-    trees = each.forest.trees
-    workers = max((len(tree.up) + 1 for tree in trees), default=1)
-    off = abs(len(trees) - _TREES_OF_EACH * workers)
-    deepest = max((tree.depth for tree in trees), default=0)
+    own = each.forest.trees
+    workers = max((len(tree.up) + 1 for tree in own), default=1)
+    off = abs(len(own) - _TREES_OF_EACH * workers)
+    deepest = max((tree.depth for tree in own), default=0)
     levels = max(deepest - _LEVELS, 0)
     meeting = min(_meeting(each.forest), _MEETING)
     costs = _TREE_COST * off, _LEVEL_COST * levels, _MEETING_COST * meeting
