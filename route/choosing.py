@@ -18,7 +18,7 @@ from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
 from topology.bounds.prices import Prices, proven
 from topology.clusters.cluster import Ends
-from topology.forests import released, trees
+from topology.forests import dealing, released, trees
 from topology.forests.dealing import CHUNK_BYTES, ahead_s
 from topology.packing import approximate
 
@@ -80,7 +80,7 @@ def predicted(
   size_bytes: int,
   latency_s: Latency,
 ) -> Predicted:
-  """Returns how long a forest takes, in chunks of `CHUNK_BYTES`.
+  """Returns how long a forest takes, in chunks of up to 48 KiB.
 
   As `topology.forests.released` has it if all is ready at once.  Running ahead
   hides how long ways are only where senders do not meet: those that meet at a
@@ -93,7 +93,9 @@ def predicted(
     forest,
     size_bytes,
     latency_s=latency_s,
-    chunk_bytes=CHUNK_BYTES,
+    chunk_bytes=dealing.chunk_bytes(
+      size_bytes, len(forest.trees), most=CHUNK_BYTES
+    ),
     hidden_s=0.0 if _meeting(forest) else ahead_s(forest),
   )
   return Predicted(name, forest, seconds)

@@ -25,7 +25,7 @@ from route.route import LATENCY_S, Forests
 from topology import Cluster
 from topology.baselines.moved import moved
 from topology.clusters.pruned import without
-from topology.forests import released, usage
+from topology.forests import dealing, released, usage
 from topology.forests.dealing import window
 
 
@@ -154,10 +154,15 @@ class Sums:
     planned, allreduce, Bps = self._over(members)
     rounds = []
     for ranges in self._stages[stage]:
-      sizes, of_chunk = _chunks(ranges, self._chunk_bytes)
+      chunk_bytes = dealing.chunk_bytes(
+        sum(each.bytes for each in ranges),
+        len(planned.forest.trees),
+        most=self._chunk_bytes,
+      )
+      sizes, of_chunk = _chunks(ranges, chunk_bytes)
       begins = np.diff(of_chunk, prepend=-1) > 0
-      each = allreduce.of(sizes, begin_s=self._range_s * begins)
-      rounds.append((each, of_chunk))
+      through = allreduce.of(sizes, begin_s=self._range_s * begins)
+      rounds.append((through, of_chunk))
     left = _left(self._true.cluster, members).workers
     there = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()

@@ -11,7 +11,8 @@ from topology.forests.trees import Forest
 # system hands to a network at once, 64 KiB.  Chunks of 64 KiB do not, and took
 # up to 1.7 times as long; 32 KiB cost up to 1.7 times as much computing.
 CHUNK_BYTES = 48 * 1024
-_LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Of a window.
+_LEAST_BYTES = 8 * 1024  # If not told otherwise: less costs more than it gains.
+_LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Of a window; of a message, the latter.
 # What hides the way of a chunk.  More has senders that meet at a worker take
 # the link from each other: measured on links of 200 Mbit/s, with 4 to 8 hosts.
 _AHEAD_S, _AHEAD_S_PER_HOP = 0.0125, 0.00625
@@ -21,6 +22,24 @@ def ahead_s(forest: Forest) -> float:
   """Returns the seconds that workers run ahead: more if trees are deep."""
   deepest = max((tree.depth for tree in forest.trees), default=0)
   return _AHEAD_S + _AHEAD_S_PER_HOP * 2 * deepest  # Up, and down.
+
+
+def chunk_bytes(size_bytes: int, trees: int, *, most: int) -> int:
+  """Returns the bytes of a message's chunks, but for the last of each range.
+
+  Small messages have smaller ones, two for each tree, so that trees get about
+  their shares; but not below 8 KiB.
+
+  Args:
+    size_bytes: Of the message.
+    trees: How many carry it.
+    most: Bytes of a chunk, a multiple of 4.
+
+  Returns:
+    A multiple of 4.
+  """
+  even = 4 * math.ceil(size_bytes / (4 * _LEAST_PER_TREE * max(trees, 1)))
+  return min(max(even, _LEAST_BYTES), most)
 
 
 def window(forest: Forest, *, chunk_bytes: int) -> int:

@@ -42,6 +42,24 @@ class DealtTest(parameterized.TestCase):
       self.assertLess(np.abs(counts - wanted).max(), 1)
 
 
+class ChunkBytesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (10**9, 4, 49152),
+    (2 * 4 * 49152, 4, 49152),
+    (120_004, 4, 15004),  # Two for each tree, and a multiple of 4.
+    (120_001, 4, 15004),
+    (120_000, 0, 49152),
+    (120_000, 32, 8192),
+    (0, 4, 8192),
+  )
+  def test_small_messages_have_two_for_each_tree(self, size, trees, want):
+    self.assertEqual(dealing.chunk_bytes(size, trees, most=49152), want)
+
+  def test_there_are_no_larger_ones_than_it_is_told(self):
+    self.assertEqual(dealing.chunk_bytes(10**9, 4, most=256), 256)
+    self.assertEqual(dealing.chunk_bytes(100, 4, most=256), 256)
+
+
 class WindowTest(parameterized.TestCase):
   def test_it_is_the_rate_times_the_time_and_some_for_each_tree(self):
     forest = topology.pack(shapes.star([1, 1, 1]))

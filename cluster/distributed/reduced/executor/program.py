@@ -13,6 +13,7 @@ import xxhash
 
 from cluster.distributed.reduced.executor.frames import DTYPES, FLOAT32
 from configs.checks import require
+from topology.forests import dealing
 from topology.forests.dealing import dealt, window
 from topology.forests.trees import Forest, Hop
 
@@ -172,6 +173,13 @@ def program(
   dtypes = dtypes or [DTYPES[FLOAT32]] * len(ranges)
   known = f'some of {[*map(str, DTYPES)]}'
   require({*dtypes} <= {*DTYPES}, 'dtypes', known, [*map(str, dtypes)])
+  sent_bytes = sum(
+    (stop - start) * dtype.itemsize
+    for (start, stop), dtype in zip(ranges, dtypes, strict=True)
+  )
+  chunk_bytes = dealing.chunk_bytes(
+    sent_bytes, len(own.trees), most=own.chunk_bytes
+  )
   starts: list[int] = []
   stops: list[int] = []
   each: list[int] = []
@@ -180,7 +188,7 @@ def program(
     valid = start == end <= stop
     require(valid, 'ranges', f'one from {end} on', (start, stop))
     end, first = stop, len(starts)
-    begins = range(start, stop, own.chunk_bytes // dtype.itemsize)
+    begins = range(start, stop, chunk_bytes // dtype.itemsize)
     starts += begins
     stops += [*begins[1:], stop] if begins else []
     each += [DTYPES.index(dtype)] * len(begins)
