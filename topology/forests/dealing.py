@@ -11,7 +11,7 @@ from topology.forests.trees import Forest
 # system hands to a network at once, 64 KiB.  Chunks of 64 KiB do not, and took
 # up to 1.7 times as long; 32 KiB cost up to 1.7 times as much computing.
 CHUNK_BYTES = 48 * 1024
-_LEAST_BYTES = 8 * 1024  # If not told otherwise: less costs more than it gains.
+_LEAST_BYTES = 8 * 1024  # Chosen, not measured.
 _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Of a window; of a message, the latter.
 # What hides the way of a chunk.  More has senders that meet at a worker take
 # the link from each other: measured on links of 200 Mbit/s, with 4 to 8 hosts.
