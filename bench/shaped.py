@@ -76,6 +76,7 @@ def cases() -> dict[str, Case]:
     'shared6': _hosts(6)._replace(groups=[((3, 4, 5), 20)]),
     'random6': _hosts(6)._replace(pairs=_random(6)),
     'random8': _hosts(8)._replace(pairs=_random(8)),
+    'equal8': _hosts(8),
   }
 
 

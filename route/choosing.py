@@ -94,7 +94,9 @@ def predicted(
     size_bytes,
     latency_s=latency_s,
     chunk_bytes=dealing.chunk_bytes(
-      size_bytes, len(forest.trees), most=CHUNK_BYTES
+      size_bytes,
+      [float(tree.share) for tree in forest.trees],
+      most=CHUNK_BYTES,
     ),
     hidden_s=0.0 if _meeting(forest) else ahead_s(forest),
   )

@@ -156,7 +156,7 @@ class Sums:
     for ranges in self._stages[stage]:
       chunk_bytes = dealing.chunk_bytes(
         sum(each.bytes for each in ranges),
-        len(planned.forest.trees),
+        [float(tree.share) for tree in planned.forest.trees],
         most=self._chunk_bytes,
       )
       sizes, of_chunk = _chunks(ranges, chunk_bytes)

@@ -44,20 +44,23 @@ class DealtTest(parameterized.TestCase):
 
 class ChunkBytesTest(parameterized.TestCase):
   @parameterized.parameters(
-    (10**9, 4, 49152),
-    (2 * 4 * 49152, 4, 49152),
-    (120_004, 4, 15004),  # Two for each tree, and a multiple of 4.
-    (120_001, 4, 15004),
-    (120_000, 0, 49152),
-    (120_000, 32, 8192),
-    (0, 4, 8192),
+    (10**9, [1, 2, 3, 4], 49152),
+    (4 * 49152, [1, 2, 3, 4], 49152),
+    (120_004, [1, 2, 3, 4], 30004),  # One for each tree, a multiple of 4.
+    (120_001, [1, 2, 3, 4], 30004),
+    (120_000, [*range(1, 33)], 16384),
+    (0, [1, 3], 16384),
   )
-  def test_small_messages_have_two_for_each_tree(self, size, trees, want):
-    self.assertEqual(dealing.chunk_bytes(size, trees, most=49152), want)
+  def test_small_messages_have_one_for_each_tree(self, size, shares, want):
+    self.assertEqual(dealing.chunk_bytes(size, shares, most=49152), want)
+
+  @parameterized.parameters([()], [(1,)], [(1,) * 8], [(1, 2, 1.5)])
+  def test_but_not_if_the_trees_have_much_the_same_shares(self, shares):
+    self.assertEqual(dealing.chunk_bytes(120_000, shares, most=49152), 49152)
 
   def test_there_are_no_larger_ones_than_it_is_told(self):
-    self.assertEqual(dealing.chunk_bytes(10**9, 4, most=256), 256)
-    self.assertEqual(dealing.chunk_bytes(100, 4, most=256), 256)
+    self.assertEqual(dealing.chunk_bytes(10**9, [1, 3], most=256), 256)
+    self.assertEqual(dealing.chunk_bytes(100, [1, 3], most=256), 256)
 
 
 class WindowTest(parameterized.TestCase):

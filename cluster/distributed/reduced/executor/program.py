@@ -178,7 +178,7 @@ def program(
     for (start, stop), dtype in zip(ranges, dtypes, strict=True)
   )
   chunk_bytes = dealing.chunk_bytes(
-    sent_bytes, len(own.trees), most=own.chunk_bytes
+    sent_bytes, own.shares, most=own.chunk_bytes
   )
   starts: list[int] = []
   stops: list[int] = []
