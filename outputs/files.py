@@ -249,11 +249,16 @@ class RunFiles:
       self._files['trace.json'].write(f',\n{_dumps(counter)}')
 
   def close(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, closes everything and gives the folder back."""
+    """Writes summary.json, closes everything and gives the folder back.
+
+    In this order: who finds a summary finds the other files whole, also when
+    this process is killed in between.
+    """
     try:
-      _write(self.workdir / 'summary.json', summary)
       if self.timeline:
         self._files['trace.json'].write('\n]\n')
+      self.state()
+      _write(self.workdir / 'summary.json', summary)
     finally:
       with contextlib.ExitStack() as stack:
         stack.callback(self.release)

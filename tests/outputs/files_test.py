@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+import outputs.files
 import train
 from outputs import manifests
 from outputs.files import RunFiles
@@ -68,6 +69,32 @@ class BoardTest(absltest.TestCase):
       files._board.add_scalar.call_args_list,
       [mock.call('accuracy', 0.5, 7), mock.call('top5_accuracy', 0.9, 7)],
     )
+
+
+class EndTest(absltest.TestCase):
+  def test_a_run_with_a_summary_has_its_other_files_whole(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    files = RunFiles(str(folder))
+    files.claim(manifests.manifest(small.config().to_dict(), {}))
+    files.begin(num_workers=2)
+    files.event({'told': 'push', 'time': 1.5})
+    files.span(1, 'compute', 0.0, 1.5, 32)
+
+    def killed(path, content):
+      del content
+      self.assertEqual(path.name, 'summary.json')
+      trace = json.loads((folder / 'trace.json').read_text())
+      self.assertEqual([row['tid'] for row in trace], [0, 1, 1])
+      event = json.loads((folder / 'events.jsonl').read_text())
+      self.assertEqual(event['time'], 1.5)
+      raise KeyboardInterrupt
+
+    with (
+      mock.patch.object(outputs.files, '_write', killed),
+      self.assertRaises(KeyboardInterrupt),
+    ):
+      files.close({'ended': 'finished'})
+    self.assertIsNone(files.finished())
 
 
 class VersionTest(absltest.TestCase):
