@@ -35,6 +35,7 @@ from typing import NamedTuple
 from bench import clusters
 from bench.accounts import Check, accounts, kept
 from bench.launched import Launched
+from cluster.distributed.faults import SLOWER
 from tools.reading import records
 
 _RUNS = {
@@ -125,12 +126,16 @@ class Pause(NamedTuple):
       start_s: The same.
       first_s: That the first start took until the first push.
     """
-    hung = sum(name.endswith('-hang-start') for name in self.faults)
+    hung, slow = (
+      sum(name.endswith(f'-{kind}-start') for name in self.faults)
+      for kind in ('hang', 'slow')
+    )
     return (
       _STANDSTILL * timeout_s * max(self.starts, 1)
       + (first_s + _BACKOFF_S) * self.starts
       + self.cut_s
       + start_s * hung
+      + SLOWER * timeout_s * slow
     )
 
 

@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
   DIE = 'die'  # Its process is killed.
   STOP = 'stop'  # Its process is stopped: it is silent, too.
   HANG = 'hang'  # It does not go on, though its process lives and says so.
-  SLOW = 'slow'  # It takes 1.5 times `timeout_s` longer.
+  SLOW = 'slow'  # It takes `SLOWER` times `timeout_s` longer.
   CUT = 'cut'  # Its host's interface goes down; 'cut:5' for 5 seconds.
   CORRUPT = 'corrupt'  # A byte of the push changes on its way.
   WRONG_SIZE = 'wrong_size'  # The push is too short.
@@ -47,6 +47,7 @@ class Phase(enum.StrEnum):
   EVALUATION = 'evaluation'
 
 
+SLOWER = 1.5  # Times `timeout_s`.
 # What is done to the push as a whole, not at a moment.
 _OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN)
 _SENT = (Phase.COMPUTE, Phase.FIRST, Phase.LAST)  # What can be corrupt.
@@ -158,7 +159,7 @@ class Faults:
     elif kind == Kind.HANG:
       threading.Event().wait()
     elif kind == Kind.SLOW:
-      time.sleep(1.5 * self._timeout_s)
+      time.sleep(SLOWER * self._timeout_s)
     elif kind == Kind.CUT:
       self._cut(fault.seconds)
 
