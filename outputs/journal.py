@@ -157,6 +157,10 @@ class Journal:
     """Records that a worker has it again, or what others kept, and sends it."""
     self._files.event({'told': 'recalled', 'time': time, 'worker': worker})
 
+  def drift(self, row: Mapping[str, Any]) -> None:
+    """Records that a replica differed from the reference: see docs/files.md."""
+    self._files.event({'told': 'drift', **row})
+
   def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
     """Counts an iteration of a worker, with its seconds by phase."""
     self.measures.iterated(worker, spent)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from cluster.transport.messages import Spoil
@@ -30,6 +31,7 @@ class Kind(enum.StrEnum):
   CORRUPT = 'corrupt'  # A byte of the push changes on its way.
   WRONG_SIZE = 'wrong_size'  # The push is too short.
   NAN = 'nan'  # The gradient is not a number.
+  FLIP = 'flip'  # A bit of its copy of the parameters changes.
 
 
 class Phase(enum.StrEnum):
@@ -49,7 +51,8 @@ class Phase(enum.StrEnum):
 
 SLOWER = 1.5  # Times `timeout_s`.
 # What is done to the push as a whole, not at a moment.
-_OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN)
+_OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN, Kind.FLIP)
+_FLIPPED = 25  # Bit of a float32's exponent: 16 times as much, or as little.
 _SENT = (Phase.COMPUTE, Phase.FIRST, Phase.LAST)  # What can be corrupt.
 _SERVED = (Phase.CHECKPOINT, Phase.EVALUATION)
 _SERVER = re.compile(r'server:(\d{1,4})')
@@ -108,6 +111,11 @@ class Faults:
     self._directory = directory
     self._interface = interface
     self._timeout_s = timeout_s
+
+  @property
+  def kinds(self) -> set[Kind]:
+    """All that is to go wrong."""
+    return {fault.kind for fault in self._entries.values()}
 
   def due(
     self, who: int | str, number: int, phase: Phase = Phase.COMPUTE
@@ -283,6 +291,25 @@ def spoilt(fault: Fault | None, payload: Any) -> Any:
   if fault and fault.kind == Kind.NAN:
     return jax.tree.map(lambda leaf: leaf * float('nan'), payload)
   return payload
+
+
+def flipped(params: Any) -> Any:
+  """Returns parameters of which a bit has changed, in the largest number.
+
+  Args:
+    params: Pytree of float32 arrays.
+
+  Returns:
+    A pytree of NumPy arrays.
+  """
+  leaves, tree = jax.tree.flatten(params)
+  leaves = [np.array(leaf) for leaf in leaves]
+  filled = [leaf for leaf in leaves if leaf.size]
+  if filled:
+    largest = max(filled, key=lambda leaf: np.abs(leaf).max())
+    place = np.abs(largest).argmax()
+    largest.reshape(-1).view(np.uint32)[place] ^= np.uint32(1 << _FLIPPED)
+  return jax.tree.unflatten(tree, leaves)
 
 
 def _parsed(entry: Any, num_workers: int, num_servers: int) -> Fault:

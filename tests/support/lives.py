@@ -3,6 +3,7 @@
 import queue
 
 from cluster.distributed.members import Member
+from learning import drift
 
 BATCH = 8
 
@@ -38,12 +39,13 @@ class Life:
     version: Updates that it has applied.
     learned: They, each as version and who computed which examples.
     doing: What it is at.
+    bits: By how much its parameters differ from exact ones.
   """
 
   def __init__(self, world, index, number, learned):
     self.world, self.index, self.number = world, index, number
     self.wire, self.says, self.inbox = [], [], []
-    self.learned = learned
+    self.learned, self.bits = learned, world.rounding.get(index, 0.0)
     self.fresh, self.last = True, []
     self.generation = self.stopped = -1
     self.living = True
@@ -56,6 +58,10 @@ class Life:
   @property
   def version(self):
     return len(self.learned)
+
+  @property
+  def digest(self):
+    return str((self.learned, self.bits))
 
   # The learner, as the holder sees it.
   params = stats = ()
@@ -89,6 +95,8 @@ class Life:
         yield self.heed
     elif self.doing == 'fetching':
       yield self.fetch
+    elif self.doing == 'comparing':
+      yield self.compare
     elif self.doing == 'forming':
       peers = self.world.peers(self.group)
       if self.stopped > self.generation:
@@ -119,7 +127,7 @@ class Life:
     if 'group' in told:
       self.group, self.generation = told['group'], told['group']['generation']
       source, version = self.group['source'], self.group['version']
-      if source and (self.version != version or (self.fresh and version)):
+      if source and (self.version != version or self.fresh):
         self.doing = 'fetching'
       else:
         self.join()
@@ -129,6 +137,9 @@ class Life:
         self.doing, self.deal = 'computing', deal
     elif 'check' in told:
       self.check(told['check'])
+    elif 'compare' in told:
+      if told['compare']['generation'] == self.generation >= self.stopped:
+        self.doing, self.order = 'comparing', told['compare']
     elif 'stop' in told:
       self.stopped = max(self.stopped, told['stop'])
       version, last = self.version, self.last
@@ -148,18 +159,18 @@ class Life:
     given = source.living and source.version == self.group['version']
     if given and not cut:
       self.learned, self.last = list(source.learned), []
+      self.bits = source.bits
       self.join()
     else:
       self.lose(source.index)
 
   def connect(self):
     self.doing = 'nothing'
-    digest = str(self.learned)
     self.say(
       told='formed',
       generation=self.generation,
       version=self.version,
-      digest=digest,
+      digest=self.digest,
       sent=[],
     )
 
@@ -182,13 +193,29 @@ class Life:
       told='checked',
       generation=generation,
       version=self.version,
-      digest=str(self.learned),
+      digest=self.digest,
       sent=[],
     )
 
+  def compare(self):
+    self.doing = 'nothing'
+    source = self.world.lives[self.order['source'][1]]
+    cut = {self.index, source.index} in self.world.cut
+    if not source.living or source.version != self.order['version'] or cut:
+      self.lose(source.index)
+      return
+    apart = abs(self.bits - source.bits)
+    if self.order['replace'] or apart <= drift.BOUND:
+      self.bits = source.bits
+    self.say(
+      told='compared',
+      generation=self.generation,
+      version=self.version,
+      digest=self.digest,
+      difference=apart,
+    )
+
   def compute(self):
-    if self.deal['check']:
-      self.check(self.generation)
     parts = self.world.parts.setdefault(
       (self.generation, self.deal['version']), {}
     )
@@ -201,6 +228,7 @@ class Life:
       raise AssertionError(f'{version} applied to {self.version}')
     parts = self.world.parts[self.generation, version]
     self.learned.append((version, tuple(sorted(parts.items()))))
+    self.bits += self.world.rounding.get(self.index, 0.0)
     numbers = sum(self.world.written(index) for index in parts)
     self.last = numbers.tolist()
     self.doing = 'nothing'

@@ -43,6 +43,12 @@ from tests.support import small
 def get_config():
   return small.{kind}(**{fields!r})
 """
+_UNLIKE = """
+import os, sys
+for role, flags in {flags!r}.items():
+  if f'--role={{role}}' in sys.argv:
+    os.environ['XLA_FLAGS'] = flags
+"""
 # In a lab: runs a command on each host, as SLURM would, which ends all if one
 # fails; hosts are told by --role.
 _RANKS = """
@@ -69,14 +75,23 @@ _FIELDS = {
 }
 
 
-def config_file(*, model: bool = True, **fields: Any) -> str:
+def config_file(
+  *,
+  model: bool = True,
+  xla_flags: Mapping[str, str] | None = None,
+  **fields: Any,
+) -> str:
   """Returns the path of a new config: small.config(**fields), on real hosts.
 
-  Without a model, it is of small.timing.
+  Args:
+    model: Whether there is one; without it, it is of small.timing.
+    xla_flags: XLA_FLAGS by role, such as 'worker:1', as unlike hosts have.
+    **fields: Of the config.
   """
   path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
   kind = 'config' if model else 'timing'
-  path.write_text(_CONFIG.format(kind=kind, fields=_FIELDS | fields))
+  content = _CONFIG.format(kind=kind, fields=_FIELDS | fields)
+  path.write_text(content + _UNLIKE.format(flags=xla_flags or {}))
   return str(path)
 
 

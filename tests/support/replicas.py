@@ -39,6 +39,7 @@ class World:
     runtime: The real one, with the real lead.
     members: The life that each worker has now.
     cut: Sets of two workers who cannot talk.
+    rounding: What each update of a worker is off by, as its processor rounds.
   """
 
   def __init__(
@@ -50,10 +51,12 @@ class World:
     target=10**6,
     timeout_s=1e6,
     mends=True,
+    rounding=None,
   ):
     self.workers = workers
     self.lives, self.joined, self.parts = {}, {}, {}
     self.members, self.cut = {}, []
+    self.rounding = rounding or {}
     self._clock, self._moved = 0, {}
     self.books = Books(workers, 0)
     self.reception = lives.Reception(workers)
@@ -69,7 +72,8 @@ class World:
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
     )
-    self.ledger = journal.ledger
+    self.ledger, self.drift = journal.ledger, mock.Mock()
+    journal.drift = self.drift
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
     self.lead = lead.Lead(
       scheme=bsp.make(num_workers=workers),
@@ -116,8 +120,15 @@ class World:
     if index == 0:
       self._replica.learner = life
 
+  @property
+  def agreed(self):
+    """The last version at which all members had the same state."""
+    return self.runtime._check.agreement.agreed
+
   def peers(self, group):
     """Returns the lives of a group, as they were when it was made."""
+    if 'addresses' not in group:  # XLA sums.
+      return [*self.members.values()]
     return [self.lives[address] for address in group['addresses'].values()]
 
   def replica_takes(self, life, deal):

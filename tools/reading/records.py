@@ -10,6 +10,7 @@ import numpy as np
 # What is told of these is for no scheme.
 _LINKS = 'links'
 _KEPT = ('forgot', 'recalled')  # What workers have not sent of gradients.
+DRIFT = 'drift'  # Replicas that differed from the reference.
 _SHOWN = 64  # Workers whose spans are read, at most.
 _WINDOW = 16  # Iterations of a mean worker whose spans are read.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -175,7 +176,7 @@ def events(
   """
   for row in every(path):
     told = row['told']
-    if told not in (_LINKS, *_KEPT) or (kept and told in _KEPT):
+    if told not in (_LINKS, DRIFT, *_KEPT) or (kept and told in _KEPT):
       yield row
 
 
@@ -199,7 +200,7 @@ def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   for where, row in _lines(path / 'events.jsonl', whole):
     told = row.get('told')
     fields = {_LINKS: ('time', 'did', 'why')} | dict.fromkeys(
-      _KEPT, ('worker',)
+      (*_KEPT, DRIFT), ('worker',)
     )
     _check(row, fields.get(told, ('told', 'said')), where)
     yield row

@@ -264,6 +264,10 @@ def _until(
         if again:
           again.form(generation)
       continue
+    drifted = row['told'] == records.DRIFT and row['version'] < version
+    expected = 'replicas on like processors, that hold the same bits'
+    got = f'worker {row.get("worker")} apart at version {row.get("version")}'
+    require(not drifted, f'{path}', expected, got)
     if row['told'] == 'start':
       count, workers = len(row['said']['release']), config.cluster.workers
       expected = f'{workers} workers at each start, as in manifest.json'

@@ -12,7 +12,6 @@ class Dealing:
 
   Attributes:
     newest: The highest version whose iteration is dealt in this generation.
-    check: Whether the next one begins with a hash of what replicas hold.
   """
 
   def __init__(self, lead: Lead, say: Callable[[int, dict[str, Any]], None]):
@@ -24,7 +23,6 @@ class Dealing:
     """
     self._lead, self._say = lead, say
     self.newest = -1
-    self.check = False
     self._at: dict[int, tuple[float, int]] = {}
 
   def begin(self, version: int) -> None:
@@ -55,7 +53,6 @@ class Dealing:
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
     now, stage = time.monotonic(), self._lead.stage()
     self.newest, self._at[version] = version, (now, stage)
-    check, self.check = self.check, False
     for index in members:
       deal = {
         'generation': generation,
@@ -67,6 +64,5 @@ class Dealing:
         'members': members,
         'stage': stage,
         'at': now,
-        'check': check,
       }
       self._say(index, {'deal': deal})

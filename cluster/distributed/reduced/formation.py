@@ -66,7 +66,6 @@ class Formation:
     generation: The running one, from 0.
     members: Of it, or of the one before while it forms; ascending.
     packed: Its forest, and what for; None before the first.
-    agreed: The last version of which all members held the same.
     size_bytes: Of a pool.
   """
 
@@ -85,7 +84,6 @@ class Formation:
       size_bytes: Of a pool.
     """
     self.generation = 0
-    self.agreed = -1
     self.members: tuple[int, ...] = ()
     self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
@@ -97,13 +95,13 @@ class Formation:
     self._gone: dict[int, str] = {}  # Members that are lost, and why.
     self._told: dict[int, tuple[int, list[float]]] = {}  # Versions and books.
     self._digests: dict[int, str] = {}  # Of those who are connected.
-    self._checked: dict[int, dict[int, str]] = {}  # By version and worker.
     self._suspects: set[tuple[int, int]] = set()
     self._doubted: set[frozenset[int]] = set()  # Pairs, since the last sum.
     self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
     # Who have the newest version.  At first the lead has what was restored, or
     # what all begin with: who comes from another lead has something else.
     self._sources: list[int] = [0]
+    self._distrusted: set[int] = set()  # Their state is corrupt.
 
   @property
   def mends(self) -> bool:
@@ -175,10 +173,35 @@ class Formation:
     self._sources = [k for k in self._sources if k != index] or [0]
     self._lost = {pair for pair in self._lost if index not in pair}
     self._doubted = {pair for pair in self._doubted if index not in pair}
+    self.trust(index)
 
   def gone(self, index: int, reason: str) -> None:
     """A member is lost."""
     self._gone.setdefault(index, reason)
+
+  def distrust(self, index: int) -> None:
+    """Excludes a member whose state is corrupt from the sources of others."""
+    self._distrusted.add(index)
+
+  def trust(self, index: int) -> None:
+    """Ends that, once its state was replaced."""
+    self._distrusted.discard(index)
+
+  def source(self, index: int, among: Sequence[int]) -> tuple[int, str] | None:
+    """Returns a member from which another can fetch its state, and where.
+
+    Args:
+      index: The member that fetches; different ones get different sources.
+      among: Members that have the state.
+
+    Returns:
+      Rank and address; None if it can connect to none of them.
+    """
+    reached = [k for k in among if (k, index) not in self._lost]
+    if not reached:
+      return None
+    chosen = reached[index % len(reached)]
+    return chosen, self._handovers[chosen]
 
   def suspect(self, worker: int, peer: int | None) -> None:
     """A worker has lost a connection to another, which may be lost itself."""
@@ -212,7 +235,9 @@ class Formation:
       return -1, []
     newest = max(self._told[index][0] for index in living)
     # The lead's own first, if it has it: it is the nearest to many.
-    self._sources = [k for k in living if self._told[k][0] == newest]
+    holding = [k for k in living if self._told[k][0] == newest]
+    trusted = [k for k in holding if k not in self._distrusted]
+    self._sources = trusted or holding
     return self._told[self._sources[0]]
 
   def buried(self) -> dict[int, str]:
@@ -244,7 +269,6 @@ class Formation:
     self.members = tuple(members)
     self._gone.clear()
     self._digests.clear()
-    self._checked.clear()
     self._state = _State.FORMING
     said = self._described() if self.mends else {'generation': self.generation}
     return [
@@ -261,12 +285,14 @@ class Formation:
     Raises:
       Cut: If it cannot talk to anybody who has it.
     """
-    sources = self._sources
-    reached = [k for k in sources if (k, index) not in self._lost]
-    if not version:  # Only who has come from another lead will ask.
-      sources = reached = sources[:1]
+    # At version 0 each has initialised its own, which may differ in last bits.
+    sources = self._sources if version else self._sources[:1]
     if index in sources:
       return None
+    reached = [k for k in sources if (k, index) not in self._lost]
+    if not (reached or version):  # Digests show later whether it is the same.
+      others = (k for k in self.members if k != index)
+      reached = [k for k in others if (k, index) not in self._lost]
     if not reached:
       raise Cut(index or sources[0])
     return reached[0], self._handovers[reached[0]]
@@ -332,25 +358,10 @@ class Formation:
     self._state = _State.RUNNING
     return True
 
-  def compare(self, version: int) -> None:
-    """Checks that all who are connected have the same.
-
-    Raises:
-      RuntimeError: If some differ; names them.
-    """
-    _compare(version, self._digests)
-
-  def digest(self, version: int, index: int, digest: str) -> None:
-    """Takes in what a member holds; compares it once all have told.
-
-    Raises:
-      RuntimeError: If some differ; names them.
-    """
-    found = self._checked.setdefault(version, {})
-    found[index] = digest
-    if len(found) == len(self.members):
-      self.agreed = version
-      _compare(version, self._checked.pop(version))
+  @property
+  def digests(self) -> Mapping[int, str]:
+    """Of the states that members had when they were connected."""
+    return self._digests
 
   @property
   def awaited(self) -> list[int]:
@@ -385,14 +396,3 @@ class Formation:
     if not counts:
       return Unmendable(str(error))
     return Cut(counts.most_common(1)[0][0])
-
-
-def _compare(version: int, digests: dict[int, str]) -> None:
-  counts = collections.Counter(digests.values())
-  if len(counts) > 1:
-    usual = counts.most_common(1)[0][0]
-    others = sorted(k for k, digest in digests.items() if digest != usual)
-    raise RuntimeError(
-      f'Replicas differ at version {version}: workers {others} from the other '
-      f'{counts[usual]}.'
-    )

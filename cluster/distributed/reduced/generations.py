@@ -6,6 +6,10 @@ they have.  They differ by one at most, as nobody ends an iteration without the
 parts of all.  If somebody has ended it, all the others get the learner from
 there, and then it is booked; if not, it is repeated by those who live.  Who
 comes back waits for the end of an iteration, and gets the learner likewise.
+
+Members compare their states when a generation has formed, and before an
+iteration is booked after which the run is evaluated, saved or over.  Those that
+differ from the reference are repaired: see `checking`.
 """
 
 import time
@@ -16,6 +20,7 @@ from absl import logging
 
 from cluster.distributed.leading import Leading
 from cluster.distributed.links.linking import Linking
+from cluster.distributed.reduced.checking import StateCheck
 from cluster.distributed.reduced.dealing import Dealing
 from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
@@ -42,6 +47,14 @@ class Generations(Leading):
     self._holder = holder
     self._formation = formation
     self._linking = linking(self._say)
+    self._check = StateCheck(
+      formation,
+      say=self._say,
+      lose=self._lose,
+      record=self._record_drift,
+      forget=self._forget,
+      limit_s=max(self._start_s, 2 * self._timeout_s),
+    )
     self._dealing = Dealing(lead, self._say)
     self._running = False
     self._why = 'all are there'  # The generation has begun.
@@ -106,6 +119,7 @@ class Generations(Leading):
     """
     begins = self._formation.stop()
     if begins:
+      self._check.cancel()
       logging.info('Generation %d begins: %s.', self._formation.generation, why)
       self._running, self._why = False, why
     if begins or (self._gently and not ends):
@@ -198,12 +212,25 @@ class Generations(Leading):
       and self._members[index].stream is not None
     )
 
+  def _record_drift(self, row: Mapping[str, Any]) -> None:
+    self.lead.journal.drift({'time': self.time, **row})
+
+  def _forget(self, index: int) -> None:
+    """Records that what a worker kept of gradients is lost, if it kept any."""
+    if self._holder.keeps:
+      self.lead.journal.forgot(index, self.time, None)
+
   def _look_around(self) -> None:
     self._lose_silent()
     self._lose_overdue()
 
   def _lose_overdue(self) -> None:
     """Gives up who holds up an iteration, or the next generation."""
+    if self._check.is_running:
+      moved = [member.pace.moved for member in self._members]
+      for index in self._check.overdue(moved.__getitem__):
+        self._lose(index, 'It did not compare its state in time.')
+      return
     if self._still:
       return
     formation, workers = self._formation, self.lead.workers

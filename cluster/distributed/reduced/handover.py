@@ -1,7 +1,9 @@
-"""How a replica's learner comes to another process.
+"""Transfer of a replica's state to another process, while no replica computes.
 
-Who needs it asks a living replica, at the address that the lead has told, while
-no replica computes.
+The process that needs it asks a living replica, at the address that the
+coordinator names.  It may send the digest of what it holds: a source with the
+same state answers with its digest alone.  Whatever is transferred is verified
+by that digest.
 """
 
 from collections.abc import Callable
@@ -35,15 +37,18 @@ class Handover:
   """
 
   def __init__(
-    self, host: str, security: Security, state: Callable[[int], Any]
+    self,
+    host: str,
+    security: Security,
+    state: Callable[[int], tuple[Any, str]],
   ):
     """Listens from here on.
 
     Args:
       host: Address to listen on.
       security: Of the streams.
-      state: Returns the state of a version; called in other threads.  Raises
-        LookupError if there is another version.
+      state: Returns the state of a version and its digest; called in other
+        threads.  Raises LookupError if there is another version.
     """
     self._state = state
     self._listener = Listener(host, 0, self._give, security)
@@ -58,14 +63,21 @@ class Handover:
     if type(version) is not int:
       raise Closed('expected a version, got another hello')
     try:
-      tree = checkpoints.frozen(self._state(version))()
+      state, digest = self._state(version)
     except LookupError as error:
       raise Closed(str(error)) from error
+    if hello.get('digest') == digest:
+      stream.send({'arrays': None, 'digest': digest})
+      stream.receive(0)
+      return
+    tree = checkpoints.frozen(state)()
     arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
     told = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
     parts = [_bytes(array) for array in arrays.values() if array.size]
     stream.send(
-      {'arrays': told}, chunked(parts, _STEP), sum(p.size for p in parts)
+      {'arrays': told, 'digest': digest},
+      chunked(parts, _STEP),
+      sum(p.size for p in parts),
     )
     stream.receive(0)  # Until it has it all.
 
@@ -77,8 +89,9 @@ def fetch(
   timeout_s: float,
   *,
   step: Callable[[], None] = lambda: None,
-) -> Any:
-  """Returns the learner's state of a version, as far as it is plain and whole.
+  known: str = '',
+) -> tuple[Any, str]:
+  """Returns the learner's state of a version, and its digest.
 
   Args:
     address: Of the `Handover` of a replica.
@@ -86,14 +99,23 @@ def fetch(
     security: Of the stream.
     timeout_s: Of connecting, and of each 256 KiB.
     step: Called after each of them.
+    known: Digest of the state that the caller has.
+
+  Returns:
+    The state, whose digest the caller has to verify once its arrays are where
+    they belong; None if it is the one that is known.
 
   Raises:
     TransportError: If it cannot be had.
   """
-  stream = connect(address, {'version': version}, security, timeout_s)
+  hello = {'version': version, 'digest': known}
+  stream = connect(address, hello, security, timeout_s)
   try:
     with within(stream, timeout_s):
       message = stream.receive()
+    if message.header['arrays'] is None:
+      stream.send(None)
+      return None, message.header['digest']
     body, start = memory.aligned(message.size_bytes), 0
     chunks = iter(message.chunks)
     while start < body.size:
@@ -114,7 +136,7 @@ def fetch(
     if start != body.size:
       raise Corrupt(f'{address}: expected {start} bytes, got {body.size}')
     stream.send(None)
-    return checkpoints.thawed(tree)
+    return checkpoints.thawed(tree), message.header['digest']
   finally:
     stream.close()
 

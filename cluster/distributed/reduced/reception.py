@@ -8,6 +8,8 @@
                  books of the last iteration that it has applied
   told 'checked' generation, version and digest of its learner; and what it has
                  sent
+  told 'compared' generation, version and digest of its learner, after it was
+                 told to compare its state with the reference; difference
   told 'answered' what it was told to measure: number, answer, problem
   told 'traffic' what it has sent to each other worker from the start, and for
                  how long something was on its way; again and again, if links
@@ -57,6 +59,11 @@ class ReducedReception(Reception):
   _told = {
     'formed': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
     'checked': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
+    'compared': {
+      **_OF_GENERATION,
+      **_DIGEST,
+      'difference': lambda value: value is None or checked.is_number(value),
+    },
     'answered': ANSWERED,
     'traffic': TRAFFIC,
     'stopped': {**_OF_GENERATION, 'books': _is_list},

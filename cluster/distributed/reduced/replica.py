@@ -1,5 +1,9 @@
 """A worker of a reduced run: a replica of the learner, which all keep alike.
 
+All begin with the state of one of them.  What each applies is the same sum, so
+that they stay equal on like processors; on unlike ones they drift by rounding,
+and compare their states from time to time (`reduced.checking`).
+
 It computes what the lead has dealt, adds its gradient to those of the others,
 and applies the sum.  What it needs for the next iteration has come before this
 one ends, so that it waits for nobody but the others' gradients.
@@ -16,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.distributed.faults import Faults, Phase
+from cluster.distributed.faults import Faults, Kind, Phase, flipped
 from cluster.distributed.host import Host
 from cluster.distributed.life import Life, explained
 from cluster.distributed.links import traffic
@@ -36,7 +40,7 @@ from cluster.distributed.reduced.sums.summing import Summing
 from cluster.speed.speed import Speed
 from cluster.transport.errors import TransportError
 from cluster.transport.heart import BEATS
-from learning import compilations
+from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
 
@@ -51,7 +55,7 @@ class Replica:
 
   Attributes:
     index: Which worker.
-    learner: What it learns; no other has other bits at the same version.
+    learner: What it learns.
   """
 
   def __init__(
@@ -105,6 +109,8 @@ class Replica:
     self._last: list[float] = []  # Books of the iteration before.
     self._took_s = 0.0  # The last computation, without any delay.
     self._compiled: int | None = None
+    # Version and digest of the state, if it has been digested.
+    self._digested: tuple[int, str] | None = None
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -219,7 +225,9 @@ class Replica:
     elif 'measure' in told:
       life.say(self._measurer(told['measure']))
     elif 'check' in told:
-      self._check(life, told['check'])
+      self._tell_digest(life, told['check'])
+    elif 'compare' in told:
+      self._compare(life, told['compare'])
     elif 'collect' in told:
       self._collect(life, told['collect'])
     elif 'stop' in told:
@@ -250,32 +258,106 @@ class Replica:
       self._fresh = False
       self._pace.reach(_FETCHED)
       self._summing.form(said, max(settings.start_s, settings.timeout_s))
-      self._check(life, generation, 'formed')
+      self._tell_digest(life, generation, 'formed')
 
   def _fetch(self, life: Life, version: int, worker: int, address: str) -> None:
-    """Gets the learner from another worker, unless it is here.
+    """Takes over the state of another worker, unless it has the same.
+
+    A process that has just joined may hold another state of the same version:
+    of an earlier coordinator, or the one that its own processor initialises.
 
     Raises:
       PeerLost: If it cannot be had.
     """
-    # Nobody has anything else at version 0 than all begin with.
-    if self.learner.version == version and not (self._fresh and version):
+    if self.learner.version == version and not self._fresh:
       return
+    same = self.learner.version == version
+    state = self._fetched(
+      life, version, worker, address, known=self._digest() if same else ''
+    )
+    if state is None:
+      return
+    if same:
+      apart = _apart(self._shared(), state)
+      logging.info(
+        'Worker %d begins with the state of worker %d at version %d: its own '
+        'differed by %.3g of its norm.',
+        *(self.index, worker, version, apart),
+      )
+    self._take_over(version, state)
+    self._last = []
+
+  def _fetched(
+    self, life: Life, version: int, worker: int, address: str, known: str = ''
+  ) -> Any:
+    """Returns another worker's state of a version; None if it is known.
+
+    Args:
+      life: Whose coordinator is told.
+      version: Which one.
+      worker: Whose state.
+      address: Where it can be fetched.
+      known: Digest of the state that this worker has.
+
+    Raises:
+      PeerLost: If it cannot be had whole.
+    """
     life.say({'doing': f'fetching version {version} from {address}'})
     settings = self._settings
     try:
-      state = handover.fetch(
+      state, expected = handover.fetch(
         address,
         version,
         settings.security,
         settings.timeout_s,
         step=self._pace.step,
+        known=known,
       )
     except TransportError as error:
       raise PeerLost(worker, str(error)) from error
-    self.learner.restore(self._summing.placed(state['learner']))
+    if state is None:
+      return None
+    state['learner'] = self._summing.placed(state['learner'])
+    if (got := digest(state)) != expected:
+      raise PeerLost(
+        worker, f'expected a state of digest {expected}, got {got}'
+      )
+    return state
+
+  def _take_over(self, version: int, state: Any) -> None:
+    """Goes on with a state that was fetched."""
+    self.learner.restore(state['learner'])
     self.memory.recall(version, state['common'])
-    self._last = []
+    self._digested = None
+
+  def _compare(self, life: Life, order: Mapping[str, Any]) -> None:
+    """Compares its state with the reference, and takes that over.
+
+    Args:
+      life: Whose coordinator is told.
+      order: Generation and version; rank and address of the source; and whether
+        the state is replaced even if it differs by more than rounding.
+    """
+    generation, version = order['generation'], order['version']
+    if generation != self._generation or generation < self._stopped:
+      return
+    self._pace.transfer()
+    with self._telling(life, generation):
+      state = self._fetched(life, version, *order['source'])
+      apart = _apart(self._shared(), state)
+      if order['replace']:
+        self.memory.forget()
+      if order['replace'] or apart <= drift.BOUND:
+        self._take_over(version, state)
+      life.say(
+        {
+          'told': 'compared',
+          'generation': generation,
+          'version': version,
+          'digest': self._digest(),
+          'difference': apart if math.isfinite(apart) else None,
+        }
+      )
 
   @contextlib.contextmanager
   def _telling(self, life: Life, generation: int) -> Iterator[None]:
@@ -292,8 +374,6 @@ class Replica:
 
   def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
-    if deal['check']:
-      self._check(life, deal['generation'])
     if self._compiled is None:
       self._compiled = compilations.count()
     with self._telling(life, deal['generation']):
@@ -316,14 +396,16 @@ class Replica:
       self._summing.collect(version)
       self._completed({'told': 'collected', 'version': version})
 
-  def _check(self, life: Life, generation: int, told: str = 'checked') -> None:
-    """Tells what it holds, for others to compare, and what it has sent."""
+  def _tell_digest(
+    self, life: Life, generation: int, told: str = 'checked'
+  ) -> None:
+    """Tells the digest of its state, and what it has sent."""
     life.say(
       {
         'told': told,
         'generation': generation,
         'version': self.learner.version,
-        'digest': digest(self._shared()),
+        'digest': self._digest(),
         'sent': traffic.rows(self._summing.traffic()),
       }
     )
@@ -349,6 +431,8 @@ class Replica:
     own = time.monotonic()
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
+    if fault and fault.kind == Kind.FLIP:
+      self._flip()
     loss, finite = self._summing.compute(
       deal['version'],
       self.learner,
@@ -388,13 +472,35 @@ class Replica:
     told = {'told': 'completed', 'version': deal['version']}
     self._completed(told | {'books': self._last, 'at': time.monotonic()})
 
-  def _state_of(self, version: int) -> Any:
-    """Returns the learner's state; in a thread of the handover."""
+  def _flip(self) -> None:
+    """Changes a bit of the parameters, as damaged memory would."""
+    state = self.learner.state()
+    state |= {'params': self._summing.placed(flipped(state['params']))}
+    self.learner.restore(state)
+    self._digested = None
+
+  def _digest(self) -> str:
+    """Returns the digest of the state, which is computed once."""
+    version = self.learner.version
+    if self._digested is None or self._digested[0] != version:
+      self._digested = version, digest(self._shared())
+    return self._digested[1]
+
+  def _state_of(self, version: int) -> tuple[Any, str]:
+    """Returns state and digest of a version; in a thread of the handover."""
     if (has := self.learner.version) != version:
       raise LookupError(f'expected to have version {version}, got {has}')
-    return self._shared()
+    return self._shared(), self._digest()
 
   def _shared(self) -> dict[str, Any]:
     """Returns all that no other replica has otherwise."""
     common = self.memory.common
     return {'learner': self.learner.state(), 'common': common}
+
+
+def _apart(state: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+  """Returns the relative difference of what two replicas hold."""
+  own, its = (
+    {**each['learner'], 'codec': each['common']} for each in (state, reference)
+  )
+  return drift.relative_difference(own, its)

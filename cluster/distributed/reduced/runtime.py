@@ -56,6 +56,7 @@ class ReducedRuntime(Generations):
     # version all have, and in which generation they were asked, and when.
     self._collected = 0
     self._asked: tuple[int, float] | None = None
+    self._sent: list[dict[str, Any]] = []  # By members, as of the last check.
     self._reactions = {
       'ready': self._ready,
       'failed': self._failed,
@@ -64,6 +65,7 @@ class ReducedRuntime(Generations):
       'broken': self._broken,
       'stopped': self._stopped,
       'checked': self._checked,
+      'compared': self._compared,
       'completed': self._completed,
       'collected': self._has_collected,
       'answered': self._linking.answered,
@@ -101,7 +103,11 @@ class ReducedRuntime(Generations):
     The next step goes on.
     """
     self._pausing = True
-    if not self._still:
+    if self._check.is_running or not self._still:
+      return False
+    if self._check.agreement.agreed < self._holder.version:
+      self._sent.clear()
+      self._check.begin(self._holder.version, lambda: None)
       return False
     version, generation = self._holder.version, self._formation.generation
     if self._holder.keeps and self._collected < version:
@@ -119,7 +125,6 @@ class ReducedRuntime(Generations):
     Raises:
       Unmendable: If the run cannot go on.
       FloatingPointError: If a loss or a gradient is not finite.
-      RuntimeError: If replicas differ.
     """
     if not self._pausing and self._still:
       self._deal()  # After a pause.
@@ -135,6 +140,7 @@ class ReducedRuntime(Generations):
       'lead': self.lead.state(),
       'holder': self._holder.state(),
       'lives': [member.lives for member in self._members],
+      'drift': self._check.agreement.totals,
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -145,10 +151,14 @@ class ReducedRuntime(Generations):
     for member, lives in zip(self._members, state['lives'], strict=False):
       member.lives = lives
     self._collected = self._holder.version
+    self._check.agreement.totals |= state.get('drift', {})
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone."""
-    own = {'generations': self._formation.generation + 1}
+    own = {
+      'generations': self._formation.generation + 1,
+      'drift': self._check.agreement.totals,
+    }
     return super().summary() | own
 
   def _released(self, index: int) -> None:
@@ -173,30 +183,20 @@ class ReducedRuntime(Generations):
       return
     self._carrying.forming(event)
     if self._formation.formed(event['worker'], event['digest']):
-      self._formation.compare(event['version'])
-      self._settle()
-      self._running = True
-      self._linking.formed()
-      self._dealing.begin(self._holder.version)
-      if self._started:
-        self._deal()
-      self._carrying.formed(self.time, event['version'], self._why)
+      self._check.begin(
+        event['version'], self._begin_generation, self._formation.digests
+      )
 
-  def _agree(self) -> None:
-    """Compares what all members hold in the end, if they tell in time.
-
-    Raises:
-      RuntimeError: If some differ; names them.
-    """
-    formation, version = self._formation, self._holder.version
-    for index in formation.living:
-      self._say(index, {'check': formation.generation})
-    deadline = time.monotonic() + self._timeout_s
-    while self._running and formation.agreed < version:
-      if time.monotonic() >= deadline:
-        logging.warning('Not all have told what they hold in the end.')
-        return
-      self._take(deadline - time.monotonic())
+  def _begin_generation(self) -> None:
+    """Begins to sum: all members are connected, and hold the same state."""
+    version = self._check.agreement.agreed
+    self._settle()
+    self._running = True
+    self._linking.formed()
+    self._dealing.begin(self._holder.version)
+    if self._started:
+      self._deal()
+    self._carrying.formed(self.time, version, self._why)
 
   def _settle(self) -> None:
     """Books what could not be before all members had the newest version."""
@@ -210,23 +210,41 @@ class ReducedRuntime(Generations):
       self.lead.leave(index, self.time, left[index])
 
   def _checked(self, event: dict[str, Any]) -> None:
-    """Takes in what a member holds, and has sent.
-
-    Raises:
-      RuntimeError: If some hold something else; names them.
-    """
+    """Takes in what a member holds, and has sent."""
     if self._is_current(event):
-      self._formation.digest(event['version'], event['worker'], event['digest'])
-      self._carrying.checked(event, self.time)
+      self._sent.append(event)
+      self._check.add_digest(event['worker'], event['version'], event['digest'])
+
+  def _compared(self, event: dict[str, Any]) -> None:
+    """Takes in how far a member's state was from the reference."""
+    if self._is_current(event):
+      self._check.add_difference(
+        event['worker'], event['version'], event['difference'], event['digest']
+      )
 
   def _completed(self, event: dict[str, Any]) -> None:
-    """An iteration has been summed, and applied."""
-    if event['version'] == self._holder.version:
-      self._formation.summed()
-      self._book(event['books'], self._formation.members)
-      if self._over:
-        self._agree()
+    """An iteration has been summed, and applied.
+
+    Before it is evaluated, or is the last one, replicas are compared: what is
+    looked at, all have.
+    """
+    version, members = self._holder.version, self._formation.members
+    if event['version'] != version:
+      return
+    self._formation.summed()
+    if self._looks(sum(self.lead.workers[k].examples for k in members)):
+      self._sent.clear()
+      self._check.begin(version + 1, lambda: self._agreed(event['books']))
+    else:
+      self._book(event['books'], members)
       self._deal()
+
+  def _agreed(self, numbers: list[float]) -> None:
+    """Goes on with an iteration after which all hold the same state."""
+    self._book(numbers, self._formation.members)
+    for event in self._sent:
+      self._carrying.checked(event, self.time)
+    self._deal()
 
   def _has_collected(self, event: dict[str, Any]) -> None:
     """It is known what all keep."""
@@ -243,10 +261,6 @@ class ReducedRuntime(Generations):
       FloatingPointError: If a loss or a gradient is not finite.
     """
     version = self._holder.version
-    looks = self._looks(sum(self.lead.workers[k].examples for k in members))
-    self._dealing.check = (
-      looks or self._dealing.check
-    )  # What is looked at, all have.
     # Others compute what is dealt ahead; who is lost is not yet gone.
     ahead = self._dealing.newest > version
     began, stage = self._dealing.at(version)
@@ -263,7 +277,7 @@ class ReducedRuntime(Generations):
 
   def _deal(self) -> None:
     """Deals what can be dealt of this iteration and of the next."""
-    if not self._running or self._over:
+    if not self._running or self._over or self._check.is_running:
       return
     version, members = self._holder.version, self._formation.members
     if self._dealing.newest < version:

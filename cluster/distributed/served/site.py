@@ -16,7 +16,7 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.distributed.faults import Phase
+from cluster.distributed.faults import Kind, Phase
 from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.hosting import host
@@ -59,6 +59,9 @@ class ServedSite(Process):
     super().__init__(
       config, meeting, parts, servers=plan.servers, windows=plan.pipelined
     )
+    flips = Kind.FLIP in self.faults.kinds
+    expected = "no 'flip', as workers keep no parameters between iterations"
+    require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()

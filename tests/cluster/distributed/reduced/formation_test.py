@@ -91,7 +91,32 @@ class FormationTest(parameterized.TestCase):
       formation.suspect(0, 2)
     said = dict(formation.form((0, 1, 2), 0))
     self.assertEqual(formation.packed.lost, {(0, 2), (2, 0)})
-    self.assertEqual(said[2]['source'], (0, '2.2.2.2:1'))
+    self.assertEqual(said[2]['source'], (1, '2.2.2.2:2'))
+
+  def test_a_corrupt_state_is_given_to_nobody(self):
+    formation = self._formation(3)
+    for corrupt, source in ((0, 1), (1, 0)):
+      formation.form((0, 1), 5)
+      formation.distrust(corrupt)
+      formation.stop()
+      for k in (0, 1):
+        formation.stopped(k, 5, [])
+      formation.ended()
+      said = dict(formation.form((0, 1, 2), 5))
+      self.assertEqual(said[2]['source'][0], source)
+      formation.trust(corrupt)
+
+  def test_sources_are_spread_over_those_that_can_be_reached(self):
+    formation = self._formation(6)
+    formation.form(range(6), 0)
+    found = [formation.source(k, (0, 1, 2))[0] for k in (3, 4, 5)]
+    self.assertEqual(found, [0, 1, 2])
+    for _ in range(2):
+      formation.form(range(6), 0)
+      formation.suspect(4, 1)
+    formation.form(range(6), 0)
+    self.assertIn(formation.source(4, (0, 1, 2))[0], (0, 2))
+    self.assertIsNone(formation.source(4, (1,)))
 
   def test_who_comes_back_has_nothing_of_before(self):
     formation = self._formation(3)
@@ -167,15 +192,16 @@ class HandoverTest(parameterized.TestCase):
   def _state(self, version):
     if version != 3:
       raise LookupError(f'expected to have version {version}, got 3')
-    return self._TREE
+    return self._TREE, 'digest'
 
   def test_it_comes_bit_for_bit(self):
     giving = handover.Handover('127.0.0.1', Security(), self._state)
     self.addCleanup(giving.close)
     steps = []
-    found = handover.fetch(
+    found, digest = handover.fetch(
       giving.address, 3, Security(), 5.0, step=lambda: steps.append(1)
     )
+    self.assertEqual(digest, 'digest')
     self.assertEqual(found['version'], 3)
     for name in ('a', 'b', 'c'):
       one, other = found['params'][name], self._TREE['params'][name]
@@ -195,6 +221,16 @@ class HandoverTest(parameterized.TestCase):
       )
       self.assertGreater(time.monotonic() - start, 1.8)
     self.assertGreater(len(steps), 20)
+
+  def test_a_known_state_is_not_transferred(self):
+    giving = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(giving.close)
+    for known, comes in (('digest', False), ('other', True)):
+      state, digest = handover.fetch(
+        giving.address, 3, Security(), 5.0, known=known
+      )
+      self.assertEqual(state is not None, comes)
+      self.assertEqual(digest, 'digest')
 
   def test_another_version_is_not_given(self):
     giving = handover.Handover('127.0.0.1', Security(), self._state)

@@ -211,16 +211,12 @@ class DealingTest(parameterized.TestCase):
     dealing = Dealing(made, lambda k, header: said.append((k, header['deal'])))
     dealing.begin(0)
     self.assertEqual(dealing.newest, -1)
-    dealing.check = True
     dealing.send(3, 0, (0, 1))
     dealing.send(3, 1, (0, 1))
     for k in range(2):
       _push(made, k, 1.0)
     self.assertEqual(dealing.newest, 1)
     self.assertEqual([deal['iteration'] for _, deal in said], [0, 0, 1, 1])
-    self.assertEqual(
-      [deal['check'] for _, deal in said], [True, True] + 2 * [0]
-    )
     self.assertEqual({deal['total'] for _, deal in said}, {16})
     ranges = [deal['ranges'] for _, deal in said]
     self.assertEqual(ranges[2:], [w.ranges for w in made.workers])

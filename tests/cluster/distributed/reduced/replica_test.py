@@ -7,7 +7,8 @@ import threading
 import time
 from unittest import mock
 
-from absl.testing import absltest
+import numpy as np
+from absl.testing import absltest, parameterized
 
 from batching import fixed
 from cluster.distributed import life
@@ -18,6 +19,7 @@ from cluster.distributed.reduced import group, replica
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.sums.summing import HostSumming
 from cluster.transport.streams import Security
+from learning import digest
 from learning.nothing import NoGradient, NoLearner
 from learning.pool import Pool
 from route import links, ring
@@ -41,6 +43,17 @@ class _Heart:
     self._ending()
 
 
+class _Learner(NoLearner):
+  """One whose parameters are part of its state."""
+
+  def state(self):
+    return super().state() | {'params': self.params}
+
+  def restore(self, state):
+    super().restore(state)
+    self.params = state['params']
+
+
 class _Played:
   """A replica in a thread, and the lead that a test plays for it.
 
@@ -50,7 +63,7 @@ class _Played:
     ready: What it has said of where it is.
   """
 
-  def __init__(self, index, *, workers, gradient=None, adapt=False):
+  def __init__(self, index, *, workers, gradient=None, adapt=False, faults=()):
     self.said, self.workers = queue.SimpleQueue(), workers
     self.hung = mock.Mock()
     books = Books(workers, 0)
@@ -58,7 +71,7 @@ class _Played:
     pool = Pool((), (), (), blank=100, range_bytes=0, books=books.size)
     gradient = gradient or NoGradient()
     faults = Faults(
-      (),
+      faults,
       num_workers=workers,
       num_servers=1,
       directory=pathlib.Path(tempfile.mkdtemp()),
@@ -68,7 +81,7 @@ class _Played:
     self.replica = replica.Replica(
       index,
       gradient=gradient,
-      learner=NoLearner((), ()),
+      learner=_Learner((), ()),
       summing=HostSumming(
         index,
         workers=workers,
@@ -147,12 +160,11 @@ class _Played:
         'members': [*range(self.workers)],
         'stage': 0,
         'at': 0.0,
-        'check': False,
       }
     )
 
 
-class ReplicaTest(absltest.TestCase):
+class ReplicaTest(parameterized.TestCase):
   def _played(self, index=0, *, workers=1, **fields):
     played = _Played(index, workers=workers, **fields)
     self.addCleanup(played.end)
@@ -181,11 +193,66 @@ class ReplicaTest(absltest.TestCase):
     self.assertEqual([said['version'] for said in formed], [0, 0])
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
 
-  def test_who_has_learned_nothing_yet_begins_with_what_it_has(self):
+  def test_an_initial_state_is_taken_over_from_one_replica(self):
     both = [self._played(k, workers=2) for k in range(2)]
-    both[0].form(both[1], source=(0, f'{_HOST}:1'))  # Nobody is there.
+    learners = [played.replica.learner for played in both]
+    for value, learner in enumerate(learners):  # As processors initialise.
+      learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
+    both[0].form(both[1], source=(0, both[0].ready['handover']))
+    formed = [played.hear('told', 'formed') for played in both]
+    self.assertEqual(formed[0]['digest'], formed[1]['digest'])
+    np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
+
+  def test_a_process_without_its_source_reports_it(self):
+    both = [self._played(k, workers=2) for k in range(2)]
+    both[0].form(both[1], source=(0, f'{_HOST}:1'))  # Nothing listens there.
+    broken = both[1].hear('told', 'broken')
+    self.assertEqual(broken['peer'], 0)
+
+  @parameterized.parameters(
+    (2**-23, False, True), (0.5, False, False), (0.5, True, True)
+  )
+  def test_a_state_is_compared_with_the_reference(self, apart, replace, same):
+    both = [self._played(k, workers=2) for k in range(2)]
+    both[0].form(both[1], source=(0, both[0].ready['handover']))
     for played in both:
       played.hear('told', 'formed')
+    learners = [played.replica.learner for played in both]
+    for value, learner in enumerate(learners):
+      learner.params = {'w': np.float32([1 + value * apart, 0])}
+      played = both[value]
+      played.replica._digested = None
+      played.tell(check=0)
+    digests = [p.hear('told', 'checked')['digest'] for p in both]
+    self.assertNotEqual(*digests)
+    both[1].tell(
+      compare={
+        'generation': 0,
+        'version': 0,
+        'source': (0, both[0].ready['handover']),
+        'replace': replace,
+      }
+    )
+    compared = both[1].hear('told', 'compared')
+    self.assertAlmostEqual(compared['difference'], apart)
+    self.assertEqual(compared['digest'] == digests[0], same)
+    self.assertEqual(learners[1].params['w'][0] == 1, same)
+
+  def test_a_flipped_bit_changes_the_digest(self):
+    faults = ((0, 1, 'flip'),)
+    played = self._played(faults=faults)
+    played.replica.learner.params = {'w': np.float32([0.5, 0.25])}
+    played.form()
+    played.hear('told', 'formed')
+    for version, expected in enumerate(([0.5, 0.25], [0.5 / 16, 0.25])):
+      played.deal(version, [[8 * version, 8 * version + 8]])
+      played.hear('told', 'completed')
+      params = played.replica.learner.params['w']
+      self.assertEqual(params.tolist(), expected)
+      played.tell(check=0)
+      told = played.hear('told', 'checked')['digest']
+      state = {'learner': played.replica.learner.state(), 'common': ()}
+      self.assertEqual(told, digest.digest(state))
 
   def test_one_thread_at_a_time_gathers_examples(self):
     gradient = _Slow()

@@ -1,8 +1,10 @@
 """Tests for the runtime of reduced routes: members are played."""
 
 import random
+import time
 from unittest import mock
 
+import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 from hypothesis import given, settings
@@ -189,7 +191,7 @@ class OrdersTest(parameterized.TestCase):
     world.check()
 
   def test_a_death_hurries_those_who_were_to_end_their_iteration(self):
-    world = _began(4)
+    world = _began(4, eval_every=10**6)
     world.members[1].end()
     world.reach(2)
     world.come(1)
@@ -266,31 +268,6 @@ class OrdersTest(parameterized.TestCase):
     world.reach(world.holder.version + 3)
     world.check()
 
-  def test_replicas_that_differ_end_the_run(self):
-    world = _began(eval_every=24)
-    world.reach(2)
-    world.members[1].learned[0] = ('something else', ())
-    with self.assertRaisesRegex(RuntimeError, r'workers \[1\] from the other'):
-      world.reach(8)
-
-  @parameterized.parameters(False, True)
-  def test_they_are_compared_in_the_end(self, differ):
-    world = _began(timeout_s=5.0)
-    world.reach(2)
-    world.until(world.runtime.pause)
-    if differ:
-      world.members[1].learned[0] = ('something else', ())
-    for life in world.members.values():
-      life.check(world.formation.generation)
-      world.reception.events.put(life.says.pop())
-    if differ:
-      with self.assertRaisesRegex(RuntimeError, r'workers \[1\] from the'):
-        world.runtime._agree()
-    else:
-      world.runtime._agree()
-      self.assertEqual(world.formation.agreed, world.holder.version)
-    self.assertIn({'check': world.formation.generation}, world.members[2].wire)
-
   def test_the_worker_of_the_lead_is_needed(self):
     world = _began()
     world.members[0].end()
@@ -305,6 +282,160 @@ class OrdersTest(parameterized.TestCase):
     with mock.patch.object(other.holder, 'restore'):
       other.runtime.restore(world.runtime.state())
     self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 0])
+
+
+def _apart(world):
+  """Returns the rows that were written on replicas that differed."""
+  return [call.args[0] for call in world.drift.call_args_list]
+
+
+class ReplicasTest(parameterized.TestCase):
+  """Replicas that drift, or are corrupt."""
+
+  def test_equal_ones_are_not_repaired(self):
+    world = _began(4)
+    world.reach(20)
+    self.assertEmpty(_apart(world))
+    self.assertGreater(world.agreed, 10)
+    self.assertEqual(world.runtime.summary()['drift']['repairs'], 0)
+
+  @settings(max_examples=20, deadline=None)
+  @given(st.integers(0, 2**32), st.integers(2, 5), st.data())
+  def test_those_of_unlike_processors_drift_and_are_repaired(
+    self, seed, workers, data
+  ):
+    errors = st.sampled_from([0.0, 2.0**-24, -(2.0**-22)])
+    rounding = {k: data.draw(errors) for k in range(workers)}
+    world = _began(workers, rounding=rounding)
+    rng = random.Random(seed)
+    world.reach(20, rng.choice)
+    world.until(world.runtime.pause, rng.choice)
+    self.assertEqual(world.agreed, world.holder.version)
+    living = [life for life in world.members.values() if life.living]
+    self.assertLen({life.bits for life in living}, 1)
+    self.assertLen(living, workers)  # None of them was evicted.
+    rows = _apart(world)
+    self.assertEqual(bool(rows), len({*rounding.values()}) > 1)
+    self.assertFalse(any(row['corrupt'] for row in rows))
+    totals = world.runtime.summary()['drift']
+    self.assertEqual(totals['repairs'], len(rows))
+    largest = max((row['difference'] for row in rows), default=0.0)
+    self.assertEqual(totals['largest'], largest)
+    world.check()
+
+  def test_members_die_while_replicas_drift(self):
+    for seed in range(15):
+      world = _began(4, rounding={1: 2.0**-24, 3: 2.0**-23}, eval_every=24)
+      rng = _trouble(seed, 4, 300, world, 0.02)
+      world.reach(world.holder.version + 5, rng.choice)
+      world.gather(rng.choice)
+      world.reach(world.holder.version + 5, rng.choice)
+      world.until(world.runtime.pause, rng.choice)
+      self.assertLen({life.bits for life in world.members.values()}, 1)
+      self.assertFalse(any(row['corrupt'] for row in _apart(world)))
+      world.check()
+
+  @parameterized.product(corrupt=(0, 1, 2), seed=(0, 1, 2, 3))
+  def test_a_corrupt_one_of_three_heals(self, corrupt, seed):
+    world, rng = _began(3, eval_every=48), random.Random(seed)
+    world.reach(3, rng.choice)
+    before = world.members[corrupt]
+    before.bits += 0.5
+    world.until(lambda: _apart(world), rng.choice)
+    self.assertEqual(
+      [(row['worker'], row['corrupt']) for row in _apart(world)],
+      [(corrupt, True)],
+    )
+    self.assertEqual(_apart(world)[0]['difference'], 0.5)
+    if corrupt:
+      world.until(lambda: not before.living, rng.choice)
+      world.come(corrupt)
+    world.gather(rng.choice)
+    world.reach(world.holder.version + 8, rng.choice)
+    world.until(world.runtime.pause, rng.choice)
+    self.assertEqual([m.bits for m in world.members.values()], [0.0] * 3)
+    self.assertEqual(world.members[0].living, True)
+    self.assertLen(_apart(world), 1)
+    totals = world.runtime.summary()['drift']
+    self.assertEqual((totals['corrupt'], totals['largest']), (1, 0.0))
+    world.check()
+
+  def test_a_corrupt_one_beside_those_that_drift_heals(self):
+    world = _began(5, rounding={3: 2.0**-24, 4: 2.0**-24}, eval_every=48)
+    world.reach(3)
+    world.members[3].bits += 0.25
+    world.until(lambda: any(row['corrupt'] for row in _apart(world)))
+    world.until(lambda: not world.members[3].living)
+    world.come(3)
+    world.gather()
+    world.reach(world.holder.version + 8)
+    corrupt = [row['worker'] for row in _apart(world) if row['corrupt']]
+    self.assertEqual(corrupt, [3])
+    world.check()
+
+  def test_two_of_five_are_corrupt_the_first_among_them(self):
+    world = _began(5, eval_every=48)
+    world.reach(3)
+    for index in (0, 4):
+      world.members[index].bits += 0.5 + index
+    world.until(lambda: not world.members[4].living)
+    world.come(4)
+    world.gather()
+    world.reach(world.holder.version + 8)
+    world.until(world.runtime.pause)
+    self.assertEqual([m.bits for m in world.members.values()], [0.0] * 5)
+    world.check()
+
+  def test_without_a_majority_all_return_to_a_checkpoint(self):
+    for workers, corrupt in ((2, 0), (2, 1), (4, (2, 3)), (3, (0, 1, 2))):
+      world = _began(workers, eval_every=48)
+      world.reach(2)
+      for index in np.atleast_1d(corrupt):
+        world.members[index].bits += 0.5 + index
+      with self.assertRaisesRegex(Unmendable, 'without a majority'):
+        world.reach(12)
+
+  def test_where_xla_sums_a_corrupt_one_restarts_all(self):
+    world = _began(3, eval_every=48, mends=False)
+    world.reach(2)
+    world.members[1].bits += 2.0**-23
+    world.until(lambda: _apart(world))  # That is repaired there, too.
+    world.members[1].bits += 0.5
+    with self.assertRaisesRegex(Unmendable, r'\[1\] at version'):
+      world.reach(20)
+
+  def test_a_checkpoint_is_of_a_state_that_all_share(self):
+    world = _began(3, eval_every=10**6)
+    world.reach(3)
+    world.members[0].bits += 0.5
+    world.until(world.runtime.pause)
+    self.assertEqual(world.members[0].bits, 0.0)
+    self.assertEqual(world.agreed, world.holder.version)
+
+  def test_a_source_that_dies_during_a_repair_is_replaced(self):
+    world = _began(3, rounding={2: 2.0**-24}, eval_every=48)
+    world.until(lambda: world.members[2].doing == 'comparing')
+    source = world.lives[world.members[2].order['source'][1]]
+    if source.index == 0:
+      world.cut.append({0, 2})
+    else:
+      source.end()
+    world.reach(8)
+    world.check()
+
+  def test_a_member_that_does_not_answer_is_evicted(self):
+    world = _began(3, eval_every=48, timeout_s=0.05)
+    hangs = ('2/0', 'heed')
+    world.until(lambda: world.runtime._check.is_running)
+    silent = list(world.reception.members)
+    world.rest(but={hangs})
+    self.assertTrue(world.runtime._check.is_running)
+    time.sleep(0.2)
+    for member in silent:
+      member.seen = time.monotonic()
+    world.runtime._look_at = 0.0
+    world.pass_by()
+    self.assertIsNone(world.reception.members[2].stream)
 
 
 class AllNeededTest(parameterized.TestCase):

@@ -1,0 +1,177 @@
+"""Agreement of replicas: which of them hold the reference state, who drifts.
+
+Replicas on like processors hold the same bits.  On unlike ones each rounds its
+updates in its own way.  So at each check all members of a membership epoch send
+a digest of their state.  If digests differ, the largest group of equal ones is
+the reference; the others fetch its state, measure how far theirs is from it,
+and take it over if that is no more than rounding (`learning.drift`).  One that
+differs by more is corrupt.
+
+The alternative would be replicas that are equal by construction: the root of
+each chunk applies the update and sends displacements down.  It was not chosen:
+clipping and other norms over all parameters would need every sum before the
+first displacement may travel, optimizer state would be lost with a root unless
+it is mirrored, and XLA's collectives (`native`) could not do it, while
+repairing costs one transfer of the state at each check, and only on unlike
+hardware (figures: docs/benchmarks.md).
+"""
+
+import collections
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from learning import drift
+
+
+class Agreement:
+  """The check of one version at a time; plain data, without clock or network.
+
+  Attributes:
+    agreed: The last version at which all members had the same state; -1 before
+      the first.
+    reference: Members that hold the reference state of the running check,
+      ascending; known once all digests have come.
+    differences: Relative difference of each member that has compared its state
+      with the reference, in the running check.
+    totals: Counts over the run: `repairs`, states that were replaced;
+      `corrupt`, replicas that differed by more than rounding; and `largest`,
+      the largest relative difference that counted as rounding.
+  """
+
+  def __init__(self) -> None:
+    """Starts with no check and nothing agreed."""
+    self.agreed = -1
+    self.reference: tuple[int, ...] = ()
+    self.differences: dict[int, float] = {}
+    self.totals: dict[str, Any] = {'repairs': 0, 'corrupt': 0, 'largest': 0.0}
+    self._version = -1
+    self._members: tuple[int, ...] = ()
+    self._digests: dict[int, str] = {}
+    self._comparing: set[int] = set()
+
+  @property
+  def is_running(self) -> bool:
+    """Whether a check has begun and has not ended."""
+    return bool(self._members)
+
+  @property
+  def version(self) -> int:
+    """The version that is checked."""
+    return self._version
+
+  @property
+  def awaited(self) -> list[int]:
+    """Members whose answer the running check needs next, ascending."""
+    missing = {*self._members} - self._digests.keys()
+    return sorted(missing or self._comparing)
+
+  @property
+  def reference_digest(self) -> str:
+    """Digest of the reference state, once all digests have come."""
+    return self._digests[self.reference[0]]
+
+  @property
+  def differing(self) -> list[int]:
+    """Members whose state is not the reference, ascending."""
+    return [k for k in self._members if k not in self.reference]
+
+  @property
+  def corrupt(self) -> list[int]:
+    """Members that differ from the reference by more than rounding."""
+    return sorted(
+      k for k, apart in self.differences.items() if not apart <= drift.BOUND
+    )
+
+  @property
+  def has_majority(self) -> bool:
+    """Whether most members hold the reference, or differ by rounding alone."""
+    return 2 * (len(self._members) - len(self.corrupt)) > len(self._members)
+
+  def begin(self, version: int, members: Iterable[int]) -> None:
+    """Begins the check of a version; one that was running is given up."""
+    self._version, self._members = version, tuple(sorted(members))
+    self.reference = ()
+    self.differences, self._digests = {}, {}
+    self._comparing.clear()
+
+  def cancel(self) -> None:
+    """Gives the running check up, if there is one."""
+    self._members = ()
+
+  def add_digest(self, index: int, version: int, digest: str) -> bool:
+    """Takes in a member's digest.
+
+    Args:
+      index: The member.
+      version: Of the state that was digested.
+      digest: Of the state.
+
+    Returns:
+      Whether this was the last one that was missing; then `reference` and
+      `differing` are known.
+    """
+    known = index in self._members and index not in self._digests
+    if not known or version != self._version:
+      return False
+    self._digests[index] = digest
+    if len(self._digests) < len(self._members):
+      return False
+    self.reference = _largest_group(self._digests)
+    return True
+
+  def compare(self, members: Iterable[int]) -> None:
+    """Expects differences from some members that are not the reference."""
+    self._comparing = {*members}
+
+  def add_difference(
+    self, index: int, version: int, difference: float | None, digest: str
+  ) -> bool:
+    """Takes in how far a member's state was from the reference.
+
+    Args:
+      index: The member.
+      version: Of the states that were compared.
+      difference: Relative; None if it is not a finite number.
+      digest: Of its state now; a member that should have taken the reference
+        over and holds another state counts as corrupt.
+
+    Returns:
+      Whether this was the last one that was expected.
+    """
+    if index not in self._comparing or version != self._version:
+      return False
+    self._comparing.discard(index)
+    if difference is None or (
+      difference <= drift.BOUND and digest != self.reference_digest
+    ):
+      difference = math.inf
+    self.differences[index] = difference
+    return not self._comparing
+
+  def replaced(self, index: int) -> None:
+    """Counts a corrupt member whose state has become the reference's."""
+    self.differences.pop(index, None)
+    self.totals['repairs'] += 1
+
+  def count(self) -> None:
+    """Adds the differences of the running check to `totals`."""
+    corrupt = self.corrupt
+    rounding = [x for k, x in self.differences.items() if k not in corrupt]
+    self.totals['corrupt'] += len(corrupt)
+    self.totals['repairs'] += len(rounding)
+    self.totals['largest'] = max([self.totals['largest'], *rounding])
+
+  def end(self) -> None:
+    """Ends the check: all members have the same state."""
+    self.agreed = self._version
+    self._members = ()
+
+
+def _largest_group(digests: Mapping[int, str]) -> tuple[int, ...]:
+  """Returns the members of the most frequent digest; ties: the lowest rank."""
+  groups: dict[str, list[int]] = collections.defaultdict(list)
+  for index in sorted(digests):
+    groups[digests[index]].append(index)
+  # In order of lowest ranks: the first of the largest.
+  return tuple(max(groups.values(), key=len))

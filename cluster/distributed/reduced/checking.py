@@ -1,0 +1,249 @@
+"""The coordinator's part of a check of replicas: repairs, evicts, records.
+
+`reduced.agreement` says which replicas differ; this module exchanges the
+messages.  A check runs between two iterations:
+
+  coordinator              member
+  check              ->
+                     <-    checked: digest of its state
+  compare            ->                                    if it differs
+                           fetches the reference state from another member
+                     <-    compared: difference, digest afterwards
+
+A member that differs by more than rounding is evicted, and rejoins with fetched
+state.  The coordinator's own worker cannot be evicted without ending the run:
+its state is replaced in place.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster.distributed.reduced.agreement import Agreement
+from cluster.distributed.reduced.formation import Formation
+from cluster.transport.heart import Unmendable
+from learning import drift
+
+
+class StateCheck:
+  """Checks of one run, one after the other.
+
+  Attributes:
+    agreement: The running check, and what is counted of all.
+  """
+
+  def __init__(
+    self,
+    formation: Formation,
+    *,
+    say: Callable[[int, Mapping[str, Any]], None],
+    lose: Callable[[int, str], None],
+    record: Callable[[Mapping[str, Any]], None],
+    forget: Callable[[int], None],
+    limit_s: float,
+  ):
+    """Starts with no check.
+
+    Args:
+      formation: Knows the members, and from which of them others can fetch.
+      say: Sends a message to a member.
+      lose: Evicts a worker, for a reason.
+      record: Writes a row on a replica that has differed.
+      forget: Records that what a worker kept of gradients is lost.
+      limit_s: Seconds without an answer or progress after which a member is
+        evicted.
+    """
+    self.agreement = Agreement()
+    self._formation = formation
+    self._say, self._lose = say, lose
+    self._record, self._forget = record, forget
+    self._limit_s = limit_s
+    self._asked_at = 0.0
+    self._then: Callable[[], None] = lambda: None
+    self._replacing = False  # The state of worker 0, in place.
+
+  @property
+  def is_running(self) -> bool:
+    """Whether a check has begun and has not ended."""
+    return self.agreement.is_running
+
+  def begin(
+    self,
+    version: int,
+    then: Callable[[], None],
+    digests: Mapping[int, str] | None = None,
+  ) -> None:
+    """Begins a check of all members.
+
+    Args:
+      version: That all of them have, or will have when they read messages.
+      then: Called once all hold the same state.  Not called if the membership
+        changes before: what follows has to check again.
+      digests: Of all members, if they are known; None to ask for them.
+
+    Raises:
+      Unmendable: If only a checkpoint can help.
+    """
+    self._then, self._replacing = then, False
+    self.agreement.begin(version, self._formation.members)
+    self._asked_at = time.monotonic()
+    if digests is None:
+      for index in self.agreement.awaited:
+        self._say(index, {'check': self._formation.generation})
+    else:
+      for index, digest in [*digests.items()]:
+        self.add_digest(index, version, digest)
+
+  def cancel(self) -> None:
+    """Gives the running check up: the membership changes."""
+    self._replacing = False
+    self.agreement.cancel()
+
+  def add_digest(self, index: int, version: int, digest: str) -> None:
+    """Takes in a member's digest; what follows is as of `begin`."""
+    if self.agreement.add_digest(index, version, digest):
+      self._compare(self.agreement.differing, replace=False)
+
+  def add_difference(
+    self, index: int, version: int, difference: float | None, digest: str
+  ) -> None:
+    """Takes in how far a member's state was from the reference.
+
+    Args:
+      index: The member.
+      version: Of the states that it has compared.
+      difference: Relative; None if it is not a finite number.
+      digest: Of its state now.
+
+    Raises:
+      Unmendable: If only a checkpoint can help.
+    """
+    if self._replacing and index == 0 and version == self.agreement.version:
+      self._replaced(digest)
+    elif self.agreement.add_difference(index, version, difference, digest):
+      self._judge()
+
+  def overdue(self, moved: Callable[[int], float]) -> list[int]:
+    """Returns members that have neither answered nor moved in time.
+
+    Args:
+      moved: Returns when a member has made progress, monotonic seconds.
+    """
+    if not self.is_running:
+      return []
+    now = time.monotonic()
+    return [
+      index
+      for index in self.agreement.awaited
+      if now - max(self._asked_at, moved(index)) > self._limit_s
+    ]
+
+  def _compare(self, members: list[int], *, replace: bool) -> None:
+    """Has members compare their state with the reference, and take it over.
+
+    Args:
+      members: Those that differ; if there are none, the check ends.
+      replace: Whether they take it over whatever the difference.
+    """
+    if not members:
+      self._end()
+      return
+    self.agreement.compare(members)
+    self._asked_at = time.monotonic()
+    for index in members:
+      source = self._formation.source(index, self.agreement.reference)
+      if source is None:
+        self._lose(index, 'It can connect to no replica with the same state.')
+        return  # The membership changes.
+      self._say(
+        index,
+        {
+          'compare': {
+            'generation': self._formation.generation,
+            'version': self.agreement.version,
+            'source': source,
+            'replace': replace,
+          }
+        },
+      )
+
+  def _judge(self) -> None:
+    """Decides what follows once all differences are known.
+
+    Raises:
+      Unmendable: If there is no majority, or a corrupt replica where XLA sums.
+    """
+    agreement = self.agreement
+    corrupt, differences = agreement.corrupt, dict(agreement.differences)
+    agreement.count()
+    for index, apart in sorted(differences.items()):
+      self._report(index, apart, index in corrupt)
+    if not corrupt:
+      self._end()
+      return
+    named = f'workers {corrupt} at version {agreement.version}'
+    if not agreement.has_majority:
+      raise Unmendable(
+        f'Replicas differ by more than rounding, without a majority: {named}. '
+        'All return to the newest checkpoint.'
+      )
+    if not self._formation.mends:
+      raise Unmendable(f'Replicas are corrupt, and XLA needs all: {named}.')
+    for index in corrupt:
+      self._formation.distrust(index)
+    others = [index for index in corrupt if index]
+    for index in others:
+      self._lose(
+        index,
+        f'It is corrupt: its state differs by {differences[index]:.3g} of its '
+        f'norm at version {agreement.version}.',
+      )
+    if not others:
+      # The process of the coordinator stays: its state is replaced.
+      self._replacing = True
+      self._compare([0], replace=True)
+
+  def _replaced(self, digest: str) -> None:
+    """Ends the check: worker 0 has taken the reference state over.
+
+    Raises:
+      Unmendable: If it has another state all the same.
+    """
+    if digest != self.agreement.reference_digest:
+      raise Unmendable('Worker 0 does not hold the state that it has fetched.')
+    self.agreement.replaced(0)
+    self._formation.trust(0)
+    self._forget(0)
+    self._end()
+
+  def _report(self, index: int, apart: float, corrupt: bool) -> None:
+    agreement = self.agreement
+    finite = apart if apart != float('inf') else None
+    logging.log(
+      logging.ERROR if corrupt else logging.INFO,
+      'Worker %d %s: at version %d its state differs from that of workers %s '
+      'by %.3g of its norm (rounding: up to %g).',
+      index,
+      'is corrupt' if corrupt else 'has drifted, and has the same again',
+      agreement.version,
+      [*agreement.reference],
+      apart,
+      drift.BOUND,
+    )
+    self._record(
+      {
+        'worker': index,
+        'version': agreement.version,
+        'difference': finite,
+        'corrupt': corrupt,
+        'reference': [*agreement.reference],
+      }
+    )
+
+  def _end(self) -> None:
+    then, self._then = self._then, lambda: None
+    self._replacing = False
+    self.agreement.end()
+    then()
