@@ -22,6 +22,6 @@ def digest(state: Any) -> str:
   for (path, _), number in zip(leaves, numbers, strict=True):
     array = np.ascontiguousarray(number)
     key = jax.tree_util.keystr(path)
-    found.update(f'{key} {array.dtype} {array.shape};'.encode())
+    found.update(f'{key} {array.dtype} {np.shape(number)};'.encode())
     found.update(array.reshape(-1).view(np.uint8))
   return found.hexdigest()

@@ -72,7 +72,11 @@ class Handover:
       return
     tree = checkpoints.frozen(state)()
     arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
-    told = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
+    # A contiguous array of no dimensions has one.
+    told = [
+      [name, str(array.dtype), list(np.shape(tree[name]))]
+      for name, array in arrays.items()
+    ]
     parts = [_bytes(array) for array in arrays.values() if array.size]
     stream.send(
       {'arrays': told, 'digest': digest},

@@ -205,6 +205,7 @@ class HandoverTest(parameterized.TestCase):
     self.assertEqual(found['version'], 3)
     for name in ('a', 'b', 'c'):
       one, other = found['params'][name], self._TREE['params'][name]
+      self.assertEqual(one.shape, other.shape)
       self.assertEqual(one.dtype, other.dtype)
       np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(found['big'], self._TREE['big'])
