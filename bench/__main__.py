@@ -15,6 +15,7 @@ processes).
 from bench import (
   batching,
   checkpoint,
+  drift,
   forest,
   predict,
   runtime,
@@ -29,6 +30,7 @@ runtime.main([])
 zipline.main([])
 scale.main([])
 checkpoint.main([])
+drift.main([])
 transport.main([])
 predict.main([])
 batching.main([])

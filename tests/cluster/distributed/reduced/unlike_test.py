@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 from learning import drift
 from tests.support import processes
+from tools import recompute, replay
 
 _FLAGS = pathlib.Path('/proc/cpuinfo').read_text().split()
 _ITERATIONS, _WORKERS, _BATCH, _EXAMPLES = 200, 2, 8, 192
@@ -22,7 +23,11 @@ _FIELDS = {
     'optimizer__clip_norm': 1.0,
     'batching__name': 'lb_bsp',
   },
-  'adamw': {'optimizer__name': 'adamw', 'optimizer__learning_rate': 1e-3},
+  'adamw': {
+    'optimizer__name': 'adamw',
+    'optimizer__learning_rate': 1e-3,
+    'checkpoint__every_examples': 1200,
+  },
   'batch_norm': {
     'optimizer__sgd__momentum': 0.9,
     'data__synthetic__pixels': 32,
@@ -91,6 +96,11 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
         'largest': max(row['difference'] for row in rows),
       },
     )
+
+    self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
+    if 'checkpoint__every_examples' in _FIELDS[fields]:
+      with self.assertRaisesRegex(ValueError, 'like processors.*worker 1'):
+        recompute.difference(launch.folder)
 
   def test_like_ones_stay_equal(self):
     with self._launched(route__name='ring', **_FIELDS['sgd']) as launch:

@@ -1,0 +1,189 @@
+"""Replicas on unlike processors: how far they drift, what repairing them costs.
+
+  python -m bench.drift [--numbers=4000000] [--updates=1000] [--workers=4]
+
+Two processes apply the same sums, one of them without fused multiply-add
+(XLA_FLAGS=--xla_cpu_max_isa=AVX).  The first table has the relative difference
+of their states (`learning.drift`) after some updates.
+
+The second one has the cost of a check that finds drift (digest, transfer over
+loopback, comparison), beside that of an update: of all numbers, as every
+replica makes it, and of a worker's share of them, as it would be if the roots
+of chunks made it and sent displacements.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cluster.distributed.reduced import handover
+from cluster.transport.streams import Security
+from learning import drift, optimizer
+from learning.digest import digest
+from learning.learner import TaskLearner
+from learning.pool import Pool
+from outputs import plain
+
+_OLDER = {'XLA_FLAGS': '--xla_cpu_max_isa=AVX'}
+_AFTER = (10, 100, 1000)  # Updates.
+_ROUNDS = 7
+_BATCH, _RATE = 32, 0.05
+_SGD = {'momentum': 0.9, 'nesterov': False, 'weight_decay': 1e-4}
+_ADAMW = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-8, 'weight_decay': 1e-4}
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Measures and prints both tables."""
+  parser = argparse.ArgumentParser(
+    prog='bench.drift', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--numbers', type=int, default=4_000_000)
+  parser.add_argument('--updates', type=int, default=1000)
+  parser.add_argument('--workers', type=int, default=4)
+  parser.add_argument('--into', help='for itself')
+  given = parser.parse_args(argv)
+  if given.into:
+    _write_states(pathlib.Path(given.into), given.updates)
+    return
+  _print_drift(given.updates)
+  _print_costs(given.numbers, given.workers)
+
+
+def _optimizers() -> dict[str, optax.GradientTransformation]:
+  momentum = optimizer.sgd(**_SGD)
+  return {
+    'momentum': momentum,
+    'clipping, momentum': optax.chain(optax.clip_by_global_norm(1.0), momentum),
+    'AdamW': optimizer.adamw(**_ADAMW),
+  }
+
+
+def _learner(
+  numbers: int, tx: optax.GradientTransformation
+) -> tuple[TaskLearner, Pool]:
+  """Returns a learner of a matrix and a vector, and its pool."""
+  rng, width = np.random.default_rng(0), max(numbers // 1000, 1)
+  shapes = {'kernel': (1000, width), 'bias': (width,)}
+  params = {
+    name: jnp.asarray(rng.normal(size=shape, scale=0.05).astype(np.float32))
+    for name, shape in shapes.items()
+  }
+  learner = TaskLearner(
+    params=params,
+    stats=(),
+    tx=tx,
+    schedule=lambda examples, updates: _RATE,
+    reduction='sum',
+    num_workers=4,
+    worker_batch=_BATCH,
+  )
+  pool = Pool(params, (), range(len(params)), range_bytes=0, books=0)
+  learner.warm_up_pool(pool)
+  return learner, pool
+
+
+def _apply(learner: TaskLearner, pool: Pool, vector: np.ndarray) -> None:
+  learner.apply_pool(pool, vector, 4 * _BATCH, pushes=4)
+
+
+def _write_states(folder: pathlib.Path, updates: int) -> None:
+  """Applies the same sums with each optimizer; writes states on the way."""
+  for name, tx in _optimizers().items():
+    learner, pool = _learner(300_000, tx)
+    rng = np.random.default_rng(1)
+    for count in range(1, updates + 1):
+      vector = rng.standard_normal(pool.size, np.float32)
+      _apply(learner, pool, vector)
+      if count in _AFTER or count == updates:
+        data, arrays = plain.write(jax.device_get(learner.state()))
+        np.savez(folder / f'{name}-{count}.npz', *arrays, data=data)
+
+
+def _print_drift(updates: int) -> None:
+  counts = sorted({count for count in (*_AFTER, updates) if count <= updates})
+  with (
+    tempfile.TemporaryDirectory() as first,
+    tempfile.TemporaryDirectory() as second,
+  ):
+    for folder, flags in ((first, {}), (second, _OLDER)):
+      argv = [sys.executable, '-m', 'bench.drift', f'--into={folder}']
+      argv += [f'--updates={updates}']
+      subprocess.run(argv, env=os.environ | flags, check=True)
+    print('relative difference after updates', *counts, sep='\t')
+    for name in _optimizers():
+      apart = [
+        drift.relative_difference(
+          *(
+            _read(pathlib.Path(f, f'{name}-{count}.npz'))
+            for f in (second, first)
+          )
+        )
+        for count in counts
+      ]
+      print(name, *(f'{each:.1e}' for each in apart), sep='\t')
+
+
+def _read(path: pathlib.Path) -> Any:
+  with np.load(path, allow_pickle=False) as content:
+    arrays = [content[f'arr_{k}'] for k in range(len(content.files) - 1)]
+    return plain.read(content['data'], arrays)
+
+
+def _print_costs(numbers: int, workers: int) -> None:
+  learner, pool = _learner(numbers, optimizer.sgd(**_SGD))
+  share, share_pool = _learner(numbers // workers, optimizer.sgd(**_SGD))
+  vector = np.ones(pool.size, np.float32)
+  part = np.ones(share_pool.size, np.float32)
+  # Updates use the memory of the learner's own state again.
+  state, other = (
+    handover.copied({'learner': learner.state(), 'common': ()})
+    for _ in range(2)
+  )
+  word = digest(state)
+  giving = handover.Handover('127.0.0.1', Security(), lambda _: (state, word))
+  calls = {
+    'update of all numbers': lambda: _apply(learner, pool, vector),
+    f'update of one of {workers} shares': lambda: _apply(
+      share, share_pool, part
+    ),
+    'digest': lambda: digest(state),
+    'transfer of the state': lambda: handover.fetch(
+      giving.address, 0, Security(), 30.0
+    ),
+    'comparison': lambda: drift.relative_difference(
+      other['learner'], state['learner']
+    ),
+  }
+  size = sum(
+    leaf.nbytes for leaf in jax.tree.leaves(other) if hasattr(leaf, 'nbytes')
+  )
+  print(f'\nmedian of {_ROUNDS}, state of {size / 1e6:.0f} MB', 'ms', sep='\t')
+  times: dict[str, list[float]] = {name: [] for name in calls}
+  for _ in range(_ROUNDS):  # In turn, as the machine may be busy.
+    for name, call in calls.items():
+      times[name].append(_took_s(call))
+  for name, seconds in times.items():
+    print(name, f'{1e3 * statistics.median(seconds):.1f}', sep='\t')
+  giving.close()
+
+
+def _took_s(call: Callable[[], Any]) -> float:
+  start = time.perf_counter()
+  call()
+  return time.perf_counter() - start
+
+
+if __name__ == '__main__':
+  main()
