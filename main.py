@@ -1,5 +1,11 @@
-"""Runs one experiment: python main.py --config=configs/vgg16_elastic.py."""
+"""Runs one experiment: python main.py --config=configs/vgg16_elastic.py.
 
+Exit codes: 0, the run has finished; 1 and 2, for good, as no retry can mend it;
+75, what went wrong may pass, and the same command goes on; 130 and 143, SIGINT
+and SIGTERM.
+"""
+
+import functools
 import sys
 
 from absl import app, flags, logging
@@ -9,6 +15,7 @@ import train
 from cluster.distributed.process import end
 from cluster.transport.heart import LOST, Unmendable
 from configs import sections
+from outputs import transient
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -43,11 +50,26 @@ def main(argv: list[str]) -> None:
 
 
 def _run(process: dict[str, str]) -> None:
+  """Trains; an error that may pass ends the process with LOST."""
+  config = _CONFIG.value
+  build = functools.partial(
+    train.build, config, workdir=_WORKDIR.value, process=process
+  )
   try:
-    run = train.build(_CONFIG.value, workdir=_WORKDIR.value, process=process)
+    run = transient.retry(
+      build,
+      limit_s=lambda: transient.start_limit_s(config.cluster),
+      what='The start',
+    )
   except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
-  run()
+    transient.leave(error)
+  try:
+    run()
+  except OSError as error:
+    if not transient.is_transient(error):
+      raise
+    logging.exception('The run has met an error that may pass')
+    end(LOST)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import argparse
 import sys
 
 from claims import entries, whole
+from outputs import transient
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
       return whole.all_of(**how)
     return whole.reproduce(given.name, **how)
   except (OSError, ValueError) as error:
-    print(f'Refused: {error}', file=sys.stderr)
-    return 1
+    return transient.exit_code(error)
   except KeyboardInterrupt:
     return 130
 

@@ -12,6 +12,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from configs import sections
+from outputs import transient
 from sweeps import whole
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> None:
       ),
     )
   except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
+    transient.leave(error)
   except KeyboardInterrupt:
     sys.exit(130)
   sys.exit(code)

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from claims import derived, entries
 from configs.published import Entry
+from outputs import atomic
 from sweeps import grid, plan, whole
 from sweeps.child import bound_command, python_path
-from sweeps.folder import Folder, write
+from sweeps.folder import Folder
 
 # What is kept of each run's summary, beside what claims ask for.
 _KEPT = (
@@ -78,10 +81,15 @@ def of_folder(
     entry: Whose claims are to be judged.
     fields: Of the config, that runs differ in.
     out: Folder of the sweep.
+
+  Raises:
+    ValueError: If there is no sweep.
   """
   folder = Folder(str(out))
-  made = json.loads(folder.file('sweep.json').read_text())['runs'].values()
-  return [_of_run(entry, fields, folder, run) for run in made]
+  made = atomic.read_object(folder.file('sweep.json'))
+  if made is None:
+    raise ValueError(f'{out}: expected a sweep with sweep.json, got none.')
+  return [_of_run(entry, fields, folder, run) for run in made['runs'].values()]
 
 
 def record(
@@ -97,9 +105,17 @@ def record(
     fields: Of the config, that runs differ in.
     folder: Of the run.
     ended: 'finished', 'diverged' or 'failed'.
+
+  Raises:
+    ValueError: If one of the two is not there, or cannot be read.
   """
-  config = json.loads((folder / 'manifest.json').read_text())['config']
-  summary = json.loads((folder / 'summary.json').read_text())
+  made = atomic.read_object(folder / 'manifest.json')
+  summary = atomic.read_object(folder / 'summary.json')
+  if made is None or summary is None:
+    raise ValueError(
+      f'{folder}: expected a manifest.json and a summary.json that can be read.'
+    )
+  config = made['config']
   asked = [c.measure.field for c in entry.claims if c.measure]
   asked += entry.ranked
   kept = {name: summary[name] for name in _KEPT if name in summary}
@@ -154,12 +170,14 @@ def _of_run(
   path = folder.file(name)
   run = plan.Run(name, (), plan.Checked({}, ''))
   summary = folder.read(run, 'summary.json')
+  made = folder.read(run, 'manifest.json')
   ended = summary['ended'] if summary else 'failed'
-  if ended == 'finished' or ended.startswith(_DIVERGED):
+  if made and (ended == 'finished' or ended.startswith(_DIVERGED)):
     status = 'finished' if ended == 'finished' else 'diverged'
     return {'run': name, **record(entry, fields, path, status)}
   said = ' / '.join(folder.last_lines(run, 0)) if not summary else ended
-  made = folder.read(run, 'manifest.json')
+  if summary and not made:
+    said = f'{path}/manifest.json cannot be read; move the folder away'
   own = {field: _at(made['config'], field) for field in fields} if made else {}
   return {'run': name, 'status': 'failed', **own, 'error': said}
 
@@ -180,7 +198,8 @@ def _measured(
     words = [f'claims.measures.{entry.measured}', f'--seed={seed}']
     words.append(f'--scale={scale}')
     path = out / f'{hashlib.sha256(" ".join(words).encode()).hexdigest()}.json'
-    if not path.exists():
+    found = _measurements(path)
+    if found is None:
       print(f'{name}: {" ".join(words)}', flush=True)
       kept = path.with_suffix('')
       kept.mkdir(exist_ok=True)
@@ -198,6 +217,18 @@ def _measured(
         said = ' / '.join(last)
         yield {'seed': seed, 'status': 'failed', 'error': said}
         continue
-      write(path, done.stdout.encode())
-    for each in json.loads(path.read_text()):
+      found = json.loads(done.stdout)
+      atomic.write(path, done.stdout)
+    for each in found:
       yield {'seed': seed, 'status': 'finished', **each}
+
+
+def _measurements(path: pathlib.Path) -> Any:
+  """Returns what was measured before; None if that has to be done again."""
+  try:
+    return json.loads(path.read_bytes())
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    logging.warning('%s is measured again: %s', path, error)
+    return None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from claims import entries
 from configs.checks import require
 from configs.published import Entry
+from outputs import atomic
 
 _FORMAT = 1
 _DIGITS = 9
@@ -45,7 +46,7 @@ def write(folder: pathlib.Path, name: str, stored: Stored) -> pathlib.Path:
   lines = [json.dumps(_short(record)) for record in stored.records]
   text = json.dumps({**head, 'rules': stored.rules}, indent=1)
   body = ',\n'.join(f'  {line}' for line in lines)
-  path.write_text(f'{text[:-2]},\n "records": [\n{body}\n ]\n}}\n')
+  atomic.write(path, f'{text[:-2]},\n "records": [\n{body}\n ]\n}}\n')
   return path
 
 
@@ -57,7 +58,8 @@ def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
   """Returns the results of an entry, full ones rather; None without any.
 
   Raises:
-    ValueError: If they are of another format.
+    ValueError: If they are of another format, or left of an interrupted
+      write; names the file.
     Stale: If they were judged by other rules.
   """
   for scale in reversed(entries.SCALES):
@@ -77,7 +79,12 @@ def _short(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path, entry: Entry) -> Stored:
-  whole = json.loads(path.read_text())
+  whole = atomic.read_object(path)
+  if whole is None:
+    raise ValueError(
+      f'{path}: expected stored results, got what an interrupted write has '
+      'left; remove it and run its entry again.'
+    )
   found = whole.get('format')
   require(found == _FORMAT, str(path), f'format {_FORMAT}', found)
   rules = json.loads(json.dumps(entries.rules(entry)))

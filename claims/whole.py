@@ -12,6 +12,7 @@ from importlib import metadata
 from claims import entries, judging, page, running, store
 from configs.checks import require
 from configs.published import Entry
+from outputs import atomic
 from sweeps.child import bound_command, python_path
 
 _PACKAGES = ('jax', 'numpy')
@@ -105,7 +106,7 @@ def paged(out: str) -> int:
 
 def _paged(folder: pathlib.Path) -> int:
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / page.NAME).write_text(page.made(folder))
+  atomic.write(folder / page.NAME, page.made(folder))
   return 0
 
 

@@ -6,17 +6,17 @@ TensorBoard events and summary.json.  What is not known is null, never NaN.
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import pathlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from outputs.manifests import FORMAT, LOCAL
+from outputs import atomic
+from outputs.manifests import FORMAT, LOCAL, fingerprint
+from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
 # Of a manifest: with the same ones, the same numbers come out.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
@@ -68,20 +68,30 @@ class RunFiles:
   def claim(self, manifest: Mapping[str, Any]) -> None:
     """Creates the folder and its manifest, or takes over those of this run.
 
-    The folder is this object's until it is closed.
+    The folder is this object's until it is closed.  While another process has
+    it, which may be ending, this one waits: as `start_limit_s` says, or
+    `LIVE_S` in a virtual run if that process lives on this host.
 
     Args:
       manifest: From `manifest`.
 
     Raises:
       OSError: If the folder cannot be made.
-      ValueError: If somebody else writes to it, or if it holds a run of another
-        config; names the fields.
+      Busy: If somebody else has written to it for as long.
+      ValueError: If it holds a run of another config; names the fields.
     """
     self.workdir.mkdir(parents=True, exist_ok=True)
-    self._lock()
+    cluster = manifest['config']['cluster']
+    self._lock = FolderLock(
+      self.workdir,
+      busy='workdir: expected a folder of its own, but another run writes to '
+      f'{self.workdir} at this moment',
+      limit_s=start_limit_s(cluster),
+      live_s=LIVE_S if cluster['runtime'] == 'virtual' else None,
+    )
     with self.given_back():
       self._check(manifest)
+      self._lock.record(fingerprint(manifest))
     kept = manifest['config']['outputs']
     self.events, self.timeline = kept['events'], kept['timeline']
     self.board = kept['board']
@@ -102,7 +112,11 @@ class RunFiles:
       self._check_free()
       _write(path, manifest)
       return
-    before = json.loads(path.read_text())
+    before = atomic.read_object(path)
+    if before is None:
+      self._check_known(manifest)
+      _write(path, manifest)
+      return
     if before.get('format') != FORMAT:
       raise ValueError(
         f'workdir: {self.workdir} holds a run of another version of Syncopate, '
@@ -136,10 +150,15 @@ class RunFiles:
         )
 
   def finished(self) -> dict[str, Any] | None:
-    """Returns the summary if the folder holds a run that has finished."""
-    path = self.workdir / 'summary.json'
-    summary = json.loads(path.read_text()) if path.exists() else None
-    return summary if summary and summary['ended'] == 'finished' else None
+    """Returns the summary if the folder holds a run that has finished.
+
+    Without a summary that can be read it has not.
+
+    Raises:
+      OSError: If there is one, but the system cannot read it.
+    """
+    summary = atomic.read_object(self.workdir / 'summary.json') or {}
+    return summary if summary.get('ended') == 'finished' else None
 
   def check(self, sizes: Mapping[str, int]) -> None:
     """Checks that the files can be gone on with.
@@ -269,7 +288,30 @@ class RunFiles:
 
   def release(self) -> None:
     """Lets other runs have the folder."""
-    self._unlock()
+    self._lock.release()
+
+  def _check_known(self, manifest: Mapping[str, Any]) -> None:
+    """Checks that a folder whose manifest cannot be read is of this run.
+
+    That is so if the lock says so, see `FolderLock`, or if there is nothing
+    that a run of another config could have left.
+
+    Raises:
+      ValueError: If it is of another run, or if nobody can tell.
+    """
+    run, own = self._lock.run, fingerprint(manifest)
+    found = [
+      path
+      for name in (*_APPENDED, 'summary.json', 'checkpoints')
+      if (path := self.workdir / name).is_dir() or _size(path)
+    ]
+    if run != own and (run or found):
+      left = run or f'unknown, with {", ".join(path.name for path in found)}'
+      raise ValueError(
+        f'workdir: {self.workdir}/manifest.json cannot be read.  Expected a '
+        f'folder of this run, {own}, got that of run {left}; name a new folder.'
+      )
+    logging.warning('%s/manifest.json is written anew.', self.workdir)
 
   def _check_free(self) -> None:
     for pattern in (*_APPENDED, 'summary.json', 'checkpoints', _BOARD):
@@ -284,18 +326,6 @@ class RunFiles:
       plotted = field in _PLOTTED or field.endswith('_accuracy')
       if plotted and value is not None:
         self._board.add_scalar(field, value, row['examples'])
-
-  def _lock(self) -> None:
-    lock = os.open(self.workdir / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
-    self._unlock = weakref.finalize(self, os.close, lock)
-    try:
-      # The system lets go of it when the process ends, however it does.
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-        f'workdir: expected a folder of its own, but another run writes to '
-        f'{self.workdir} at this moment.'
-      ) from error
 
 
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
@@ -315,10 +345,11 @@ def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  """Writes a file that is never seen half."""
-  new = path.with_suffix('.new')
-  new.write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
-  new.replace(path)
+  atomic.write(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
+
+
+def _size(path: pathlib.Path) -> int:
+  return path.stat().st_size if path.exists() else 0
 
 
 _dumps = json.JSONEncoder(allow_nan=False, separators=(',', ':')).encode

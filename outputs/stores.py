@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import logging
 
-from outputs import arrays
+from outputs import arrays, atomic
 
 UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
@@ -56,10 +56,11 @@ def write(path: pathlib.Path, tree: Mapping[str, np.ndarray]) -> None:
       np.savez(file, **tree)
       file.flush()
       os.fsync(file.fileno())
+    atomic.sync_folder(new)
     if path.exists():
       shutil.rmtree(path)
     new.rename(path)
-    _sync(path.parent)  # Before any other is removed.
+    atomic.sync_folder(path.parent)  # Before any other is removed.
   except OSError:
     shutil.rmtree(new, ignore_errors=True)  # It may hold what a disk lacks.
     raise
@@ -114,11 +115,3 @@ def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
       shutil.rmtree(doomed)
     except OSError as error:
       logging.warning('%s could not be removed: %s', path, error)
-
-
-def _sync(directory: pathlib.Path) -> None:
-  handle = os.open(directory, os.O_RDONLY)
-  try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)

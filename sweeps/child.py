@@ -4,7 +4,6 @@ python -m sweeps.child FLAGS_OF_MAIN --workdir=DIR
 """
 
 import ctypes
-import fcntl
 import multiprocessing
 import os
 import pathlib
@@ -88,17 +87,9 @@ def _main(arguments: Sequence[str], folder: pathlib.Path) -> None:
   with (folder / LOG).open('ab') as log:
     for stream in (1, 2):
       os.dup2(log.fileno(), stream)
-  _wait(folder)
   script = _ROOT / 'main.py'
   sys.argv = [os.path.relpath(script), *arguments]
   runpy.run_path(str(script), run_name='__main__')
-
-
-def _wait(folder: pathlib.Path) -> None:
-  """Returns when nobody writes to the folder any more."""
-  lock = os.open(folder / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
-  fcntl.flock(lock, fcntl.LOCK_EX)
-  os.close(lock)
 
 
 if __name__ == '__main__':

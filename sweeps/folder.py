@@ -1,6 +1,5 @@
 """The folder of a sweep: whose it is, and what its runs have come to."""
 
-import fcntl
 import json
 import os
 import pathlib
@@ -8,7 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from absl import logging
+
 from configs.checks import require
+from outputs import atomic, transient
 from sweeps.plan import Run
 
 LOG = 'log.txt'  # Of a run.
@@ -63,7 +65,10 @@ class Folder:
       expected = 'a new folder, or that of a sweep'
       require(not found, '--out', expected, f'{self.out} with {found[:3]}')
       return list(runs)
-    before = json.loads(path.read_text())
+    before = atomic.read_object(path)
+    if before is None:
+      logging.warning('%s is written anew, of the folders of runs.', path)
+      before = {'format': _FORMAT, 'runs': self._names()}
     require(
       before.get('format') == _FORMAT,
       '--out',
@@ -84,26 +89,35 @@ class Folder:
       for run in runs
     ]
 
+  def _names(self) -> dict[str, str]:
+    """Returns the names of the folders of runs, by what ends them: identity."""
+    found = {
+      path.parent.name
+      for name in (LOG, 'manifest.json')
+      for path in self._path.glob(f'*/{name}')
+    }
+    return {name.rpartition('-')[2]: name for name in sorted(found)}
+
   def claim(self, runs: Sequence[Run]) -> list[Run]:
     """Makes the folder this sweep's; returns runs as `check` does.
 
     Raises:
       OSError: If it cannot be made.
-      ValueError: As `check`, or if another process sweeps here.
+      Busy: If another process sweeps here, and goes on; see `FolderLock`.
+      ValueError: As `check`.
     """
     self._path.mkdir(parents=True, exist_ok=True)
     # Held until the process ends.
-    self._lock = os.open(self._path / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-        f'--out: another process sweeps in {self.out} at this moment.'
-      ) from error
+    self._lock = transient.FolderLock(
+      self._path,
+      busy=f'--out: another process sweeps in {self.out} at this moment',
+      limit_s=transient.WAIT_S,
+      live_s=transient.LIVE_S,
+    )
     runs = self.check(runs)
     names = {run.checked.identity: run.name for run in runs}
     whole = {'format': _FORMAT, 'command': sys.argv, 'runs': names}
-    write(self._path / _SWEEP, json.dumps(whole, indent=2).encode())
+    atomic.write(self._path / _SWEEP, json.dumps(whole, indent=2) + '\n')
     return runs
 
   def file(self, *parts: str) -> pathlib.Path:
@@ -111,14 +125,17 @@ class Folder:
     return self._path.joinpath(*parts)
 
   def read(self, run: Run, name: str) -> dict[str, Any] | None:
-    """Returns what a JSON file of a run holds; None if there is none."""
-    path = self.file(run.name, name)
-    return json.loads(path.read_text()) if path.exists() else None
+    """Returns the object in a JSON file of a run.
+
+    None without one, or if it is left of an interrupted write, which the log
+    says: nothing is known of such a run, and it has not ended.
+    """
+    return atomic.read_object(self.file(run.name, name))
 
   def state(self, run: Run) -> State:
     """Returns what a run has come to by its own files."""
     summary = self.read(run, 'summary.json')
-    if summary is None or summary['ended'] == 'interrupted':
+    if summary is None or summary.get('ended', 'interrupted') == 'interrupted':
       return State('unfinished')
     ended = summary['ended']
     if ended == 'finished':
@@ -157,10 +174,3 @@ class Folder:
     """Returns how many bytes a run's log has."""
     path = self.file(run.name, LOG)
     return path.stat().st_size if path.exists() else 0
-
-
-def write(path: pathlib.Path, content: bytes) -> None:
-  """Writes a file that is never seen half."""
-  new = path.with_name(f'{path.name}.new')
-  new.write_bytes(content)
-  new.replace(path)

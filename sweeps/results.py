@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from sweeps.folder import LOG, Folder, State, write
+from configs import cells
+from outputs import atomic
+from sweeps.folder import LOG, Folder, State
 from sweeps.plan import Run, differing
 
 # Of a manifest: what a result may depend on beside the config.
@@ -50,12 +52,14 @@ class Results:
     table = {name: _column([row.get(name) for row in rows]) for name in columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
-    writer.writerow(table)
-    writer.writerows(zip(*table.values(), strict=True))
-    write(self._folder.file('results.csv'), text.getvalue().encode())
+    for row in (table, *zip(*table.values(), strict=True)):
+      writer.writerow(map(cells.neutral, row))
+    atomic.write(self._folder.file('results.csv'), text.getvalue())
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.table(table), buffer)
-    write(self._folder.file('results.parquet'), buffer.getvalue().to_pybytes())
+    atomic.write(
+      self._folder.file('results.parquet'), buffer.getvalue().to_pybytes()
+    )
     end = time.monotonic()
     self._next_s = end + _SHARE * (end - start)
 

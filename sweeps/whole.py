@@ -1,13 +1,13 @@
 """A sweep from its flags to its results."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from absl import flags
 
 from configs.checks import require
+from outputs import atomic
 from sweeps import child, grid, plan, pool, submit
 from sweeps.display import Display
 from sweeps.folder import Folder
@@ -167,7 +167,7 @@ def _show(runs: list[Run], folder: Folder) -> int:
 def _list(path: str, left: list[Run], folder: Folder, results: Results) -> int:
   """Writes the commands of what is left, and the results so far."""
   lines = [f'{run.command(folder.out)}\n' for run in left]
-  pathlib.Path(path).write_text(''.join(lines))
+  atomic.write(path, ''.join(lines))
   results.write()
   print(f'{len(left)} commands are in {path}')
   return 0

@@ -67,8 +67,11 @@ _MAY = {
     'sync.scheme '
     'wire.codec'
   ),
-  'main': 'cluster.distributed.process cluster.transport configs train',
-  'sweep': 'configs sweeps',
+  'main': (
+    'cluster.distributed.process cluster.transport configs outputs.transient '
+    'train'
+  ),
+  'sweep': 'configs outputs.transient sweeps',
   'sweeps': 'configs outputs train',
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
@@ -83,12 +86,15 @@ _MAY = {
     'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
-    'outputs.checkpoints outputs.console outputs.ledger '
+    'outputs.atomic outputs.checkpoints outputs.console outputs.ledger '
+    'outputs.transient '
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.hosted wire.kept wire.talks'
   ),
-  'claims': 'bench configs sweeps sync topology tools.reading.records',
-  'reproduce': 'claims',
+  'claims': (
+    'bench configs outputs.atomic sweeps sync topology tools.reading.records'
+  ),
+  'reproduce': 'claims outputs.transient',
   'bench': None,  # All below.
   'examples': None,
   'tests': None,

@@ -16,6 +16,7 @@ on the same cluster and prints what they were predicted and measured to be.
 """
 
 import csv
+import io
 import json
 import math
 import pathlib
@@ -31,7 +32,7 @@ from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
-from outputs import console
+from outputs import atomic, console
 from tools.calibrating import links, reduced, served, tables, timeline
 from tools.reading import manifests, records
 
@@ -180,7 +181,7 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
     fields=fields,
     links=_LINKS if calibration.links.cluster else '',
   )
-  path.write_text(text, encoding='utf-8')
+  atomic.write(path, text)
   _write_times(calibration, path.with_suffix('.csv'))
   _write_links(calibration, path.with_suffix('.json'))
 
@@ -322,19 +323,20 @@ def _put(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:
 
 
 def _write_times(calibration: Calibration, path: pathlib.Path) -> None:
-  with path.open('w', newline='', encoding='utf-8') as file:
-    writer = csv.writer(file)
-    writer.writerow(_COLUMNS)
-    # Worker by worker: the model takes them in the order of their rows.
-    for worker, times in enumerate(calibration.compute_s):
-      writer.writerows((worker, i, repr(s)) for i, s in enumerate(times))
+  text = io.StringIO()
+  writer = csv.writer(text)
+  writer.writerow(_COLUMNS)
+  # Worker by worker: the model takes them in the order of their rows.
+  for worker, times in enumerate(calibration.compute_s):
+    writer.writerows((worker, i, repr(s)) for i, s in enumerate(times))
+  atomic.write(path, text.getvalue())
 
 
 def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
   """Writes links that are more than those of hosts; returns whether."""
   cluster = calibration.links.cluster
   if cluster:
-    path.write_text(json.dumps(cluster, indent=1) + '\n', encoding='utf-8')
+    atomic.write(path, json.dumps(cluster, indent=1) + '\n')
   return bool(cluster)
 
 

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 
 import train
 from configs import default, sections
+from outputs import atomic
 from tools import report
 from tools.reading import records
 
@@ -157,7 +158,7 @@ def compare(runs: Sequence[Planned], out: str | pathlib.Path) -> None:
   table = markdown({name: row(each) for name, each in summaries.items()})
   text = f'{_caption(runs)}\n\n{table}'
   print(text)
-  (pathlib.Path(out) / 'table.md').write_text(text)
+  atomic.write(pathlib.Path(out) / 'table.md', text)
   report.draw(groups, out, timelines=1)
   logging.info('Table and pictures are in %s', out)
 

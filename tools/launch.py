@@ -65,6 +65,7 @@ from cluster.distributed import roles
 from cluster.transport import memory, trust
 from cluster.transport.heart import LOST, STOPPED
 from configs.checks import require
+from outputs import transient
 from tools import lab
 from tools.launching.children import Exit, Processes, Screen
 from tools.launching.plan import Plan
@@ -356,7 +357,7 @@ def main(argv: list[str]) -> None:
     program = ['-m', given.module] if given.module else [str(_MAIN)]
     code = launch(plan, [sys.executable, *program])
   except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
+    transient.leave(error)
   sys.exit(code)
 
 

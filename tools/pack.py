@@ -25,6 +25,7 @@ from absl import app, flags
 
 import topology
 from configs.checks import require
+from outputs import atomic
 from topology.baselines import schemes
 from topology.bounds import prices
 from topology.clusters.cluster import Cluster
@@ -227,13 +228,13 @@ def _write(
   """Writes the files that are asked for, and says how to go on."""
   if drawn is not None:
     text = dot.to_dot(cluster, packed)
-    pathlib.Path(drawn).write_text(text, encoding='utf-8')
+    atomic.write(drawn, text)
     print(f'\nGraph: {drawn} (dot -Tsvg -O {drawn})')
   if out is None:
     print('\n--out=FILE.json keeps the forest.')
     return
   text = json.dumps(export.to_json(cluster, packed))
-  pathlib.Path(out).write_text(text + '\n', encoding='utf-8')
+  atomic.write(out, text + '\n')
   print(f'\nForest: {out}\nPicture: python -m tools.show_forest {out}')
 
 

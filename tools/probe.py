@@ -65,6 +65,7 @@ from cluster.transport import streams as transport
 from cluster.transport import trust
 from configs import sections
 from configs.checks import require
+from outputs import atomic, transient
 from tools.probing import lockstep, member
 
 _SHORTFALLS = """
@@ -164,7 +165,7 @@ def probe(setup: Setup) -> str:
       leader.dismiss('')
       own.join(setup.timeout_s)
   written = _content(setup, found)
-  setup.out.write_text(json.dumps(written, indent=1) + '\n')
+  atomic.write(setup.out, json.dumps(written, indent=1) + '\n')
   print(describe(written))
   return ''
 
@@ -282,7 +283,7 @@ def main(argv: list[str]) -> None:
   try:
     setup = _setup(flags.FLAGS)
   except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
+    transient.leave(error)
   try:
     sys.exit(probe(setup) or 0)
   except flows.Failure:

@@ -30,6 +30,7 @@ from configs import sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations
+from outputs import atomic
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
 
@@ -122,7 +123,7 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
   content = {'version': curves.VERSION} | profile._asdict()
   content['curve'] = profile.curve._asdict()
   text = json.dumps(content, indent=2)
-  pathlib.Path(path).write_text(f'{text}\n', encoding='utf-8')
+  atomic.write(path, f'{text}\n')
 
 
 def describe(profile: Profile) -> str:

@@ -30,6 +30,7 @@ from configs.checks import require
 from learning import build as learning
 from learning import compilations
 from learning.gradient import micro_batches
+from outputs import atomic
 
 
 class Leaf(NamedTuple):
@@ -131,7 +132,7 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
   content = {'version': layers.VERSION} | profile._asdict()
   content['layers'] = [leaf._asdict() for leaf in profile.layers]
   text = json.dumps(content, indent=2)
-  pathlib.Path(path).write_text(f'{text}\n', encoding='utf-8')
+  atomic.write(path, f'{text}\n')
 
 
 def describe(profile: Profile) -> str:

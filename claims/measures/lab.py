@@ -20,6 +20,7 @@ from bench import conditions
 from bench.conditions import Condition, Lab
 from bench.shaped import Case
 from claims.measures import asked
+from outputs import atomic
 
 _SYNCS = ('bsp', 'bsp', 'bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 # Workers, servers, and whether these have hosts of their own.
@@ -184,7 +185,7 @@ def _real(
     runs = [(each, conditions.iterations(lab, each, seconds)) for each in own]
     took = conditions.real(pathlib.Path(tempfile.mkdtemp(dir=kept)), lab, runs)
     rows = {each.name: (count, took[each.name]) for each, count in runs}
-    path.write_text(json.dumps(rows))
+    atomic.write(path, json.dumps(rows))
   found = json.loads(path.read_text())
   return [(each, *found[each.name]) for each in own]
 

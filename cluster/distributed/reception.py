@@ -27,7 +27,7 @@ from cluster.distributed import checked
 from cluster.distributed.members import Member, Visit
 from cluster.distributed.pace import Jobs, exit_hung
 from cluster.distributed.roll import Roll
-from cluster.transport.heart import BEATS, within
+from cluster.transport.heart import BEATS, Unmendable, within
 from cluster.transport.streams import (
   Listener,
   Refused,
@@ -35,6 +35,7 @@ from cluster.transport.streams import (
   Stream,
   TransportError,
 )
+from outputs import transient
 
 
 class Reception:
@@ -91,10 +92,22 @@ class Reception:
     self._listener: Listener | None = None
 
   def listen(self) -> str:
-    """Listens from here on; returns the address."""
-    self._listener = Listener(
-      self._host, self._port, self._handle, self._security
-    )
+    """Listens from here on; returns the address.
+
+    Raises:
+      Unmendable: If another process has had the port for `start_s`.
+      TransportError: If the address cannot be listened on at all.
+    """
+    try:
+      self._listener = transient.retry(
+        lambda: Listener(self._host, self._port, self._handle, self._security),
+        limit_s=lambda: self._start_s,
+        what='Listening',
+      )
+    except TransportError as error:
+      if not transient.is_transient(error):
+        raise
+      raise Unmendable(f'The lead cannot listen: {error}') from error
     logging.info(
       'Lead at %s; beats every %.3g s, lost after %.3g s, start within %.3g s',
       self._listener.address,

@@ -22,6 +22,7 @@ has all processes on one, or the run is one process.
 
 import bisect
 import contextlib
+import errno
 import itertools
 import math
 import random
@@ -127,7 +128,8 @@ def free_ports(count: int) -> list[int]:
       with contextlib.suppress(OSError):
         stack.enter_context(socket.create_server(('', port)))
         ports.append(port)
-  raise OSError(f'Expected {count} free ports in {_FREE}, got {len(ports)}.')
+  got = f'Expected {count} free ports in {_FREE}, got {len(ports)}.'
+  raise OSError(errno.EADDRINUSE, got)
 
 
 def _parse(role: str, workers: int, dedicated: int) -> tuple[str, int]:

@@ -164,6 +164,27 @@ def keep_alive(peer: str) -> None:
         end.keep_alive()
 
 
+def refusal(host: str, port: int) -> OSError | None:
+  """Returns why an address cannot be listened on; None if it can.
+
+  Args:
+    host: IPv4 address; '' for all addresses of this host, those of IPv6 too.
+    port: 0 for any.
+  """
+  # A socket of IPv6 has the port of IPv4 as well, but for its own.
+  both = not host and socket.has_dualstack_ipv6()
+  try:
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
+      # As of those who listen: connections that were closed do not count.
+      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      if both:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+      probe.bind((host, port))
+  except OSError as error:
+    return error
+  return None
+
+
 def is_specific(host: str) -> bool:
   """Returns whether a host is the IPv4 address of one interface."""
   try:

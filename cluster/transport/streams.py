@@ -90,7 +90,8 @@ class Listener:
       wait_s: How long a peer may take to be let in.
 
     Raises:
-      TransportError: If the address cannot be listened on.
+      TransportError: If the address cannot be listened on; raised from the
+        error of the system, if that says why.
       ValueError: If `host` is not an address of one interface, or one of
         `certificate` and `key` is missing.
     """
@@ -99,9 +100,13 @@ class Listener:
     valid = bool(security.certificate) == bool(security.key)
     require(valid, 'security', 'both certificate and key', 'one of them')
     try:
+      # gRPC would not say why.
+      if port and (refusal := sockets.refusal(host, port)):
+        raise refusal
       self._server = _Server(host, port, handle, security, wait_s)
     except ERRORS as error:
-      raise TransportError(f'{host}:{port}: {error}') from error
+      why = sockets.refusal(host, port) or error
+      raise TransportError(f'{host}:{port}: {why}') from why
     self.address = f'{host}:{self._server.port}'
     self._closing = threading.Lock()
     self._thread: threading.Thread | None = None

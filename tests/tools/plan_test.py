@@ -6,8 +6,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from outputs import files
-from tests.support import launches
+from outputs import files, manifests
+from tests.support import launches, small
 from tools.launching.plan import Plan
 
 
@@ -113,8 +113,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     folder = launches.new_folder()
     (folder / 'launch.jsonl').write_text('{}\n')
     run = files.RunFiles(str(folder))
-    outputs = dict.fromkeys(('events', 'timeline', 'board'), True)
-    run.claim({'config': {'outputs': outputs}, 'own': {}})
+    run.claim(manifests.manifest(small.config().to_dict(), {}))
     run.release()
 
 

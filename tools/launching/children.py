@@ -6,6 +6,7 @@ the children (PR_SET_PDEATHSIG), and a guard, which reads a pipe until this
 process is gone, what they have started.  Needs Linux.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -24,8 +25,11 @@ _LIMIT_S = 10.0
 _CHUNK = 2**20  # Bytes that a pipe holds at most.
 _LONGEST = 2**20  # Bytes after which a line is shown though it has no end.
 # Reads the numbers of sessions, each once when it begins and once when it ends.
+# Signals that go to all processes of a host are for those that it guards.
 _GUARD = """
 import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+  signal.signal(number, signal.SIG_IGN)
 live = set()
 for line in sys.stdin:
   live ^= {int(line)}
@@ -170,13 +174,7 @@ class Processes:
     self._children: dict[str, _Child] = {}
 
   def __enter__(self) -> 'Processes':
-    self._guard = subprocess.Popen(
-      [sys.executable, '-I', '-S', '-c', _GUARD],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-      text=True,
-      start_new_session=True,
-    )
+    self._guard = _started_guard()
     self._selector = selectors.DefaultSelector()
     # Any signal, such as that of a child's end, ends the wait for output.
     self._woken, self._wake = os.pipe()
@@ -315,8 +313,28 @@ class Processes:
       stdout.close()
 
   def _tell_guard(self, session: int) -> None:
-    self._guard.stdin.write(f'{session}\n')
-    self._guard.stdin.flush()
+    sessions = [session]
+    while sessions:
+      try:
+        self._guard.stdin.write(''.join(f'{each}\n' for each in sessions))
+        self._guard.stdin.flush()
+        return
+      except BrokenPipeError:  # Something has killed it.
+        with contextlib.suppress(BrokenPipeError):
+          self._guard.stdin.close()
+        self._guard.wait(_LIMIT_S)
+      self._guard = _started_guard()
+      sessions = [child.popen.pid for child in self._children.values()]
+
+
+def _started_guard() -> subprocess.Popen:
+  return subprocess.Popen(
+    [sys.executable, '-I', '-S', '-c', _GUARD],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+    text=True,
+    start_new_session=True,
+  )
 
 
 def _bound_to(parent: int) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags
 
 from configs.checks import require
+from outputs import atomic
 from tools.reading import records
 
 _FORMAT, _VERSION = 'syncopate.result', 1
@@ -102,7 +103,7 @@ def write(result: Mapping[str, Any], path: pathlib.Path) -> None:
       'the files of the run as they were packed before',
       f'others of {", ".join(changed)}',
     )
-  path.write_text(f'{json.dumps(result, indent=1)}\n')
+  atomic.write(path, f'{json.dumps(result, indent=1)}\n')
 
 
 def _check_code(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:

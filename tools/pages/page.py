@@ -10,6 +10,7 @@ from typing import Any
 
 from plotly import offline
 
+from outputs import atomic
 from tools.pages import series
 from tools.pages.sources import Content
 
@@ -31,7 +32,7 @@ def write(content: Content, out: str | pathlib.Path) -> pathlib.Path:
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
   path = out / NAME
-  path.write_text(text, encoding='utf-8')
+  atomic.write(path, text)
   return path
 
 

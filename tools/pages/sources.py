@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from configs import cells
 from tools.reading import records
 from tools.reading.records import RunRecord
 
@@ -104,7 +105,8 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
   """Returns the table of a sweep, and adds to `runs` those that have ended."""
   path = folder / _RESULTS
   with path.open(encoding='utf-8', newline='') as file:
-    columns, *rows = list(csv.reader(file)) or [[]]
+    read = [list(map(cells.original, row)) for row in csv.reader(file)]
+  columns, *rows = read or [[]]
   if not rows or columns[:2] != ['run', 'status']:
     raise ValueError(
       f'{path}: expected a row for each run, after the names run and status, '
@@ -189,16 +191,16 @@ def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
 def _ledger(path: pathlib.Path) -> Table:
   """Returns the rows of all tables of claims of a page, with its headings."""
   columns: list[str] = []
-  rows, entry, cells = [], '', False
+  rows, entry, inside = [], '', False
   for line in path.read_text(encoding='utf-8').splitlines():
     if line.startswith('#'):
       entry = line.lstrip('# ')
     fields = [part.strip() for part in line.strip(' |').split(' | ')]
     if not line.startswith('|'):
-      cells = False
+      inside = False
     elif fields[0] == 'claim':
-      cells, columns = True, columns or ['entry', *fields]
-    elif cells and not line.startswith('| --- |'):
+      inside, columns = True, columns or ['entry', *fields]
+    elif inside and not line.startswith('| --- |'):
       parts = [part.strip() for part in line[1:].rstrip(' |').split('|')]
       texts = [part.replace('**', '') or None for part in parts]
       rows.append([entry, *texts, *(None,) * len(columns)][: len(columns)])

@@ -7,7 +7,6 @@ names, addresses and network cards, in the same order of workers.
 
 import hashlib
 import json
-import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from absl import logging
 
 from cluster.distributed.links import content
+from outputs import atomic
 from topology.clusters import cluster as clusters
 
 FOLDER = '.links'
@@ -91,6 +91,4 @@ def _identity(hosts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _write(path: pathlib.Path, found: Mapping[str, Any]) -> None:
-  new = path.with_name(f'{path.name}.{os.getpid()}.new')
-  new.write_text(json.dumps(found, indent=1) + '\n')
-  new.replace(path)
+  atomic.write(path, json.dumps(found, indent=1) + '\n')

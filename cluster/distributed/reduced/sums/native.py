@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
 from cluster.distributed.reduced.sums.memory import Nothing
+from cluster.transport import sockets
 from cluster.transport.errors import Closed
 from configs.checks import require
 from data.stream import Ranges
@@ -61,12 +62,19 @@ def join(
 
   Raises:
     ValueError: If there is no port after the lead's; names the field.
+    OSError: If another process has the port, in worker 0, whose JAX would
+      crash.
   """
+  if jax.distributed.is_initialized():
+    return  # By a start before, which something else has kept from going on.
   host, _, own = lead.rpartition(':')
   port = port or int(own) + 1
   expected = f'a port, as there is none after that of the lead, {own}'
   require(port < 2**16, 'config.route.native.port', expected, 0)
   address = f'{host}:{port}'
+  # JAX listens on all addresses.
+  if index == 0 and (taken := sockets.refusal('', port)):
+    raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
     address, workers, index, initialization_timeout=max(round(start_s), 1)
