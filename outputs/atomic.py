@@ -27,10 +27,11 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
     OSError: If it cannot be written; the file of before is as it was.
   """
   data = content.encode() if isinstance(content, str) else content
-  target = pathlib.Path(os.path.realpath(path))
-  if target.exists() and not target.is_file():
-    target.write_bytes(data)
+  path = pathlib.Path(path)
+  if path.exists() and not path.is_file():
+    path.write_bytes(data)
     return
+  target = pathlib.Path(os.path.realpath(path))
   # Hidden from those who look for runs, and one for each process that writes.
   new = target.with_name(f'.{target.name}.{os.getpid()}.new')
   try:

@@ -3,7 +3,7 @@
 import csv
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,11 +50,8 @@ class Results:
     rows = list(self._rows.values())
     columns = {name: None for row in rows for name in row}
     table = {name: _column([row.get(name) for row in rows]) for name in columns}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator='\n')
-    for row in (table, *zip(*table.values(), strict=True)):
-      writer.writerow(map(cells.neutral, row))
-    atomic.write(self._folder.file('results.csv'), text.getvalue())
+    lines = map(_line, (table, *zip(*table.values(), strict=True)))
+    atomic.write(self._folder.file('results.csv'), ''.join(lines))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.table(table), buffer)
     atomic.write(
@@ -78,6 +75,14 @@ class Results:
       'log': str(folder / LOG),
       'error': state.error or None,
     }
+
+
+def _line(row: Iterable[Any]) -> str:
+  """Returns a row as a line of CSV; what breaks lines is quoted."""
+  text = io.StringIO()
+  # A carriage return is quoted only if it is part of what ends lines.
+  csv.writer(text).writerow(map(cells.neutral, row))
+  return text.getvalue().removesuffix('\r\n') + '\n'
 
 
 def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:

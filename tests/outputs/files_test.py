@@ -13,7 +13,7 @@ import outputs.files
 import train
 from outputs import manifests
 from outputs.files import RunFiles
-from tests.support import small
+from tests.support import locks, small, stopping
 
 
 def _fingerprint(**changed):
@@ -95,6 +95,97 @@ class EndTest(absltest.TestCase):
     ):
       files.close({'ended': 'finished'})
     self.assertIsNone(files.finished())
+
+
+class InterruptedWriteTest(parameterized.TestCase):
+  """Files that a write has left empty or cut short, before it was durable."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+
+  def _stopped(self, **changed):
+    """Leaves a run that was killed behind its first checkpoint."""
+    run = self._build(**changed)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[20], killed_at=40)
+    run.files.release()
+    return run
+
+  def _build(self, **changed):
+    config = stopping.eventful('asp', **changed)
+    return train.build(config, workdir=str(self.folder))
+
+  @parameterized.parameters(0, 1, 30)
+  def test_without_a_readable_summary_a_run_goes_on_from_its_checkpoint(
+    self, size
+  ):
+    expected, _ = stopping.straight('asp')
+    self._stopped()
+    whole = json.dumps({'ended': 'finished', 'time_to': {}, 'more': 1.0})
+    (self.folder / 'summary.json').write_text(whole[:size])
+    run = self._build()
+    self.assertIsNotNone(run.sizes)
+    run()
+    self.assertEqual(stopping.results(run)['summary'], expected['summary'])
+    self.assertEqual(stopping.results(run)['events'], expected['events'])
+
+  @parameterized.parameters(0, 100)
+  def test_a_manifest_is_written_anew_where_the_lock_knows_the_run(self, size):
+    expected, _ = stopping.straight('asp')
+    self._stopped()
+    path = self.folder / 'manifest.json'
+    before = path.read_text()
+    path.write_text(before[:size])
+    # As often as it is saved is nothing that tells runs apart.
+    run = self._build(checkpoint__keep=3)
+    self.assertIsNotNone(run.sizes)
+    run()
+    self.assertEqual(stopping.results(run)['events'], expected['events'])
+    self.assertEqual(
+      json.loads(path.read_text())['config']['sync'],
+      json.loads(before)['config']['sync'],
+    )
+
+  def test_the_run_of_another_config_is_not_taken_over(self):
+    self._stopped()
+    path = self.folder / 'manifest.json'
+    path.write_text('')
+    for _ in range(2):  # A refusal leaves what tells the run.
+      with self.assertRaisesRegex(ValueError, 'manifest.json cannot be read'):
+        self._build(seed=7)
+    self.assertEqual(path.read_text(), '')
+    self.assertIsNotNone(self._build().sizes)
+
+  def test_nor_is_one_of_which_nobody_knows_the_config(self):
+    self._stopped()
+    (self.folder / '.lock').write_text('')  # As earlier versions left it.
+    (self.folder / 'manifest.json').write_text('')
+    rows = (self.folder / 'metrics.jsonl').read_text()
+    with self.assertRaisesRegex(ValueError, 'unknown, with metrics.jsonl'):
+      self._build()
+    self.assertEqual((self.folder / 'metrics.jsonl').read_text(), rows)
+
+  def test_a_run_that_has_left_nothing_starts(self):
+    self.folder.mkdir()
+    for name in ('manifest.json', 'metrics.jsonl', 'events.jsonl', '.lock'):
+      (self.folder / name).touch()
+    summary = self._build()()
+    self.assertEqual(summary['ended'], 'finished')
+    self.assertNotEmpty((self.folder / 'manifest.json').read_text())
+
+
+class BusyTest(absltest.TestCase):
+  def test_a_virtual_run_tells_of_a_live_one_and_does_not_wait_long(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    with (
+      locks.held(folder) as pid,
+      mock.patch.object(outputs.files, 'LIVE_S', 0.5),
+      self.assertLogs('absl', 'WARNING') as logs,
+      self.assertRaisesRegex(ValueError, f'another run writes.*process {pid}'),
+    ):
+      train.build(small.config(), workdir=str(folder))
+    self.assertIn(f'Waiting for process {pid} on', logs.output[0])
 
 
 class VersionTest(absltest.TestCase):

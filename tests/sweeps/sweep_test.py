@@ -17,8 +17,10 @@ from absl.testing import absltest
 from pyarrow import parquet
 
 import train
-from sweeps import folder, plan, submit
-from tests.support import sweeping
+from configs import cells
+from sweeps import folder, plan, results, submit
+from tests.support import locks, small, sweeping
+from tools.pages import sources
 
 # The last run fails: nobody is left who could go on.
 _GRID = (
@@ -160,6 +162,121 @@ class SweepTest(absltest.TestCase):
     self.assertNotEmpty(resumed)
     for name in (*resumed[:3], min(ended)):
       _same_bits(self, out / name)
+
+
+class InterruptedWriteTest(absltest.TestCase):
+  def test_files_that_were_cut_short_are_named_and_the_sweep_goes_on(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    words = sweeping.command(out, 'seed=0,1', '--jobs=2')
+    subprocess.run(words, cwd=sweeping.ROOT, check=True, capture_output=True)
+    ended = sweeping.finished(out)
+    cut, whole = sorted(ended)
+    summary = out / cut / 'summary.json'
+    summary.write_text(summary.read_text()[:99])
+    (out / 'sweep.json').write_text('')
+
+    done = subprocess.run(
+      words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    for path in (summary, out / 'sweep.json'):
+      self.assertIn(f'{path} is left of an interrupted write', done.stderr)
+    self.assertIn('1 of 2 runs are over already', done.stdout)
+    again = sweeping.finished(out)
+    self.assertEqual(again[whole], ended[whole])
+    self.assertGreater(again[cut], ended[cut])
+    names = json.loads((out / 'sweep.json').read_text())['runs'].values()
+    self.assertCountEqual(names, [cut, whole])
+
+  def test_a_sweep_that_lacks_runs_of_the_folder_is_still_refused(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    runs = [
+      plan.Run(f'seed{n}-{n}', (), plan.Checked({}, str(n))) for n in range(2)
+    ]
+    folder.Folder(str(out)).claim(runs)
+    for run in runs:
+      (out / run.name).mkdir()
+      (out / run.name / 'log.txt').touch()
+    (out / 'sweep.json').write_text('{"format": 1,')
+    self.assertEqual(folder.Folder(str(out)).check(runs), runs)
+    with self.assertRaisesRegex(ValueError, r"without \['seed1-1'\]"):
+      folder.Folder(str(out)).check(runs[:1])
+
+
+class LockTest(absltest.TestCase):
+  def test_a_run_waits_for_a_bounded_time_and_says_who_has_its_folder(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    run = plan.Run('a', (), plan.Checked({}, 'a'))
+    code = f"""
+import pathlib, sys
+from outputs import files
+from sweeps import child
+files.LIVE_S = 0.5
+words = sys.argv[1:]
+child._main([*words, '--workdir={out}/a'], pathlib.Path('{out}/a'))
+"""
+    flags = sweeping.command(out, '')[4:]
+    with locks.held(out / 'a') as pid:
+      done = small.python('-c', code, *flags)
+    self.assertEqual(done.returncode, 75)
+    state = folder.Folder(str(out)).ended(run, 75, 0)
+    self.assertEqual(state.status, 'failed')
+    self.assertIn('exit code 75', state.error)
+    self.assertRegex(state.error, f'another run writes to .*process {pid} on')
+
+
+class ResultsTest(absltest.TestCase):
+  def test_text_is_no_formula_and_reads_as_it_was(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    texts = ('=1+1', '+x', '-x', '@x', '\tx', '\rx', "'=x", "'s", '-0.5', 'x')
+    runs = [
+      plan.Run(
+        f'run{n}',
+        (),
+        plan.Checked({'data.dir': text, 'scale': -0.5 * n, 'n': n}, str(n)),
+      )
+      for n, text in enumerate(texts)
+    ]
+    own = results.Results(runs, folder.Folder(str(out)))
+    error = folder.State('failed', '=HYPERLINK("http://x")\n-1 line')
+    own.update(runs[0], error)
+    own.write()
+
+    with (out / 'results.csv').open(newline='') as file:
+      rows = list(csv.DictReader(file))
+    for row in rows:
+      for cell in row.values():
+        formula = cell[:1] in '=+-@\t\r' and cell[:1]
+        self.assertFalse(formula and not _is_number(cell), cell)
+    self.assertEqual(rows[1]['scale'], '-0.5')
+    self.assertEqual(rows[8]['data.dir'], '-0.5')
+    self.assertEqual(rows[0]['error'], f"'{error.error}")
+    table = parquet.read_table(out / 'results.parquet').to_pylist()
+    self.assertEqual([row['data.dir'] for row in table], list(texts))
+    # What reads the file has the texts again.
+    (shown,) = sources.read([out]).tables
+    place = shown.columns.index('data.dir')
+    self.assertEqual([row[place] for row in shown.rows], list(texts))
+    self.assertEqual(shown.rows[0][shown.columns.index('error')], error.error)
+    place = shown.columns.index('scale')
+    self.assertEqual(
+      [row[place] for row in shown.rows], [-0.5 * n for n in range(len(texts))]
+    )
+
+  def test_every_text_reads_as_it_was(self):
+    draw = random.Random(0)
+    for _ in range(3000):
+      letters = draw.choices('=+-@\t\r\'"1.e x', k=draw.randrange(6))
+      text = ''.join(letters)
+      self.assertEqual(cells.original(cells.neutral(text)), text)
+
+
+def _is_number(text):
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
 
 
 class FolderTest(absltest.TestCase):

@@ -1,0 +1,242 @@
+"""Tests for main.py: which starts wait, which are refused, and their codes."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+from absl.testing import absltest, parameterized
+
+from configs import default
+from tests.support import locks, processes, small
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_LIMIT_S = 100.0
+# Fields that small.config sets, as they are by default.
+_SYNTHETIC = {
+  name: default.get_config().data.synthetic[name]
+  for name in ('num_train', 'num_test', 'pixels', 'channels')
+}
+
+
+def _flags(folder, *, real=True, **fields):
+  """Returns flags of a run of one worker on this host, which takes a moment."""
+  virtual = {'cluster__runtime': 'virtual', 'cluster__timeout_s': 10.0}
+  fields = {
+    'model': False,
+    'cluster__workers': 1,
+    'epochs': 0.5,
+    'checkpoint__every_examples': 0,
+    **({} if real else virtual),
+    **fields,
+  }
+  return [
+    f'--config={processes.config_file(**fields)}',
+    f'--workdir={folder}',
+  ]
+
+
+def _main(flags):
+  """Returns the exit code of main.py and what it said."""
+  done = small.python('main.py', *flags, cwd=_ROOT)
+  return done.returncode, done.stderr
+
+
+def _main_until(text, then, flags):
+  """Calls `then` once main.py has said a text; returns as `_main`."""
+  with subprocess.Popen(
+    [sys.executable, 'main.py', *flags],
+    cwd=_ROOT,
+    env=os.environ | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    timer = threading.Timer(_LIMIT_S, process.kill)
+    timer.start()
+    said = ''
+    for line in process.stderr:
+      said += line
+      if text in line:
+        break
+    then()
+    said += process.stderr.read()
+    process.wait()
+    timer.cancel()
+  return process.returncode, said
+
+
+def _ended(folder):
+  return json.loads((folder / 'summary.json').read_text())['ended']
+
+
+def _port():
+  """Returns a port that is free, as is the next one."""
+  while True:
+    with socket.create_server(('127.0.0.1', 0)) as server:
+      port = server.getsockname()[1]
+      with contextlib.suppress(OSError, OverflowError):
+        socket.create_server(('127.0.0.1', port + 1)).close()
+        return port
+
+
+class LockTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+
+  def test_a_run_starts_once_the_lock_of_its_folder_is_free(self):
+    for real in (False, True):
+      folder = self.folder / str(real)
+      with locks.held(folder) as pid:
+        waiting = f'Waiting for process {pid} on'
+        code, said = _main_until(
+          waiting,
+          lambda pid=pid: (time.sleep(2.0), os.kill(pid, signal.SIGKILL)),
+          _flags(folder, real=real),
+        )
+      self.assertEqual(code, 0, said)
+      self.assertIn(waiting, said)
+      self.assertEqual(_ended(folder), 'finished')
+
+  def test_after_the_limit_it_ends_with_75_and_says_who_has_the_folder(self):
+    with locks.held(self.folder) as pid:
+      start = time.monotonic()
+      code, said = _main(_flags(self.folder, cluster__start_s=1.0))
+      took_s = time.monotonic() - start
+    self.assertEqual(code, 75, said)
+    self.assertRegex(said, f'another run writes to .*process {pid} on')
+    self.assertNotIn('Refused', said)
+    self.assertLess(took_s, 60.0)
+
+
+class PortTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+
+  @parameterized.parameters(('server', 0), ('native', 1))
+  def test_a_run_starts_once_its_port_is_free(self, route, beside):
+    port = _port()
+    flags = _flags(self.folder, route__name=route)
+    with socket.create_server(('127.0.0.1', port + beside)) as server:
+      code, said = _main_until(
+        'tried again', server.close, [*flags, f'--lead=127.0.0.1:{port}']
+      )
+    self.assertEqual(code, 0, said)
+    self.assertRegex(said, 'tried again for .*Address already in use')
+    self.assertEqual(_ended(self.folder), 'finished')
+
+  @parameterized.parameters(('server', 0), ('native', 1))
+  def test_after_the_limit_it_ends_with_75(self, route, beside):
+    port = _port()
+    flags = _flags(self.folder, route__name=route, cluster__start_s=1.0)
+    with socket.create_server(('127.0.0.1', port + beside)):
+      start = time.monotonic()
+      code, said = _main([*flags, f'--lead=127.0.0.1:{port}'])
+      took_s = time.monotonic() - start
+    self.assertEqual(code, 75, said)
+    self.assertIn('Address already in use', said)
+    self.assertLess(took_s, 60.0)
+
+
+class RefusalTest(parameterized.TestCase):
+  """What no retry can mend ends a start at once, with 1."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+
+  def _check(self, flags, message):
+    code, said = _main(flags)
+    self.assertEqual(code, 1, said)
+    self.assertRegex(said, f'(?m)^Refused: {message}')
+    self.assertNotIn('tried again', said)
+
+  def test_of_a_config(self):
+    flags = [*_flags(self.folder), '--config.cluster.timeout_s=-1.0']
+    self._check(flags, '.*timeout_s: expected')
+
+  def test_of_a_data_file_that_is_missing(self):
+    data = {'data__name': 'cifar10', 'data__dir': str(self.folder)}
+    fields = {f'data__synthetic__{k}': v for k, v in _SYNTHETIC.items()}
+    flags = _flags(self.folder, real=False, model=True, **data, **fields)
+    self._check(flags, 'config.data.cifar10.file: expected')
+
+  def test_of_a_token_file(self):
+    path = self.folder.parent / 'token'
+    flags = [*_flags(self.folder), f'--config.cluster.token_file={path}']
+    self._check(flags, 'config.cluster.token_file: expected a file')
+    path.write_text('short')
+    self._check(flags, 'config.cluster.token_file: expected a secret')
+
+  def test_of_a_path_that_is_a_file(self):
+    self.folder.write_text('mine')
+    self._check(_flags(self.folder), '.*(File exists|Not a directory)')
+    self.assertEqual(self.folder.read_text(), 'mine')
+
+  @pytest.mark.skipif(os.geteuid() == 0, reason='Root may write anywhere.')
+  def test_of_a_folder_that_it_may_not_write(self):
+    self.folder.mkdir(mode=0o500)
+    self._check(_flags(self.folder / 'run'), '.*Permission denied')
+
+
+class InterruptedWriteTest(parameterized.TestCase):
+  @parameterized.parameters(False, True)
+  def test_empty_files_of_a_run_do_not_keep_it_from_starting(self, real):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    flags = _flags(folder, real=real)
+    folder.mkdir()
+    (folder / 'manifest.json').touch()
+    code, said = _main(flags)
+    self.assertEqual(code, 0, said)
+    self.assertIn(f'{folder}/manifest.json is written anew', said)
+    json.loads((folder / 'manifest.json').read_text())
+
+    (folder / 'summary.json').write_text('{"ended": "fini')
+    code, said = _main(flags)
+    self.assertEqual(code, 0, said)
+    self.assertIn(f'{folder}/summary.json is left of an interrupted', said)
+    self.assertEqual(_ended(folder), 'finished')
+
+
+class FullTest(absltest.TestCase):
+  def test_a_run_that_a_full_disk_has_ended_may_be_started_again(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    # A limit on the size of files would be for good: EFBIG.
+    code = """
+import errno, os, runpy, sys
+from outputs import files
+def full(self, row):
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+files.RunFiles.metric = full
+sys.argv = ['main.py', *sys.argv[1:]]
+runpy.run_path('main.py', run_name='__main__')
+"""
+    flags = _flags(folder, real=False)
+    done = subprocess.run(
+      [sys.executable, '-c', code, *flags],
+      cwd=_ROOT,
+      env=os.environ | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+      check=False,
+    )
+    self.assertEqual(done.returncode, 75, done.stderr)
+    self.assertIn('No space left on device', done.stderr)
+    self.assertIn('No space left', _ended(folder))
+    code, said = _main(flags)
+    self.assertEqual(code, 0, said)
+
+
+if __name__ == '__main__':
+  absltest.main()

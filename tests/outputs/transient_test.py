@@ -1,0 +1,170 @@
+"""Tests for outputs.transient: what passes, and how a start waits for it."""
+
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest, parameterized
+
+from outputs import transient
+from tests.support import locks
+
+
+def _raised(error, cause):
+  try:
+    raise error from cause
+  except Exception as raised:
+    return raised
+
+
+def _no_space():
+  return OSError(errno.ENOSPC, 'No space left on device')
+
+
+class IsTransientTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *('EADDRINUSE', 'EAGAIN', 'EMFILE', 'ENFILE', 'ENOSPC', 'EIO', 'ESTALE'),
+    *('ETIMEDOUT', 'EDQUOT', 'ENOMEM', 'ENOLCK', 'ECONNREFUSED'),
+  )
+  def test_a_state_of_the_system_passes(self, name):
+    error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    self.assertTrue(transient.is_transient(error))
+
+  @parameterized.parameters(
+    *('ENOENT', 'EACCES', 'EPERM', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EROFS'),
+    *('EINVAL', 'ENAMETOOLONG', 'EADDRNOTAVAIL'),
+  )
+  def test_what_somebody_has_to_change_does_not(self, name):
+    error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    self.assertFalse(transient.is_transient(error))
+
+  def test_what_it_was_raised_from_decides(self):
+    wrong = ValueError('config.epochs: expected')
+    self.assertFalse(transient.is_transient(wrong))
+    self.assertTrue(transient.is_transient(_raised(wrong, _no_space())))
+    gone = FileNotFoundError(errno.ENOENT, 'No such file')
+    self.assertFalse(transient.is_transient(_raised(wrong, gone)))
+    full = ValueError("No space left on device [os_error_code='28']")
+    self.assertTrue(transient.is_transient(_raised(OSError('step 3'), full)))
+    unknown = socket.gaierror(socket.EAI_NONAME, 'Name not known')
+    self.assertFalse(transient.is_transient(unknown))
+    later = socket.gaierror(socket.EAI_AGAIN, 'Try again')
+    self.assertTrue(transient.is_transient(later))
+
+  def test_codes_tell_launchers_which_it_is(self):
+    for error, code in ((_no_space(), 75), (ValueError('wrong'), 1)):
+      with self.assertRaises(SystemExit) as left:
+        transient.leave(error)
+      self.assertEqual(left.exception.code, code)
+
+
+class RetryTest(absltest.TestCase):
+  def test_it_is_tried_again_until_it_works(self):
+    errors = [_no_space(), OSError(errno.EMFILE, 'Too many open files')]
+
+    def call():
+      if errors:
+        raise errors.pop(0)
+      return 7
+
+    with self.assertLogs('absl', 'WARNING') as logs:
+      got = transient.retry(call, limit_s=lambda: 60.0, what='The start')
+    self.assertEqual(got, 7)
+    self.assertLen(logs.output, 2)
+    self.assertIn('The start failed, and is tried again', logs.output[0])
+
+  def test_it_has_an_end(self):
+    def call():
+      raise _no_space()
+
+    start = time.monotonic()
+    with self.assertRaisesRegex(OSError, 'No space'):
+      transient.retry(call, limit_s=lambda: 0.3, what='The start')
+    self.assertBetween(time.monotonic() - start, 0.3, 5.0)
+
+  def test_what_does_not_pass_is_not_tried_again(self):
+    calls = []
+
+    def call():
+      calls.append(1)
+      raise ValueError('wrong')
+
+    with self.assertRaisesRegex(ValueError, 'wrong'):
+      transient.retry(call, limit_s=lambda: 1 / 0, what='The start')
+    self.assertLen(calls, 1)
+
+
+class FolderLockTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+
+  def _lock(self, limit_s, **more):
+    return transient.FolderLock(
+      self.folder, busy='somebody has it', limit_s=limit_s, **more
+    )
+
+  def test_it_waits_for_who_lets_go_and_says_for_whom(self):
+    with locks.held(self.folder, for_s=0.5) as pid:
+      with self.assertLogs('absl', 'WARNING') as logs:
+        lock = self._lock(30.0)
+    self.assertIn(f'process {pid} on {platform.node()}', logs.output[0])
+    written = json.loads((self.folder / '.lock').read_text())
+    self.assertEqual(written['pid'], os.getpid())
+    lock.release()
+
+  def test_it_waits_no_longer_than_it_may(self):
+    with locks.held(self.folder) as pid:
+      with self.assertRaisesRegex(transient.Busy, f'has it: process {pid} on'):
+        self._lock(0.3)
+      start = time.monotonic()
+      with self.assertRaises(transient.Busy):
+        self._lock(60.0, live_s=0.3)
+      self.assertLess(time.monotonic() - start, 20.0)
+
+  def test_a_lock_of_a_dead_or_far_process_may_still_go(self):
+    # As NFS has it: the lock is there for a while, and its holder is not.
+    dead = subprocess.Popen([sys.executable, '-c', ''])
+    dead.wait()
+    here, far = platform.node(), f'not-{platform.node()}'
+    for host, pid in ((here, dead.pid), (far, os.getpid())):
+      with (self.folder / '.lock').open('w+') as file:
+        file.write(json.dumps({'host': host, 'pid': pid, 'run': 'abc'}))
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        start = time.monotonic()
+        with self.assertRaises(transient.Busy):
+          self._lock(0.6, live_s=0.0)
+        self.assertGreaterEqual(time.monotonic() - start, 0.6)
+
+  def test_its_own_process_is_not_waited_for(self):
+    lock = self._lock(60.0)
+    start = time.monotonic()
+    with self.assertRaisesRegex(transient.Busy, 'somebody has it'):
+      self._lock(60.0)
+    self.assertLess(time.monotonic() - start, 10.0)
+    lock.release()
+    self._lock(0.0).release()
+
+  def test_it_remembers_the_run_and_reads_what_is_no_json(self):
+    lock = self._lock(0.0)
+    self.assertEqual(lock.run, '')
+    lock.record('5a5a5a5a')
+    lock.release()
+    lock = self._lock(0.0)
+    self.assertEqual(lock.run, '5a5a5a5a')
+    lock.release()
+    (self.folder / '.lock').write_text('{"ho')
+    self.assertEqual(self._lock(0.0).run, '')
+
+
+if __name__ == '__main__':
+  absltest.main()

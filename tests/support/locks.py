@@ -1,0 +1,36 @@
+"""Processes that hold the lock of a folder, as a run does."""
+
+import contextlib
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+_HOLD = """
+import fcntl, json, os, platform, sys, time
+file = open(sys.argv[1], 'a+')
+fcntl.flock(file, fcntl.LOCK_EX)
+file.truncate(0)
+file.write(json.dumps({'host': platform.node(), 'pid': os.getpid()}))
+file.flush()
+print('held', flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextlib.contextmanager
+def held(folder: pathlib.Path, *, for_s: float = 600.0) -> Iterator[int]:
+  """Has another process hold a folder's lock; gives its number.
+
+  Args:
+    folder: Made if it is missing.
+    for_s: Seconds, after which it ends.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  words = [sys.executable, '-S', '-c', _HOLD, str(folder / '.lock'), str(for_s)]
+  with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    process.stdout.readline()
+    try:
+      yield process.pid
+    finally:
+      process.kill()
