@@ -168,6 +168,52 @@ class RecordsTest(absltest.TestCase):
     self.assertEqual([first[name] for name in asked], [4.0, 128.0, 2.0])
 
 
+class InterruptedWriteTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+
+  def test_stored_results_that_were_cut_short_are_named(self):
+    entry = _entry()
+    path = store.write(self.folder, 'x', _stored([], entry))
+    whole = path.read_text()
+    for size in (0, 40):
+      path.write_text(whole[:size])
+      with self.assertRaisesRegex(ValueError, f'{path}: expected stored'):
+        store.read(self.folder, 'x', entry)
+
+  def test_a_run_whose_files_were_cut_short_has_failed_and_is_named(self):
+    names = {'1': 'summary', '2': 'manifest'}
+    (self.folder / 'sweep.json').write_text(json.dumps({'runs': names}))
+    for name in names.values():
+      path = self.folder / name
+      path.mkdir()
+      manifest = {'config': {'seed': 7}}
+      (path / 'manifest.json').write_text(json.dumps(manifest))
+      (path / 'summary.json').write_text(json.dumps({'ended': 'finished'}))
+      (path / f'{name}.json').write_text('{"ended"')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      found = running.of_folder(_entry(), ['seed'], self.folder)
+    self.assertEqual([each['status'] for each in found], 2 * ['failed'])
+    said = '\n'.join(logs.output)
+    self.assertIn(f'{self.folder}/summary/summary.json', said)
+    self.assertIn(f'{self.folder}/manifest/manifest.json', said)
+    self.assertIn('manifest.json cannot be read', found[1]['error'])
+
+  def test_what_was_measured_in_part_is_measured_again(self):
+    entry = _entry()
+    asked = mock.Mock(return_value=mock.Mock(returncode=0, stdout='[{"x": 2}]'))
+    with mock.patch.object(running.subprocess, 'run', asked):
+      for left in (None, '', '[{"x"', '[{"x": 3}]'):
+        for path in self.folder.glob('x-quick-own/*.json'):
+          path.write_text(left)
+        (record,) = running.records_of(
+          'x', entry, scale='quick', seeds=1, out=self.folder
+        )
+    self.assertEqual(asked.call_count, 3)
+    self.assertEqual(record, {'seed': 0, 'status': 'finished', 'x': 3})
+
+
 class CommandTest(absltest.TestCase):
   def _said(self, *words):
     out, error = io.StringIO(), io.StringIO()

@@ -256,12 +256,54 @@ while True:
       self.assertEqual(launches.codes(launches.rows(folder), 'worker:0'), [143])
 
 
+class GuardTest(parameterized.TestCase):
+  @parameterized.parameters(signal.SIGTERM, signal.SIGKILL)
+  def test_a_signal_to_the_guard_does_not_end_the_run(self, number):
+    body = """
+child = subprocess.Popen(['sleep', '60'])
+(folder / f'child-{role}').write_text(str(child.pid))
+touch(f'here-{role}')
+until(f'go-{role}')
+if role == 'worker:1':
+  deaf()
+"""
+    with launches.launched(body, workers=2) as (process, folder):
+      launches.wait_for(folder / 'here-worker:0', folder / 'here-worker:1')
+      known = {row['pid'] for row in launches.rows(folder)}
+      (guard,) = self._children(process.pid) - known
+      os.kill(guard, number)
+      (folder / 'go-worker:0').touch()  # Its end is told to the guard.
+      (folder / 'go-worker:1').touch()
+      launches.wait_for(folder / 'deaf-worker:1')
+      out, errors = process.communicate(timeout=launches.LIMIT_S)
+    self.assertEqual((process.returncode, errors), (0, ''), out)
+    self.assertEqual(launches.codes(launches.rows(folder), 'worker:0'), [0])
+
+  def _children(self, pid):
+    path = pathlib.Path(f'/proc/{pid}/task/{pid}/children')
+    return set(map(int, path.read_text().split()))
+
+
 class LabTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
     if reason := lab_test._why_not():
       raise unittest.SkipTest(reason)
+
+  def test_a_lab_that_is_stopped_says_nothing_of_broken_pipes(self):
+    before = [sys.executable, '-m', 'tools.lab', '--']
+    with launches.launched(
+      "touch(f'here-{role}'); rest()", workers=2, before=before
+    ) as (process, folder):
+      launches.wait_for(folder / 'here-worker:0', folder / 'here-worker:1')
+      process.terminate()
+      _, errors = process.communicate(timeout=launches.LIMIT_S)
+
+    self.assertEqual(process.returncode, 143)
+    self.assertNotIn('Broken pipe', errors)
+    self.assertNotIn('Refused', errors)
+    self.assertNotIn('Traceback', errors)
 
   def test_processes_spread_over_the_hosts_and_die_with_the_launcher(self):
     body = """

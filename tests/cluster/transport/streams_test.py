@@ -14,6 +14,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.transport import streams as transport
 from cluster.transport.streams import Closed, Security
+from outputs import transient
 from tests.support import certificates
 from tests.support.streams import (
   HOST,
@@ -249,8 +250,11 @@ class ConnectTest(TestCase):
 
   def test_a_port_in_use_is_refused(self):
     port = int(self.listener().address.rpartition(':')[2])
-    with self.assertRaisesRegex(transport.TransportError, str(port)):
+    with self.assertRaisesRegex(
+      transport.TransportError, f'{port}: .*Address already in use'
+    ) as refused:
       transport.Listener(HOST, port, echo, OPEN)
+    self.assertTrue(transient.is_transient(refused.exception))
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
