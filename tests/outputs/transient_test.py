@@ -113,9 +113,11 @@ class FolderLockTest(absltest.TestCase):
     )
 
   def test_it_waits_for_who_lets_go_and_says_for_whom(self):
-    with locks.held(self.folder, for_s=0.5) as pid:
-      with self.assertLogs('absl', 'WARNING') as logs:
-        lock = self._lock(30.0)
+    with (
+      locks.held(self.folder, for_s=0.5) as pid,
+      self.assertLogs('absl', 'WARNING') as logs,
+    ):
+      lock = self._lock(30.0)
     self.assertIn(f'process {pid} on {platform.node()}', logs.output[0])
     written = json.loads((self.folder / '.lock').read_text())
     self.assertEqual(written['pid'], os.getpid())
