@@ -44,8 +44,9 @@ _PASSING = frozenset(
     *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH),
   }
 )
-# How TensorStore, under Orbax, says which error of the system it met.
-_NUMBERED = re.compile(r"os_error_code='(\d+)'")
+# How an error of the system is named in texts: by TensorStore, under Orbax, and
+# by Python, of which another process may have told.
+_NUMBERED = re.compile(r"(?:os_error_code='|\[Errno )(\d+)['\]]")
 
 
 class Busy(ValueError):

@@ -54,6 +54,8 @@ class IsTransientTest(parameterized.TestCase):
     self.assertFalse(transient.is_transient(_raised(wrong, gone)))
     full = ValueError("No space left on device [os_error_code='28']")
     self.assertTrue(transient.is_transient(_raised(OSError('step 3'), full)))
+    told = OSError('Checkpoint 3 could not be written.  OSError: [Errno 28] No')
+    self.assertTrue(transient.is_transient(told))
     unknown = socket.gaierror(socket.EAI_NONAME, 'Name not known')
     self.assertFalse(transient.is_transient(unknown))
     later = socket.gaierror(socket.EAI_AGAIN, 'Try again')

@@ -184,8 +184,8 @@ class DeathTest(parameterized.TestCase):
 
   def test_full_disks_end_a_run_with_one_message_and_take_nothing(self):
     # The lead's follow those of its server; the first is to find the folder.
-    steps = [(0, step) for step in (*range(1, 7), *range(8, 13))]
-    for process, step in [*steps, *((1, step) for step in range(1, 7))]:
+    steps = [(0, step) for step in (*range(1, 8), *range(9, 15))]
+    for process, step in [*steps, *((1, step) for step in range(1, 8))]:
       life = _Life(self.directory, 2)
       before = life.orders.version
       self._saved(life, 2)
