@@ -218,7 +218,8 @@ class _Run:
       how = f'{name} has died ({signal.strsignal(-ended.code)})'
       code = 128 - ended.code
     else:
-      why = 'been stopped' if ended.code == STOPPED else 'lost what may come back'
+      stopped = ended.code == STOPPED
+      why = 'been stopped' if stopped else 'lost what may come back'
       how, code = f'{name} has {why}', ended.code
     held = name in self._plan.holders
     self._restarts += held or bool(only and ended.code > 0)
