@@ -76,9 +76,9 @@ def build(
     'dataset': dataset,
   }
   learn = functools.partial(learning.make, task=task, dataset=dataset)
-  run, described = _made(
-    config, own, learn, manifest, RunFiles(workdir), process or {}
-  )
+  files = RunFiles(workdir)
+  with files.given_back():
+    run, described = _made(config, own, learn, manifest, files, process or {})
   if isinstance(run, Run):
     run.checkpoints.check('scheme, task', run.runtime.state())
     run.files.claim(described)

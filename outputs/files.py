@@ -64,13 +64,40 @@ class RunFiles:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
       workdir = f'runs/{now}-{os.getpid()}'
     self.workdir = pathlib.Path(workdir)
+    self._lock: FolderLock | None = None
+
+  def hold(self, cluster: Mapping[str, Any]) -> FolderLock:
+    """Makes the folder, which is this object's until it is closed.
+
+    While another process has it, which may be ending, this one waits: as
+    `start_limit_s` says, or `LIVE_S` in a virtual run if that process lives on
+    this host.
+
+    Args:
+      cluster: `config.cluster`.
+
+    Returns:
+      The lock of the folder.
+
+    Raises:
+      OSError: If the folder cannot be made.
+      Busy: If somebody else has written to it for as long.
+    """
+    if self._lock is None:
+      self.workdir.mkdir(parents=True, exist_ok=True)
+      self._lock = FolderLock(
+        self.workdir,
+        busy='workdir: expected a folder of its own, but another run writes to '
+        f'{self.workdir} at this moment',
+        limit_s=start_limit_s(cluster),
+        live_s=LIVE_S if cluster['runtime'] == 'virtual' else None,
+      )
+    return self._lock
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
     """Creates the folder and its manifest, or takes over those of this run.
 
-    The folder is this object's until it is closed.  While another process has
-    it, which may be ending, this one waits: as `start_limit_s` says, or
-    `LIVE_S` in a virtual run if that process lives on this host.
+    The folder is this object's until it is closed; see `hold`.
 
     Args:
       manifest: From `manifest`.
@@ -80,18 +107,10 @@ class RunFiles:
       Busy: If somebody else has written to it for as long.
       ValueError: If it holds a run of another config; names the fields.
     """
-    self.workdir.mkdir(parents=True, exist_ok=True)
-    cluster = manifest['config']['cluster']
-    self._lock = FolderLock(
-      self.workdir,
-      busy='workdir: expected a folder of its own, but another run writes to '
-      f'{self.workdir} at this moment',
-      limit_s=start_limit_s(cluster),
-      live_s=LIVE_S if cluster['runtime'] == 'virtual' else None,
-    )
+    lock = self.hold(manifest['config']['cluster'])
     with self.given_back():
-      self._check(manifest)
-      self._lock.record(fingerprint(manifest))
+      self._check(manifest, lock.run)
+      lock.record(fingerprint(manifest))
     kept = manifest['config']['outputs']
     self.events, self.timeline = kept['events'], kept['timeline']
     self.board = kept['board']
@@ -105,8 +124,13 @@ class RunFiles:
       self.release()
       raise
 
-  def _check(self, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest, or compares it with the one that there is."""
+  def _check(self, manifest: Mapping[str, Any], run: str) -> None:
+    """Writes the manifest, or compares it with the one that there is.
+
+    Args:
+      manifest: Of this run.
+      run: Whose the folder is, by its lock; '' if that does not say it.
+    """
     path = self.workdir / 'manifest.json'
     if not path.exists():
       self._check_free()
@@ -114,7 +138,7 @@ class RunFiles:
       return
     before = atomic.read_object(path)
     if before is None:
-      self._check_known(manifest)
+      self._check_known(run, fingerprint(manifest))
       _write(path, manifest)
       return
     if before.get('format') != FORMAT:
@@ -288,18 +312,23 @@ class RunFiles:
 
   def release(self) -> None:
     """Lets other runs have the folder."""
-    self._lock.release()
+    if self._lock is not None:
+      self._lock.release()
+      self._lock = None
 
-  def _check_known(self, manifest: Mapping[str, Any]) -> None:
+  def _check_known(self, run: str, own: str) -> None:
     """Checks that a folder whose manifest cannot be read is of this run.
 
-    That is so if the lock says so, see `FolderLock`, or if there is nothing
-    that a run of another config could have left.
+    That is so if its lock says so, or if there is nothing that a run of another
+    config could have left.
+
+    Args:
+      run: Whose the folder is, by its lock; '' if that does not say it.
+      own: The same of this run.
 
     Raises:
       ValueError: If it is of another run, or if nobody can tell.
     """
-    run, own = self._lock.run, fingerprint(manifest)
     found = [
       path
       for name in (*_APPENDED, 'summary.json', 'checkpoints')
