@@ -57,7 +57,8 @@ _WORDS: tuple[Any, ...] = (
   *([], [0], [[]], {}, {'worker': 0}, 'x' * 10**5, '\n\x1b[2J', 'ü'),
 )
 _FIELDS_SAID = (
-  *('worker', 'server', 'life', 'fingerprint', 'beat', 'told', 'address'),
+  *('worker', 'server', 'life', 'process', 'fingerprint', 'beat', 'told'),
+  *('address',),
   *('nonce', 'proof', 'hello', 'iteration', 'size_bytes', 'id', 'ready'),
 )
 

@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -220,9 +221,9 @@ def _drive(indices: range, lead: str, workdir: str) -> None:
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
   print_of = fingerprint(json.loads(path.read_text()))
-  controls = []
+  controls, process = [], secrets.token_hex(16)
   for index in indices:
-    hello = {'worker': index, 'fingerprint': print_of}
+    hello = {'worker': index, 'process': process, 'fingerprint': print_of}
     controls.append(connect(lead, hello, Security(), _START_S))
     work = threading.Thread(target=_work, args=(index, controls[-1]))
     work.start()

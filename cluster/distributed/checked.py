@@ -4,6 +4,7 @@ Whoever knows the token may be of another version, or hit by an error: what it
 says must not be taken for what it is not, nor stop a thread that others need.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from cluster.transport import sockets
 from cluster.transport.streams import Closed, Refused
 
 _DOING = 200  # Characters that are shown again and again.
+_PROCESS = re.compile('[0-9a-f]{32}')
 
 Fields = Mapping[str, Callable[[Any], bool]]
 
@@ -109,14 +111,15 @@ def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
   """Returns what a process says first to the lead.
 
   Args:
-    said: `fingerprint`, and either `worker` or `server`.
+    said: `fingerprint`, `process` (its identity, 32 hexadecimal digits), and
+      either `worker` or `server`.
     workers: How many there are.
     servers: How many there are; the first is the lead's own.
 
   Raises:
     Refused: If it is something else.
   """
-  if isinstance(said, dict) and isinstance(said.get('fingerprint'), str):
+  if _says_who(said):
     match said.keys() & {'worker', 'server'}, said.get('server'):
       case roles, _ if roles == {'worker'}:
         if is_count(said['worker']) and said['worker'] < workers:
@@ -128,6 +131,15 @@ def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
     f'expected one of {workers} workers or {servers - 1} servers, got another '
     'hello'
   )
+
+
+def _says_who(said: Any) -> bool:
+  """Returns whether a hello tells the run and the identity of a process."""
+  if not isinstance(said, dict):
+    return False
+  process = said.get('process')
+  known = is_text(process) and _PROCESS.fullmatch(process) is not None
+  return known and is_text(said.get('fingerprint'))
 
 
 def key(said: Any) -> tuple[int, int]:

@@ -136,7 +136,19 @@ class Leading:
   def _take(self, wait_s: float) -> None:
     """Deals with the next event, if one comes in time."""
     if event := self._next(wait_s):
+      self._react(event)
+
+  def _react(self, event: dict[str, Any]) -> None:
+    """Does what follows from an event, unless its incarnation is over."""
+    if self._counts(event):
       self._reactions[event['told']](event)
+
+  def _counts(self, event: dict[str, Any]) -> bool:
+    """Returns whether an event is of no worker, or of one that takes part."""
+    if 'life' not in event or event['told'] in ('ready', 'failed'):
+      return True
+    member = self._members[event['worker']]
+    return event['life'] == member.life and member.stream is not None
 
   def _next(self, wait_s: float) -> dict[str, Any] | None:
     """Returns the next event, if one comes in time; it is then."""
@@ -166,8 +178,7 @@ class Leading:
     index, member = event['worker'], self._members[event['worker']]
     reason = 'It has come back as another process.'
     if event['life'] < member.life:
-      end = {'end': 'left', 'reason': reason}
-      self._reception.send(event['stream'], end)
+      self._reception.evict(index, event['stream'], reason)
       return False
     if member.stream is not None:
       self._lose(index, reason)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from absl import logging
 
 from cluster.distributed.faults import Faults, Phase
-from cluster.distributed.joining import dropped, join
+from cluster.distributed.joining import RankHeld, dropped, join
 from cluster.distributed.process import Settings
 from cluster.transport.errors import Refused, TransportError
 from cluster.transport.heart import BEATS, LOST, Heart
@@ -19,7 +19,7 @@ class Life:
   """A context manager, within which the stream is open.
 
   Attributes:
-    number: Which life of its worker, from 0.
+    number: Which life of its worker, from 0: its incarnation number.
     heart: Of the stream.
     stack: What ends with it.
   """
@@ -57,7 +57,11 @@ class Life:
     timeout_s = settings.timeout_s
     self._control, welcome = join(
       lead,
-      {'worker': index, 'fingerprint': settings.fingerprint},
+      {
+        'worker': index,
+        'process': settings.process,
+        'fingerprint': settings.fingerprint,
+      },
       security=settings.security,
       timeout_s=timeout_s,
       start_s=settings.start_s,
@@ -130,13 +134,16 @@ def explained(index: int) -> Iterator[None]:
     index: Of the worker.
 
   Raises:
-    SystemExit: With LOST if the lead is lost for too long, with 1 if it refuses
-      this worker.
+    SystemExit: With LOST if the lead is lost, or another process holds the
+      rank, for too long; with 1 if the lead refuses this worker.
   """
   try:
     yield
   except Refused as error:
     sys.exit(f'Refused: {error}')
+  except RankHeld as error:
+    logging.error('Worker %d gives up: %s', index, error)
+    sys.exit(LOST)
   except TransportError as error:
     logging.error('Worker %d has lost the cluster: %s', index, error)
     sys.exit(LOST)

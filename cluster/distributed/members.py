@@ -11,13 +11,73 @@ from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Stream, TransportError
 
 
+@dataclasses.dataclass(eq=False)
+class Visit:
+  """A session of a worker or server that was admitted.
+
+  Attributes:
+    stream: From its process.
+    index: Of the worker or server.
+    process: Identity of the process.
+    life: Its incarnation number: that of the admission, ascending from 0.
+    seen: When it gave the last sign of life, monotonic seconds.
+    closed: Set once its stream has ended.
+    told: Whether it knows where servers are.
+    began: When it came, monotonic seconds.
+    ready: Whether it has connected to them.
+    evicted: Why nothing that it says counts any more; '' while it does.
+  """
+
+  stream: Stream
+  index: int
+  process: str
+  life: int
+  seen: float = dataclasses.field(default_factory=time.monotonic)
+  closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+  told: bool = False
+  began: float = dataclasses.field(default_factory=time.monotonic)
+  ready: bool = False
+  evicted: str = ''
+
+
 @dataclasses.dataclass
-class Member:
+class Rank:
+  """The admissions of a worker or server, of which the newest counts.
+
+  Attributes:
+    lives: How many there have been: the next incarnation number.
+    holder: The newest; None once its stream has ended, or it was evicted.
+    final: Whether the run cannot go on with another process in its place.
+  """
+
+  lives: int = 0
+  holder: Visit | None = None
+  final: bool = False
+
+  def blocks(self, process: str, now: float, timeout_s: float) -> bool:
+    """Returns whether another process holds the rank, and cannot lose it now.
+
+    It can if it is silent, as long as it is not final.
+
+    Args:
+      process: Identity of the one that asks.
+      now: Monotonic seconds.
+      timeout_s: Silence after which a process counts as lost.
+    """
+    holder = self.holder
+    return (
+      holder is not None
+      and holder.process != process
+      and (self.final or now - holder.seen <= timeout_s)
+    )
+
+
+@dataclasses.dataclass
+class Member(Rank):
   """A worker, as the lead sees it.
 
   Attributes:
-    lives: How many there have been.
-    life: Which of them was ready last.
+    life: Which incarnation was ready last.
     stream: Of the living one; None before it is ready and once it is gone.
     seen: When it gave the last sign of life, monotonic seconds.
     arrived: Servers that have its push.
@@ -26,7 +86,6 @@ class Member:
     compilations: After warm-up, of the lives that have pushed.
   """
 
-  lives: int = 0
   life: int = -1
   stream: Stream | None = None
   seen: float = 0.0
@@ -36,42 +95,20 @@ class Member:
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(eq=False)
-class Visit:
-  """A life of a worker, from its first word to its last.
-
-  Attributes:
-    stream: From it.
-    seen: When it gave the last sign of life, monotonic seconds.
-    closed: Set once its stream has ended.
-    told: Whether it knows where servers are.
-    began: When it came, monotonic seconds.
-    ready: Whether it has connected to them.
-  """
-
-  stream: Stream
-  seen: float
-  closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-  told: bool = False
-  began: float = dataclasses.field(default_factory=time.monotonic)
-  ready: bool = False
-
-
 class RemoteServer:
   """A server in another process.
 
   Attributes:
+    visit: Its session.
     stream: To it.
-    address: That workers connect to.
-    seen: When it gave the last sign of life, monotonic seconds.
+    address: That workers connect to; '' before it has told.
     doing: What it said last of its orders: see `Server.doing`.
   """
 
-  def __init__(self, stream: Stream, address: str):
-    """Takes the stream from it."""
-    self.stream = stream
-    self.address = address
-    self.seen = time.monotonic()
+  def __init__(self, visit: Visit):
+    """Takes the session of its process."""
+    self.visit, self.stream = visit, visit.stream
+    self.address = ''
     self.doing: Mapping[str, Any] = {'obeyed': 0, 'order': ''}
 
   def order(self, sequence: int, orders: list[list[Any]]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class Meeting(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """What all processes of a run agree on, but for the address.
+  """What all processes of a run agree on, but for address and identity.
 
   Attributes:
     address: Of this host, to listen on.
@@ -47,6 +48,8 @@ class Settings(NamedTuple):
     security: Of all streams.
     timeout_s: Silence after which a process counts as lost.
     start_s: Until all have to be there.
+    process: Identity of this process, random, by which the lead tells one that
+      has connected again from another one of the same rank.
     adapt: As of `route.route.Reduced`.
   """
 
@@ -55,6 +58,7 @@ class Settings(NamedTuple):
   security: Security
   timeout_s: float
   start_s: float
+  process: str
   adapt: bool = False
 
 
@@ -101,6 +105,7 @@ class Process:
       trust.security(config.cluster, meeting.address),
       config.cluster.timeout_s,
       config.cluster.start_s,
+      process=secrets.token_hex(16),
     )
     self.faults = faults.make(config, servers, parts.files.workdir / 'faults')
     self.deadlines = Deadlines(

@@ -11,6 +11,14 @@ queue, as dictionaries:
 and what else the workers of a route say (`reception` of `served` and of
 `reduced`).  Until the run begins, and after that too, whoever is lost may come
 again, as a new life.
+
+Each admission of a process to a rank, that of a worker or a server, has an
+incarnation number: its life.  One of them at a time counts.  While the process
+that was admitted last gives signs of life, another one of that rank is refused,
+and tries again (`joining`).  Once the stream of the first has ended, it is
+silent or was evicted, the other one is admitted, and the same process is
+whenever it connects again.  The incarnation before is over then: whatever its
+process still says, it is only told to leave.
 """
 
 import contextlib
@@ -18,16 +26,18 @@ import math
 import queue
 import threading
 import time
+import types
 from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
 from cluster.distributed import checked
-from cluster.distributed.members import Member, Visit
+from cluster.distributed.members import Member, Rank, Visit
 from cluster.distributed.pace import Jobs, exit_hung
 from cluster.distributed.roll import Roll
 from cluster.transport.heart import BEATS, Unmendable, within
+from cluster.transport.sayings import Sayings
 from cluster.transport.streams import (
   Listener,
   Refused,
@@ -36,6 +46,9 @@ from cluster.transport.streams import (
   TransportError,
 )
 from outputs import transient
+
+_REPLACED = 'It has come back, under a newer incarnation number.'
+_TELL_S = 10.0  # Between two lines on processes whose rank is held.
 
 
 class Reception:
@@ -62,6 +75,7 @@ class Reception:
     timeout_s: float,
     start_s: float,
     jobs: Jobs,
+    reserved: Mapping[int, str] = types.MappingProxyType({}),
   ):
     """Listens to nobody yet.
 
@@ -74,6 +88,8 @@ class Reception:
       timeout_s: Silence after which a process counts as lost.
       start_s: Until all have to be there.
       jobs: That the lead has others do.
+      reserved: Identities of processes, by worker, which no other process can
+        be then.
     """
     self.looked = math.inf
     self._jobs = jobs
@@ -85,6 +101,8 @@ class Reception:
     self._timeout_s = timeout_s
     self._start_s = start_s
     self._roll = Roll()
+    self._reserved = reserved
+    self._refusals = Sayings(apart_s=_TELL_S)
     self._visits: set[Visit] = set()
     self._over = threading.Event()
     self._end: dict[str, Any] = {}  # What is said when it is.
@@ -128,6 +146,84 @@ class Reception:
     with contextlib.suppress(TransportError), within(stream, self._timeout_s):
       stream.send(header)
 
+  def evict(self, index: int, stream: Stream, reason: str) -> None:
+    """Ends an incarnation of a worker, which frees the rank, and tells it so.
+
+    Args:
+      index: The worker.
+      stream: To its process.
+      reason: What that is told.
+    """
+    holder = self.members[index].holder
+    if holder is not None and holder.stream is stream:
+      self._end_incarnation(holder, reason)
+    self.send(stream, {'end': 'left', 'reason': reason})
+
+  def admit(self, stream: Stream, hello: Mapping[str, Any]) -> Visit | None:
+    """Admits the process of a worker, unless another one holds the rank.
+
+    Args:
+      stream: From the process.
+      hello: That was checked.
+
+    Returns:
+      Its session, with a new incarnation number; that of before is over.  None
+      if it was refused, and told so.
+    """
+    index, process = hello['worker'], hello['process']
+    if self._reserved.get(index, process) != process:
+      stream.send({'held': f'worker {index} is in the process of the lead'})
+      return None
+    taken = self._take_rank(stream, index, process, self._worker_ranks(index))
+    if taken is None:
+      return None
+    visit, before = taken
+    if before is not None:
+      self._end_incarnation(before, _REPLACED)
+    return visit
+
+  def hear(self, visit: Visit, said: dict[str, Any]) -> None:
+    """Takes in what a worker's process says, if its incarnation is not over.
+
+    Args:
+      visit: Its session.
+      said: That was checked.
+
+    Raises:
+      TransportError: If it cannot be answered, or answers what was not asked.
+    """
+    index, life, stream = visit.index, visit.life, visit.stream
+    visit.seen = time.monotonic()
+    self._roll.seen(f'worker {index}', life, said.get('doing', ''))
+    event = {'worker': index, 'life': life}
+    if visit.evicted:
+      self.send(stream, {'end': 'left', 'reason': visit.evicted})
+    elif 'ready' in said:
+      self._take_ready(visit, event | said)
+    elif 'beat' in said:
+      member = self.members[index]
+      if life == member.life:
+        member.seen = visit.seen
+        member.pace.tell(said['pace'], visit.seen)
+      stream.send({'beat': said['beat'], 'clock': time.monotonic()})
+    elif 'told' in said:
+      self._tell(event | said)
+
+  def lose(self, visit: Visit, reason: str) -> None:
+    """Ends the session of a worker's process, whose stream has ended.
+
+    Args:
+      visit: The session.
+      reason: Why.
+    """
+    with self._lock:
+      self._visits.discard(visit)
+      if self.members[visit.index].holder is visit:
+        self.members[visit.index].holder = None
+      self._tell_lost(visit, reason)
+    self._gone(visit.index, visit.life)
+    visit.closed.set()
+
   def give_up(self, reason: str) -> None:
     """Ends the run, whatever its thread waits for; from any thread."""
     self.events.put({'told': 'unmendable', 'reason': reason})
@@ -151,6 +247,7 @@ class Reception:
         logging.warning('The worker at %s has not ended.', visit.stream.peer)
     deadline = time.monotonic() + self._timeout_s
     self._close_others()
+    self._refusals.close()
     if self._listener:
       self._listener.close(max(deadline - time.monotonic(), 0.0))
 
@@ -184,18 +281,15 @@ class Reception:
 
   def _handle(self, stream: Stream, hello: Any) -> None:
     """Talks to a process until its stream ends; in a thread of its own."""
-    self._serve_worker(stream, self._greeted(stream, hello)['worker'])
+    self._serve_worker(stream, self._greeted(stream, hello))
 
-  def _serve_worker(self, stream: Stream, index: int) -> None:
-    member, name = self.members[index], f'worker {index}'
-    visit = Visit(stream, time.monotonic())
-    with self._lock:
-      life = member.lives
-      member.lives += 1
-      self._roll.came(name, life, stream.peer)
-    event = {'worker': index, 'life': life}
+  def _serve_worker(self, stream: Stream, hello: Mapping[str, Any]) -> None:
+    visit = self.admit(stream, hello)
+    if visit is None:
+      return
+    reason = 'Its handler has failed.'
     try:
-      stream.send({'life': life})
+      stream.send({'life': visit.life})
       with self._lock:
         self._visits.add(visit)
       self._came()
@@ -204,26 +298,93 @@ class Reception:
       while True:
         header = stream.receive(0).header
         said = checked.words(header, stream.peer, self._words, self._told)
-        visit.seen = time.monotonic()
-        self._roll.seen(name, life, said.get('doing', ''))
-        if 'ready' in said:
-          visit.ready = True
-          self.events.put(event | said | {'told': 'ready', 'stream': stream})
-        elif 'beat' in said:
-          if life == member.life:
-            member.seen = visit.seen
-            member.pace.tell(said['pace'], visit.seen)
-          stream.send({'beat': said['beat'], 'clock': time.monotonic()})
-        elif 'told' in said:
-          self._tell(event | said)
+        self.hear(visit, said)
     except TransportError as error:
-      self._roll.lost(name, life, str(error))
-      self.events.put(event | {'told': 'failed', 'reason': str(error)})
+      reason = str(error)
     finally:
-      with self._lock:
-        self._visits.discard(visit)
-      self._gone(index, life)
-      visit.closed.set()
+      self.lose(visit, reason)
+
+  def _worker_ranks(self, index: int) -> dict[str, Rank]:
+    """Returns the rank of a worker, and then others of its process, by name."""
+    return {f'worker {index}': self.members[index]}
+
+  def _take_rank(
+    self,
+    stream: Stream,
+    index: int,
+    process: str,
+    ranks: Mapping[str, Rank],
+  ) -> tuple[Visit, Visit | None] | None:
+    """Gives a process a rank, under its next incarnation number.
+
+    Args:
+      stream: From the process.
+      index: Of the worker or server.
+      process: Its identity.
+      ranks: By name: that one, and then others that are of the same process.
+
+    Returns:
+      The session, and that of the incarnation before, if it has not ended; None
+      if another process holds one of the ranks: this one was told so.
+    """
+    with self._lock:
+      held = self._held(process, ranks)
+      if not held:
+        name, rank = next(iter(ranks.items()))
+        visit = Visit(stream, index, process, rank.lives)
+        before, rank.holder = rank.holder, visit
+        rank.lives += 1
+        self._roll.came(name, visit.life, stream.peer)
+        return visit, before
+    self._refusals.say(f'{stream.peer}: refused for now: {held}')
+    stream.send({'held': held})
+    return None
+
+  def _held(self, process: str, ranks: Mapping[str, Rank]) -> str:
+    """Returns which other process holds one of some ranks; '' if none does.
+
+    Args:
+      process: Identity of the one that asks.
+      ranks: By name.
+    """
+    now = time.monotonic()
+    for name, rank in ranks.items():
+      holder = rank.holder
+      if holder and rank.blocks(process, now, self._timeout_s):
+        return (
+          f'{name} is held by the process at {holder.stream.peer}, '
+          f'incarnation {holder.life}, which was heard of '
+          f'{now - holder.seen:.1f} s ago'
+        )
+    return ''
+
+  def _end_incarnation(self, visit: Visit, reason: str) -> None:
+    """Lets nothing count any more that a worker's process says.
+
+    Args:
+      visit: The session of the process.
+      reason: Why.
+    """
+    with self._lock:
+      if visit.evicted:
+        return
+      visit.evicted = reason
+      if self.members[visit.index].holder is visit:
+        self.members[visit.index].holder = None
+      self._tell_lost(visit, reason)
+    self._gone(visit.index, visit.life)
+
+  def _tell_lost(self, visit: Visit, reason: str) -> None:
+    self._roll.lost(f'worker {visit.index}', visit.life, reason)
+    event = {'worker': visit.index, 'life': visit.life}
+    self.events.put(event | {'told': 'failed', 'reason': reason})
+
+  def _take_ready(self, visit: Visit, event: dict[str, Any]) -> None:
+    """Tells that a worker can begin, unless it was evicted meanwhile."""
+    with self._lock:
+      visit.ready = True
+      if not visit.evicted:
+        self.events.put(event | {'told': 'ready', 'stream': visit.stream})
 
   def _came(self) -> None:
     """Somebody has come."""
@@ -247,7 +408,7 @@ class Reception:
           visit.stream.cancel('It was silent for too long.')
         elif not visit.ready and now - visit.began > self._start_s:
           late = f'It was not ready within {self._start_s:g} s.'
-          self.send(visit.stream, {'end': 'left', 'reason': late})
+          self.evict(visit.index, visit.stream, late)
       self._watch_others(now)
       if hanging := self._jobs.overdue():
         exit_hung(*hanging)

@@ -12,15 +12,21 @@ _APART_S = 1.0
 
 
 class Sayings:
-  """Writes a line a second at most, and how many it has not written."""
+  """Writes a line in a while at most, and how many it has not written."""
 
-  def __init__(self, clock: Callable[[], float] = time.monotonic):
+  def __init__(
+    self,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    apart_s: float = _APART_S,
+  ):
     """Has said nothing yet.
 
     Args:
       clock: Seconds.
+      apart_s: Seconds between two lines.
     """
-    self._clock = clock
+    self._clock, self._apart_s = clock, apart_s
     self._lock = threading.Lock()
     self._next = -float('inf')
     self._unsaid = 0
@@ -39,7 +45,7 @@ class Sayings:
       if self._clock() < self._next:
         self._unsaid += 1
         return
-      self._next = self._clock() + _APART_S
+      self._next = self._clock() + self._apart_s
       unsaid, self._unsaid = self._unsaid, 0
     more = f' ({unsaid} more of these since the last line)' if unsaid else ''
     logging.log(

@@ -37,7 +37,9 @@ from wire.flat import Flat
 
 TIMEOUT_S = 1.0  # Of what is in this process.
 START_S = 20.0
-_SETTINGS = Settings('127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S)
+_SETTINGS = Settings(
+  '127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S, process='0' * 32
+)
 
 
 class Lead:
@@ -120,6 +122,7 @@ class Lead:
       orders=self.orders,
       num_workers=num_workers,
       num_servers=num_servers,
+      dedicated=True,
       host='127.0.0.1',
       port=port,
       greeting=dict,
@@ -177,6 +180,7 @@ class Lead:
 
   def _silent(self, index):
     hello = {'server': index, 'fingerprint': 'ours'}
+    hello['process'] = _SETTINGS.process
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
     stream.receive()
@@ -217,9 +221,9 @@ class Lead:
     )
     return self._pool.submit(worker)
 
-  def member(self, index):
+  def member(self, index, **fields):
     """Returns the streams of a worker, without one behind them."""
-    member = Worker(self.address, index)
+    member = Worker(self.address, index, **fields)
     self._members.append(member)
     return member
 
@@ -260,8 +264,8 @@ class Lead:
 class Worker:
   """The streams of a worker, without a worker behind them."""
 
-  def __init__(self, address, index):
-    hello = {'worker': index, 'fingerprint': 'ours'}
+  def __init__(self, address, index, process=_SETTINGS.process):
+    hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
     self.control = connect(address, hello, Security(), 10.0)
     welcome = self.control.receive().header
     key = {'worker': index, 'life': welcome['life']}

@@ -19,6 +19,10 @@ class Reception:
   def send(self, stream, header):
     stream.wire.append(header)
 
+  def evict(self, index, stream, reason):
+    del index
+    self.send(stream, {'end': 'left', 'reason': reason})
+
   def missing(self):
     return ''
 

@@ -102,7 +102,7 @@ class Generations(Leading):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
-    self._reception.send(stream, {'end': 'left', 'reason': reason})
+    self._reception.evict(index, stream, reason)
     self._linking.lose(index, reason)
     if index in self._formation.members:
       self._formation.gone(index, reason)

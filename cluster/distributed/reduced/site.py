@@ -100,7 +100,9 @@ class ReducedSite(Process):
   def runtime(self, lead: Lead) -> ReducedRuntime:
     """Returns what runs the events, for the process that leads."""
     reception = ReducedReception(
-      num_workers=self._workers, **self._of_reception
+      num_workers=self._workers,
+      reserved={0: self.settings.process},
+      **self._of_reception,
     )
     self._completed = reception.events.put
     formation = Formation(

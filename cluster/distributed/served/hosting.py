@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from cluster.distributed.joining import join
+from cluster.distributed.joining import RankHeld, join
 from cluster.distributed.process import Settings
 from cluster.distributed.served.server import Report, Server
 from cluster.transport.heart import Heart, Unmendable
@@ -39,11 +39,17 @@ def host(
     Whether the run has finished; else it goes on from a checkpoint one day.
 
   Raises:
-    Unmendable: If the lead is lost.
+    Unmendable: If the lead is lost, or another process holds the rank, for too
+      long.
     Refused: If the lead refuses this server.
   """
-  address, fingerprint, security, timeout_s, start_s, _ = settings
-  hello = {'server': index, 'fingerprint': fingerprint}
+  address, security = settings.address, settings.security
+  timeout_s, start_s = settings.timeout_s, settings.start_s
+  hello = {
+    'server': index,
+    'process': settings.process,
+    'fingerprint': settings.fingerprint,
+  }
   server: Server | None = None
   first: Mapping[str, Any] = {}
   ordered = threading.Event()
@@ -66,6 +72,8 @@ def host(
       )
     except Refused:
       raise
+    except RankHeld as error:
+      raise Unmendable(f'Server {index} gives up: {error}') from error
     except TransportError as error:
       raise Unmendable(f'Server {index} has lost the lead: {error}') from error
     heart = Heart(

@@ -14,11 +14,11 @@ Workers also answer when they are to write their parts of a checkpoint:
 
 Until the run begins, servers may come again, too, and workers are told where
 servers are once all of these can be reached.  From then on a server that is
-lost ends the run.
+lost ends the run, and no other process can take its rank.  Where workers'
+processes hold the servers, one process has both ranks, or none of them.
 """
 
 import functools
-import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from cluster.distributed import checked
-from cluster.distributed.members import RemoteServer
+from cluster.distributed.members import Rank, RemoteServer, Visit
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
 from cluster.distributed.served.answers import Answers
@@ -56,6 +56,7 @@ class ServedReception(Reception):
     *,
     orders: Orders,
     num_servers: int,
+    dedicated: bool,
     greeting: Callable[[], Mapping[str, Any]],
     deadlines: Deadlines,
     **of_workers: Any,
@@ -65,6 +66,7 @@ class ServedReception(Reception):
     Args:
       orders: Gets the servers' answers.
       num_servers: Number of servers.
+      dedicated: Whether they have processes of their own.
       greeting: What servers are told when they come.
       deadlines: After which one that does not go on counts as lost.
       **of_workers: As of `Reception`.
@@ -73,12 +75,13 @@ class ServedReception(Reception):
     self._orders = orders
     self._answers = Answers(orders)
     self._num_servers = num_servers
+    self._dedicated = dedicated
     self._greeting = greeting
     self._deadlines = deadlines
     self._own: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
     self._addresses: dict[int, str] = {}  # That servers had last.
-    self._comings = itertools.count()  # Of servers.
+    self._server_ranks = [Rank() for _ in range(num_servers)]
     self._begun = False
     # By worker and life, and by checkpoint: whether its part is written.
     self._parts: dict[Key, dict[int, Future]] = {}
@@ -113,6 +116,8 @@ class ServedReception(Reception):
       servers = self._servers()
       if all(member.stream for member in self.members):
         self._begun = bool(servers)
+        for rank in self._server_ranks:
+          rank.final = self._begun
       return servers if self._begun else []
 
   def save(self, index: int, step: int, since: Since) -> Future:
@@ -189,23 +194,35 @@ class ServedReception(Reception):
   def _handle(self, stream: Stream, hello: Any) -> None:
     hello = self._greeted(stream, hello)
     if 'server' in hello:
-      self._serve_server(stream, hello['server'])
+      self._serve_server(stream, hello)
     else:
-      self._serve_worker(stream, hello['worker'])
+      self._serve_worker(stream, hello)
 
-  def _serve_server(self, stream: Stream, index: int) -> None:
-    name, server = f'server {index}', RemoteServer(stream, '')
-    with self._lock:
-      if self._begun:
-        raise Closed('The run has begun with another server.')
-      life = next(self._comings)
-      self._roll.came(name, life, stream.peer)
+  def _worker_ranks(self, index: int) -> dict[str, Rank]:
+    ranks = super()._worker_ranks(index)
+    if not self._dedicated and 0 < index < self._num_servers:
+      ranks[f'server {index}'] = self._server_ranks[index]
+    return ranks
+
+  def _serve_server(self, stream: Stream, hello: Mapping[str, Any]) -> None:
+    index, name = hello['server'], f'server {hello["server"]}'
+    rank = self._server_ranks[index]
+    ranks: dict[str, Rank] = {name: rank}
+    if not self._dedicated:
+      ranks[f'worker {index}'] = self.members[index]
+    taken = self._take_rank(stream, index, hello['process'], ranks)
+    if taken is None:
+      return
+    visit, before = taken
+    if before is not None:  # If it lives it comes again, and is refused.
+      before.stream.cancel('A process with a newer incarnation number is there')
+    server, life = RemoteServer(visit), visit.life
     try:
       stream.send(self._first)
       while True:
         message = stream.receive()
         said = checked.of_server(message.header, stream.peer)
-        server.seen = time.monotonic()
+        visit.seen = time.monotonic()
         self._roll.seen(name, life, said.get('doing', ''))
         if 'beat' in said:
           server.doing = said.get('orders') or server.doing
@@ -214,10 +231,12 @@ class ServedReception(Reception):
           server.address = said['address']
           self._take_in(index, server)
         elif 'told' in said:
-          self.told(index, said, _noted(message.chunks, server))
+          self.told(index, said, _noted(message.chunks, visit))
     except TransportError as error:
       self._roll.lost(name, life, str(error))
       with self._lock:
+        if rank.holder is visit:
+          rank.holder = None
         mine = self._remote.get(index) is server
         if mine and not self._begun:
           del self._remote[index]
@@ -227,8 +246,8 @@ class ServedReception(Reception):
   def _take_in(self, index: int, server: RemoteServer) -> None:
     """Counts on a server, from here on."""
     with self._lock:
-      if self._begun:
-        raise Closed('The run has begun with another server.')
+      if self._begun or self._server_ranks[index].holder is not server.visit:
+        raise Closed('The run goes on with another server.')
       before = self._addresses.get(index, server.address)
       self._addresses[index] = server.address
       self._remote[index] = server
@@ -237,7 +256,7 @@ class ServedReception(Reception):
       # It is another process, and knows nothing of who was connected.
       reason = f'Server {index} has come back as another process.'
       for visit in told:
-        self.send(visit.stream, {'end': 'left', 'reason': reason})
+        self.evict(visit.index, visit.stream, reason)
     self._came()
     self.events.put({'told': 'here'})
 
@@ -285,7 +304,7 @@ class ServedReception(Reception):
     with self._lock:
       servers = list(self._remote.items())
     for index, server in servers:
-      silent = now - server.seen > self._timeout_s
+      silent = now - server.visit.seen > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._stuck(server.doing):
         if self._begun:
@@ -303,10 +322,8 @@ class ServedReception(Reception):
     )
 
 
-def _noted(
-  chunks: Iterator[np.ndarray], server: RemoteServer
-) -> Iterator[np.ndarray]:
+def _noted(chunks: Iterator[np.ndarray], visit: Visit) -> Iterator[np.ndarray]:
   """Yields the chunks; each is a sign of life, as beats wait behind them."""
   for chunk in chunks:
-    server.seen = time.monotonic()
+    visit.seen = time.monotonic()
     yield chunk

@@ -119,7 +119,7 @@ class ServedRuntime(Leading):
       wait_s = min(wait_s, self._wake - self._now())
     for _ in range(_MOST):
       if event := self._next(wait_s):
-        self._reactions[event['told']](event)
+        self._react(event)
       # What has happened meanwhile, too: its orders go out in one message.
       if self._reception.events.empty() or self._due or self._over:
         break
@@ -168,8 +168,6 @@ class ServedRuntime(Leading):
 
   def _arrived(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
-    if event['life'] != member.life or member.stream is None:
-      return
     member.arrived += 1
     if member.arrived < self._num_servers:
       return
@@ -211,7 +209,7 @@ class ServedRuntime(Leading):
     member = self._members[index]
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
-    self._reception.send(stream, {'end': 'left', 'reason': reason})
+    self._reception.evict(index, stream, reason)
     self._orders.end(index, member.life)
     if self._started:
       if self._orders.keeps and self._remembers(index).any:

@@ -90,6 +90,7 @@ class Server:
     self._ports: dict[Key, _Port] = {}
     # Arrived, not yet added; pieces know whose they are.
     self._payloads: dict[Key, Payload | Key] = {}
+    self._ended: dict[int, int] = {}  # The newest life that is over, by worker.
     self._piped: set[Key] = set()  # Who gets the next version in pieces.
     self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()
@@ -166,10 +167,12 @@ class Server:
     Args:
       stream: From the worker.
       worker: Who it is.
-      life: How often it was there before.
+      life: How often it was there before: its incarnation number.
     """
     port = _Port(stream)
     with self._lock:
+      if life <= self._ended.get(worker, -1):
+        raise Refused(f'incarnation {life} of worker {worker} is over')
       if any(w == worker and other > life for w, other in self._ports):
         raise Refused(f'worker {worker} is here already')
       before = self._ports.get((worker, life))
@@ -345,6 +348,7 @@ class Server:
       port = self._ports.get((worker, life))
       self._payloads.pop((worker, life), None)
       self._piped.discard((worker, life))
+      self._ended[worker] = max(life, self._ended.get(worker, -1))
       if port is not None:
         port.ended = True
         port.releases.put(None)

@@ -107,6 +107,8 @@ class ServedSite(Process):
       orders=self.holder,
       num_workers=len(lead.workers),
       num_servers=self._plan.servers,
+      dedicated=self._plan.dedicated,
+      reserved={} if self._plan.dedicated else {0: self.settings.process},
       greeting=lambda: {'restore': self.checkpoints.found},
       deadlines=self.deadlines,
       **self._of_reception,

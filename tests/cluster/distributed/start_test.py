@@ -113,8 +113,9 @@ class StartTest(parameterized.TestCase):
     lead = self._lead(num_servers=2)
     worker = lead.work(0)
     lead.begin()
-    with self.assertRaisesRegex(Exception, 'has begun with another server'):
-      self._stranger(lead, 1)
+    held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
+    stream = self._connected(lead, 1, process='1' * 32)
+    self.assertRegex(stream.receive().header['held'], held)
     self._check_runs_on(lead, worker)
 
   def _check_runs_on(self, lead, worker):
@@ -137,9 +138,8 @@ class StartTest(parameterized.TestCase):
     slow = _Slow()
     lead.work(0, slow)
     self._wait(lambda: 'compiling' in lead.reception.missing())
-    stream = connect(
-      lead.address, {'worker': 1, 'fingerprint': 'ours'}, Security(), 10.0
-    )
+    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '1' * 32}
+    stream = connect(lead.address, hello, Security(), 10.0)
     self._wait(lambda: 'worker 1: conn' in lead.reception.missing())
     stream.cancel()
     stream.close()
@@ -188,11 +188,15 @@ class StartTest(parameterized.TestCase):
       lead.begin()
 
   def _stranger(self, lead, index):
-    hello = {'server': index, 'fingerprint': 'ours'}
+    stream = self._connected(lead, index)
+    stream.receive()
+    return stream
+
+  def _connected(self, lead, index, process='0' * 32):
+    hello = {'server': index, 'fingerprint': 'ours', 'process': process}
     stream = connect(lead.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
-    stream.receive()
     return stream
 
   def _lose(self, link, how):

@@ -22,6 +22,7 @@ from wire import dense
 from wire.flat import Flat
 
 _FLOATS = 2 * 10**6
+_WHO = {'fingerprint': 'x', 'process': '09af' * 8}
 _LIMIT_S = 20.0  # The system alone would end a connection after a minute.
 _REPORT = {
   'iteration': 0,
@@ -184,17 +185,17 @@ class VanishingTest(parameterized.TestCase):
 
 class CheckedTest(parameterized.TestCase):
   @parameterized.parameters(
+    *(({**_WHO, 'worker': w},) for w in (-1, 2, '0', None, True, 0.0)),
+    *(({**_WHO, 'server': s},) for s in (-1, 0, 3, '1', None, True)),
     *(
-      ({'fingerprint': 'x', 'worker': w},)
-      for w in (-1, 2, '0', None, True, 0.0)
+      ({**_WHO, 'worker': 0, 'process': process},)
+      for process in (None, '', 'A' * 32, '0' * 31, '0' * 33, [], 1)
     ),
-    *(
-      ({'fingerprint': 'x', 'server': s},) for s in (-1, 0, 3, '1', None, True)
-    ),
-    ({'fingerprint': 1, 'worker': 0},),
+    ({**_WHO, 'fingerprint': 1, 'worker': 0},),
     ({'worker': 0},),
-    ({'fingerprint': 'x'},),
-    ({'fingerprint': 'x', 'worker': 0, 'server': 1},),
+    ({'fingerprint': 'x', 'worker': 0},),
+    (_WHO,),
+    ({**_WHO, 'worker': 0, 'server': 1},),
     ('worker',),
     (None,),
   )
@@ -204,7 +205,7 @@ class CheckedTest(parameterized.TestCase):
 
   def test_hellos_of_all_are_taken(self):
     for said in ({'worker': 0}, {'worker': 1}, {'server': 1}, {'server': 2}):
-      said = said | {'fingerprint': 'x'}
+      said = said | _WHO
       self.assertEqual(checked.hello(said, workers=2, servers=3), said)
 
   def test_every_field_of_a_report_is_checked(self):

@@ -36,7 +36,7 @@ class ReceptionTest(parameterized.TestCase):
     )
     address = self.reception.listen()
     self.addCleanup(self.reception.close, finished=True)
-    hello = {'worker': 1, 'fingerprint': 'ours'}
+    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '0' * 32}
     self.stream = connect(address, hello, Security(), 5.0)
     self.addCleanup(self.stream.close)
     self.stream.receive()

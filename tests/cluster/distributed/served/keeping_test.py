@@ -44,6 +44,7 @@ class _Lead:
       orders=self.orders,
       num_workers=1,
       num_servers=num_servers,
+      dedicated=True,
       host='',
       port=0,
       greeting=dict,
