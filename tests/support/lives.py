@@ -1,27 +1,31 @@
 """Played workers of reduced runs, for tests: see `replicas`."""
 
-import queue
-
-from cluster.distributed.members import Member
+from cluster.distributed import reception
+from cluster.distributed.pace import Deadlines, Jobs
+from cluster.transport.streams import Security
 from learning import drift
 
 BATCH = 8
 
 
-class Reception:
-  """What the runtime sees of members."""
+class Reception(reception.Reception):
+  """The real one, without a listener: lives are the streams."""
 
   def __init__(self, workers):
-    self.events = queue.SimpleQueue()
-    self.members = [Member() for _ in range(workers)]
-    self.looked = 0.0
+    deadlines = Deadlines(timeout_s=1e6, start_s=1e6, windows=True)
+    super().__init__(
+      num_workers=workers,
+      host='',
+      port=0,
+      fingerprint='',
+      security=Security(),
+      timeout_s=1e6,
+      start_s=1e6,
+      jobs=Jobs(deadlines),
+    )
 
   def send(self, stream, header):
-    stream.wire.append(header)
-
-  def evict(self, index, stream, reason):
-    del index
-    self.send(stream, {'end': 'left', 'reason': reason})
+    stream.send(header)
 
   def missing(self):
     return ''
@@ -37,6 +41,8 @@ class Life:
   """A member's stream to the lead, from its first word to its last.
 
   Attributes:
+    process: Identity of its process.
+    visit: Its session, as the reception has it; None if it was refused.
     wire: What the lead has said and has not arrived.
     says: What it has said and has not arrived.
     index: Of the worker.
@@ -46,18 +52,26 @@ class Life:
     bits: By how much its parameters differ from exact ones.
   """
 
-  def __init__(self, world, index, number, learned):
-    self.world, self.index, self.number = world, index, number
+  def __init__(self, world, index, process, learned):
+    self.world, self.index, self.process = world, index, process
+    self.peer = f'{process} of {index}'
     self.wire, self.says, self.inbox = [], [], []
     self.learned, self.bits = learned, world.rounding.get(index, 0.0)
     self.fresh, self.last = True, []
     self.generation = self.stopped = -1
     self.living = True
     self.doing, self.deal, self.group = 'nothing', None, None
-    self.address = f'{index}/{number}'
-    self.say(
-      told='ready', executor=self.address, handover=self.address, stream=self
-    )
+    hello = {'worker': index, 'process': process}
+    self.visit = world.reception.admit(self, hello)
+    if self.visit is None:
+      self.living = False
+      return
+    self.number = self.visit.life
+    self.address = f'{index}/{self.number}'
+    self.say(ready=True, executor=self.address, handover=self.address)
+
+  def send(self, header):
+    self.wire.append(header)
 
   @property
   def version(self):
@@ -80,7 +94,7 @@ class Life:
     """Its process dies, or its stream ends."""
     if self.living:
       self.living, self.doing = False, 'nothing'
-      self.say(told='failed', reason='the stream has ended')
+      self.say(ended='the stream has ended')
 
   def arrive(self):
     """Takes in the next thing that the lead has said, as its heart does."""

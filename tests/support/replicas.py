@@ -38,6 +38,8 @@ class World:
   Attributes:
     runtime: The real one, with the real lead.
     members: The life that each worker has now.
+    rivals: Processes, as worker and identity, that come whenever they have no
+      life, again and again.
     cut: Sets of two workers who cannot talk.
     rounding: What each update of a worker is off by, as its processor rounds.
   """
@@ -55,7 +57,7 @@ class World:
   ):
     self.workers = workers
     self.lives, self.joined, self.parts = {}, {}, {}
-    self.members, self.cut = {}, []
+    self.members, self.rivals, self.cut = {}, [], []
     self.rounding = rounding or {}
     self._clock, self._moved = 0, {}
     self.books = Books(workers, 0)
@@ -109,16 +111,27 @@ class World:
     for index in range(workers):
       self.come(index)
 
-  def come(self, index, *, keeps=False):
-    """A worker comes, or comes back: as another process, or the same."""
+  def come(self, index, *, keeps=False, process='one'):
+    """A worker comes, or comes back, as a process.
+
+    Args:
+      index: Of the worker.
+      keeps: Whether it brings what its last life has learned.
+      process: Identity.
+
+    Returns:
+      Whether it was admitted: another process may hold the rank.
+    """
     before = self.members.get(index)
-    number = before.number + 1 if before else 0
     learned = list(before.learned) if keeps else []
-    self.joined[f'{index}/{number}'] = set()
-    life = lives.Life(self, index, number, learned)
+    life = lives.Life(self, index, process, learned)
+    if life.visit is None:
+      return False
+    self.joined[life.address] = set()
     self.members[index] = self.lives[life.address] = life
     if index == 0:
       self._replica.learner = life
+    return True
 
   @property
   def agreed(self):
@@ -166,11 +179,29 @@ class World:
         if life.wire:
           found.append((name, 'arrive', life.arrive))
         found += [(name, each.__name__, each) for each in life.actions()]
+    living = {(x.index, x.process) for x in self.lives.values() if x.living}
+    for index, process in self.rivals:
+      if (index, process) not in living:
+        come = functools.partial(self.come, index, process=process)
+        found.append((f'{index}: {process}', 'come', come))
+    if not self.reception.events.empty():
+      found.append(('lead', 'take', self.take))
     return found
 
   def hear(self, life):
     """The lead hears the next thing of a member."""
-    self.reception.events.put(life.says.pop(0))
+    said = life.says.pop(0)
+    if 'ended' in said:
+      self.reception.lose(life.visit, said['ended'])
+    elif said.get('told') == 'completed':
+      self.reception.events.put(said)
+    else:
+      self.reception.hear(life.visit, said)
+    if not self.reception.events.empty():
+      self.take()
+
+  def take(self):
+    """The lead takes the next event."""
     if self.runtime._began is None:
       self.runtime._take(0.0)
     else:

@@ -1,5 +1,6 @@
 """Tests for the runtime of reduced routes: members are played."""
 
+import functools
 import random
 import time
 from unittest import mock
@@ -281,7 +282,92 @@ class OrdersTest(parameterized.TestCase):
     world.until(world.runtime.pause)
     with mock.patch.object(other.holder, 'restore'):
       other.runtime.restore(world.runtime.state())
-    self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 0])
+    self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 1])
+
+
+class RivalsTest(parameterized.TestCase):
+  """Two processes of one rank, which come again whenever they have to leave."""
+
+  def _world(self):
+    world = _began()
+    world.rivals = [(1, 'one'), (1, 'two')]
+    return world
+
+  def _lives(self, world):
+    return world.runtime.summary()['lives'][1]
+
+  def test_the_second_one_costs_no_iteration(self):
+    world, alone = self._world(), _began()
+    for each in (world, alone):
+      for _ in range(1500):
+        each.go()
+    self.assertEqual(self._lives(world), 1)
+    self.assertEqual(world.formation.generation, 0)
+    self.assertEmpty(world.ledger.lost)
+    self.assertGreater(world.holder.version, 0.6 * alone.holder.version)
+    world.check()
+
+  @settings(max_examples=15, deadline=None)
+  @given(st.integers(0, 2**32), st.sampled_from(['die', 'evict']))
+  def test_each_loss_is_followed_by_one_admission(self, seed, how):
+    rng, world, losses = random.Random(seed), self._world(), 0
+    for _ in range(400):
+      if rng.random() < 0.02 and world.reception.members[1].stream:
+        losses += 1
+        if how == 'die':
+          world.members[1].end()
+        else:
+          world.runtime._lose(1, 'it computes too long')
+        ready = functools.partial(_is_ready, world, self._lives(world))
+        world.until(ready, rng.choice)
+      world.go(rng.choice)
+    self.assertEqual(self._lives(world), 1 + losses)
+    self.assertLessEqual(len(world.ledger.lost), losses)
+    self.assertEqual(world.runtime.summary()['lives'][::2], [1, 1])
+    world.gather(rng.choice)
+    world.reach(world.holder.version + 5, rng.choice)
+    world.check()
+
+  def test_one_at_a_time_is_admitted_at_the_start(self):
+    world = replicas.World(3)
+    self.assertFalse(world.come(1, process='two'))
+    world.members[1].end()
+    self.assertFalse(world.come(1, process='two'))  # Nobody has noticed yet.
+    world.hear(world.members[1])  # That it is ready.
+    world.hear(world.members[1])
+    self.assertTrue(world.come(1, process='two'))
+    world.begin()
+    world.reach(3)
+    world.check()
+    self.assertEqual(self._lives(world), 2)
+
+  def test_what_the_one_before_still_says_does_not_count(self):
+    world = _began()
+    world.reach(2)
+    old = world.members[1]
+    world.runtime._lose(1, 'it was silent')
+    self.assertTrue(world.come(1, process='two'))
+    old.wire.clear()
+    generation = world.formation.generation
+    for said in (
+      {'told': 'stopped', 'version': 9**9, 'books': []},
+      {'told': 'broken', 'peer': 2, 'reason': 'x'},
+      {'told': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
+      {'ready': True, 'executor': 'x', 'handover': 'x'},
+    ):
+      said |= {'generation': generation} if 'told' in said else {}
+      world.reception.hear(old.visit, said)
+    left = {'end': 'left', 'reason': 'it was silent'}
+    self.assertEqual(old.wire, 4 * [left])
+    world.gather()
+    world.reach(world.holder.version + 3)
+    world.check()
+    self.assertEqual(world.formation.address(1), world.members[1].address)
+
+
+def _is_ready(world, lives):
+  member = world.reception.members[1]
+  return member.stream is not None and member.life == lives
 
 
 def _apart(world):
