@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -37,8 +38,9 @@ from wire.flat import Flat
 
 TIMEOUT_S = 1.0  # Of what is in this process.
 START_S = 20.0
+PROCESS = '0' * 32  # Of what is in this process.
 _SETTINGS = Settings(
-  '127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S, process='0' * 32
+  '127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S, process=PROCESS
 )
 
 
@@ -67,6 +69,8 @@ class Lead:
     learner=NoLearner,
     directory=None,
     kept=lambda: None,
+    dedicated=True,
+    reserved=types.MappingProxyType({}),
   ):
     """Starts to wait for all.
 
@@ -82,6 +86,8 @@ class Lead:
       learner: Makes those of servers.
       directory: Of workers' parts of checkpoints; None for a new one.
       kept: As of the runtime.
+      dedicated: As of the reception.
+      reserved: As of the reception.
     """
     self._learner = learner
     self.servers = []
@@ -122,7 +128,8 @@ class Lead:
       orders=self.orders,
       num_workers=num_workers,
       num_servers=num_servers,
-      dedicated=True,
+      dedicated=dedicated,
+      reserved=reserved,
       host='127.0.0.1',
       port=port,
       greeting=dict,
@@ -166,21 +173,22 @@ class Lead:
     self.servers.append(server)
     return server
 
-  def host(self, index):
+  def host(self, index, **settings):
     """Hosts a server; returns the Future of its end."""
-    return self._pool.submit(self._host, index, self._way(self.address))
+    address = self._way(self.address)
+    return self._pool.submit(self._host, index, address, settings)
 
-  def _host(self, index, address):
+  def _host(self, index, address, settings):
     return host(
       index,
       functools.partial(self._server, index),
       address,
-      _SETTINGS,
+      _SETTINGS._replace(**settings),
     )
 
   def _silent(self, index):
     hello = {'server': index, 'fingerprint': 'ours'}
-    hello['process'] = _SETTINGS.process
+    hello['process'] = PROCESS
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
     stream.receive()
@@ -197,7 +205,7 @@ class Lead:
     while not self._begun.wait(TIMEOUT_S / 5):
       stream.send({'beat': 0.0})
 
-  def work(self, index, gradient=None):
+  def work(self, index, gradient=None, **settings):
     """Runs a whole worker; returns the Future of its end."""
     faults = Faults(
       (),
@@ -216,7 +224,7 @@ class Lead:
       speed=None,
       faults=faults,
       lead=self._way(self.address),
-      settings=_SETTINGS,
+      settings=_SETTINGS._replace(**settings),
       hung=print,
     )
     return self._pool.submit(worker)
@@ -264,7 +272,7 @@ class Lead:
 class Worker:
   """The streams of a worker, without a worker behind them."""
 
-  def __init__(self, address, index, process=_SETTINGS.process):
+  def __init__(self, address, index, process=PROCESS):
     hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
     self.control = connect(address, hello, Security(), 10.0)
     welcome = self.control.receive().header

@@ -237,6 +237,15 @@ def alone(folder: pathlib.Path, *flags: str, **fields: Any) -> Iterator[Launch]:
 
 
 @contextlib.contextmanager
+def again(launch: Launch, role: str) -> Iterator[Launch]:
+  """Starts the newest process of a role a second time; kills it in the end."""
+  command = pathlib.Path(f'/proc/{launch.pid(role)}/cmdline').read_bytes()
+  argv = [word.decode() for word in command.split(b'\0')[:-1]]
+  with _running(argv, launch.folder, {}) as second:
+    yield second
+
+
+@contextlib.contextmanager
 def _running(
   argv: list[str], folder: pathlib.Path, environ: Mapping[str, str]
 ) -> Iterator[Launch]:
