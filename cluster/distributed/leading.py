@@ -176,7 +176,7 @@ class Leading:
   def _admits(self, event: dict[str, Any]) -> bool:
     """Takes in a worker that is ready; returns False if it is an old life."""
     index, member = event['worker'], self._members[event['worker']]
-    reason = 'It has come back as another process.'
+    reason = 'A newer incarnation of it is there.'
     if event['life'] < member.life:
       self._reception.evict(index, event['stream'], reason)
       return False

@@ -47,7 +47,8 @@ from cluster.transport.streams import (
 )
 from outputs import transient
 
-_REPLACED = 'It has come back, under a newer incarnation number.'
+_BACK = 'It has connected again.'
+_REPLACED = 'It was silent, and another process has its rank now.'
 _TELL_S = 10.0  # Between two lines on processes whose rank is held.
 
 
@@ -179,7 +180,8 @@ class Reception:
       return None
     visit, before = taken
     if before is not None:
-      self._end_incarnation(before, _REPLACED)
+      reason = _BACK if before.process == process else _REPLACED
+      self._end_incarnation(before, reason)
     return visit
 
   def hear(self, visit: Visit, said: dict[str, Any]) -> None:

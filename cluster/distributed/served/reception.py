@@ -215,7 +215,7 @@ class ServedReception(Reception):
       return
     visit, before = taken
     if before is not None:  # If it lives it comes again, and is refused.
-      before.stream.cancel('A process with a newer incarnation number is there')
+      before.stream.cancel('A newer incarnation of it is there.')
     server, life = RemoteServer(visit), visit.life
     try:
       stream.send(self._first)

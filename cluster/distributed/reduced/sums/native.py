@@ -15,6 +15,9 @@ numbers as a ring sends.
 
 import contextlib
 import math
+import random
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +31,7 @@ from cluster.distributed.faults import Fault, spoilt
 from cluster.distributed.reduced.sums.memory import Nothing
 from cluster.transport import sockets
 from cluster.transport.errors import Closed
+from cluster.transport.heart import Unmendable
 from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
@@ -42,6 +46,7 @@ OPTIONS = {
   )
 }
 AXIS = 'workers'
+_LOOK_S = 1.0  # Between two looks at whether the lead of a run still listens.
 
 
 def join(
@@ -64,6 +69,8 @@ def join(
     ValueError: If there is no port after the lead's; names the field.
     OSError: If another process has the port, in worker 0, whose JAX would
       crash.
+    Unmendable: If a run that has begun with another process of this rank goes
+      on for longer than `start_s`.
   """
   if jax.distributed.is_initialized():
     return  # By a start before, which something else has kept from going on.
@@ -75,10 +82,50 @@ def join(
   # JAX listens on all addresses.
   if index == 0 and (taken := sockets.refusal('', port)):
     raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
+  if index:
+    _wait_for_the_next_run(lead, index, start_s)
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
     address, workers, index, initialization_timeout=max(round(start_s), 1)
   )
+
+
+def _wait_for_the_next_run(lead: str, index: int, start_s: float) -> None:
+  """Waits while a lead listens: its workers have all met already.
+
+  Another process of this rank is among them.  The coordination service ends all
+  of them for one that comes twice.
+
+  Args:
+    lead: 'host:port' where the lead listens.
+    index: Of this worker.
+    start_s: For how long.
+
+  Raises:
+    Unmendable: If the lead still listens then.
+  """
+  deadline, told = time.monotonic() + start_s, False
+  while _listens(lead):
+    held = (
+      f'worker {index} is held by another process, with which the run at '
+      f'{lead} has begun'
+    )
+    wait_s = random.uniform(0.5, 1.0) * _LOOK_S
+    if time.monotonic() + wait_s >= deadline:
+      raise Unmendable(f'Worker {index} gives up: {held}')
+    if not told:
+      logging.warning('Tries again for up to %.0f s: %s', start_s, held)
+    told = True
+    time.sleep(wait_s)
+
+
+def _listens(address: str) -> bool:
+  """Returns whether 'host:port' can be connected to."""
+  host, _, port = address.rpartition(':')
+  with contextlib.suppress(OSError):
+    socket.create_connection((host, int(port)), timeout=_LOOK_S).close()
+    return True
+  return False
 
 
 class NativeSum:

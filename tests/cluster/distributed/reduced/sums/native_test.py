@@ -9,8 +9,11 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import threading
+from unittest import mock
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cluster.distributed.reduced.sums.native import NativeSum, join
+from cluster.transport.heart import Unmendable
 from learning import compilations
 from learning.pool import Pool
 from tests.support import processes
@@ -133,6 +137,19 @@ class JoinTest(absltest.TestCase):
   def test_there_is_no_port_after_the_last(self):
     with self.assertRaisesRegex(ValueError, 'route.native.port: .* 65535'):
       join('127.0.0.1:65535', 0, index=0, workers=1, start_s=1.0)
+
+  @mock.patch.object(jax.distributed, 'initialize')
+  def test_a_run_that_has_begun_with_another_process_is_waited_for(self, meet):
+    with socket.create_server(('127.0.0.1', 0)) as lead:
+      address = '127.0.0.1:{1}'.format(*lead.getsockname())
+      with self.assertRaisesRegex(Unmendable, 'worker 1 is held by another'):
+        join(address, 0, index=1, workers=2, start_s=1.5)
+      meet.assert_not_called()
+      ending = threading.Timer(1.0, lead.close)
+      ending.start()
+      join(address, 0, index=1, workers=2, start_s=20.0)
+      self.assertTrue(ending.finished.is_set())
+    meet.assert_called_once()
 
 
 class ProcessesTest(parameterized.TestCase):
