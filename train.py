@@ -68,6 +68,8 @@ def build(
     ValueError: If anything about the config is wrong; names the field, what
       was expected and what came.  If `workdir` holds another run.
     OSError: If the folder cannot be made.
+    Unmendable: If another process leads a distributed run, and has not written
+      in time where it is to be found; starting again may help.
   """
   compilations.make_repeatable()
   own = {

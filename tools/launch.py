@@ -46,7 +46,6 @@ signal may come twice, from a scheduler and a script: a second one counts if it
 comes a second later.  Rows are in launch-worker-2.jsonl.
 """
 
-import dataclasses
 import datetime
 import json
 import os
@@ -62,7 +61,7 @@ from typing import TextIO
 from absl import app, flags
 
 from cluster.distributed import roles
-from cluster.transport import memory, trust
+from cluster.transport import memory
 from cluster.transport.heart import LOST, STOPPED
 from configs.checks import require
 from outputs import transient
@@ -80,7 +79,6 @@ _BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
 _IDLE_S = 60.0
 _SAME_S = 1.0  # Of a process alone: signals so close are one.
 _INTERFACE = '--config.cluster.interface='
-_TOKEN = '--config.cluster.token_file='
 
 
 def launch(plan: Plan, program: Sequence[str]) -> int:
@@ -103,12 +101,6 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   places = plan.places(os.environ)
   devices = plan.devices(os.environ)
   plan.workdir.mkdir(parents=True, exist_ok=True)
-  named = any(word.startswith(_TOKEN) for word in plan.arguments)
-  # Others on this machine could talk to the run; all launchers need the same.
-  if not (named or plan.only):
-    path = trust.make_token(plan.workdir.resolve() / 'token')
-    words = *plan.arguments, f'{_TOKEN}{path}'
-    plan = dataclasses.replace(plan, arguments=words)
   screen = Screen(plan.names, plan.lead)
   log = plan.log.open('a', buffering=1)
   with log, Processes(screen) as processes:

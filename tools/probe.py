@@ -2,12 +2,13 @@
 
   python -m tools.launch --workers=4 --module=tools.probe -- --out=cluster.json
     [--seconds=0.5] [--streams=1] [--tolerance=0.1] [--config.cluster.FIELD=...]
-  srun --ntasks-per-node=1 python -m tools.probe --out=cluster.json
+  srun --ntasks-per-node=1 python -m tools.probe --workdir=runs/probe
     --config.cluster.workers=4 --config.cluster.interface=eth0
 
 Every host runs one process.  It finds its rank and worker 0 as main.py does
-(see cluster/distributed/roles.py), and takes interface, token, TLS and limits
-from the same config.  Worker 0 writes the file, which `topology.from_json`
+(see cluster/distributed/roles.py), with --workdir through the files of that
+folder, and takes interface, token, TLS and limits from the same config.  Worker
+0 writes the file, which `topology.from_json`
 reads; topology/clusters/measured.py says how rates and graph follow from
 measurements.
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
@@ -61,8 +62,9 @@ from ml_collections import config_flags
 
 from cluster.distributed import roles
 from cluster.distributed.links import content, flows, trials
+from cluster.transport import rendezvous, trust
 from cluster.transport import streams as transport
-from cluster.transport import trust
+from cluster.transport.heart import Unmendable
 from configs import sections
 from configs.checks import require
 from outputs import atomic, transient
@@ -256,6 +258,11 @@ def _setup(given: Any) -> Setup:
     lead=given.lead,
     here=address,
   )
+  place = rendezvous.Place(role.lead, config.token_file)
+  if given.workdir:
+    place = _met(pathlib.Path(given.workdir), role, place, address, config)
+  folder = 'the folder that all processes share, as there is no --lead'
+  require(bool(place.lead), '--workdir', folder, given.workdir)
   path = given.out or (given.workdir and f'{given.workdir}/cluster.json')
   require(bool(path), '--out', 'a file', path)
   out = pathlib.Path(path)
@@ -264,15 +271,37 @@ def _setup(given: Any) -> Setup:
   return Setup(
     hosts=config.workers,
     rank=role.index,
-    leader=role.lead,
+    leader=place.lead,
     address=address,
-    security=trust.security(config, address),
+    security=trust.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
     start_s=config.start_s,
     seconds=given.seconds,
     streams=given.streams,
     tolerance=given.tolerance,
     out=out,
+  )
+
+
+def _met(
+  folder: pathlib.Path,
+  role: roles.Role,
+  place: rendezvous.Place,
+  address: str,
+  config: Any,
+) -> rendezvous.Place:
+  """Returns the whole place where the hosts meet, from files of a folder."""
+  if role.index > 0:
+    return rendezvous.join(
+      folder, place, launch=role.launch, limit_s=config.start_s
+    )
+  folder.mkdir(parents=True, exist_ok=True)
+  return rendezvous.host(
+    folder,
+    place,
+    address=address,
+    launch=role.launch,
+    ports=lambda: roles.free_ports(1)[0],
   )
 
 
@@ -284,6 +313,8 @@ def main(argv: list[str]) -> None:
     setup = _setup(flags.FLAGS)
   except (OSError, ValueError) as error:
     transient.leave(error)
+  except Unmendable as error:
+    sys.exit(f'Failed: {error}')
   try:
     sys.exit(probe(setup) or 0)
   except flows.Failure:

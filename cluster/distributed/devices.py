@@ -17,8 +17,18 @@ _FIELD = 'config.cluster.devices_per_worker'
 # same GPUs, by whoever has started it.
 _LOCAL_RANKS = (
   'SYNCOPATE_LOCAL_RANK',
+  'LOCAL_RANK',  # torchrun
   'OMPI_COMM_WORLD_LOCAL_RANK',
+  'MPI_LOCALRANKID',  # MPICH, Intel MPI
+  'PMI_LOCAL_RANK',  # Cray MPICH
   'SLURM_LOCALID',
+)
+# How many processes launchers have started on a host, which a scheduler's task
+# may be.
+_LOCAL_SIZES = (
+  'LOCAL_WORLD_SIZE',
+  'OMPI_COMM_WORLD_LOCAL_SIZE',
+  'MPI_LOCALNRANKS',
 )
 
 
@@ -82,6 +92,8 @@ def own(environ: Mapping[str, str], seen: int, *, count: int) -> range:
 
 def _alone(environ: Mapping[str, str], seen: int) -> bool:
   """Returns whether nobody else on this host sees the same GPUs."""
+  if any(environ.get(name, '1') != '1' for name in _LOCAL_SIZES):
+    return False  # Several processes are within a task.
   if 'JOB_COMPLETION_INDEX' in environ:  # A container has its own.
     return True
   each = environ.get('SLURM_GPUS_PER_TASK', '').rpartition(':')[2]

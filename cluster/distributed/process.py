@@ -17,7 +17,6 @@ from cluster.distributed import faults, roles
 from cluster.distributed.faults import Phase
 from cluster.distributed.pace import Deadlines, Jobs
 from cluster.runtime import Parts
-from cluster.transport import trust
 from cluster.transport.greeting import Security
 from cluster.transport.heart import STOPPED
 from outputs.manifests import fingerprint
@@ -31,12 +30,14 @@ class Meeting(NamedTuple):
     address: Of its host, to listen on.
     finished: Whether the run is over already, so that nobody is to be met.
     devices: How many it computes gradients on.
+    security: Of all streams.
   """
 
   role: roles.Role
   address: str
   finished: bool
   devices: int
+  security: Security
 
 
 class Settings(NamedTuple):
@@ -102,7 +103,7 @@ class Process:
     self.settings = Settings(
       meeting.address,
       fingerprint(parts.described),
-      trust.security(config.cluster, meeting.address),
+      meeting.security,
       config.cluster.timeout_s,
       config.cluster.start_s,
       process=secrets.token_hex(16),

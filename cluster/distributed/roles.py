@@ -1,4 +1,4 @@
-"""Who is this process?  What flags and environment say of its place in a run.
+"""The place of a process in a run, from flags and the environment.
 
 A run has W workers and D dedicated servers (none if workers hold the shards).
 
@@ -9,69 +9,75 @@ A run has W workers and D dedicated servers (none if workers hold the shards).
 The first of these that is there tells the rank, and how many were started:
 
   --role=worker:R or --role=server:K
+  RANK                    WORLD_SIZE                              torchrun
   OMPI_COMM_WORLD_RANK    OMPI_COMM_WORLD_SIZE                    Open MPI
+  PMIX_RANK               -                                       PMIx
+  PMI_RANK                PMI_SIZE                                MPICH, Intel MPI
   SLURM_PROCID            SLURM_STEP_NUM_TASKS or SLURM_NTASKS    SLURM
   JOB_COMPLETION_INDEX    -                                       Kubernetes
   nothing: worker 0, if the run has no other process
 
-Open MPI comes before SLURM because mpirun uses srun to reach other hosts.
+Launchers that start processes inside tasks of others come first: torchrun runs
+in tasks of srun and mpirun, and mpirun reaches other hosts through srun.  The
+PMI and PMIx of srun itself count as SLURM, which tells more.
+
 All meet at one address, HOST:PORT, where the lead listens: that of --lead, else
-of SYNCOPATE_LEAD, else what SLURM says of its hosts, or this host if Open MPI
-has all processes on one, or the run is one process.
+of SYNCOPATE_LEAD, else with torchrun MASTER_ADDR and the port after MASTER_PORT,
+at which torchrun's own store listens.  Without any of these the lead names its
+address in the run's folder (`rendezvous`), together with the name that SLURM or
+MPI has given to this start of processes, which tells it from an earlier one.
 """
 
-import bisect
 import contextlib
 import errno
-import itertools
-import math
 import random
 import re
 import socket
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from configs.checks import require
 
 _ROLE = re.compile(r'(worker|server):(\d{1,9})')
 _ADDRESS = re.compile(r'(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})')
-# What SLURM calls a list of hosts: gpu[003-010,12],login1.
-_RANGES = r'\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\]'
-_HOST = rf'(?:[^\s,\[\]]|{_RANGES})+'
-_HOSTS = re.compile(rf'{_HOST}(?:,{_HOST})*')
-_MOST = 2**16  # Hosts of a list, as in SLURM.
-# And the numbers of their tasks: 2(x3),1.
-_COUNTS = re.compile(r'\d{1,6}(?:\(x\d{1,6}\))?(?:,\d{1,6}(?:\(x\d{1,6}\))?)*')
-_COUNT = re.compile(r'(\d+)(?:\(x(\d+)\))?')
-# Names of a job, by Open MPI 5 and by those before.
-_OMPI_JOBS = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid')
+# Ranks, and numbers of processes: those without one cannot be checked.
 _SOURCES = {
+  'RANK': ('WORLD_SIZE',),
   'OMPI_COMM_WORLD_RANK': ('OMPI_COMM_WORLD_SIZE',),
+  'PMIX_RANK': (),
+  'PMI_RANK': ('PMI_SIZE',),
   'SLURM_PROCID': ('SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS'),
   'JOB_COMPLETION_INDEX': (),
 }
-# Linux gives 32768 to 60999 to outgoing connections: ports above are for jobs,
-# by their number, and ports below are free for others.
-_PORT = 61440
-_JOBS = 4096
+# Generic names, which count only if the number of processes is there, too.
+_PAIRED = ('RANK', 'PMI_RANK')
+# Names of a start by Open MPI 5, and by those before.
+_MPI_STARTS = {
+  'OMPI_COMM_WORLD_RANK': ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid'),
+  'PMIX_RANK': ('PMIX_NAMESPACE',),
+}
+_SLURM_PMIX = 'slurm.pmix.'  # Begins the namespaces of srun's own PMIx.
 _GIVEN = '--lead or SYNCOPATE_LEAD'
 _RENAMED = 'SYNCOPATE_COORDINATOR'
 _FREE = range(20000, 32000)
 
 
 class Role(NamedTuple):
-  """What a process is in a run.
+  """The place of a process in a run.
 
   Attributes:
     kind: 'worker' or 'server'.
     index: From 0, among the workers or among the dedicated servers.
-    lead: HOST:PORT where the lead listens.
+    lead: HOST:PORT where the lead listens; '' if its file in the run's folder
+      tells.
+    launch: Then the name that SLURM or MPI has given to this start of all
+      processes, else ''.
   """
 
   kind: str
   index: int
   lead: str
+  launch: str = ''
 
 
 def find(
@@ -91,7 +97,7 @@ def find(
     dedicated: Servers with processes of their own, or 0.
     role: Flag of this name, '' if it is not given.
     lead: Flag of this name, HOST:PORT or ''.
-    here: Address of this host, where the lead of a run on one host listens.
+    here: Address of this host, where the lead of a run of one process listens.
 
   Raises:
     ValueError: If anything is missing or malformed, or if the run does not have
@@ -100,7 +106,7 @@ def find(
   now = 'nothing: it is called SYNCOPATE_LEAD now, and is where the lead is'
   before = environ.get(_RENAMED, '')
   require(not before, _RENAMED, now, before)
-  source = '' if role else next((s for s in _SOURCES if s in environ), '')
+  source = '' if role else _source(environ)
   if role:
     kind, index = _parse(role, workers, dedicated)
   else:
@@ -110,9 +116,16 @@ def find(
   lead = _given(environ, lead)
   if not lead and workers + dedicated == 1:
     lead = f'{here}:{free_ports(1)[0]}'
-  elif not lead:
-    lead = _derived(environ, source, workers if dedicated else 0, here)
-  return Role(kind, index, lead)
+  elif not lead and source == 'RANK':
+    lead = _of_torchrun(environ, dedicated)
+  launch = '' if lead else _launch(environ, source)
+  require(bool(lead or launch), _GIVEN, _needed(source), '')
+  return Role(kind, index, lead, launch)
+
+
+def leading(dedicated: int) -> str:
+  """Returns the process that leads: 'worker 0' or 'server 0'."""
+  return 'server 0' if dedicated else 'worker 0'
 
 
 def free_ports(count: int) -> list[int]:
@@ -130,6 +143,28 @@ def free_ports(count: int) -> list[int]:
         ports.append(port)
   got = f'Expected {count} free ports in {_FREE}, got {len(ports)}.'
   raise OSError(errno.EADDRINUSE, got)
+
+
+def is_address(text: str) -> bool:
+  """Returns whether a text is HOST:PORT."""
+  match = _ADDRESS.fullmatch(text)
+  return match is not None and 0 < int(match[1]) < 2**16
+
+
+def _source(environ: Mapping[str, str]) -> str:
+  """Returns the variable that tells the rank; '' if none does."""
+  found = [name for name in _SOURCES if name in environ]
+  for name in _PAIRED:
+    if name in found and not environ.get(_SOURCES[name][0]):
+      found.remove(name)
+  if environ.get('PMIX_NAMESPACE', '').startswith(_SLURM_PMIX):
+    found = [name for name in found if name != 'PMIX_RANK']
+  if {'PMI_RANK', 'SLURM_PROCID'} <= set(found):
+    tasks = environ.get(_first(environ, *_SOURCES['SLURM_PROCID']))
+    slurms = environ['SLURM_PROCID'], tasks
+    if (environ['PMI_RANK'], environ['PMI_SIZE']) == slurms:
+      found.remove('PMI_RANK')
+  return found[0] if found else ''
 
 
 def _parse(role: str, workers: int, dedicated: int) -> tuple[str, int]:
@@ -153,8 +188,8 @@ def _rank(
   if dedicated:
     counted += f' and config.route.server.servers, dedicated, is {dedicated}'
   if not source:
-    one = 'worker:R or server:K where neither srun, mpirun nor a Kubernetes '
-    one += f'Indexed Job tells the rank, because {counted}'
+    one = 'worker:R or server:K where neither srun, mpirun, torchrun nor a '
+    one += f'Kubernetes Indexed Job tells the rank, because {counted}'
     require(total == 1, '--role', one, '')
     # Of mpiruns whose processes would all take themselves for worker 0.
     started = environ.get('PMI_SIZE', '1')
@@ -174,91 +209,55 @@ def _rank(
 def _given(environ: Mapping[str, str], flag: str) -> str:
   """Returns the address from its flag or its variable; '' without either."""
   address = flag or environ.get('SYNCOPATE_LEAD', '')
-  match = _ADDRESS.fullmatch(address)
-  valid = not address or (match is not None and 0 < int(match[1]) < 2**16)
+  valid = not address or is_address(address)
   require(valid, '--lead' if flag else 'SYNCOPATE_LEAD', 'HOST:PORT', address)
   return address
 
 
-def _derived(
-  environ: Mapping[str, str], source: str, rank: int, here: str
-) -> str:
-  """Returns the address of the lead, which has a rank, from the environment."""
-  if source == 'SLURM_PROCID':
-    number = _number(environ, 'SLURM_JOB_ID')
-    return f'{_slurm_host(environ, rank)}:{_PORT + number % _JOBS}'
-  needed, job = 'HOST:PORT', ''
-  if source == 'OMPI_COMM_WORLD_RANK':
-    local = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE')
-    tasks = _number(environ, 'OMPI_COMM_WORLD_SIZE')
-    if local != tasks:
-      needed += (
-        f', because OMPI_COMM_WORLD_LOCAL_SIZE is {local} of {tasks} and so '
-        'there are several hosts'
-      )
-    else:
-      job = next((environ[v] for v in _OMPI_JOBS if environ.get(v)), '')
-      needed += f', because there is no {" or ".join(_OMPI_JOBS)}'
-  require(bool(job), _GIVEN, needed, '')
-  return f'{here}:{_PORT + zlib.crc32(job.encode()) % _JOBS}'
+def _of_torchrun(environ: Mapping[str, str], dedicated: int) -> str:
+  """Returns the address after that of torchrun's store; '' if it has none."""
+  host = environ.get('MASTER_ADDR', '')
+  if not host:
+    return ''
+  port = _number(environ, 'MASTER_PORT')
+  valid = 0 < port < 2**16 - 2
+  require(valid, 'MASTER_PORT', f'a port below {2**16 - 2}', port)
+  address = f'{host}:{port + 1}'
+  require(is_address(address), 'MASTER_ADDR', 'a host', host)
+  if dedicated:  # MASTER_ADDR is the host of rank 0, a worker.
+    size = environ['WORLD_SIZE']
+    one = environ.get('LOCAL_WORLD_SIZE') == size
+    needed = f'HOST:PORT, because server 0 leads, with {size} processes on '
+    needed += 'several hosts, and MASTER_ADDR is the host of worker 0'
+    require(one, _GIVEN, needed, '')
+  return address
 
 
-def _slurm_host(environ: Mapping[str, str], rank: int) -> str:
-  """Returns the host on which SLURM has started a rank."""
-  variable = _first(environ, 'SLURM_STEP_NODELIST', 'SLURM_JOB_NODELIST')
-  hosts = _expand(environ.get(variable, ''), variable)
-  order = environ.get('SLURM_DISTRIBUTION', 'block')
-  kind = re.split('[:,]', order.lower())[0]
-  known = f'block or cyclic, or {_GIVEN} to be set'
-  require(kind != 'arbitrary', 'SLURM_DISTRIBUTION', known, order)
-  if rank == 0:
-    return hosts[0]
-  variable = _first(
-    environ, 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE'
-  )
-  text = environ.get(variable, '')
-  valid = _COUNTS.fullmatch(text) is not None
-  require(valid, variable, 'numbers of tasks such as 2(x3),1', text)
-  counts = [
-    int(count)
-    for count, times in _COUNT.findall(text)
-    for _ in range(min(int(times or 1), _MOST))
-  ]
-  above = list(itertools.accumulate(counts))
-  fits = len(counts) == len(hosts) and rank < above[-1]
-  expected = f'the tasks of {len(hosts)} hosts, {rank} among them'
-  require(fits, variable, expected, text)
-  plain = kind == 'block' or max(counts) == 1
-  several = f'block for hosts of several tasks, or {_GIVEN} to be set'
-  require(plain, 'SLURM_DISTRIBUTION', several, order)
-  return hosts[bisect.bisect_right(above, rank)]
+def _launch(environ: Mapping[str, str], source: str) -> str:
+  """Returns the name of this start of all processes; '' if there is none."""
+  if not source or source == 'JOB_COMPLETION_INDEX':
+    return ''
+  for variable in _MPI_STARTS.get(source, ()):
+    if environ.get(variable):
+      return f'mpi {environ[variable]}'
+  if source != 'SLURM_PROCID' and 'SLURM_JOB_ID' not in environ:
+    return ''
+  # Whose processes are not srun's tasks may see steps of different numbers.
+  step = environ.get('SLURM_STEP_ID', '') if source == 'SLURM_PROCID' else ''
+  job = _number(environ, 'SLURM_JOB_ID')
+  restarts = environ.get('SLURM_RESTART_COUNT', '') or '0'
+  return f'slurm job {job} step {step or "none"} restart {restarts}'
 
 
-def _expand(text: str, variable: str) -> list[str]:
-  """Returns the hosts of a SLURM list, in its order."""
-  valid = _HOSTS.fullmatch(text) is not None
-  require(valid, variable, 'hosts such as gpu[003-010,12],login1', text)
-  names: list[str] = []
-  for host in re.findall(_HOST, text):
-    parts = [
-      _numbers(part[1:-1]) if part.startswith('[') else [part]
-      for part in re.findall(rf'{_RANGES}|[^\[\]]+', host)
-    ]
-    size = math.prod(len(part) for part in parts)
-    some = 0 < size <= _MOST - len(names)
-    require(some, variable, f'1 to {_MOST} hosts, lowest first', text)
-    names += map(''.join, itertools.product(*parts))
-  return names
-
-
-def _numbers(text: str) -> Sequence[str]:
-  """Returns the numbers of ranges, as they are written: 003-005,12."""
-  found: list[str] = []
-  for piece in text.split(','):
-    low, _, high = piece.partition('-')
-    end = min(int(high or low), int(low) + _MOST)
-    found += [str(n).zfill(len(low)) for n in range(int(low), end + 1)]
-  return found
+def _needed(source: str) -> str:
+  """Returns what a missing address would have to be, and why it is needed."""
+  needed = 'HOST:PORT'
+  if source == 'RANK':
+    return f'{needed}, because there is no MASTER_ADDR'
+  if source in _MPI_STARTS:
+    names = ' or '.join(_MPI_STARTS[source])
+    return f'{needed}, because there is no {names}'
+  return needed
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:

@@ -15,7 +15,8 @@ from cluster.distributed.served.site import ServedSite
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
-from cluster.transport import memory, pauses, streams
+from cluster.transport import memory, pauses, rendezvous, streams, trust
+from cluster.transport.greeting import Security
 from configs.checks import require
 from configs.sections import Choose, named
 from outputs.files import RunFiles
@@ -37,16 +38,19 @@ def meet(
 
   Raises:
     ValueError: If a setting is wrong; names the field.
+    OSError: If the lead cannot write to the run's folder.
+    Unmendable: If the lead has not done so in time.
   """
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
   with named('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
+  dedicated = _dedicated(plan)
   role = roles.find(
     os.environ,
     workers=workers,
-    dedicated=_dedicated(plan),
+    dedicated=dedicated,
     here=address,
     **process,
   )
@@ -54,21 +58,55 @@ def meet(
   if not finished:
     memory.advise()
   if role.kind == 'server':
+    count = 0
     jax.config.update('jax_platforms', 'cpu')
-    return Meeting(role, address, finished, devices=0)
-  if seen := len(devices.gpus(os.environ)):
+  elif seen := len(devices.gpus(os.environ)):
     own = devices.own(os.environ, seen, count=count)
     if len(own) < seen:
       jax.config.update('jax_cuda_visible_devices', ','.join(map(str, own)))
-  if not finished and isinstance(plan, Reduced) and plan.forest is None:
-    native.join(
-      role.lead,
-      config.route.native.port,
-      index=role.index,
-      workers=workers,
-      start_s=config.cluster.start_s,
+  security = Security()
+  if not finished:
+    role, security = _found(config, role, dedicated, address, files)
+    if isinstance(plan, Reduced) and plan.forest is None:
+      native.join(
+        role.lead,
+        config.route.native.port,
+        index=role.index,
+        workers=workers,
+        start_s=config.cluster.start_s,
+      )
+  return Meeting(role, address, finished, devices=count, security=security)
+
+
+def _found(
+  config: ConfigDict,
+  role: roles.Role,
+  dedicated: int,
+  address: str,
+  files: RunFiles,
+) -> tuple[roles.Role, Security]:
+  """Returns the role with the lead's address, and the security of streams.
+
+  What flags, config and environment do not say is in the run's folder, where
+  the lead writes it.
+  """
+  place = rendezvous.Place(role.lead, config.cluster.token_file)
+  if f'{role.kind} {role.index}' == roles.leading(dedicated):
+    files.hold(config.cluster)
+    place = rendezvous.host(
+      files.workdir,
+      place,
+      address=address,
+      launch=role.launch,
+      ports=lambda: roles.free_ports(1)[0],
     )
-  return Meeting(role, address, finished, devices=count)
+  else:
+    limit_s = config.cluster.start_s
+    place = rendezvous.join(
+      files.workdir, place, launch=role.launch, limit_s=limit_s
+    )
+  security = trust.security(config.cluster, address, place.token_file)
+  return role._replace(lead=place.lead), security
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed | None:

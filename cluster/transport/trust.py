@@ -6,7 +6,6 @@ cannot be read, is refused, and never means a run without.
 
 import os
 import pathlib
-import secrets
 import stat
 from typing import Any
 
@@ -16,13 +15,12 @@ from cluster.transport.greeting import Security
 from cluster.transport.interfaces import is_loopback
 from configs.checks import require
 
-_LEAST = 16  # Characters of a token: who listens in may guess in peace.
-_TOKEN_BYTES = 32
+LEAST = 16  # Characters of a token: who listens in may guess in peace.
 _HOW = '(umask 077; openssl rand -hex 32 > FILE) makes one'
 _PEM = {'certificate': b'-----BEGIN CERTIFICATE', 'key': b'PRIVATE KEY-----'}
 
 
-def security(cluster: Any, address: str) -> Security:
+def security(cluster: Any, address: str, token_file: str = '') -> Security:
   """Returns what a config says.
 
   A secret that others than the user may read is said in the log, but used:
@@ -32,20 +30,22 @@ def security(cluster: Any, address: str) -> Security:
   Args:
     cluster: `config.cluster`.
     address: IPv4, that this process listens on.
+    token_file: Of the run, if the config names none.
 
   Raises:
     ValueError: If a file is missing, cannot be read or holds something else, or
       if others than this host can reach the address and there is no token.
   """
-  token = _content(cluster, 'token').decode(errors='replace').strip()
-  if cluster.token_file:
-    expected = f'a secret of {_LEAST} characters or more ({_HOW})'
-    long = len(token) >= _LEAST
-    _require(long, 'token', expected, f'{len(token)} in {cluster.token_file}')
+  token_file = cluster.token_file or token_file
+  token = _content('token', token_file).decode(errors='replace').strip()
+  if token_file:
+    expected = f'a secret of {LEAST} characters or more ({_HOW})'
+    long = len(token) >= LEAST
+    _require(long, 'token', expected, f'{len(token)} in {token_file}')
   else:
     expected = f'a file with a secret, as others can reach {address} ({_HOW})'
     _require(is_loopback(address), 'token', expected, '')
-  pem = {name: _content(cluster, name) for name in _PEM}
+  pem = {name: _content(name, cluster[f'{name}_file']) for name in _PEM}
   for name, mark in _PEM.items():
     given = cluster[f'{name}_file']
     _require(not given or mark in pem[name], name, f'PEM, a {name}', given)
@@ -57,49 +57,25 @@ def security(cluster: Any, address: str) -> Security:
   return Security(token=token, tls_name=cluster.tls_name, **pem)
 
 
-def make_token(path: pathlib.Path) -> pathlib.Path:
-  """Makes a file with a secret, which the user alone may read.
-
-  One that is there stays: other processes of the run may have made it.
-
-  Args:
-    path: Of the file, in a folder that there is.
-
-  Raises:
-    OSError: If it cannot be made.
-  """
-  if not path.exists():
-    new = path.with_name(f'{path.name}.{os.getpid()}')
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, 'w', encoding='ascii') as file:
-      file.write(secrets.token_hex(_TOKEN_BYTES) + '\n')
-    try:
-      path.hardlink_to(new)  # Whole, or not at all, and the first of several.
-    except FileExistsError:
-      logging.info('%s has been made by another process.', path)
-    finally:
-      new.unlink()
-  return path
-
-
-def _content(cluster: Any, name: str) -> bytes:
-  """Returns what is in a file; b'' if none is named."""
-  given = cluster[f'{name}_file']
+def _content(name: str, given: str) -> bytes:
+  """Returns what is in the file of a field; b'' if none is named."""
   if not given:
     return b''
   try:
     content = pathlib.Path(given).read_bytes()
-    mode = os.stat(given).st_mode
+    status = os.stat(given)
   except OSError as error:
     raise ValueError(
       f'config.cluster.{name}_file: expected a file, got {error}.'
     ) from error
   filled = bool(content.strip())
   _require(filled, name, 'a file that is not empty', given)
-  if name != 'certificate' and mode & (stat.S_IRWXG | stat.S_IRWXO):
+  others = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+  others = others or status.st_uid != os.geteuid()
+  if name != 'certificate' and others:
     logging.warning(
       'config.cluster.%s_file: others than you may read or change %s; chmod '
-      '600 ends that.',
+      '600 ends that, in a file of your own.',
       name,
       given,
     )

@@ -34,8 +34,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (run,) = (folder / 'runs').iterdir()
     self.assertRegex(run.name, r'^\d{8}-\d{6}-\d{6}-\d+$')
     shared = (
-      f'--a=b --config.cluster.token_file={run.resolve()}/token '
-      '--config.cluster.runtime=distributed --config.cluster.workers=2 '
+      '--a=b --config.cluster.runtime=distributed --config.cluster.workers=2 '
       f'--config.route.server.servers=2 --workdir=runs/{run.name} '
       '--config.route.server.dedicated=True'
     )

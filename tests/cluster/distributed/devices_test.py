@@ -23,6 +23,9 @@ class OwnTest(parameterized.TestCase):
       'SLURM_LOCALID',
       'OMPI_COMM_WORLD_LOCAL_RANK',
       'SYNCOPATE_LOCAL_RANK',
+      'LOCAL_RANK',
+      'MPI_LOCALRANKID',
+      'PMI_LOCAL_RANK',
     ),
     count=(1, 2, 4),
   )
@@ -67,6 +70,21 @@ class OwnTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'{field}: expected {message}'):
       devices.own(environ, seen, count=count)
 
+  @parameterized.parameters(
+    ({'LOCAL_RANK': '2', 'LOCAL_WORLD_SIZE': '4'},),
+    (
+      {'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '4'},
+    ),
+    ({'MPI_LOCALRANKID': '2', 'MPI_LOCALNRANKS': '4'},),
+  )
+  def test_processes_that_share_a_task_take_different_ones(self, environ):
+    for task in (
+      {'SLURM_GPUS_PER_TASK': '4', 'SLURM_LOCALID': '0'},
+      {'SLURM_GPUS_ON_NODE': '8', 'SLURM_LOCALID': '0'},
+      {'JOB_COMPLETION_INDEX': '1'},
+    ):
+      self.assertEqual(devices.own(task | environ, 4, count=1), range(2, 3))
+
   def test_a_rank_is_a_number(self):
     with self.assertRaisesRegex(ValueError, 'SLURM_LOCALID: expected a number'):
       devices.own({'SLURM_LOCALID': 'x'}, 8, count=1)
@@ -89,13 +107,18 @@ class MeetTest(parameterized.TestCase):
       'SLURM_JOB_NODELIST': 'n1',
       'SLURM_TASKS_PER_NODE': '4',
       'SLURM_GPUS_ON_NODE': '8',
+      'SYNCOPATE_LEAD': 'n1:1',
     }
+    self.token = folder / 'token'
+    self.token.write_text('a secret of sixteen or more')
+    self.token.chmod(0o600)
 
   def _build(self, rank, **environ):
     config = small.config(
       cluster__runtime='distributed',
       cluster__workers=2,
       cluster__devices_per_worker=2,
+      cluster__token_file=str(self.token),
       cluster__speed__slowdown=(1.0,),
       route__server__servers=2,
       route__server__dedicated=True,

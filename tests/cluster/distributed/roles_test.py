@@ -11,9 +11,9 @@ from cluster.distributed.roles import Role
 
 _SLURM = {
   'SLURM_JOB_ID': '4099',
+  'SLURM_STEP_ID': '0',
   'SLURM_PROCID': '0',
   'SLURM_STEP_NUM_TASKS': '4',
-  'SLURM_STEP_NODELIST': 'gpu[003-010,12]',
 }
 _OMPI = {
   'OMPI_COMM_WORLD_RANK': '0',
@@ -25,6 +25,16 @@ _INDEXED = {
   'JOB_COMPLETION_INDEX': '0',
   'SYNCOPATE_LEAD': 'run-workers-0-0.run:8476',
 }
+_TORCHRUN = {
+  'RANK': '0',
+  'WORLD_SIZE': '4',
+  'LOCAL_RANK': '0',
+  'LOCAL_WORLD_SIZE': '4',
+  'MASTER_ADDR': 'host0',
+  'MASTER_PORT': '29500',
+}
+_PMI = {'PMI_RANK': '0', 'PMI_SIZE': '4', 'SYNCOPATE_LEAD': 'host0:61500'}
+_PMIX = {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun-host-78@1'}
 _PORT = re.compile(r'(.*):(\d+)')
 
 
@@ -46,16 +56,18 @@ class RankTest(parameterized.TestCase):
       (_SLURM, 'SLURM_PROCID'),
       (_OMPI, 'OMPI_COMM_WORLD_RANK'),
       (_INDEXED, 'JOB_COMPLETION_INDEX'),
+      (_TORCHRUN, 'RANK'),
+      (_PMI, 'PMI_RANK'),
+      (_PMIX, 'PMIX_RANK'),
     ],
     workers=[1, 3, 4],
   )
   def test_ranks_are_workers_and_then_servers(self, environ, workers):
     environ, variable = environ
     dedicated = 4 - workers
-    slurm = {'SLURM_STEP_TASKS_PER_NODE': '1(x9)'}
     found = [
       _find(
-        environ | slurm | {variable: str(rank)},
+        environ | {variable: str(rank)},
         workers=workers,
         dedicated=dedicated,
       )
@@ -65,7 +77,8 @@ class RankTest(parameterized.TestCase):
     expected = [('worker', r) for r in range(workers)]
     expected += [('server', k) for k in range(dedicated)]
     self.assertEqual([(r.kind, r.index) for r in found], expected)
-    self.assertLen({r.lead for r in found}, 1)
+    self.assertLen({r[2:] for r in found}, 1)
+    self.assertTrue(found[0].lead or found[0].launch)
 
   def test_flags_come_first(self):
     environ = _SLURM | _OMPI | _INDEXED | {'SLURM_PROCID': '3'}
@@ -75,9 +88,32 @@ class RankTest(parameterized.TestCase):
     found = _find({}, role='worker:3', lead='[::1]:80')
     self.assertEqual(found, Role('worker', 3, '[::1]:80'))
 
-  def test_mpirun_comes_before_the_srun_that_it_uses(self):
-    environ = _SLURM | _OMPI | {'OMPI_COMM_WORLD_RANK': '2'}
+  @parameterized.parameters(
+    # mpirun uses srun to reach other hosts, torchrun is within tasks of either.
+    (_SLURM | _OMPI | {'OMPI_COMM_WORLD_RANK': '2'},),
+    (_SLURM | _OMPI | _TORCHRUN | {'RANK': '2'},),
+    (_INDEXED | _TORCHRUN | {'RANK': '2'},),
+    # mpiexec of MPICH, of which srun starts a proxy on each host.
+    (_SLURM | _PMI | {'PMI_RANK': '2', 'SLURM_STEP_NUM_TASKS': '2'},),
+    (_SLURM | _PMIX | {'PMIX_RANK': '2', 'SLURM_STEP_NUM_TASKS': '2'},),
+    # Open MPI 5 says it twice.
+    (_PMIX | _OMPI | {'PMIX_RANK': '2', 'OMPI_COMM_WORLD_RANK': '2'},),
+    # One of these alone says nothing.
+    (_SLURM | {'SLURM_PROCID': '2', 'RANK': '1', 'PMI_RANK': '1'},),
+  )
+  def test_the_innermost_launcher_tells_the_rank(self, environ):
     self.assertEqual(_find(environ).index, 2)
+
+  @parameterized.parameters(
+    {'PMI_RANK': '3', 'PMI_SIZE': '4'},
+    {'PMIX_RANK': '3', 'PMIX_NAMESPACE': 'slurm.pmix.4099.0'},
+  )
+  def test_what_srun_tells_by_pmi_is_of_slurm(self, **environ):
+    found = _find(_SLURM | {'SLURM_PROCID': '3'} | environ)
+    self.assertEqual(found[:2], ('worker', 3))
+    self.assertEqual(found.launch, _find(_SLURM).launch)
+    with self.assertRaisesRegex(ValueError, 'NUM_TASKS: expected 5 tasks'):
+      _find(_SLURM | {'SLURM_PROCID': '3'} | environ, workers=5)
 
   def test_a_single_worker_needs_nothing(self):
     found = [_find({}, workers=1) for _ in range(5)]
@@ -87,10 +123,9 @@ class RankTest(parameterized.TestCase):
       with socket.create_server(('127.0.0.1', _port(role.lead))):
         pass
 
-  def test_a_run_on_one_host_meets_where_its_lead_listens(self):
-    for environ, workers in (({}, 1), (_OMPI, 4)):
-      found = _find(environ, workers=workers, here='10.0.0.7')
-      self.assertEqual(_host(found.lead), '10.0.0.7')
+  def test_a_run_of_one_process_meets_where_it_listens(self):
+    found = _find({}, workers=1, here='10.0.0.7')
+    self.assertEqual(_host(found.lead), '10.0.0.7')
 
   def test_free_ports_differ_and_are_never_taken(self):
     with socket.create_server(('', 0)) as server:
@@ -108,80 +143,38 @@ class RankTest(parameterized.TestCase):
 
 class AddressTest(parameterized.TestCase):
   @parameterized.parameters(
-    ('gpu[003-010,12]', 'gpu003 gpu004 gpu009 gpu010 gpu12', 9),
-    ('a1,b2', 'a1 b2', 2),
-    ('rack1-node[01-04]x', 'rack1-node01x rack1-node04x', 4),
-    ('n[9-11],login1', 'n9 n10 n11 login1', 4),
-    ('r[1-2]n[1-3]', 'r1n1 r1n2 r1n3 r2n1 r2n2 r2n3', 6),
-    ('cn[0998-1001]', 'cn0998 cn0999 cn1000 cn1001', 4),
+    (
+      _SLURM,
+      {'SLURM_JOB_ID': '4100'},
+      {'SLURM_STEP_ID': '1'},
+      {'SLURM_RESTART_COUNT': '1'},
+    ),
+    (_OMPI, {'PMIX_NAMESPACE': 'prterun-host-79@1'}),
+    (
+      {k: v for k, v in _OMPI.items() if k != 'PMIX_NAMESPACE'}
+      | {'OMPI_MCA_ess_base_jobid': '1'},
+      {'OMPI_MCA_ess_base_jobid': '2'},
+    ),
+    (_PMIX, {'PMIX_NAMESPACE': 'prterun-host-79@1'}),
+    # mpiexec of MPICH in an allocation of SLURM.
+    (
+      {'PMI_RANK': '0', 'PMI_SIZE': '4', 'SLURM_JOB_ID': '1'},
+      {'SLURM_JOB_ID': '2'},
+      {'SLURM_RESTART_COUNT': '1'},
+    ),
   )
-  def test_lists_of_hosts_are_expanded(self, text, some, count):
-    """Servers run on every host in turn, one task on each."""
-    environ = _SLURM | {
-      'SLURM_STEP_NODELIST': text,
-      'SLURM_STEP_NUM_TASKS': str(count),
-      'SLURM_STEP_TASKS_PER_NODE': f'1(x{count})',
-    }
-    hosts = [_host(_find(environ, workers=count).lead)]
-    for workers in range(1, count):
-      found = _find(environ, workers=workers, dedicated=count - workers)
-      hosts.append(_host(found.lead))
+  def test_each_start_has_a_name_of_its_own(self, environ, *others):
+    found = [_find(environ | other) for other in ({}, *others)]
+    self.assertEqual({role.lead for role in found}, {''})
+    self.assertLen({role.launch for role in found} - {''}, 1 + len(others))
 
-    self.assertLen(set(hosts), count)
-    self.assertContainsSubsequence(hosts, some.split())
-    self.assertEqual((hosts[0], hosts[-1]), (some.split()[0], some.split()[-1]))
-
-  def test_hosts_with_several_tasks(self):
-    environ = _SLURM | {'SLURM_STEP_NODELIST': 'single'}
-    self.assertEqual(_host(_find(environ).lead), 'single')
-    environ = _SLURM | {
-      'SLURM_STEP_NODELIST': 'a,b,c,d',
-      'SLURM_STEP_TASKS_PER_NODE': '2(x2),3,1',
-      'SLURM_STEP_NUM_TASKS': '8',
-    }
-    leads = [
-      _host(_find(environ, workers=w, dedicated=8 - w).lead)
-      for w in range(1, 8)
-    ]
-    self.assertEqual(''.join(leads), 'abbcccd')
-    cyclic = environ | {'SLURM_DISTRIBUTION': 'cyclic'}
-    self.assertEqual(_host(_find(cyclic, workers=8).lead), 'a')
-    message = 'SLURM_DISTRIBUTION: expected block .* --lead .* got .cyclic'
-    with self.assertRaisesRegex(ValueError, message):
-      _find(cyclic, workers=6, dedicated=2)
-    found = _find(cyclic, workers=6, dedicated=2, lead='d:1')
-    self.assertEqual(found.lead, 'd:1')
-
-  def test_variables_of_the_job_replace_those_of_the_step(self):
-    environ = {
-      'SLURM_JOB_ID': '7',
-      'SLURM_PROCID': '1',
-      'SLURM_NTASKS': '2',
-      'SLURM_JOB_NODELIST': 'n[1-2]',
-      'SLURM_TASKS_PER_NODE': '1(x2)',
-    }
-    found = _find(environ, workers=1, dedicated=1)
-    self.assertEqual((found[:2], _host(found.lead)), (('server', 0), 'n2'))
-
-  def test_concurrent_jobs_have_ports_of_their_own(self):
-    environ = _SLURM | {'SLURM_STEP_TASKS_PER_NODE': '4(x9)'}
-    ports = []
-    for job in range(5_000_000, 5_000_300):
-      found = _find(
-        environ | {'SLURM_JOB_ID': str(job)}, workers=3, dedicated=1
-      )
-      ports.append(_port(found.lead))
-    self.assertLen(set(ports), 300)
-    self.assertBetween(min(ports), 61000, 65535)
-    self.assertLess(max(ports), 2**16)
-
-  def test_open_mpi_on_one_host(self):
-    found = _find(_OMPI, workers=3, dedicated=1)
-    self.assertEqual(_host(found.lead), '127.0.0.1')
-    others = [
-      _find(_OMPI | {'PMIX_NAMESPACE': str(65536 * n)}) for n in range(50)
-    ]
-    self.assertGreater(len({r.lead for r in others}), 40)
+  @parameterized.parameters(1, 2)
+  def test_torchrun_meets_beside_its_own_store(self, dedicated):
+    role = _find(_TORCHRUN)
+    self.assertEqual(role.lead, 'host0:29501')
+    # On one host; on several, server 0 may be elsewhere.
+    role = _find(_TORCHRUN, workers=4 - dedicated, dedicated=dedicated)
+    self.assertEqual(role.lead, 'host0:29501')
 
   def test_variables_give_addresses(self):
     environ = _OMPI | {
@@ -243,30 +236,27 @@ class RefusalTest(parameterized.TestCase):
     (_SLURM | {'SLURM_PROCID': 'x'}, {}, 'SLURM_PROCID: expected a number'),
     (_SLURM | {'SLURM_PROCID': '²'}, {}, 'SLURM_PROCID: expected a number'),
     (_SLURM | {'SLURM_JOB_ID': ''}, {}, 'SLURM_JOB_ID: expected a number'),
+    (_TORCHRUN | {'WORLD_SIZE': '3'}, {}, 'WORLD_SIZE: expected 4 tasks, .* 3'),
+    (_TORCHRUN | {'RANK': '4'}, {}, '^RANK: expected less than 4, .* got 4'),
+    (_TORCHRUN | {'RANK': '-1'}, {}, '^RANK: expected a number'),
     *(
-      (_SLURM | {'SLURM_STEP_NODELIST': text}, {}, 'NODELIST: expected')
-      for text in ('', 'a,', 'n[1-', 'n[3-1]', 'n[]', 'n[1]]', 'a b', 'n[a]')
+      (_TORCHRUN | {'MASTER_PORT': text}, {}, 'MASTER_PORT: expected a ')
+      for text in ('', '0', 'x', '65534', '65535')
     ),
-    (_SLURM | {'SLURM_STEP_NODELIST': 'n[0-99999999]'}, {}, '1 to 65536 hosts'),
+    (_TORCHRUN | {'MASTER_ADDR': 'a b'}, {}, 'MASTER_ADDR: expected a host'),
+    (_TORCHRUN | {'MASTER_ADDR': ''}, {}, 'LEAD: .* there is no MASTER_ADDR'),
     (
-      _SLURM | {'SLURM_DISTRIBUTION': 'arbitrary'},
-      {},
-      'SLURM_DISTRIBUTION: .* --lead or',
-    ),
-    (
-      _SLURM,
+      _TORCHRUN | {'LOCAL_WORLD_SIZE': '2'},
       {'workers': 3, 'dedicated': 1},
-      'SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE',
+      'SYNCOPATE_LEAD: .* server 0 leads, .* host of worker 0',
     ),
+    (_PMI | {'PMI_SIZE': '3'}, {}, 'PMI_SIZE: expected 4 tasks, .* got 3'),
+    (_PMI | {'SYNCOPATE_LEAD': ''}, {}, 'SYNCOPATE_LEAD: expected HOST:PORT'),
+    (_PMIX | {'PMIX_RANK': '4'}, {}, 'PMIX_RANK: expected less than 4'),
     (
-      _SLURM | {'SLURM_TASKS_PER_NODE': '4'},
-      {'workers': 3, 'dedicated': 1},
-      'SLURM_TASKS_PER_NODE: expected the tasks of 9 hosts',
-    ),
-    (
-      _OMPI | {'OMPI_COMM_WORLD_LOCAL_SIZE': '2'},
+      _PMIX | {'PMIX_NAMESPACE': ''},
       {},
-      'SYNCOPATE_LEAD: .*LOCAL_SIZE is 2 of 4 and',
+      'SYNCOPATE_LEAD: .* there is no PMIX_NAMESPACE,',
     ),
     (_OMPI | {'PMIX_NAMESPACE': ''}, {}, 'no PMIX_NAMESPACE or OMPI_MCA'),
   )

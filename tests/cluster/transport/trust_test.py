@@ -2,9 +2,8 @@
 
 import os
 import pathlib
-import stat
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -85,35 +84,27 @@ class TrustTest(parameterized.TestCase):
     )
     self.assertNotIn(_SECRET, logs.output[0])
 
-  def test_a_token_is_made_once_and_for_the_user_alone(self):
-    folder = pathlib.Path(tempfile.mkdtemp())
-    before = os.umask(0)
-    try:
-      with ThreadPoolExecutor(1) as pool:
-        paths = list(
-          pool.map(lambda _: trust.make_token(folder / 'token'), range(3))
-        )
-    finally:
-      os.umask(before)
-    self.assertEqual(os.listdir(folder), ['token'])
-    self.assertEqual(stat.S_IMODE(paths[0].stat().st_mode), 0o600)
-    cluster = default.get_config().cluster
-    cluster.token_file = str(paths[0])
-    self.assertLen(trust.security(cluster, _ETH0).token, 64)
-    other = trust.make_token(folder / 'other')
-    self.assertNotEqual(other.read_text(), paths[0].read_text())
-
-  def test_who_makes_one_at_the_same_time_takes_the_first(self):
+  def test_a_token_of_the_run_is_used_where_the_config_names_none(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
-    link = pathlib.Path.hardlink_to
+    path.write_text(_SECRET)
+    path.chmod(0o600)
+    cluster = default.get_config().cluster
+    with self.assertNoLogs(level='WARNING'):
+      found = trust.security(cluster, _ETH0, str(path))
+      self.assertEqual(found.token, _SECRET)
+    cluster.token_file = str(path)
+    found = trust.security(cluster, _ETH0, '/no/file')
+    self.assertEqual(found.token, _SECRET)
 
-    def late(self, target):
-      path.write_text(_SECRET)
-      link(self, target)
-
-    with mock.patch.object(pathlib.Path, 'hardlink_to', late):
-      self.assertEqual(trust.make_token(path).read_text(), _SECRET)
-    self.assertEqual(os.listdir(path.parent), ['token'])
+  @unittest.skipIf(os.geteuid(), 'Only root can give files away.')
+  def test_a_file_of_another_user_is_said(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'token')
+    path.write_text(_SECRET)
+    path.chmod(0o600)
+    os.chown(path, 12345, -1)
+    with self.assertLogs(level='WARNING') as logs:
+      trust.security(default.get_config().cluster, _ETH0, str(path))
+    self.assertIn('others than you may read or change', logs.output[0])
 
 
 class InterfaceAddressTest(parameterized.TestCase):
