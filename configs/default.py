@@ -174,7 +174,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.start_s = 300.0  # Until all have to be there, seconds.
   # To listen on: a network interface, or a network such as '10.0.0.0/8'.
   config.cluster.interface = 'lo'
-  # Of a secret that all processes share; '': none, which is for 'lo' alone.
+  # Of a secret that all processes share; '': 'token' in the run's folder.
   config.cluster.token_file = ''
   config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
   config.cluster.key_file = ''  # PEM, of the certificate.

@@ -12,7 +12,7 @@ The first of these that is there tells the rank, and how many were started:
   RANK                    WORLD_SIZE                              torchrun
   OMPI_COMM_WORLD_RANK    OMPI_COMM_WORLD_SIZE                    Open MPI
   PMIX_RANK               -                                       PMIx
-  PMI_RANK                PMI_SIZE                                MPICH, Intel MPI
+  PMI_RANK                PMI_SIZE                                MPICH
   SLURM_PROCID            SLURM_STEP_NUM_TASKS or SLURM_NTASKS    SLURM
   JOB_COMPLETION_INDEX    -                                       Kubernetes
   nothing: worker 0, if the run has no other process
@@ -22,10 +22,11 @@ in tasks of srun and mpirun, and mpirun reaches other hosts through srun.  The
 PMI and PMIx of srun itself count as SLURM, which tells more.
 
 All meet at one address, HOST:PORT, where the lead listens: that of --lead, else
-of SYNCOPATE_LEAD, else with torchrun MASTER_ADDR and the port after MASTER_PORT,
-at which torchrun's own store listens.  Without any of these the lead names its
-address in the run's folder (`rendezvous`), together with the name that SLURM or
-MPI has given to this start of processes, which tells it from an earlier one.
+of SYNCOPATE_LEAD, else with torchrun that of MASTER_ADDR and the port after
+MASTER_PORT, at which torchrun's own store listens.  Without any of these the
+lead writes its address into the run's folder (`rendezvous`), with the name that
+SLURM or MPI has given to this start of all processes, which tells it from an
+earlier one.
 """
 
 import contextlib

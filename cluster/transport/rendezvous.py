@@ -1,4 +1,4 @@
-"""Files in a run's folder through which its processes find and trust each other.
+"""Files in a run's folder by which its processes find and trust each other.
 
   token             a secret, which the user alone may read; made once, and
                     used by all later starts of the run as well

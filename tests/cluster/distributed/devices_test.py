@@ -72,9 +72,7 @@ class OwnTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({'LOCAL_RANK': '2', 'LOCAL_WORLD_SIZE': '4'},),
-    (
-      {'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '4'},
-    ),
+    ({'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '4'},),
     ({'MPI_LOCALRANKID': '2', 'MPI_LOCALNRANKS': '4'},),
   )
   def test_processes_that_share_a_task_take_different_ones(self, environ):
