@@ -1,0 +1,277 @@
+"""The commands of docs/clusters.md, as the page prints them, train.
+
+Those of a host by hand and of the launcher run in a lab of two hosts, those of
+SLURM in a SLURM of two hosts (`tests.support.slurm`), which .ci/run starts as a
+step of its own.  Paths are replaced by those of a test, and flags that make the
+run short are added; all else is the page's.  What Kubernetes would start is
+parsed by tests/cluster/distributed/schedulers_test.py.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import pytest
+from absl.testing import absltest, parameterized
+
+from tests.docs import pages
+from tests.support import certificates, labs, slurm
+from tools import lab
+
+_PAGE = pages.ROOT / 'docs/clusters.md'
+_LIMIT_S = 200.0  # Only what hangs takes longer, on a busy machine, too.
+_QUICK = (
+  '--config.model.name=mlp --config.epochs=1 --config.cluster.timeout_s=10 '
+  '--config.cluster.start_s=100'
+)
+_SHARED = '/shared/run'
+_ENVIRON = {
+  'JAX_PLATFORMS': 'cpu',
+  'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}',
+  # submitit, where it is installed for the tests alone.
+  'PYTHONPATH': os.environ.get('PYTHONPATH', ''),
+}
+
+
+def _block(*words: str) -> str:
+  """Returns the one block of the page that has all words."""
+  found = [
+    block.text
+    for block in pages.blocks(_PAGE)
+    if all(word in block.text for word in words)
+  ]
+  if len(found) != 1:
+    raise AssertionError(f'{words} are in {len(found)} blocks of {_PAGE}.')
+  return found[0]
+
+
+def _quick(command: str, more: str = '') -> str:
+  return f'{command.rstrip()} {_QUICK} {more}'
+
+
+def _here() -> pathlib.Path:
+  """Returns a new folder that looks like the repository, with its runs/."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  for path in pages.ROOT.iterdir():
+    if path.name not in ('runs', '.git', '.venv'):
+      (folder / path.name).symlink_to(path)
+  (folder / 'runs').mkdir()
+  (folder / '.venv/bin').mkdir(parents=True)
+  python = folder / '.venv/bin/python'
+  python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+  python.chmod(0o755)
+  return folder
+
+
+class _Case(parameterized.TestCase):
+  def check(self, run, workers, said='', *, token='token'):
+    """Checks that a run has finished, and all its workers took part."""
+    path = run / 'summary.json'
+    self.assertTrue(path.exists(), f'{os.listdir(run.parent)}: {said}')
+    summary = json.loads(path.read_text())
+    self.assertEqual(summary['ended'], 'finished', said)
+    self.assertLen(summary['lives'], workers)
+    self.assertEmpty(summary['lost'], said)
+    if token:
+      mode = (run / token).stat().st_mode
+      self.assertEqual(stat.S_IMODE(mode), 0o600)
+    else:
+      self.assertFalse((run / 'token').exists())
+
+
+class HandTest(_Case):
+  def setUp(self):
+    super().setUp()
+    if reason := labs.why_not():
+      self.skipTest(reason)
+    stack = self.enterContext(contextlib.ExitStack())
+    self.folder = _here()
+    self.lab = stack.enter_context(labs.started(2))
+
+  def _start(self, host, command):
+    return subprocess.Popen(
+      lab.command(host, ['bash', '-c', command], self.lab),
+      cwd=self.folder,
+      env=os.environ | _ENVIRON,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+
+  def _run(self, commands):
+    """Runs a command on each host, by its name; returns what they have said."""
+    processes = []
+    try:
+      for host, command in commands.items():
+        processes.append(self._start(host, command))
+      said = [each.communicate(timeout=_LIMIT_S)[0] for each in processes]
+    finally:
+      for each in processes:
+        each.kill()
+        each.communicate()
+    whole = '\n'.join(said)
+    self.assertEqual([each.returncode for each in processes], [0, 0], whole)
+    return whole
+
+  def test_by_hand(self):
+    block = _block('# On host0', '# On host1')
+    _, *parts = re.split(r'^# On (host\d)\n', block, flags=re.MULTILINE)
+    commands = dict(zip(parts[::2], map(_quick, parts[1::2]), strict=True))
+    self.assertEqual(list(commands), ['host0', 'host1'])
+    run = self.folder / 'run'
+    said = self._run(
+      {h: c.replace(_SHARED, str(run)) for h, c in commands.items()}
+    )
+    self.check(run, 2, said)
+
+  def test_by_hand_with_a_launcher_for_each(self):
+    block = _block('tools.launch --rank --role=worker:1 --lead=host0:61500')
+    run = self.folder / 'run'
+    command = _quick(block.replace(_SHARED, str(run)))
+    self.assertIn('--role=worker:1', command)
+    first = command.replace('--role=worker:1', '--role=worker:0')
+    self.check(run, 2, self._run({'host1': command, 'host0': first}))
+
+  def test_a_lead_that_does_not_listen_there_says_so_at_once(self):
+    block = _block('# On host0', '# On host1')
+    command = block.split('# On host1')[0].replace('host0:61500', 'host1:61500')
+    start = time.monotonic()
+    with self._start('host0', _quick(command)) as process:
+      said = process.communicate(timeout=_LIMIT_S)[0]
+    self.assertEqual(process.returncode, 1, said)
+    self.assertRegex(
+      said,
+      'Refused: --lead, .*: expected 10.213.0.1, where this process, which '
+      "leads, listens, .*; host1 is 10.213.0.2, got 'host1:61500'",
+    )
+    self.assertLess(time.monotonic() - start, 60.0)
+
+
+class LauncherTest(_Case):
+  def test_on_one_machine(self):
+    folder = _here()
+    command = _quick(_block('--workers=4 -- --config=configs/vgg16_elastic.py'))
+    done = subprocess.run(
+      ['bash', '-c', command],
+      cwd=folder,
+      env=os.environ | _ENVIRON,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    (run,) = (folder / 'runs').iterdir()
+    self.check(run, 4, done.stdout)
+
+
+@pytest.mark.slurm
+class SlurmTest(_Case):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    if reason := slurm.why_not():
+      raise unittest.SkipTest(reason)
+    cls.slurm = cls.enterClassContext(slurm.started())
+
+  def setUp(self):
+    super().setUp()
+    self.folder = _here()
+
+  def _run(self, command, **environ):
+    """Runs a command on host0; returns what it has said, once it is over."""
+    done = self.slurm.run(
+      ['bash', '-c', command],
+      cwd=self.folder,
+      environ=_ENVIRON | environ,
+      limit_s=_LIMIT_S,
+    )
+    logs = [path.read_text() for path in self.folder.glob('syncopate-*.log')]
+    said = '\n'.join([done.stdout, *logs])
+    if done.returncode:
+      said += self.slurm.logs()
+    self.assertEqual(done.returncode, 0, said)
+    return said
+
+  def _sbatch(self, command, flags='', **environ):
+    """Submits the script, waits for its job and checks its run."""
+    waiting = command.replace('sbatch ', f'sbatch --wait {flags} ', 1)
+    said = self._run(_quick(waiting), **environ)
+    (number,) = re.findall(r'Submitted batch job (\d+)', said)
+    run = self.folder / 'runs' / f'slurm-{number}'
+    self.check(run, 4, said)
+    return json.loads((run / 'rendezvous.json').read_text())
+
+  def test_sbatch(self):
+    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
+    met = self._sbatch(command)
+    self.assertRegex(met['address'], r'^10\.213\.0\.1:')
+    self.assertRegex(met['launch'], r'^slurm job \d+ step 0 restart 0$')
+    job = re.search(r'job (\d+) step', met['launch'])[1]
+    self.assertIn('NodeList=host[0-1]', self._run(f'scontrol show job {job}'))
+
+  def test_sbatch_over_a_network_that_no_name_stands_for(self):
+    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
+    met = self._sbatch(command, INTERFACE='ib0')
+    self.assertStartsWith(met['address'], f'{slurm.SECOND}.1:')
+
+  def test_sbatch_on_gpus(self):
+    command = _block('sbatch --ntasks=4 --gpus-per-task=1')
+    self._sbatch(command, '--partition=gpu')
+
+  def test_srun_in_an_allocation(self):
+    command = _quick(_block('srun --ntasks=4', 'tools.launch --rank'))
+    file = self.folder / 'command.sh'
+    file.write_text(command)
+    said = self._run(f'salloc --nodes=2 --ntasks=4 bash {file}')
+    self.check(self.folder / 'runs/mine', 4, said)
+
+  def test_srun_alone_and_from_the_newest_checkpoint(self):
+    command = _block('srun --ntasks=4', 'tools.launch --rank')
+    self._run(_quick(command))
+    run = self.folder / 'runs/mine'
+    token = (run / 'token').read_text()
+    # The same command goes on: all find that the run has finished.
+    self.assertIn('finished', self._run(_quick(command)))
+    self.assertEqual((run / 'token').read_text(), token)
+    self.check(run, 4)
+
+  def test_submitit(self):
+    pytest.importorskip('submitit', reason='submitit is not installed')
+    code = _block('import submitit')
+    last = '--config.cluster.interface=eth0"""'
+    self.assertIn(last, code)
+    quick = f'{last[:-3]} {_QUICK}"""'
+    file = self.folder / 'submit.py'
+    file.write_text(code.replace(last, quick) + '\nprint(job.results())\n')
+    said = self._run(f'.venv/bin/python {file}')
+    self.check(self.folder / 'runs/mine', 4, said)
+
+  def test_tls_with_a_network_and_a_secret_of_ones_own(self):
+    command = _quick(_block('--config.cluster.certificate_file'))
+    secret = self.folder / 'secret'
+    secret.mkdir()
+    files = certificates.written(secret, 'DNS:syncopate')
+    for path, name in zip(files, ('cert.pem', 'key.pem'), strict=True):
+      path.rename(secret / name)
+    token = secret / 'token'
+    token.write_text('a secret of sixteen or more')
+    for path in secret.iterdir():
+      path.chmod(0o600)
+    run = self.folder / 'run'
+    command = command.replace('/secret/', f'{secret}/')
+    said = self._run(command.replace(_SHARED, str(run)))
+    self.check(run, 4, said, token='')
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,244 @@
+"""A SLURM of two hosts on this machine, for tests: its real programs, in a lab.
+
+Each host of a lab (`tools.lab`) runs two nodes: one of the partition `cpu`, and
+one of the partition `gpu`, whose GPUs are empty files.  The controller is on
+host0.  Nodes have names of their network eth0, and a second network ib0, which
+no name stands for.  Everything is in a folder of its own, authentication too:
+nothing of a SLURM or munge of this machine is used or changed.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tests.support import labs
+from tools import lab
+
+HOSTS = ('host0', 'host1')
+SECOND = '172.31.7'  # The network ib0.
+_PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
+_START_S = 60.0
+_GPUS = 4  # Of each node of their partition; empty files.
+_CPUS = 16  # Of each node, whatever the machine has.
+_CONF = """
+ClusterName=lab
+SlurmctldHost=host0(10.213.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+CommunicationParameters=DisableIPv6
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+GresTypes=gpu
+SlurmdParameters=config_overrides
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmctldPort=6817
+"""
+_NODE = 'NodeName={name} NodeHostname=host{n} NodeAddr=10.213.0.{address} '
+_NODE += f'Port={{port}} CPUs={_CPUS} RealMemory=2000 State=UNKNOWN'
+
+
+def why_not() -> str:
+  """Returns why this machine can have no such SLURM; '' if it can."""
+  missing = [
+    each for each in _PROGRAMS if shutil.which(each, path=_path()) is None
+  ]
+  if missing:
+    return f'SLURM is not installed (slurm-wlm, munge): no {missing}.'
+  return labs.why_not()
+
+
+class Slurm:
+  """The cluster.
+
+  Attributes:
+    folder: Of its files and logs.
+    name: Of its lab.
+  """
+
+  def __init__(self, folder: pathlib.Path, name: str):
+    """Starts nothing; see `started`."""
+    self.folder, self.name = folder, name
+
+  def run(
+    self,
+    argv: Sequence[str],
+    *,
+    cwd: pathlib.Path,
+    environ: Mapping[str, str],
+    limit_s: float,
+  ) -> subprocess.CompletedProcess[str]:
+    """Runs a command on host0, which may start jobs.
+
+    Args:
+      argv: The command.
+      cwd: Its folder.
+      environ: Variables beside those of this process.
+      limit_s: Seconds that it may take.
+
+    Returns:
+      Its code and, in `stdout`, all that it has written.
+
+    Raises:
+      subprocess.TimeoutExpired: If it takes longer.
+    """
+    own = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': _path()}
+    return subprocess.run(
+      lab.command(HOSTS[0], argv, self.name),
+      cwd=cwd,
+      env=os.environ | own | environ,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      timeout=limit_s,
+    )
+
+  def logs(self) -> str:
+    """Returns the ends of all logs of SLURM's own programs."""
+    parts = [
+      f'{path.name}:\n{path.read_text(errors="replace")[-3000:]}'
+      for path in sorted(self.folder.glob('*.log'))
+    ]
+    return '\n'.join(parts)
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Slurm]:
+  """Starts a lab and SLURM in it, and ends them.
+
+  Raises:
+    RuntimeError: If it does not start; has its logs.
+  """
+  # Short, as sockets are in it.
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='slurm-', dir='/tmp'))
+  with contextlib.ExitStack() as stack:
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    slurm = Slurm(folder, stack.enter_context(labs.started(len(HOSTS))))
+    _configure(slurm)
+    _start(slurm, stack)
+    yield slurm
+
+
+def _path() -> str:
+  """Returns PATH with the folders that have daemons."""
+  return os.environ['PATH'] + ':/usr/sbin:/sbin'
+
+
+def _configure(slurm: Slurm) -> None:
+  """Writes the files of SLURM, and gives hosts their second network."""
+  folder = slurm.folder
+  folder.chmod(0o755)
+  lines = [_CONF.format(folder=folder)]
+  for n, _ in enumerate(HOSTS):
+    for kind, port in (('host', 6818), ('gpu', 6819)):
+      given = {'name': f'{kind}{n}', 'n': n, 'address': n + 1, 'port': port}
+      gres = f' Gres=gpu:{_GPUS}' if kind == 'gpu' else ''
+      lines.append(_NODE.format(**given) + gres)
+  rest = 'MaxTime=INFINITE State=UP'
+  lines.append(f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest}')
+  lines.append(f'PartitionName=gpu Nodes=gpu[0-1] {rest}')
+  (folder / 'slurm.conf').write_text('\n'.join(lines) + '\n')
+  for n in range(_GPUS):
+    (folder / f'gpu{n}').touch()
+  (folder / 'gres.conf').write_text(
+    f'NodeName=gpu[0-1] Name=gpu File={folder}/gpu[0-{_GPUS - 1}]\n'
+  )
+  # Nothing is bound by it; hosts of a lab see no file system of control groups.
+  (folder / 'cgroup.conf').write_text('CgroupPlugin=cgroup/v1\n')
+  (folder / 'state').mkdir()
+  key = folder / 'munge.key'
+  key.touch(0o600)
+  key.write_bytes(os.urandom(1024))
+  for n, host in enumerate(HOSTS):
+    inside = ['ip', '-n', f'{slurm.name}-{host}']
+    for words in (
+      'link add link eth0 name ib0 type macvlan mode bridge',
+      f'addr add {SECOND}.{n + 1}/24 dev ib0',
+      'link set ib0 up',
+    ):
+      subprocess.run([*inside, *words.split()], check=True)
+
+
+def _start(slurm: Slurm, stack: contextlib.ExitStack) -> None:
+  """Starts the programs, and waits until all nodes are idle."""
+  folder = slurm.folder
+  munged = ['munged', '--foreground', '--force']
+  for option, file in (
+    ('key-file', 'munge.key'),
+    ('socket', 'munge.socket'),
+    ('pid-file', 'munge.pid'),
+    ('seed-file', 'munge.seed'),
+    ('log-file', 'munge.log'),
+  ):
+    munged.append(f'--{option}={folder / file}')
+  commands = [(HOSTS[0], munged), (HOSTS[0], ['slurmctld', '-D'])]
+  commands += [
+    (host, ['slurmd', '-D', '-N', f'{kind}{n}'])
+    for n, host in enumerate(HOSTS)
+    for kind in ('host', 'gpu')
+  ]
+  environ = os.environ | {'SLURM_CONF': str(folder / 'slurm.conf')}
+  environ['PATH'] = _path()
+  daemons = []
+  for number, (host, argv) in enumerate(commands):
+    out = stack.enter_context((folder / f'out-{number}.log').open('w'))
+    daemon = subprocess.Popen(
+      lab.command(host, argv, slurm.name),
+      env=environ,
+      stdin=subprocess.DEVNULL,
+      stdout=out,
+      stderr=out,
+    )
+    daemons.append(daemon)
+    stack.callback(_end, daemon)
+    if number == 0:
+      _until(lambda: (folder / 'munge.socket').exists(), slurm, daemons)
+  _until(lambda: _idle(slurm) == 2 * len(HOSTS), slurm, daemons)
+
+
+def _idle(slurm: Slurm) -> int:
+  """Returns how many nodes are idle."""
+  argv = ['sinfo', '--noheader', '--Node', '--format=%t']
+  done = slurm.run(argv, cwd=slurm.folder, environ={}, limit_s=_START_S)
+  return done.stdout.split().count('idle')
+
+
+def _until(
+  condition: Callable[[], bool],
+  slurm: Slurm,
+  daemons: Sequence[subprocess.Popen],
+) -> None:
+  deadline = time.monotonic() + _START_S
+  while not condition():
+    ended = any(daemon.poll() is not None for daemon in daemons)
+    if ended or time.monotonic() > deadline:
+      raise RuntimeError(f'SLURM does not start:\n{slurm.logs()}')
+    time.sleep(0.2)
+
+
+def _end(process: subprocess.Popen) -> None:
+  process.terminate()
+  try:
+    process.wait(10)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.wait()
