@@ -65,7 +65,9 @@ def meet(
     if len(own) < seen:
       jax.config.update('jax_cuda_visible_devices', ','.join(map(str, own)))
   security = Security()
-  if not finished:
+  if finished:
+    role = role._replace(lead=role.lead or f'{address}:0')  # Of no use.
+  else:
     role, security = _found(config, role, dedicated, address, files)
     if isinstance(plan, Reduced) and plan.forest is None:
       native.join(

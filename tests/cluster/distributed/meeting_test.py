@@ -1,0 +1,104 @@
+"""Tests for what a process does in its run's folder before it is built."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from unittest import mock
+
+import jax
+from absl.testing import absltest
+
+import train
+from cluster.transport.heart import LOST, Unmendable
+from outputs.files import RunFiles
+from tests.support import processes, small
+
+_ROOT = pathlib.Path(__file__).parents[3]
+_SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_STEP_ID': '0',
+  'SLURM_STEP_NUM_TASKS': '2',
+  'JAX_PLATFORMS': 'cpu',
+}
+
+
+class MeetingTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    self.enterContext(mock.patch.object(jax.config, 'update'))
+
+  def _build(self, rank, **fields):
+    config = small.config(
+      cluster__runtime='distributed',
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      **fields,
+    )
+    own = _SLURM | {'SLURM_PROCID': str(rank)}
+    with mock.patch.dict(os.environ, own):
+      return train.build(config, workdir=str(self.folder))
+
+  def _finish(self):
+    self.folder.mkdir()
+    summary = {'ended': 'finished'}
+    (self.folder / 'summary.json').write_text(json.dumps(summary))
+
+  def test_all_have_the_address_and_the_token_of_the_lead(self):
+    run = self._build(0)
+    self.addCleanup(run.files.release)
+    site = self._build(1)
+    address = json.loads((self.folder / 'rendezvous.json').read_text())
+    self.assertEqual(site.meeting.role.lead, address['address'])
+    self.assertStartsWith(address['address'], '127.0.0.1:')
+    token = (self.folder / 'token').read_text().strip()
+    self.assertEqual(site.settings.security.token, token)
+
+  def test_one_who_waits_in_vain_may_be_started_again(self):
+    with self.assertRaisesRegex(
+      Unmendable, 'the token of the run in .*run/tok'
+    ):
+      self._build(1, cluster__start_s=0.2)
+    file = processes.config_file(
+      cluster__runtime='distributed', cluster__workers=2, cluster__start_s=0.2
+    )
+    argv = [sys.executable, 'main.py', f'--config={file}']
+    done = subprocess.run(
+      [*argv, f'--workdir={self.folder}'],
+      cwd=_ROOT,
+      env=os.environ | _SLURM | {'SLURM_PROCID': '1'},
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual(done.returncode, LOST, done.stderr)
+    self.assertIn('Expected the token of the run in', done.stderr)
+
+  def test_nobody_waits_in_a_run_that_has_finished(self):
+    self._finish()
+    start = time.monotonic()
+    self._build(1)()
+    self.assertLess(time.monotonic() - start, 60.0)
+    self.assertEqual(os.listdir(self.folder), ['summary.json'])
+
+  def test_who_does_not_hold_the_folder_leaves_its_files(self):
+    other = RunFiles(str(self.folder))
+    other.hold()
+    self.addCleanup(other.release)
+    with self.assertRaisesRegex(ValueError, 'another run writes to'):
+      self._build(0)
+    self.assertEqual(os.listdir(self.folder), ['.lock'])
+
+  def test_the_folder_is_free_again_if_the_run_cannot_be_built(self):
+    with self.assertRaisesRegex(ValueError, 'config.cluster.key_file'):
+      self._build(0, cluster__key_file='/no/file')
+    other = RunFiles(str(self.folder))
+    other.hold()
+    other.release()
+
+
+if __name__ == '__main__':
+  absltest.main()
