@@ -18,8 +18,12 @@ from absl.testing import absltest, parameterized
 
 from cluster.distributed import roles
 from cluster.transport import memory
+from configs import sections
+from tests.docs import pages
+from tests.support import launches
 
 _ROOT = pathlib.Path(__file__).parents[3]
+_LAUNCH = 'slurm job 77 step 0 restart 0'
 # Stand-ins for SLURM's programs.  Each task of the step has its session.
 _FAKE_SRUN = """
 import os, pathlib, signal, subprocess, sys, time
@@ -28,9 +32,7 @@ options = [word for word in argv if word.startswith('--')]
 while argv[0].startswith('--'):
   argv.pop(0)
 count = int(os.environ['SLURM_NTASKS'])
-own = dict(os.environ, SLURM_STEP_NUM_TASKS=str(count),
-           SLURM_STEP_NODELIST=f'n[1-{count}]',
-           SLURM_STEP_TASKS_PER_NODE=f'1(x{count})')
+own = dict(os.environ, SLURM_STEP_NUM_TASKS=str(count), SLURM_STEP_ID='0')
 assert '--kill-on-bad-exit=1' in options, options
 tasks = [
   subprocess.Popen(argv, env=own | {'SLURM_PROCID': str(rank)},
@@ -173,19 +175,24 @@ class SlurmTest(parameterized.TestCase):
       {'requeue': '', 'open-mode': 'append', 'signal': 'B:TERM@120'}, options
     )
     self.assertEqual(options['ntasks'], '4')
+    # Partitions without GPUs, or with fewer nodes, would refuse the job.
+    asked = [
+      option for option in options if 'gpu' in option or option == 'nodes'
+    ]
+    self.assertEmpty(asked)
     self.assertIn('%j', options['output'])
 
   def test_every_task_finds_its_role(self):
     code, errors = self._run()
 
     self.assertEqual((code, errors), (0, ''))
-    address = f'n1:{61440 + 77}'
     for rank, (role, flags, own) in enumerate(self._tasks()):
-      self.assertEqual(role, ['worker', rank, address])
+      self.assertEqual(role, ['worker', rank, '', _LAUNCH])
       self.assertEqual(own, [None, memory.ENVIRONMENT['GLIBC_TUNABLES']])
       self.assertEqual(flags['config'], 'x y.py')
       self.assertEqual(flags['config.cluster.runtime'], 'distributed')
       self.assertEqual(flags['config.cluster.interface'], 'eth0')
+      self.assertNotIn('config.cluster.token_file', flags)
       self.assertEqual(flags['workdir'], f'{self.folder}/runs/slurm-77')
     self.assertEqual(rank, 2)
     self.assertEmpty(self._requeued())
@@ -194,10 +201,9 @@ class SlurmTest(parameterized.TestCase):
     code, errors = self._run(SERVERS='2', DEDICATED='True', SLURM_NTASKS='5')
 
     self.assertEqual((code, errors), (0, ''))
-    found = [(role[:2], role[2], own[0]) for role, _, own in self._tasks()]
-    lead = f'n4:{61440 + 77}'
-    expected = [(['worker', n], lead, None) for n in range(3)]
-    expected += [(['server', n], lead, 'cpu') for n in range(2)]
+    found = [(role, own[0]) for role, _, own in self._tasks()]
+    expected = [(['worker', n, '', _LAUNCH], None) for n in range(3)]
+    expected += [(['server', n, '', _LAUNCH], 'cpu') for n in range(2)]
     self.assertEqual(found, expected)
 
   @parameterized.parameters(
@@ -259,7 +265,7 @@ class JobSetTest(parameterized.TestCase):
     self.assertGreater(grace_s, float(flags['grace_s']))
     workers = int(flags['workers'])
     self.assertEqual(workers, job['completions'])
-    environ = {e['name']: e.get('value', 'secret') for e in container['env']}
+    environ = {e['name']: e['value'] for e in container['env']}
     self.assertEqual(
       container['command'][1:4], ['-m', 'tools.launch', '--rank']
     )
@@ -274,6 +280,41 @@ class JobSetTest(parameterized.TestCase):
       found = roles.find(own, workers=workers, dedicated=0)
       self.assertEqual(found[:2], ('worker', index))
       self.assertRegex(found.lead, rf'^{re.escape(first)}:\d+\Z')
+      self.assertEqual(found.launch, '')
+
+  def test_what_pods_run_is_parsed(self):
+    jobset = yaml.safe_load((_ROOT / 'tools/jobset.yaml').read_text())
+    (replicated,) = jobset['spec']['replicatedJobs']
+    pod = replicated['template']['spec']['template']['spec']
+    (container,) = pod['containers']
+    _, *words = container['command']
+    split = words.index('--')
+    self.assertEqual(words[:2], ['-m', 'tools.launch'])
+    own, given = words[2:split], words[split + 1 :]
+    environ = {e['name']: e['value'] for e in container['env']}
+    environ['JOB_COMPLETION_INDEX'] = '3'
+    with launches.launched(
+      'print(*sys.argv[1:])',
+      words=[re.sub('^--workdir=.*', '--workdir=FOLDER', w) for w in own]
+      + ['--', *given],
+      environ=environ,
+    ) as (process, _):
+      out, errors = process.communicate(timeout=launches.LIMIT_S)
+    self.assertEqual((process.returncode, errors), (0, ''))
+    self.assertStartsWith(out, f'[worker 3] {" ".join(given)} ')
+    config, others = pages.config(
+      [*given, '--config.cluster.runtime=distributed']
+    )
+    sections.check_values(config)
+    self.assertEmpty(others)
+    # The token is where the secret is, under the name that the page gives it.
+    mounts = {m['name']: m['mountPath'] for m in container['volumeMounts']}
+    token = pathlib.Path(config.cluster.token_file)
+    self.assertEqual(str(token.parent), mounts['secret'])
+    page = (_ROOT / 'docs/clusters.md').read_text()
+    (volume,) = [v for v in pod['volumes'] if 'secret' in v]
+    created = rf'secret generic {volume["secret"]["secretName"]} '
+    self.assertRegex(page, rf'{created}\\\n\s+--from-literal={token.name}=')
 
 
 if __name__ == '__main__':
