@@ -5,13 +5,16 @@ DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test compare lint bench peers soak docs clean
+.PHONY: train test slurm compare lint bench peers soak docs clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n 2
+
+slurm: .venv/dev
+	$(BIN)/python -m pytest -m slurm
 
 compare: .venv/run
 	$(BIN)/python -m tools.compare --config=configs/compare.py:$(DATA) --out=runs/compare$(if $(filter-out digits,$(DATA)),-$(DATA))

@@ -141,6 +141,26 @@ class HandTest(_Case):
     first = command.replace('--role=worker:1', '--role=worker:0')
     self.check(run, 2, self._run({'host1': command, 'host0': first}))
 
+  def test_what_torchrun_says(self):
+    """Its store listens at MASTER_PORT, on the host of rank 0."""
+    block = _block('# On host0', '# On host1').split('# On host1')[0]
+    block = block.replace('--lead=host0:61500 --role=worker:0', '')
+    block = block.rstrip().removesuffix('\\').replace('# On host0', '')
+    run = self.folder / 'run'
+    command = _quick(block.replace(_SHARED, str(run)))
+    # In the background of rank 0's shell, which ends it.
+    store = f'{sys.executable} -m http.server 29500 > /dev/null 2>&1 &'
+    commands = {}
+    for rank, host in enumerate(('host0', 'host1')):
+      own = f'export RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1'
+      own += ' MASTER_ADDR=host0 MASTER_PORT=29500'
+      beside = f'{store}\ntrap "kill $!" EXIT' if rank == 0 else ''
+      commands[host] = f'{own}\n{beside}\n{command}'
+    said = self._run(commands)
+    self.check(run, 2, said)
+    self.assertIn('10.213.0.1:29501', said)
+    self.assertFalse((run / 'rendezvous.json').exists())
+
   def test_a_lead_that_does_not_listen_there_says_so_at_once(self):
     block = _block('# On host0', '# On host1')
     command = block.split('# On host1')[0].replace('host0:61500', 'host1:61500')
