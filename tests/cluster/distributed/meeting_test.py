@@ -86,17 +86,17 @@ class MeetingTest(absltest.TestCase):
 
   def test_who_does_not_hold_the_folder_leaves_its_files(self):
     other = RunFiles(str(self.folder))
-    other.hold()
+    other.hold({'runtime': 'distributed', 'start_s': 0.2})
     self.addCleanup(other.release)
     with self.assertRaisesRegex(ValueError, 'another run writes to'):
-      self._build(0)
+      self._build(0, cluster__start_s=0.2)
     self.assertEqual(os.listdir(self.folder), ['.lock'])
 
   def test_the_folder_is_free_again_if_the_run_cannot_be_built(self):
     with self.assertRaisesRegex(ValueError, 'config.cluster.key_file'):
       self._build(0, cluster__key_file='/no/file')
     other = RunFiles(str(self.folder))
-    other.hold()
+    other.hold({'runtime': 'distributed', 'start_s': 0.2})
     other.release()
 
 
