@@ -15,6 +15,7 @@ of chunks.  The lowest chunk of all that are not final everywhere is always
 within, so that nobody waits for ever.
 """
 
+import collections
 import heapq
 from typing import NamedTuple
 
@@ -133,11 +134,14 @@ class Exchange:
     self._final = bytearray(count)
     # Parts that are in the sum: -1 before this worker's own, then children.
     self._added = [-1] * count
+    self._sent_up = bytearray(count)  # Chunks whose part has gone up whole.
     self._staged: dict[tuple[int, int], memoryview] = {}
+    self._staged_of: collections.Counter[int] = collections.Counter()
     self._queues: dict[int, list[int]] = {w: [] for w in program.goes}
     self._held: list[int] = []  # Chunks beyond the window.
     self._comes, self._goes = dict(program.comes), dict(program.goes)
     self._going = sum(program.goes.values())
+    self._last: dict[int, int] = {}  # Entry of a queue, by receiver.
 
   @property
   def done(self) -> bool:
@@ -152,6 +156,10 @@ class Exchange:
   def needs(self, worker: int) -> bool:
     """Whether something is still to come from a worker, or to go there."""
     return self._comes.get(worker, 0) > 0 or self._goes.get(worker, 0) > 0
+
+  def expects(self, worker: int) -> bool:
+    """Returns whether chunks are still to come from a worker."""
+    return self._comes.get(worker, 0) > 0
 
   def waits_for(self, index: int) -> tuple[int, ...]:
     """Returns whom the lowest chunk waits for; `index` is this worker's.
@@ -201,7 +209,7 @@ class Exchange:
   ) -> None:
     """Raises Corrupt if a worker may not send a chunk now."""
     program = self.program
-    if chunk >= self._count or size != program.sizes[chunk]:
+    if not 0 <= chunk < self._count or size != program.sizes[chunk]:
       raise Corrupt(f'chunk {chunk} of {size} bytes is none of the pool')
     if dtype != program.dtypes[chunk]:
       raise Corrupt(f'chunk {chunk} is of another dtype, {dtype}')
@@ -209,10 +217,11 @@ class Exchange:
     if kind == UP:
       valid = worker in role.children[max(added, 0) :]
       valid = valid and (chunk, worker) not in self._staged
+      valid = valid and self._staged_of[worker] < program.roles.window
     else:
+      # A sum that comes before this worker's part has gone cannot have it.
       valid = kind == DOWN and worker == role.source
-      whole = added == len(role.children)
-      valid = valid and whole and not self._final[chunk]
+      valid = valid and self._sent_up[chunk] and not self._final[chunk]
     if not valid:
       raise Corrupt(f'chunk {chunk} (kind {kind}) is not for now')
 
@@ -226,6 +235,7 @@ class Exchange:
       self._finish(chunk)
     else:
       self._staged[chunk, worker] = body
+      self._staged_of[worker] += 1
       if self._added[chunk] >= 0:
         self._add(chunk)
 
@@ -234,7 +244,8 @@ class Exchange:
     queue = self._queues[worker]
     if not queue:
       return None
-    chunk, up = divmod(heapq.heappop(queue), 2)
+    self._last[worker] = entry = heapq.heappop(queue)
+    chunk, up = divmod(entry, 2)
     dtype = self.program.dtypes[chunk]
     return Outgoing(UP if up else DOWN, chunk, self._body(chunk), dtype)
 
@@ -243,6 +254,9 @@ class Exchange:
     self.steps += 1
     self._goes[worker] -= 1
     self._going -= 1
+    chunk, up = divmod(self._last[worker], 2)
+    if up:
+      self._sent_up[chunk] = 1
 
   def _body(self, chunk: int) -> memoryview:
     """Returns a chunk as it travels."""
@@ -270,9 +284,11 @@ class Exchange:
     """Adds the parts whose turn it is; passes the sum on if it is whole."""
     role, added = self.program.parts[chunk], self._added[chunk]
     while added < len(role.children):
-      body = self._staged.pop((chunk, role.children[added]), None)
+      child = role.children[added]
+      body = self._staged.pop((chunk, child), None)
       if body is None:
         break
+      self._staged_of[child] -= 1
       part, dtype = self._part(chunk), DTYPES[self.program.dtypes[chunk]]
       np.add(part, np.frombuffer(body, dtype), out=part)
       self._buffers.give(body)

@@ -170,10 +170,10 @@ class Generation:
       self._told(self.error)
       return
     self._exchange = exchange
-    for worker, early in self._early.items():
-      for frame, body in early:
-        self._guarded(worker, self._accept, worker, frame, body)
-    self._early.clear()
+    early, self._early = self._early, {}
+    for worker, frames_ in early.items():
+      for frame, body in frames_:
+        self._guarded(worker, self._arrived, worker, frame, body)
     for worker, error in self._gone.items():
       if exchange.needs(worker):
         self.fail(error)
@@ -269,8 +269,10 @@ class Generation:
 
   def _read(self, worker: int, events: int) -> None:
     del events
-    reader = self._ins[worker].reader
+    link, reader = self._ins[worker]
     more = self._guarded(worker, reader.read)
+    while more and link.buffered:  # Of which the loop does not tell.
+      more = self._guarded(worker, reader.read)
     if more is False:
       end = 'within a frame' if reader.within else 'between two frames'
       reason = f'the connection ended {end}'
@@ -287,17 +289,18 @@ class Generation:
   def _listen(self, worker: int, out: _Out) -> None:
     """Receives what a receiver says: that it leaves, if anything."""
     receive = out.link.receiver()
-    room = memoryview(bytearray(frames.HEADER_BYTES - len(out.heard)))
-    try:
-      count = receive([room])
-    except BlockingIOError:
-      return
-    out.heard += room[:count]
-    if len(out.heard) == frames.HEADER_BYTES:
-      self._check_left(worker, frames.parsed(memoryview(out.heard)))
-      raise Corrupt('a receiver has sent a frame')
-    if not count:
-      raise PeerLost(worker, 'the connection ended')
+    while True:  # The loop tells of each arrival once.
+      room = memoryview(bytearray(frames.HEADER_BYTES - len(out.heard)))
+      try:
+        count = receive([room])
+      except BlockingIOError:
+        return
+      if not count:
+        raise PeerLost(worker, 'the connection ended')
+      out.heard += room[:count]
+      if len(out.heard) == frames.HEADER_BYTES:
+        self._check_left(worker, frames.parsed(memoryview(out.heard)))
+        raise Corrupt('a receiver has sent a frame')
 
   def _send(self, worker: int) -> None:
     self._guarded(worker, self._write, worker, self._outs[worker])
@@ -333,46 +336,51 @@ class Generation:
   def _place(self, worker: int, frame: Frame) -> memoryview:
     """Returns where the body of a frame is to go."""
     self._check_left(worker, frame)
-    if frame.generation != self.group.generation:
-      raise Corrupt(f'a frame of generation {frame.generation}')
     if self._exchange and frame.iteration == self.iteration:
-      self._check_layout(frame)
+      self._check_layout(self._exchange, frame)
       return self._exchange.place(
         worker, frame.kind, frame.chunk, frame.size, frame.dtype
       )
-    valid = frame.iteration > self.iteration and frame.kind == frames.UP
-    valid = valid and worker in self._roles.adding
-    if not (valid and frame.size <= self._roles.chunk_bytes):
-      raise Corrupt(f'a frame of iteration {frame.iteration}')
+    self._check_early(worker, frame)
     return self.buffers.take()[: frame.size]
 
   def _arrived(self, worker: int, frame: Frame, body: memoryview) -> None:
-    if self._exchange and frame.iteration == self.iteration:
-      kind, chunk = frame.kind, frame.chunk
-      self._exchange.arrived(worker, kind, chunk, body)
+    """Takes a frame, whose sum may have begun since its header came."""
+    exchange = self._exchange
+    if exchange and frame.iteration == self.iteration:
+      self._check_layout(exchange, frame)
+      exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
+      exchange.arrived(worker, frame.kind, frame.chunk, body)
       if self._travel:
         self._travel.came()
     else:
+      self._check_early(worker, frame)
       self._early.setdefault(worker, []).append((frame, body))
 
-  def _accept(self, worker: int, frame: Frame, body: memoryview) -> None:
-    """Takes a frame that came before the iteration had begun."""
-    exchange = self._exchange
-    if exchange is None or frame.iteration != self.iteration:
-      raise Corrupt(f'a frame of iteration {frame.iteration}')
-    self._check_layout(frame)
-    exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
-    exchange.arrived(worker, frame.kind, frame.chunk, body)
-    if self._travel:
-      self._travel.came()
-
-  def _check_layout(self, frame: Frame) -> None:
-    if self._exchange and frame.layout != self._exchange.program.layout:
+  def _check_layout(self, exchange: Exchange, frame: Frame) -> None:
+    if frame.layout != exchange.program.layout:
       raise Corrupt('its pool, forest or chunks are not ours')
 
+  def _check_early(self, worker: int, frame: Frame) -> None:
+    """Raises Corrupt if a frame can be of no sum that is still to begin.
+
+    Its sum checks the rest of it.
+    """
+    valid = frame.iteration > self.iteration and frame.kind == frames.UP
+    valid = valid and worker in self._roles.adding
+    # Frames are in order: this sum's are the first.
+    valid = valid and not (self._exchange and self._exchange.expects(worker))
+    if not (valid and frame.size <= self._roles.chunk_bytes):
+      raise Corrupt(f'a frame of iteration {frame.iteration}')
+    if len(self._early.get(worker, ())) >= self._roles.window:
+      raise Corrupt(f'more than {self._roles.window} chunks ahead')
+
   def _check_left(self, worker: int, frame: Frame) -> None:
+    """Raises Abandoned at a worker's last frame."""
+    number = self.group.generation
+    if frame.generation != number:
+      raise Corrupt(f'a frame of generation {frame.generation}')
     if frame.kind == frames.LEFT:
-      number = frame.generation
       raise Abandoned(f'worker {worker} has left generation {number}')
 
 

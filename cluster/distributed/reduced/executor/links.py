@@ -131,6 +131,11 @@ class Link:
     return isinstance(self.sock, ssl.SSLSocket)
 
   @property
+  def buffered(self) -> bool:
+    """Whether TLS has bytes that the socket will not tell of."""
+    return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+  @property
   def busy_s(self) -> float:
     """Seconds in which it had something to send that was not confirmed."""
     with contextlib.suppress(OSError):
