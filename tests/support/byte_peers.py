@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from cluster.distributed.reduced.executor import program
+from cluster.distributed.reduced.executor import links, program
 from tests.support import executors, groups
 
 UP, DOWN, LEFT = 1, 2, 3
@@ -93,8 +93,16 @@ class Peer:
     received: Bytes that came over the connection of the current membership.
   """
 
-  def __init__(self, index):
+  def __init__(self, index, security=executors.OPEN):
+    """Listens.
+
+    Args:
+      index: Number of the worker.
+      security: With a certificate for TLS, and no token.
+    """
     self.index = index
+    self._contexts = links.contexts(security)
+    self._name = security.tls_name or executors.HOST
     self._listener = socket.create_server((executors.HOST, 0), backlog=100)
     self._listener.settimeout(executors.WAIT_S)
     self.address = '{}:{}'.format(*self._listener.getsockname())
@@ -107,12 +115,18 @@ class Peer:
     self.hang_up()
     self._out = socket.create_connection(_parts(made.address), executors.WAIT_S)
     self._out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if self._contexts.client:
+      self._out = self._contexts.client.wrap_socket(
+        self._out, server_hostname=self._name
+      )
     ours = secrets.token_bytes(32)
     self._out.sendall(_MAGIC + ours)
     theirs = _exactly(self._out, 64)[:32]
     hello = _HELLO.pack(generation, self.index, own)
     self._out.sendall(_proof('client', ours + theirs) + hello)
     self._in, _ = self._listener.accept()
+    if self._contexts.listener:
+      self._in = self._contexts.listener.wrap_socket(self._in, server_side=True)
     nonce = _exactly(self._in, 40)[8:]
     own_nonce = secrets.token_bytes(32)
     code = _proof('listener', nonce + own_nonce)
@@ -135,11 +149,14 @@ class Peer:
     """Sends bytes on the connection that the executor sends on."""
     self._in.sendall(data)
 
+  def unread_bytes(self, made):
+    """Returns how many bytes that were sent the executor has not read."""
+    return self._base + self._sent_bytes - _received_bytes(made, self.index)
+
   def settle(self, made):
     """Waits until the executor has read what was sent, or reads no more."""
-    want = self._base + self._sent_bytes
     end = time.monotonic() + _SETTLE_S
-    while _received_bytes(made, self.index) < want and time.monotonic() < end:
+    while self.unread_bytes(made) and time.monotonic() < end:
       time.sleep(0.0005)
 
   def frames(self):
@@ -170,7 +187,17 @@ class Membership:
     generation: Number of the current membership.
   """
 
-  def __init__(self, made, count, *, size, chunk_bytes, ranges=None):
+  def __init__(
+    self,
+    made,
+    count,
+    *,
+    size,
+    chunk_bytes,
+    ranges=None,
+    rate_Bps=1,
+    security=executors.OPEN,
+  ):
     """Connects nobody yet.
 
     Args:
@@ -179,13 +206,14 @@ class Membership:
       size: Elements of a pool.
       chunk_bytes: As given to the executor.
       ranges: Of the pool; None for one.
+      rate_Bps: Of the forest; the smallest window at 1.
+      security: As given to the executor.
     """
     self.executor, self.generation = made, 0
-    self.peers = {index: Peer(index) for index in range(1, count)}
+    self.peers = {index: Peer(index, security) for index in range(1, count)}
     self.size, self.ranges = size, ranges or [(0, size)]
     forest, workers = executors.star(count)
-    # So slow a forest has the smallest window.
-    self._forest = dataclasses.replace(forest, rate_Bps=1), workers
+    self._forest = dataclasses.replace(forest, rate_Bps=rate_Bps), workers
     addresses = {0: made.address}
     addresses |= {index: peer.address for index, peer in self.peers.items()}
     self._group = groups.group(*self._forest, addresses)

@@ -4,13 +4,16 @@ The workers beside it are played: a test chooses which bytes come in which
 order, and when the executor begins a sum or has its own numbers.
 """
 
+import shutil
+import unittest
+
 import hypothesis
 import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
 from cluster.distributed.reduced.executor.errors import Abandoned, Damaged
-from tests.support import byte_peers, executors
+from tests.support import byte_peers, certificates, executors
 from tests.support.byte_peers import DOWN, HEADER_BYTES, LEFT, UP
 
 _COUNT, _CHUNK_BYTES, _SIZE = 3, 8, 12  # Two numbers a chunk, two a root.
@@ -42,7 +45,8 @@ _UP_FAULTS = {
 
 class _Case(executors.TestCase):
   def _membership(self, count=_COUNT, size=_SIZE, **kwargs):
-    made = self.executor(0, chunk_bytes=_CHUNK_BYTES)
+    security = kwargs.setdefault('security', executors.OPEN)
+    made = self.executor(0, security, chunk_bytes=_CHUNK_BYTES)
     membership = byte_peers.Membership(
       made, count, size=size, chunk_bytes=_CHUNK_BYTES, **kwargs
     )
@@ -216,6 +220,27 @@ class PartsTest(_Case):
     membership.peers[2].settle(membership.executor)
     _, reduction = self._begin(membership, 0, numbers)
     self._check_damaged(reduction, 1)
+
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_many_parts_in_one_record_of_tls_are_all_taken(self):
+    security = certificates.certified('')
+    membership = self._membership(
+      count=2, size=200, security=security, rate_Bps=10**9
+    )
+    membership.form()
+    numbers = self._numbers(membership)
+    pool, reduction = self._begin(membership, 0, numbers)
+    peer, chunks = membership.peers[1], membership.chunks(root=0)
+    peer.send(
+      b''.join(
+        membership.fields(0, chunk, UP, numbers[1]).packed() for chunk in chunks
+      )
+    )
+    peer.settle(membership.executor)
+    self.assertEqual(peer.unread_bytes(membership.executor), 0)
+    self._finish(membership, 0, numbers, {(1, chunk) for chunk in chunks})
+    reduction.wait(executors.WAIT_S)
+    np.testing.assert_array_equal(pool, numbers.sum(0))
 
 
 class SumsTest(_Case):
