@@ -108,12 +108,23 @@ class Peer:
     self.address = '{}:{}'.format(*self._listener.getsockname())
     self.received = bytearray()
     self._in = self._out = None
+    self._closed = False
     self._base = self._sent_bytes = 0
 
   def meet(self, made, generation, own=0):
     """Makes the connections from and to an executor."""
     self.hang_up()
-    self._out = socket.create_connection(_parts(made.address), executors.WAIT_S)
+    self.accept()
+    self.connect(made, generation, own)
+    if _exactly(self._out, 1) != b'\1':
+      raise AssertionError('The executor does not let us in.')
+    self._sent_bytes, self._base = 0, _received_bytes(made, self.index)
+
+  def connect(self, made, generation, own=0):
+    """Connects to an executor, which lets us in later."""
+    self._out = socket.create_connection(parts(made.address), executors.WAIT_S)
+    if self._closed:
+      raise AssertionError('The peer was closed meanwhile.')
     self._out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if self._contexts.client:
       self._out = self._contexts.client.wrap_socket(
@@ -124,19 +135,19 @@ class Peer:
     theirs = _exactly(self._out, 64)[:32]
     hello = _HELLO.pack(generation, self.index, own)
     self._out.sendall(_proof('client', ours + theirs) + hello)
+
+  def accept(self):
+    """Lets the executor in that connects."""
     self._in, _ = self._listener.accept()
+    self._in.settimeout(executors.WAIT_S)
     if self._contexts.listener:
       self._in = self._contexts.listener.wrap_socket(self._in, server_side=True)
     nonce = _exactly(self._in, 40)[8:]
-    own_nonce = secrets.token_bytes(32)
-    code = _proof('listener', nonce + own_nonce)
-    self._in.sendall(own_nonce + code)
+    ours = secrets.token_bytes(32)
+    self._in.sendall(ours + _proof('listener', nonce + ours))
     _exactly(self._in, 32 + _HELLO.size)
     self._in.sendall(b'\1')
-    if _exactly(self._out, 1) != b'\1':
-      raise AssertionError('The executor does not let us in.')
-    self.received, self._sent_bytes = bytearray(), 0
-    self._base = _received_bytes(made, self.index)
+    self.received = bytearray()
     args = self._in, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()
 
@@ -163,6 +174,15 @@ class Peer:
     """Returns the whole frames that the executor has sent so far."""
     return unpacked(bytes(self.received))
 
+  def await_part(self, iteration, chunk):
+    """Waits until the executor has sent its part of a chunk."""
+    executors.until(
+      lambda: any(
+        (f.iteration, f.chunk, f.kind) == (iteration, chunk, UP)
+        for f in self.frames()
+      )
+    )
+
   def hang_up(self):
     """Closes the connections."""
     for sock in (self._in, self._out):
@@ -173,8 +193,11 @@ class Peer:
     self._in = self._out = None
 
   def close(self):
-    """Closes everything."""
+    """Closes everything, and interrupts whoever waits for a connection."""
+    self._closed = True
     self.hang_up()
+    with contextlib.suppress(OSError):
+      self._listener.shutdown(socket.SHUT_RDWR)
     self._listener.close()
 
 
@@ -183,6 +206,7 @@ class Membership:
 
   Attributes:
     executor: The real one.
+    group: Of the members, without its generation.
     peers: By worker index.
     generation: Number of the current membership.
   """
@@ -216,14 +240,14 @@ class Membership:
     self._forest = dataclasses.replace(forest, rate_Bps=rate_Bps), workers
     addresses = {0: made.address}
     addresses |= {index: peer.address for index, peer in self.peers.items()}
-    self._group = groups.group(*self._forest, addresses)
-    roles = program.roles(self._group, 0, chunk_bytes=chunk_bytes)
+    self.group = groups.group(*self._forest, addresses)
+    roles = program.roles(self.group, 0, chunk_bytes=chunk_bytes)
     self.program = program.program(roles, size, self.ranges)
 
   def form(self):
     """Forms the next membership."""
     self.generation += 1
-    group = self._group._replace(generation=self.generation)
+    group = self.group._replace(generation=self.generation)
     failed = []
 
     def form():
@@ -240,7 +264,7 @@ class Membership:
   def chunks(self, *, root):
     """Returns the chunks whose sum a worker makes."""
     trees = self._forest[0].trees
-    names = self._group.names
+    names = self.group.names
     return [
       chunk
       for chunk, tree in enumerate(self.program.trees)
@@ -261,6 +285,15 @@ class Membership:
     layout = self.program.layout
     return Fields(self.generation, iteration, layout, chunk, kind, 0, body)
 
+  def take_part(self, iteration, numbers, total):
+    """Has the only peer send its parts, and the sums that it makes."""
+    (peer,) = self.peers.values()
+    for chunk in self.chunks(root=0):
+      peer.send(self.fields(iteration, chunk, UP, numbers).packed())
+    for chunk in self.chunks(root=peer.index):
+      peer.await_part(iteration, chunk)
+      peer.send(self.fields(iteration, chunk, DOWN, total).packed())
+
   def close(self):
     """Closes all connections of the peers."""
     for peer in self.peers.values():
@@ -272,7 +305,8 @@ def _received_bytes(made, index):
   return usage.received_bytes if usage else 0
 
 
-def _parts(address):
+def parts(address):
+  """Returns the host and the port of an address."""
   host, _, port = address.rpartition(':')
   return host, int(port)
 

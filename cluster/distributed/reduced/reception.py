@@ -3,7 +3,8 @@
   ready          with the addresses of its executor and its handover
   told 'formed'  it is connected to the others of a generation: generation,
                  version and digest of its learner; and what it has sent
-  told 'broken'  it has lost one of them: generation, peer, reason
+  told 'broken'  it has lost one of them: generation, peer, reason; it is the
+                 peer itself if its executor cannot take part
   told 'stopped' it has given a generation up: generation, version, and the
                  books of the last iteration that it has applied
   told 'checked' generation, version and digest of its learner; and what it has

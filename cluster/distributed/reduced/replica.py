@@ -32,6 +32,7 @@ from cluster.distributed.reduced.books import Books, Entry
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   Damaged,
+  ExecutorFailed,
   PeerLost,
 )
 from cluster.distributed.reduced.inbox import Inbox
@@ -367,7 +368,9 @@ class Replica:
       try:
         yield
       except TransportError as error:
-        peer = error.worker if isinstance(error, PeerLost | Damaged) else None
+        peer = None
+        if isinstance(error, PeerLost | Damaged | ExecutorFailed):
+          peer = error.worker
         told = {'told': 'broken', 'generation': generation}
         life.say(told | {'peer': peer, 'reason': str(error)[:200]})
     self._together = False

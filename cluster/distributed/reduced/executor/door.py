@@ -23,6 +23,7 @@ from cluster.transport.greeting import Security
 from cluster.transport.sayings import Sayings
 
 _MOST = 256  # That greet, and that wait, if workers are not more.
+_PAUSE_S = 0.1  # Between two attempts to accept connections.
 _ERRORS = (TransportError, OSError)
 
 
@@ -46,11 +47,13 @@ class Door:
     loop: Loop,
     sock: socket.socket,
     security: Security,
+    contexts: links.Contexts,
     *,
     index: int,
     workers: int,
     timeout_s: float,
     came: Callable[[Link, Hello], bool],
+    short: Callable[[OSError], None],
   ):
     """Listens from here on, once the loop calls `open`.
 
@@ -58,24 +61,36 @@ class Door:
       loop: That all is done in.
       sock: That listens.
       security: Of this worker.
+      contexts: Of its TLS.
       index: Of this worker.
       workers: How many may have to come at once.
       timeout_s: Of connections.
       came: Called with who knows the token; returns whether it takes the
         connection.  If not, it may be claimed until it ends.
+      short: Called with why no connection can be accepted, again and again once
+        that has lasted for half of `timeout_s`.
     """
     self.address = '{}:{}'.format(*sock.getsockname())
     self._loop, self._sock, self._security = loop, sock, security
     self._index, self._timeout_s, self._came = index, timeout_s, came
     self._most = max(_MOST, 2 * workers)  # Strangers may be among them.
-    self._contexts: links.Contexts = links.contexts(security)
+    self._contexts, self._short = contexts, short
+    self._resume_s: float | None = None  # Monotonic; while accepting pauses.
+    # Monotonic seconds of the first and last failure in a row to accept.
+    self._failing_s: tuple[float, float] | None = None
     self._sayings = Sayings()
     self._greetings: dict[Link, _Greeting] = {}
     self._waiting: dict[Link, Hello] = {}
 
   def open(self) -> None:
     """Accepts connections from here on."""
+    self._resume_s = None
     self._loop.watch(self._sock, IN, self._accept)
+
+  def reopen(self) -> None:
+    """Accepts connections again in a moment, whatever has kept it from that."""
+    self._resume_s = time.monotonic() + _PAUSE_S
+    self._loop.ticking = True
 
   def connect(
     self,
@@ -95,14 +110,16 @@ class Door:
         takes: whoever waits for it has a limit, and hangs up.
       failed: Called with what went wrong.
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = None
     try:
+      sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
       link = Link(sock, address, self._timeout_s)
       ip, _, port = address.rpartition(':')
       with contextlib.suppress(BlockingIOError):
         sock.connect((ip, int(port)))
     except OSError as error:
-      sock.close()
+      if sock:
+        sock.close()
       failed(error)
       return
 
@@ -143,13 +160,19 @@ class Door:
         self._drop(link)
 
   def tick(self) -> bool:
-    """Ends greetings that take too long; returns whether there are others."""
+    """Ends greetings that take too long, and resumes to accept connections.
+
+    Returns:
+      Whether it has to be called again.
+    """
     now = time.monotonic()
+    if self._resume_s is not None and now >= self._resume_s:
+      self.open()
     for link, greeting in [*self._greetings.items()]:
       if now > greeting.until_s:
         self._drop(link)
         greeting.failed(Closed(f'{link.peer}: it has not greeted in time'))
-    return bool(self._greetings)
+    return bool(self._greetings) or self._resume_s is not None
 
   def close(self) -> None:
     """Accepts no more, and ends all that have not been let in."""
@@ -163,13 +186,18 @@ class Door:
     del events
     try:
       sock, (host, port) = self._sock.accept()
-    except BlockingIOError:
+    except (BlockingIOError, ConnectionAbortedError):
       return
-    except OSError as error:  # It has gone, or there are too many files.
-      self._sayings.say(f'{self.address}: {error}')
-      time.sleep(0.01)
+    except OSError as error:
+      self._pause(error)
       return
-    link = Link(sock, f'{host}:{port}', self._timeout_s)
+    self._failing_s = None
+    try:
+      link = Link(sock, f'{host}:{port}', self._timeout_s)
+    except OSError as error:
+      sock.close()
+      self._sayings.say(f'{host}:{port}: refused: {error}')
+      return
     steps = links.answer(
       link, self._security, self._contexts.listener, self.address
     )
@@ -184,6 +212,23 @@ class Door:
     until_s = time.monotonic() + WAIT_S
     known = functools.partial(self._known, link)
     self._greet(link, _Greeting(True, steps, until_s, known, failed))
+
+  def _pause(self, error: OSError) -> None:
+    """Accepts no connections for a moment: the process lacks descriptors.
+
+    They wait with the system.  A thread that slept instead would keep those
+    waiting that are connected already.
+    """
+    now = time.monotonic()
+    self._sayings.say(f'{self.address}: no connection is accepted: {error}')
+    self._loop.forget(self._sock)
+    self.reopen()
+    first, last = self._failing_s or (now, now)
+    if now - last > 10 * _PAUSE_S:
+      first = now
+    self._failing_s = first, now
+    if now - first > self._timeout_s / 2:
+      self._short(error)
 
   def _known(self, link: Link, hello: Hello) -> None:
     if hello.receiver != self._index:
@@ -202,17 +247,21 @@ class Door:
 
   def _step(self, link: Link) -> None:
     greeting = self._greetings[link]
-    try:
-      events = next(greeting.steps)
-    except StopIteration as end:
-      del self._greetings[link]
-      self._loop.forget(link.sock)
-      greeting.done(end.value)
-    except _ERRORS as error:
-      self._drop(link)
-      greeting.failed(error)
-    else:
-      self._loop.watch(link.sock, events, lambda _: self._step(link))
+    with contextlib.ExitStack() as stack:
+      stack.callback(
+        self._drop, link
+      )  # If an error comes that is not expected.
+      try:
+        events = next(greeting.steps)
+        self._loop.watch(link.sock, events, lambda _: self._step(link))
+      except StopIteration as end:
+        del self._greetings[link]
+        self._loop.forget(link.sock)
+        greeting.done(end.value)
+      except _ERRORS as error:
+        self._drop(link)
+        greeting.failed(error)
+      stack.pop_all()
 
   def _drop(self, link: Link) -> None:
     self._greetings.pop(link, None)

@@ -1,5 +1,7 @@
 """What goes wrong between the executors of a group."""
 
+import errno
+
 from cluster.transport.errors import Closed, Corrupt, TransportError
 
 
@@ -31,5 +33,35 @@ class Damaged(Corrupt):
     self.reason = reason
 
 
+class ExecutorFailed(TransportError):
+  """An executor that cannot take part in a generation, whoever its peers are.
+
+  Attributes:
+    worker: Index of its worker.
+    reason: Text.
+  """
+
+  def __init__(self, worker: int, reason: str):
+    super().__init__(f'the executor of worker {worker} failed: {reason}')
+    self.worker = worker
+    self.reason = reason
+
+
 class Abandoned(TransportError):
   """This worker, or another one, has given the generation up."""
+
+
+# Of this process or host: other peers would fare no better.
+_LOCAL = (
+  errno.EMFILE,
+  errno.ENFILE,
+  errno.ENOBUFS,
+  errno.ENOMEM,
+  errno.ENOSPC,
+  errno.EADDRNOTAVAIL,
+)
+
+
+def is_local(error: Exception) -> bool:
+  """Returns whether an error says that this process lacks something."""
+  return isinstance(error, OSError) and error.errno in _LOCAL

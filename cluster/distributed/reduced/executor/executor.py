@@ -10,11 +10,14 @@ the system's buffers.  A window is what the forest carries in some time, or two
 chunks for each of its trees, or eight, whichever is most.
 
 A wait ends: a peer that does not answer is gone after `timeout_s`, one that is
-slow is waited for until `abandon`.
+slow is waited for until `abandon`.  An error in the thread that nobody expected
+ends it, too: the generation has failed, and the thread serves the next one.
 """
 
+import contextlib
 import functools
 import math
+import ssl
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +26,7 @@ from cluster.distributed.reduced.executor import links, program
 from cluster.distributed.reduced.executor.door import Door
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
+  ExecutorFailed,
   PeerLost,
 )
 from cluster.distributed.reduced.executor.exchange import Exchange
@@ -79,7 +83,9 @@ class Executor:
       chunk_bytes: Of a chunk, at most; a multiple of 4.
 
     Raises:
-      TransportError: If the address cannot be listened on.
+      TransportError: If the address cannot be listened on, or the process has
+        no descriptors left.
+      ssl.SSLError: If the certificate is none, or is not that of the key.
       ValueError: If an argument is out of its range.
     """
     expected = 'the IPv4 address of an interface'
@@ -102,22 +108,33 @@ class Executor:
     self._last = -1  # Generation that was left.
     self._least: float = -1  # Those before were abandoned.
     self._closed = False
-    self._failure: Exception | None = None
-    try:
-      sock = links.listening(host)
-    except OSError as error:
-      raise TransportError(f'{host}: {error}') from error
-    self._loop = Loop(
-      f'executor-{index}', each=self._each, tick=self._tick, ended=self._ended
-    )
+    self._failure: ExecutorFailed | None = None  # Since the last `form`.
+    with contextlib.ExitStack() as stack:
+      try:
+        sock = stack.enter_context(links.listening(host))
+        contexts = links.contexts(security)
+        self._loop = Loop(
+          f'executor-{index}',
+          each=self._each,
+          tick=self._tick,
+          failed=self._fail,
+          ended=self._ended,
+        )
+      except ssl.SSLError:
+        raise
+      except OSError as error:
+        raise TransportError(f'{host}: {error}') from error
+      stack.pop_all()
     self._door = Door(
       self._loop,
       sock,
       security,
+      contexts,
       index=index,
       workers=workers,
       timeout_s=timeout_s,
       came=self._came,
+      short=self._fail_forming,
     )
     self.address = self._door.address
     # What float16 cannot hold becomes infinite, and is looked at in the end.
@@ -142,6 +159,8 @@ class Executor:
 
     Raises:
       PeerLost: If a member cannot be reached, or is gone.
+      ExecutorFailed: If this executor cannot take part, whoever the members
+        are; a later generation may be formed all the same.
       Abandoned: If the generation was abandoned, before or meanwhile.
       TransportError: If not all have come in time; says who.
       ValueError: If the forest is none for the members, or the generation is
@@ -159,7 +178,7 @@ class Executor:
     forming = Forming()
     start = functools.partial(self._start, group, own, found, forming)
     if self._loop.ask(start) is None:
-      raise Abandoned('the executor is closed')
+      raise self._failure or Abandoned('the executor is closed')
     self._roles, self._formed = own, number
     self._programs = {}
     limit_s = self._timeout_s if limit_s is None else limit_s
@@ -190,6 +209,7 @@ class Executor:
       What takes ranges and waits; none of them is ready yet.
 
     Raises:
+      ExecutorFailed: If the executor has ended with an error.
       Abandoned: If there is no generation.
       ValueError: If an argument is not as it should be, or the iteration
         before has not ended.
@@ -198,8 +218,8 @@ class Executor:
     valid = valid and pool.flags.c_contiguous and pool.flags.writeable
     expected = 'float32 [n], contiguous, writeable'
     require(valid, 'pool', expected, (pool.dtype.name, pool.shape))
-    if self._failure:
-      raise TransportError('the executor has failed') from self._failure
+    if self._closed and self._failure:
+      raise self._failure
     generation, own = self._generation, self._roles
     if generation is None or own is None:
       raise Abandoned('there is no generation')
@@ -228,10 +248,10 @@ class Executor:
         self._waiter = reduction
         generation.begin(iteration, exchange, travel)
       else:
-        reduction.end(Abandoned('the generation was left'))
+        reduction.end(self._failure or Abandoned('the generation was left'))
 
     if not self._loop.call(start):
-      reduction.end(Abandoned('the executor is closed'))
+      reduction.end(self._failure or Abandoned('the executor is closed'))
     return reduction
 
   def abandon(self, before: float = math.inf) -> None:
@@ -263,13 +283,17 @@ class Executor:
     self, group: Group, own: Roles, found: dict[int, str], forming: Forming
   ) -> bool:
     if self._closed or group.generation < self._least:
-      forming.end(Abandoned('the generation was abandoned'))
+      abandoned = Abandoned('the generation was abandoned')
+      forming.end((self._closed and self._failure) or abandoned)
       return True
+    self._failure = None
     self._leave()
     self._waiter = forming
-    generation = Generation(self._loop, group, own, self._told)
+    generation = Generation(self._loop, group, own, self._index, self._told)
     self._generation = generation
     for worker, address in found.items():
+      if generation.error:
+        break
       hello = Hello(group.generation, self._index, worker)
       host = group.addresses[worker].rpartition(':')[0]
       done = functools.partial(generation.add_out, worker)
@@ -336,6 +360,24 @@ class Executor:
       total[worker] = Usage(*(a + b for a, b in pairs))
     return total
 
+  def _fail(self, error: Exception) -> None:
+    """Ends what others wait for, after an error that nobody expected."""
+    reason = f'{type(error).__name__}: {error}'
+    self._failure = failure = ExecutorFailed(self._index, reason)
+    failure.__cause__ = error
+    if not self._closed:
+      self._door.reopen()  # Its own handler may be the one that has failed.
+    self._told(failure)
+    if self._generation:
+      self._generation.fail(failure)
+
+  def _fail_forming(self, error: OSError) -> None:
+    """Fails a generation whose members cannot connect to this worker."""
+    generation = self._generation
+    if generation and generation.missing:
+      reason = error.strerror or str(error)
+      generation.fail(ExecutorFailed(self._index, reason))
+
   def _each(self) -> None:
     if self._generation:
       self._generation.flush()
@@ -344,6 +386,8 @@ class Executor:
     self._loop.ticking = self._door.tick()
 
   def _ended(self, error: Exception | None) -> None:
-    self._closed, self._failure = True, error
+    self._closed = True
+    if error:
+      self._fail(error)
     self._leave()
     self._door.close()

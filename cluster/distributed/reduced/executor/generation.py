@@ -17,7 +17,9 @@ from cluster.distributed.reduced.executor import frames
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,
   Damaged,
+  ExecutorFailed,
   PeerLost,
+  is_local,
 )
 from cluster.distributed.reduced.executor.exchange import (
   Buffers,
@@ -98,6 +100,7 @@ class Generation:
     loop: Loop,
     group: Group,
     roles: Roles,
+    index: int,
     told: Callable[[Exception | None], None],
   ):
     """Has no connections yet.
@@ -106,6 +109,7 @@ class Generation:
       loop: That all is done in.
       group: Its members.
       roles: What this worker is in it.
+      index: Of this worker.
       told: Called when an iteration has ended, with None or why not well; and
         once all connections are there, or cannot be.
     """
@@ -113,6 +117,7 @@ class Generation:
     self.error: Exception | None = None
     self.iteration = -1
     self._loop, self._roles, self._told = loop, roles, told
+    self._index = index
     self._ins: dict[int, _In] = {}
     self._outs: dict[int, _Out] = {}
     self._formed = False
@@ -252,7 +257,11 @@ class Generation:
     except Corrupt as error:
       self.fail(Damaged(worker, str(error)))
     except OSError as error:
-      self._lose(worker, PeerLost(worker, error.strerror or str(error)))
+      reason = error.strerror or str(error)
+      if is_local(error):
+        self.fail(ExecutorFailed(self._index, reason))
+      else:
+        self._lose(worker, PeerLost(worker, reason))
     except TransportError as error:
       self._lose(worker, PeerLost(worker, str(error)))
     return None

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import os
 import select
 import socket
@@ -32,6 +33,7 @@ class Loop:
     *,
     each: Callable[[], None],
     tick: Callable[[], None],
+    failed: Callable[[Exception], None],
     ended: Callable[[Exception | None], None],
   ):
     """Starts the thread.
@@ -40,15 +42,26 @@ class Loop:
       name: Of the thread.
       each: Called after some events have been handled.
       tick: Called about every tenth of a second while it is to be.
+      failed: Called with what one of the functions above, a handler or a
+        function that the thread was asked to call has raised.  The thread goes
+        on, and watches the socket of that handler no more.
       ended: Called at the end, with what was raised if that is why.
+
+    Raises:
+      OSError: If the process has no descriptors left.
     """
     self.ticking = False
-    self._each, self._tick, self._ended = each, tick, ended
+    self._each, self._tick = each, tick
+    self._failed, self._ended = failed, ended
     self._next_s = 0.0
     self._epoll = select.epoll()
     self._handles: dict[int, Handle] = {}
     self._asked: collections.deque[Callable[[], None]] = collections.deque()
-    self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+      self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError:
+      self._epoll.close()
+      raise
     self._epoll.register(self._wake, IN)
     self._ending = False
     self._beats = self._answered = 0
@@ -59,17 +72,15 @@ class Loop:
   def watch(self, sock: socket.socket, events: int, handle: Handle) -> None:
     """Has events of a socket handled, in the place of what was said before."""
     number = sock.fileno()
-    if number in self._handles:
-      self._epoll.modify(number, events)
-    else:
+    try:
       self._epoll.register(number, events)
+    except FileExistsError:
+      self._epoll.modify(number, events)
     self._handles[number] = handle
 
   def forget(self, sock: socket.socket) -> None:
     """Has events of a socket handled no more."""
-    number = sock.fileno()
-    if self._handles.pop(number, None):
-      self._epoll.unregister(number)
+    self._forget(sock.fileno())
 
   def call(self, function: Callable[[], None]) -> bool:
     """Has the thread call a function soon; returns whether it still runs.
@@ -85,15 +96,16 @@ class Loop:
     return True
 
   def ask(self, function: Callable[[], Any]) -> Any:
-    """Returns what a function returns that the thread calls; None at its end.
+    """Returns what a function returns that the thread calls.
 
-    From any thread but that of the loop.
+    None if the thread has ended, or if the function has raised something, of
+    which `failed` was told before.  From any thread but that of the loop.
     """
     done, answers = threading.Event(), []
 
     def answer() -> None:
       try:
-        answers.append(function())
+        self._guarded(lambda: answers.append(function()))
       finally:
         done.set()
 
@@ -131,26 +143,55 @@ class Loop:
         self._turn()
     # Whoever waits for the thread is told, instead of waiting for ever.
     except Exception as raised:
-      logging.exception('The thread of an executor failed.')
+      logging.exception('The thread of an executor ends.')
       error = raised
     with self._lock:
       os.close(self._wake)
       self._wake = -1
-    self._ended(error)
-    while self._asked:
-      with contextlib.suppress(OSError, ValueError):
-        self._asked.popleft()()
-    self._epoll.close()
+    try:
+      self._ended(error)
+    finally:
+      while self._asked:
+        with contextlib.suppress(OSError, ValueError):
+          self._asked.popleft()()
+      self._epoll.close()
+
+  def _guarded(self, function: Callable[[], Any]) -> None:
+    """Calls a function, and `failed` with what it raises."""
+    try:
+      function()
+    # The one place where an unexpected error becomes known to waiting threads.
+    except Exception as error:
+      logging.exception('A function in the thread of an executor failed.')
+      self._failed(error)
+
+  def _handle(self, number: int, events: int) -> None:
+    """Calls a handler; one that raises is not called again."""
+    handle = self._handles[number]
+    handled = False
+    try:
+      handle(events)
+      handled = True
+    finally:
+      # Another socket may have the number by now.
+      if not handled and self._handles.get(number) is handle:
+        self._forget(number)
+
+  def _forget(self, number: int) -> None:
+    # A socket that was closed is watched no more.
+    if self._handles.pop(number, None):
+      with contextlib.suppress(OSError):
+        self._epoll.unregister(number)
 
   def _turn(self) -> None:
     for number, events in self._epoll.poll(_TICK_S if self.ticking else None):
       if number == self._wake:
         os.eventfd_read(self._wake)
       elif number in self._handles:
-        self._handles[number](events)
+        self._guarded(functools.partial(self._handle, number, events))
     while self._asked and not self._ending:
-      self._asked.popleft()()
-    self._each()
+      self._guarded(self._asked.popleft())
+    self._guarded(self._each)
     if self.ticking and time.monotonic() >= self._next_s:
       self._next_s = time.monotonic() + _TICK_S
-      self._tick()
+      self._guarded(self._tick)

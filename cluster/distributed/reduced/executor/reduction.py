@@ -68,6 +68,7 @@ class Reduction:
     Raises:
       PeerLost: If a worker is gone; says which.
       Damaged: If what a worker sent is not what arrived; says which.
+      ExecutorFailed: If this worker's executor cannot go on.
       Abandoned: If this or another worker has abandoned the generation.
       TimeoutError: If it took longer; says whom it waits for.
     """

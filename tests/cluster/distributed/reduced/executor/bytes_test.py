@@ -76,17 +76,9 @@ class _Case(executors.TestCase):
           fields = membership.fields(iteration, chunk, UP, numbers[index])
           peer.send(fields.packed())
       for chunk in membership.chunks(root=index):
-        self._await_up(peer, iteration, chunk)
+        peer.await_part(iteration, chunk)
         fields = membership.fields(iteration, chunk, DOWN, total)
         peer.send(fields.packed())
-
-  def _await_up(self, peer, iteration, chunk):
-    executors.until(
-      lambda: any(
-        (f.iteration, f.chunk, f.kind) == (iteration, chunk, UP)
-        for f in peer.frames()
-      )
-    )
 
   def _check_sound(self, membership):
     """Checks that the executor takes part in another membership."""
@@ -165,7 +157,7 @@ class PartsTest(_Case):
     (own,), (other,) = membership.chunks(root=0), membership.chunks(root=1)
     first, second = self._numbers(membership), self._numbers(membership, 1)
     pool, reduction = self._begin(membership, 0, first)
-    self._await_up(peer, 0, other)
+    peer.await_part(0, other)
     # The last frame of this sum and the first of the next, split anywhere.
     data = membership.fields(0, own, UP, first[1]).packed()
     data += membership.fields(0, other, DOWN, first.sum(0)).packed()
@@ -267,7 +259,7 @@ class SumsTest(_Case):
       membership.form()
       peer = membership.peers[1]
       _, reduction = self._begin(membership, 0, numbers)
-      self._await_up(peer, 0, chunk)
+      peer.await_part(0, chunk)
       fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
       data = change(fields).packed()
       peer.send(data[:split])
@@ -282,7 +274,7 @@ class SumsTest(_Case):
     numbers = self._numbers(membership)
     membership.form()
     _, reduction = self._begin(membership, 0, numbers)
-    self._await_up(membership.peers[1], 0, chunk)
+    membership.peers[1].await_part(0, chunk)
     fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
     membership.peers[2].send(fields.packed())
     self._check_damaged(reduction, 2)
@@ -295,7 +287,7 @@ class SumsTest(_Case):
     membership.form()
     peer = membership.peers[1]
     _, reduction = self._begin(membership, 0, numbers)
-    self._await_up(peer, 0, chunk)
+    peer.await_part(0, chunk)
     data = membership.fields(0, chunk, DOWN, numbers.sum(0)).packed()
     peer.send(2 * data)
     self._check_damaged(reduction, 1)

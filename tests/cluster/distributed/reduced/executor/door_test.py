@@ -143,17 +143,23 @@ class DoorTest(executors.TestCase):
   def test_300_workers_may_come_before_one_is_ready(self):
     made, failed = self.executor(0, workers=300), []
     others = loop.Loop(
-      'others', each=lambda: None, tick=lambda: None, ended=lambda _: None
+      'others',
+      each=lambda: None,
+      tick=lambda: None,
+      failed=failed.append,
+      ended=lambda _: None,
     )
     self.addCleanup(others.close)
     opened = door.Door(
       others,
       links.listening(executors.HOST),
       executors.OPEN,
+      links.contexts(executors.OPEN),
       index=1,
       workers=300,
       timeout_s=executors.WAIT_S,
       came=lambda link, hello: True,
+      short=failed.append,
     )
     self.addCleanup(others.ask, opened.close)
     for worker in range(1, 300):

@@ -83,7 +83,7 @@ class ExecutorTest(executors.TestCase):
       buffers = made[2]._generation.buffers
       executors.until(lambda buffers=buffers: buffers.lent > 0)
       self.assertFalse(early[0]._done.is_set())
-      self.assertIn(2, {*early[0].waits_for, *early[1].waits_for})
+      executors.until(lambda e=early: 2 in {*e[0].waits_for, *e[1].waits_for})
       late = made[2].begin(iteration, pools[2], ranges)
       late.ready(0)
       for each in (*early, late):
