@@ -108,7 +108,7 @@ class Peer:
     self.address = '{}:{}'.format(*self._listener.getsockname())
     self.received = bytearray()
     self._in = self._out = None
-    self._closed = False
+    self._open, self._closed = [], False
     self._base = self._sent_bytes = 0
 
   def meet(self, made, generation, own=0):
@@ -122,33 +122,31 @@ class Peer:
 
   def connect(self, made, generation, own=0):
     """Connects to an executor, which lets us in later."""
-    self._out = socket.create_connection(parts(made.address), executors.WAIT_S)
-    if self._closed:
-      raise AssertionError('The peer was closed meanwhile.')
-    self._out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if self._contexts.client:
-      self._out = self._contexts.client.wrap_socket(
-        self._out, server_hostname=self._name
-      )
+    out = socket.create_connection(parts(made.address), executors.WAIT_S)
+    self._keep(out)
+    out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context := self._contexts.client:
+      out = self._keep(context.wrap_socket(out, server_hostname=self._name))
     ours = secrets.token_bytes(32)
-    self._out.sendall(_MAGIC + ours)
-    theirs = _exactly(self._out, 64)[:32]
+    out.sendall(_MAGIC + ours)
+    theirs = _exactly(out, 64)[:32]
     hello = _HELLO.pack(generation, self.index, own)
-    self._out.sendall(_proof('client', ours + theirs) + hello)
+    out.sendall(_proof('client', ours + theirs) + hello)
+    self._out = out
 
   def accept(self):
     """Lets the executor in that connects."""
-    self._in, _ = self._listener.accept()
-    self._in.settimeout(executors.WAIT_S)
-    if self._contexts.listener:
-      self._in = self._contexts.listener.wrap_socket(self._in, server_side=True)
-    nonce = _exactly(self._in, 40)[8:]
+    own = self._keep(self._listener.accept()[0])
+    own.settimeout(executors.WAIT_S)
+    if context := self._contexts.listener:
+      own = self._keep(context.wrap_socket(own, server_side=True))
+    nonce = _exactly(own, 40)[8:]
     ours = secrets.token_bytes(32)
-    self._in.sendall(ours + _proof('listener', nonce + ours))
-    _exactly(self._in, 32 + _HELLO.size)
-    self._in.sendall(b'\1')
-    self.received = bytearray()
-    args = self._in, self.received
+    own.sendall(ours + _proof('listener', nonce + ours))
+    _exactly(own, 32 + _HELLO.size)
+    own.sendall(b'\1')
+    self._in, self.received = own, bytearray()
+    args = own, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()
 
   def send(self, data):
@@ -185,11 +183,11 @@ class Peer:
 
   def hang_up(self):
     """Closes the connections."""
-    for sock in (self._in, self._out):
-      if sock:
-        with contextlib.suppress(OSError):
-          sock.shutdown(socket.SHUT_RDWR)
-        sock.close()
+    while self._open:
+      sock = self._open.pop()
+      with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+      sock.close()
     self._in = self._out = None
 
   def close(self):
@@ -199,6 +197,13 @@ class Peer:
     with contextlib.suppress(OSError):
       self._listener.shutdown(socket.SHUT_RDWR)
     self._listener.close()
+
+  def _keep(self, sock):
+    self._open.append(sock)
+    if self._closed:
+      self.hang_up()
+      raise AssertionError('The peer was closed meanwhile.')
+    return sock
 
 
 class Membership:
