@@ -27,8 +27,9 @@ import collections
 import dataclasses
 import faulthandler
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import logging
@@ -40,11 +41,16 @@ _KEPT = 10  # Iterations.
 
 
 class Pace:
-  """How far a worker has come; its threads change it, its beats tell it."""
+  """How far a worker has come; its threads change it, its beats tell it.
+
+  Within an iteration the count never falls, whatever its sources do: a count
+  that fell and grew again would show no progress until it was past its maximum.
+  """
 
   def __init__(self) -> None:
-    """Has come nowhere."""
+    """Starts with no progress recorded."""
     self._doing, self._iteration, self._steps = 'transfer', -1, 0
+    self._lock = threading.Lock()
 
   def compute(self) -> None:
     """It computes from here on."""
@@ -56,7 +62,8 @@ class Pace:
 
   def begin(self, iteration: int) -> None:
     """Another iteration begins."""
-    self._iteration, self._steps = iteration, 0
+    with self._lock:
+      self._iteration, self._steps = iteration, 0
 
   def step(self) -> None:
     """A chunk has come or gone."""
@@ -64,7 +71,18 @@ class Pace:
 
   def reach(self, steps: int) -> None:
     """So many chunks have come or gone in this iteration."""
-    self._steps = max(self._steps, steps)
+    with self._lock:
+      self._steps = max(self._steps, steps)
+
+  def follow(self, count: Callable[[], int]) -> None:
+    """Records what a source counts, for one thread beside that of `begin`.
+
+    Args:
+      count: Returns how many chunks have come or gone in this iteration, of all
+        its sums; 0 before `begin` is called.
+    """
+    with self._lock:  # A count of the iteration before is not for this one.
+      self._steps = max(self._steps, count())
 
   def told(self) -> dict[str, Any]:
     """Returns what beats say of it."""

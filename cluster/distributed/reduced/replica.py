@@ -210,7 +210,7 @@ class Replica:
     # Others cannot tell who it is that holds up a sum.
     if self._summing.unanswered() > _HANGS:
       self._hung('executor')
-    self._pace.reach(self._summing.steps)
+    self._pace.follow(lambda: self._summing.steps)
     return self._pace.told()
 
   def _heed(self, life: Life, told: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Tests for deadlines: who has stood still for too long, by a clock of ours."""
 
+import threading
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -56,6 +57,24 @@ class DeadlinesTest(parameterized.TestCase):
         self.assertEmpty(
           deadlines.overdue([(0, seen, 1)], now=self.now, obeyed=0)
         )
+
+  def test_a_count_of_the_iteration_before_hides_no_progress(self):
+    here, counts = Pace(), []
+    here.begin(1)
+
+    def count():  # The next iteration begins while a beat looks at this one.
+      thread = threading.Thread(target=here.begin, args=[2])
+      thread.start()
+      thread.join(0.05)
+      counts.append(thread)
+      return 500
+
+    here.follow(count)
+    counts[0].join()
+    self.assertEqual(here.told(), {'pace': ['transfer', 2, 0]})
+    here.follow(lambda: 1)
+    here.follow(lambda: 0)
+    self.assertEqual(here.told(), {'pace': ['transfer', 2, 1]})
 
   def test_nobody_is_blamed_for_servers_that_have_not_obeyed(self):
     deadlines = self._deadlines()

@@ -34,7 +34,8 @@ class Summing(Protocol):
   `unanswered`.
 
   Attributes:
-    steps: Grows with what comes and goes in an iteration.
+    steps: Grows with what comes and goes in an iteration, over all its sums; 0
+      between two iterations.
     paced: Whether computing takes time alone, which `compute` lets pass.
     travels: Whether chunks do, so that faults can befall them.
     heeds: Whether `abandon` helps.
@@ -48,7 +49,7 @@ class Summing(Protocol):
 
   @property
   def steps(self) -> int:
-    """Grows with what comes and goes in an iteration."""
+    """Grows with what comes and goes in an iteration, over all its sums."""
 
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
@@ -207,15 +208,17 @@ class HostSumming:
     for vector in self._vectors:
       vector[:] = 0.0
     self._executor: Executor | None = None
-    self._reduction: Reduction | None = None
+    # Steps of the sums of this iteration that have ended, and the running one;
+    # one value, as another thread reads it.
+    self._progress: tuple[int, Reduction | None] = 0, None
     self._filling: CheckedFilling | None = None
     self._stats: Any = ()
 
   @property
   def steps(self) -> int:
-    """Chunks that have come and gone."""
-    reduction = self._reduction
-    return reduction.steps if reduction else 0
+    """Chunks that have come and gone, in all sums of this iteration."""
+    before, reduction = self._progress
+    return before + (reduction.steps if reduction else 0)
 
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
@@ -285,7 +288,7 @@ class HostSumming:
       self._let_pass(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
     filling = CheckedFilling(self._pool, vector, ready, fault)
-    self._reduction, self._filling = reduction, filling
+    self._progress, self._filling = (0, reduction), filling
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
@@ -311,11 +314,11 @@ class HostSumming:
 
   def total(self) -> tuple[list[float], bool]:
     """Waits until all of the pool is summed."""
-    reduction = self._reduction
+    _, reduction = self._progress
     try:
       reduction.wait()
     finally:
-      self._reduction = None  # Its steps are not those of the next.
+      self._progress = 0, None  # The next iteration counts from 0.
     return self._pool.books(self._vectors[0]).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:

@@ -100,6 +100,7 @@ class TalkingSumming(HostSumming):
     """Computes a gradient; of it travels early what is known to travel."""
     self._vector = self.memory.free(self._vectors)
     self._stage, self._begun = stage, None  # That of before may have failed.
+    self._progress = 0, None
     self._number = version * (self.memory.talks.most + 1)
     self._travel = self._faults.travel(worker, iteration, fault)
     self._scale = factor(learner.scaling)
@@ -123,6 +124,12 @@ class TalkingSumming(HostSumming):
 
   def total(self) -> tuple[list[float], bool]:
     """Converses until all of the pool is summed."""
+    try:
+      return self._converse()
+    finally:
+      self._progress = 0, None  # The next iteration counts from 0.
+
+  def _converse(self) -> tuple[list[float], bool]:
     gradient, rest = np.split(self._vector, [self._pool.gradient])
     talking = self.memory.talk(
       gradient, stage=self._stage, scale=self._scale, room=self._own
@@ -166,7 +173,10 @@ class TalkingSumming(HostSumming):
   def collect(self, version: int) -> None:
     """Sums what all keep."""
     number = version * (self.memory.talks.most + 1) - 1
-    self.memory.total = self._sum(number, [self.memory.kept()], None).copy()
+    try:
+      self.memory.total = self._sum(number, [self.memory.kept()], None).copy()
+    finally:
+      self._progress = 0, None
 
   def _begin_early(self) -> Callable[[int], None] | None:
     """Begins the sum whose values travel early, if there are such.
@@ -222,7 +232,7 @@ class TalkingSumming(HostSumming):
       talking.unheard(np.zeros(said.size, np.float32))
       raise
     finally:
-      self._reduction = None
+      self._note_end(reduction)
     self._finite = reduction.finite
     rest[:] = vector[said.size :]
     return vector[: said.size]
@@ -260,7 +270,7 @@ class TalkingSumming(HostSumming):
         reduction.ready(each)
       reduction.wait()
     finally:
-      self._reduction = None
+      self._note_end(reduction)
     self._finite = reduction.finite
     return vector
 
@@ -275,8 +285,13 @@ class TalkingSumming(HostSumming):
     """Begins a sum; arguments are those of `Executor.begin`."""
     given = None if {*dtypes} == {FLOAT32} else dtypes
     reduction = self._running.begin(number, vector, ranges, travel, given)
-    self._reduction = reduction
+    self._progress = self.steps, reduction
     return reduction
+
+  def _note_end(self, reduction: Reduction) -> None:
+    """Keeps the steps of a sum that has ended."""
+    before, _ = self._progress
+    self._progress = before + reduction.steps, None
 
   def _arrived(self, arrived: Any) -> Any:
     """Returns which numbers an update has, as views, or () for all."""

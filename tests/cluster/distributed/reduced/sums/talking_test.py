@@ -3,6 +3,7 @@
 Numbers are whole, so that all sums are exact in any order.
 """
 
+import itertools
 import pathlib
 import tempfile
 import threading
@@ -15,7 +16,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.distributed.faults import Faults
+from cluster.distributed.pace import Deadlines, Pace, Seen
 from cluster.distributed.reduced import group
+from cluster.distributed.reduced.executor import executor, reduction
 from cluster.distributed.reduced.executor.errors import Abandoned
 from cluster.distributed.reduced.sums.memory import Memory
 from cluster.distributed.reduced.sums.talking import TalkingSumming
@@ -80,6 +83,47 @@ def _talks(pool, **changed):
 def _members(dtype):
   # Of three workers, one would round a sum of two on its way.
   return [0, 1, 2] if dtype == 'float32' else [0, 1]
+
+
+class _Beating:
+  """What a coordinator sees of a worker, by a clock of ours."""
+
+  def __init__(self, worker, deadlines):
+    self.now, self.overdue = 0.0, []
+    self.pace = Pace()
+    self._worker, self._deadlines, self._seen = worker, deadlines, Seen()
+
+  def beat(self, seconds=0.0):
+    self.now += seconds
+    self.pace.reach(self._worker.steps)
+    self._seen.tell(self.pace.told()['pace'], self.now)
+    self.overdue += self._deadlines.overdue(
+      [(0, self._seen, 8)], now=self.now, obeyed=0
+    )
+
+
+class _Played:
+  """An executor whose sums have so many chunks, and take so long."""
+
+  def __init__(self, beating, chunks, chunk_s):
+    self._beating = beating
+    self._sums = itertools.cycle(zip(chunks, chunk_s, strict=True))
+
+  def begin(self, *args):
+    del args
+    chunks, chunk_s = next(self._sums)
+    made = mock.Mock(steps=0, finite=True)
+
+    def wait():
+      for _ in range(chunks):
+        made.steps += 2
+        self._beating.beat(chunk_s)
+
+    made.wait = wait
+    return made
+
+  def close(self):
+    """Nothing to end."""
 
 
 class TalkingTest(parameterized.TestCase):
@@ -338,6 +382,56 @@ class TalkingTest(parameterized.TestCase):
     # And they go on as if nobody had asked.
     self._iterate(2, [0, 1, 2])
     self.assertIsNone(self.workers[0].memory.saved())
+
+  @parameterized.parameters(False, True)
+  def test_steps_count_all_sums_of_an_iteration(self, overlap):
+    self._made(2, overlap=overlap, select_lag=int(overlap))
+    self._form(0, [0, 1])
+    begin, wait = executor.Executor.begin, reduction.Reduction.wait
+    begun, seen = {0: [], 1: []}, {0: [], 1: []}
+
+    def began(own, *args):
+      made = begin(own, *args)
+      begun[own._index].append(made)
+      return made
+
+    def waited(made, *args):
+      wait(made, *args)
+      (index,) = (k for k in begun if made in begun[k])
+      steps = sum(each.steps for each in begun[index])
+      seen[index].append((self.workers[index].steps, steps))
+
+    with (
+      mock.patch.object(executor.Executor, 'begin', began),
+      mock.patch.object(reduction.Reduction, 'wait', waited),
+    ):
+      for version in range(3):
+        self._iterate(version, [0, 1])
+        for index in (0, 1):
+          self.assertNotEmpty(seen[index])
+          for steps, expected in seen[index]:
+            self.assertEqual(steps, expected)
+          self.assertEqual(self.workers[index].steps, 0)
+          begun[index].clear()
+          seen[index].clear()
+
+  def test_a_long_sum_of_few_chunks_is_progress_after_one_of_many(self):
+    self._made(1)
+    worker, deadlines = (
+      self.workers[0],
+      Deadlines(timeout_s=10.0, start_s=300.0, windows=True),
+    )
+    beating = _Beating(worker, deadlines)
+    # Of the two sums of an iteration the first has more chunks.
+    worker._executor = _Played(beating, chunks=[100, 5], chunk_s=[0.1, 9.0])
+    for version in range(3):
+      beating.pace.begin(version)
+      beating.beat()
+      self._compute(0, version, 1)
+      worker.total()
+      beating.beat()
+    self.assertEqual(beating.overdue, [])
+    self.assertGreater(beating.now, 3 * 2 * 10.0)
 
   def test_who_comes_new_keeps_nothing_and_knows_what_all_know(self):
     self._made(2, select_lag=1)
