@@ -15,7 +15,14 @@ from cluster.distributed.served.site import ServedSite
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
-from cluster.transport import memory, pauses, rendezvous, streams, trust
+from cluster.transport import (
+  descriptors,
+  memory,
+  pauses,
+  rendezvous,
+  streams,
+  trust,
+)
 from cluster.transport.greeting import Security
 from configs.checks import require
 from configs.sections import Choose, named
@@ -56,6 +63,7 @@ def meet(
   )
   finished = files.finished() is not None
   if not finished:
+    descriptors.raise_limit(workers)
     memory.advise()
   if role.kind == 'server':
     count = 0

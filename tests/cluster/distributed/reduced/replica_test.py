@@ -23,6 +23,7 @@ from learning import digest
 from learning.nothing import NoGradient, NoLearner
 from learning.pool import Pool
 from route import links, ring
+from tests.support import descriptors
 
 _HOST, _WAIT_S = '127.0.0.1', 20.0
 
@@ -184,6 +185,18 @@ class ReplicaTest(parameterized.TestCase):
     while not sent or sent[0][1] < 4 * 100:
       sent = both[0].hear('told', 'traffic')['sent']
     self.assertEqual([worker for worker, _, _ in sent], [1])
+
+  def test_who_has_no_descriptors_left_says_so_and_forms_the_next(self):
+    both = [self._played(k, workers=2) for k in range(2)]
+    with descriptors.exhausted():
+      both[0].form(both[1])
+      for index, played in enumerate(both):
+        said = played.hear('told', 'broken')
+        self.assertEqual((said['peer'], said['generation']), (index, 0))
+        self.assertRegex(said['reason'], 'Too many open files')
+    both[0].form(both[1], generation=1)
+    for played in both:
+      played.hear('told', 'formed')
 
   def test_who_has_learned_for_another_lead_begins_anew(self):
     both = [self._played(k, workers=2) for k in range(2)]
