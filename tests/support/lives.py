@@ -119,6 +119,8 @@ class Life:
       peers = self.world.peers(self.group)
       if self.stopped > self.generation:
         yield self.give_up
+      elif self.cut_off() is not None:
+        yield self.lose_cut
       elif all(self.generation in peer.joined for peer in peers):
         yield self.connect
       elif any(not p.living or p.stopped > self.generation for p in peers):
@@ -205,6 +207,24 @@ class Life:
     self.say(
       told='broken', generation=self.generation, peer=peer, reason='gone'
     )
+
+  def cut_off(self):
+    """Returns a peer that it cannot reach over the forest; None for nobody."""
+    if {self.index} in self.world.cut:
+      return self.index
+    packed = self.world.formation.packed
+    if packed is None:
+      return None
+    workers = packed.cluster.workers
+    for tree in packed.forest.trees:
+      for hop in (*tree.up, *tree.down):
+        ends = [workers.index(hop[0]), workers.index(hop[-1])]
+        if self.index in ends and {*ends} in self.world.cut:
+          return sum(ends) - self.index
+    return None
+
+  def lose_cut(self):
+    self.lose(self.cut_off())
 
   def check(self, generation):
     self.say(

@@ -40,7 +40,7 @@ class World:
     members: The life that each worker has now.
     rivals: Processes, as worker and identity, that come whenever they have no
       life, again and again.
-    cut: Sets of two workers who cannot talk.
+    cut: Sets of two workers who cannot talk; of one whose executor fails.
     rounding: What each update of a worker is off by, as its processor rounds.
   """
 
@@ -54,6 +54,7 @@ class World:
     timeout_s=1e6,
     mends=True,
     rounding=None,
+    failed=None,
   ):
     self.workers = workers
     self.lives, self.joined, self.parts = {}, {}, {}
@@ -90,6 +91,7 @@ class World:
       links.believed('', workers) if mends else None,
       ring.in_order if mends else None,
       size_bytes=1000,
+      failed=failed,
     )
     surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)
     self.runtime = ReducedRuntime(

@@ -8,17 +8,21 @@ forest that is packed for the links that are left.
 import collections
 import contextlib
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
 
+from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.reduced import group
 from cluster.transport.heart import Unmendable
 from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned
 from topology.packing import pack as packing
+
+_RECENT = 4  # Forests that are kept, as packing one takes seconds.
 
 
 class _State(enum.Enum):
@@ -36,8 +40,8 @@ class Cut(Exception):
     worker: Who has lost the most connections.
   """
 
-  def __init__(self, worker: int):
-    super().__init__(f'worker {worker} cannot be reached by all')
+  def __init__(self, worker: int, why: str = 'cannot be reached by all'):
+    super().__init__(f'worker {worker} {why}')
     self.worker = worker
 
 
@@ -75,6 +79,7 @@ class Formation:
     pack: Forests | None,
     *,
     size_bytes: int,
+    failed: FailedLinks | None = None,
   ):
     """Has no members yet.
 
@@ -82,11 +87,14 @@ class Formation:
       cluster: The links; worker i is the i-th.  None: see `know`.
       pack: Returns the forest to use; None if XLA sums.
       size_bytes: Of a pool.
+      failed: Failures of links; None if no failed link is tried again.
     """
     self.generation = 0
     self.members: tuple[int, ...] = ()
     self.packed: Packed | None = None
     self._cluster, self._pack = cluster, pack
+    # A link that is tried again and fails asks for the forest before once more.
+    self._recent: collections.deque[Packed] = collections.deque(maxlen=_RECENT)
     self._host_s: Mapping[str, float] = {}
     self.size_bytes = size_bytes
     self._state = _State.WAITING
@@ -95,9 +103,7 @@ class Formation:
     self._gone: dict[int, str] = {}  # Members that are lost, and why.
     self._told: dict[int, tuple[int, list[float]]] = {}  # Versions and books.
     self._digests: dict[int, str] = {}  # Of those who are connected.
-    self._suspects: set[tuple[int, int]] = set()
-    self._doubted: set[frozenset[int]] = set()  # Pairs, since the last sum.
-    self._lost: set[tuple[int, int]] = set()  # Ordered pairs.
+    self._failed = failed or FailedLinks(timeout_s=math.inf)
     # Who have the newest version.  At first the lead has what was restored, or
     # what all begin with: who comes from another lead has something else.
     self._sources: list[int] = [0]
@@ -130,7 +136,8 @@ class Formation:
 
     Pairs that can talk again as it was packed are no longer lost.
     """
-    self.packed, self._lost = packed, {*packed.lost}
+    self.packed = packed
+    self._failed.use(packed.lost)
 
   def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
     """Returns a forest for some links; from any thread.
@@ -169,10 +176,11 @@ class Formation:
 
   def came(self, index: int, executor: str, handover: str) -> None:
     """A worker can be reached, at these addresses, in a new life."""
+    before = self._executors.get(index, executor)
+    moved = before.rpartition(':')[0] != executor.rpartition(':')[0]
+    self._failed.came(index, moved=moved)
     self._executors[index], self._handovers[index] = executor, handover
     self._sources = [k for k in self._sources if k != index] or [0]
-    self._lost = {pair for pair in self._lost if index not in pair}
-    self._doubted = {pair for pair in self._doubted if index not in pair}
     self.trust(index)
 
   def gone(self, index: int, reason: str) -> None:
@@ -197,7 +205,7 @@ class Formation:
     Returns:
       Rank and address; None if it can connect to none of them.
     """
-    reached = [k for k in among if (k, index) not in self._lost]
+    reached = [k for k in among if (k, index) not in self._failed.lost]
     if not reached:
       return None
     chosen = reached[index % len(reached)]
@@ -206,11 +214,25 @@ class Formation:
   def suspect(self, worker: int, peer: int | None) -> None:
     """A worker has lost a connection to another, which may be lost itself."""
     if peer is not None:
-      self._suspects.add((worker, peer))
+      self._failed.suspect(worker, peer)
+
+  def admits(self, index: int) -> bool:
+    """Returns whether a worker may be a member of the next generation."""
+    return self._failed.admits(index)
+
+  @property
+  def retries(self) -> str:
+    """Why a generation is to end: a failed link is tried again; '' if none."""
+    pair = self._failed.due(self.members)
+    return (
+      'the link between workers {} and {} is tried again'.format(*pair)
+      if pair
+      else ''
+    )
 
   def summed(self) -> None:
     """An iteration has been ended: all links in use are sound."""
-    self._doubted.clear()
+    self._failed.summed(self._used)
 
   def stop(self) -> bool:
     """Ends the generation; returns False if that has been done before."""
@@ -265,11 +287,13 @@ class Formation:
       Cut: If they cannot reach each other.
       Unmendable: If there is no forest of them.
     """
-    self._note_lost(members)
+    self._failed.settle(members)
     self.members = tuple(members)
     self._gone.clear()
     self._digests.clear()
     self._state = _State.FORMING
+    if (failed := self._failed.failed_worker(members)) is not None:
+      raise self._excluded(failed, 'has an executor that fails')
     said = self._described() if self.mends else {'generation': self.generation}
     return [
       (
@@ -289,12 +313,12 @@ class Formation:
     sources = self._sources if version else self._sources[:1]
     if index in sources:
       return None
-    reached = [k for k in sources if (k, index) not in self._lost]
+    reached = [k for k in sources if (k, index) not in self._failed.lost]
     if not (reached or version):  # Digests show later whether it is the same.
       others = (k for k in self.members if k != index)
-      reached = [k for k in others if (k, index) not in self._lost]
+      reached = [k for k in others if (k, index) not in self._failed.lost]
     if not reached:
-      raise Cut(index or sources[0])
+      raise self._excluded(index or sources[0])
     return reached[0], self._handovers[reached[0]]
 
   def _described(self) -> dict[str, Any]:
@@ -315,12 +339,17 @@ class Formation:
       Cut: If they cannot reach each other.
       Unmendable: If there is no forest of them.
     """
-    lost, cluster = frozenset(self._lost), self._cluster
+    lost, cluster = self._failed.lost, self._cluster
     before = self.packed
     if before and (before.members, before.lost) == (self.members, lost):
       return before
     if cluster is None:
       raise RuntimeError('Expected links to be known, got none.')
+    for packed in self._recent:
+      same = packed.cluster is cluster
+      if same and (packed.members, packed.lost) == (self.members, lost):
+        self.packed = packed
+        return packed
     workers = cluster.workers
     pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
     away = [w for k, w in enumerate(workers) if k not in self.members]
@@ -333,6 +362,7 @@ class Formation:
     except (ValueError, TimeoutError) as error:
       raise Unmendable(f'There is no forest of the workers: {error}') from error
     self.packed = Packed(self.members, lost, cluster, links, forest)
+    self._recent.append(self.packed)
     return self.packed
 
   def _found(self, links: Cluster, lost: set[tuple[str, str]]) -> Forest:
@@ -375,24 +405,28 @@ class Formation:
       return []
     return [index for index in self.living if index not in there]
 
-  def _note_lost(self, members: Sequence[int]) -> None:
-    """What two who are still there have lost twice is a link."""
-    for pair in sorted(self._suspects):
-      if not {*pair} <= {*members}:
-        continue
-      if frozenset(pair) in self._doubted:
-        logging.warning('The link between workers %d and %d is lost.', *pair)
-        self._lost |= {pair, pair[::-1]}
-    self._doubted |= {frozenset(pair) for pair in self._suspects}
-    self._suspects.clear()
-
   def _cut(self, error: Exception) -> Exception:
     counts = collections.Counter(
       index
-      for pair in self._lost
+      for pair in self._failed.lost
       for index in pair
       if index and {*pair} <= {*self.members}
     )
     if not counts:
       return Unmendable(str(error))
-    return Cut(counts.most_common(1)[0][0])
+    return self._excluded(counts.most_common(1)[0][0])
+
+  def _excluded(self, worker: int, *why: str) -> Cut:
+    """Returns a `Cut` of a worker, which is not admitted for some time."""
+    self._failed.exclude(worker)
+    return Cut(worker, *why)
+
+  def _used(self) -> list[tuple[int, int]]:
+    """Returns the links that the running forest uses, and all members."""
+    found = [(index, index) for index in self.members]
+    if self.packed:
+      index_of = {name: k for k, name in enumerate(self.packed.cluster.workers)}
+      for tree in self.packed.forest.trees:
+        for hop in (*tree.up, *tree.down):
+          found.append((index_of[hop[0]], index_of[hop[-1]]))
+    return found

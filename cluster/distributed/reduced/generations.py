@@ -75,12 +75,28 @@ class Generations(Leading):
 
   @property
   def _newcomers(self) -> list[int]:
-    """Workers that are ready, and of no generation yet."""
+    """Workers that are ready and admitted, and of no generation yet."""
     return [
       index
       for index, member in enumerate(self._members)
-      if member.stream and index not in self._formation.members
+      if member.stream
+      and index not in self._formation.members
+      and self._formation.admits(index)
     ]
+
+  @property
+  def _turns(self) -> str:
+    """Why a generation is to end between two iterations; '' if it is not."""
+    return self._linking.turns or self._formation.retries
+
+  def _is_connected(self) -> bool:
+    """Returns whether the first members are connected.
+
+    One of them may have had to wait until a failed link is tried again.
+    """
+    if self._formation.waits:
+      self._form()
+    return self._running
 
   def _in_lead(self, index: int) -> bool:
     """Returns whether a worker is one for the scheme."""
@@ -167,6 +183,7 @@ class Generations(Leading):
       if member.stream
       and (not self._started or self._in_lead(index))
       and index not in self._left
+      and self._formation.admits(index)
     ]
     if not self._started and len(members) < len(self._members):
       self._formation.wait()

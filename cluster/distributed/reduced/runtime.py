@@ -83,7 +83,7 @@ class ReducedRuntime(Generations):
     """
     self._wait(
       self._reception.listen(),
-      done=lambda: self._running,
+      done=self._is_connected,
       missing=lambda: self._reception.missing() or self._linking.waits,
     )
 
@@ -285,7 +285,7 @@ class ReducedRuntime(Generations):
       if any(map(self._in_lead, self._newcomers)):
         self._stop('somebody has come', ends=True)
         return
-      if why := self._linking.turns:
+      if why := self._turns:
         self._stop(why, ends=True)
         return
       if self._pausing:
@@ -295,7 +295,7 @@ class ReducedRuntime(Generations):
       self._dealing.send(self._formation.generation, version, members)
     examples = sum(self.lead.workers[index].examples for index in members)
     still = self._pausing or self._looks(examples) or self._newcomers
-    still = still or self._linking.turns
+    still = still or self._turns
     if self._dealing.newest == version and not still:
       self._dealing.send(self._formation.generation, version + 1, members)
 

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from cluster import talks
 from cluster.distributed.links.adaptation import Adaptation
+from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
 from cluster.distributed.links.surveyor import Surveyor
@@ -109,6 +110,7 @@ class ReducedSite(Process):
       self._plan.cluster,
       self._plan.forest,
       size_bytes=self._sizes[-1],
+      failed=FailedLinks(timeout_s=self.settings.timeout_s),
     )
     kept = Kept(self.parts.files.workdir)
     adaptation = Adaptation(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.distributed.faults import Faults
+from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.transport.errors import TransportError
@@ -21,8 +22,12 @@ from tests.support import relays
 
 class FormationTest(parameterized.TestCase):
   def _formation(self, workers):
+    self.now = 0.0
     formation = Formation(
-      links.believed('', workers), ring.in_order, size_bytes=1000
+      links.believed('', workers),
+      ring.in_order,
+      size_bytes=1000,
+      failed=FailedLinks(timeout_s=10.0, clock=lambda: self.now),
     )
     for index in range(workers):
       formation.came(index, f'1.1.1.1:{index + 1}', f'2.2.2.2:{index + 1}')
@@ -141,7 +146,58 @@ class FormationTest(parameterized.TestCase):
     with self.assertRaises(Cut) as cut:
       formation.form((0, 1, 2), 0)
     self.assertEqual(cut.exception.worker, 2)
-    formation.came(2, '1.1.1.1:3', '2.2.2.2:3')  # Anew.
+    formation.came(2, '1.1.1.1:9', '2.2.2.2:3')  # It only joins again.
+    self.assertFalse(formation.admits(2))
+    with self.assertRaises(Cut):
+      formation.form((0, 1, 2), 0)
+    formation.came(2, '1.1.1.9:3', '2.2.2.2:3')  # On another host.
+    self.assertTrue(formation.admits(2))
+    formation.form((0, 1, 2), 0)
+
+  def test_a_link_that_has_failed_is_used_again_after_two_timeouts(self):
+    formation = self._formation(3)
+    formation.form((0, 1, 2), 0)
+    first = formation.packed
+    for _ in range(2):
+      formation.suspect(1, 2)
+      formation.form((0, 1, 2), 0)
+    self.assertEqual(formation.packed.lost, {(1, 2), (2, 1)})
+    without = formation.packed
+    formation.summed()
+    self.now = 19.9
+    self.assertEqual(formation.retries, '')
+    self.now = 20.0
+    self.assertIn('between workers 1 and 2', formation.retries)
+    formation.form((0, 1, 2), 0)
+    self.assertEqual(formation.retries, '')
+    self.assertIs(formation.packed, first)  # It is not packed again.
+    formation.suspect(2, 1)
+    formation.form((0, 1, 2), 0)
+    self.assertIs(formation.packed, without)
+    self.now = 59.9
+    self.assertEqual(formation.retries, '')
+    self.now = 60.0
+    self.assertNotEqual(formation.retries, '')
+    formation.form((0, 1, 2), 0)
+    formation.summed()
+    formation.suspect(2, 1)  # A mishap now.
+    formation.form((0, 1, 2), 0)
+    self.assertEmpty(formation.packed.lost)
+
+  def test_who_fails_itself_is_cut_and_admitted_later(self):
+    formation = self._formation(3)
+    formation.form((0, 1, 2), 0)
+    formation.suspect(1, 1)
+    formation.form((0, 1, 2), 0)
+    formation.suspect(1, 1)
+    with self.assertRaisesRegex(Cut, 'worker 1 has an executor') as cut:
+      formation.form((0, 1, 2), 0)
+    self.assertEqual(cut.exception.worker, 1)
+    self.assertFalse(formation.admits(1))
+    formation.form((0, 2), 0)
+    self.assertEmpty(formation.packed.lost)
+    self.now = 20.0
+    self.assertTrue(formation.admits(1))
     formation.form((0, 1, 2), 0)
 
   def test_what_is_lost_once_is_tried_again(self):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching import lb_bsp
+from cluster.distributed.links.failed import FailedLinks
 from cluster.transport.heart import Unmendable
 from predict import ema
 from tests.support import replicas
@@ -522,6 +523,139 @@ class ReplicasTest(parameterized.TestCase):
     world.runtime._look_at = 0.0
     world.pass_by()
     self.assertIsNone(world.reception.members[2].stream)
+
+
+class FailedLinksTest(parameterized.TestCase):
+  """Links, and executors, that fail for some time; by a clock of ours."""
+
+  def _began(self, workers):
+    self.now = 0.0
+    failed = FailedLinks(timeout_s=10.0, clock=lambda: self.now)
+    return _began(workers, failed=failed)
+
+  def _break(self, world, ends):
+    """Cuts a link, so that the running iteration loses it."""
+    world.cut.append({*ends})
+    worker, peer = ends[0], ends[-1]
+    world.until(lambda: world.members[worker].doing == 'waiting')
+    world.members[worker].lose(peer)
+
+  def _hops(self, world):
+    workers = world.formation.packed.cluster.workers
+    return {
+      frozenset((workers.index(hop[0]), workers.index(hop[-1])))
+      for tree in world.formation.packed.forest.trees
+      for hop in (*tree.up, *tree.down)
+    }
+
+  def _generations(self, world, iterations):
+    """Returns how many generations some iterations take."""
+    before = world.formation.generation
+    world.reach(world.holder.version + iterations)
+    return world.formation.generation - before
+
+  def test_a_link_is_used_again_once_its_cut_is_over(self):
+    world = self._began(4)
+    self._break(world, (2, 3))
+    world.until(lambda: world.formation.packed.lost)
+    world.reach(world.holder.version + 5)
+    self.assertNotIn({2, 3}, self._hops(world))
+    world.cut.clear()
+    self.now += 19.0
+    self.assertEqual(self._generations(world, 5), 0)
+    self.now += 1.0
+    self.assertEqual(self._generations(world, 5), 1)
+    self.assertIn({2, 3}, self._hops(world))
+    self.assertEqual(self._generations(world, 20), 0)
+    world.check()
+
+  def test_a_link_that_stays_cut_costs_less_and_less(self):
+    world = self._began(4)
+    self._break(world, (2, 3))
+    world.until(lambda: world.formation.packed.lost)
+    world.reach(world.holder.version + 3)
+    for backoff_s in (20, 40, 80, 160):
+      self.now += backoff_s - 1
+      self.assertEqual(self._generations(world, 5), 0)
+      self.now += 1
+      # One with the link, and one without it.
+      self.assertEqual(self._generations(world, 5), 2)
+      self.assertNotIn({2, 3}, self._hops(world))
+    self.assertEqual(world.formation.members, (0, 1, 2, 3))
+    world.check()
+
+  @parameterized.parameters([(0, 1)], [(1,)])
+  def test_a_worker_that_nobody_reaches_is_left_out_for_some_time(self, ends):
+    world = self._began(2)
+    self._break(world, ends[::-1])
+    world.until(lambda: world.formation.members == (0,))
+    world.come(1)  # Its process lives, and joins again at once.
+    world.reach(world.holder.version + 5)
+    self.assertEqual(self._generations(world, 20), 0)
+    self.now += 20.0  # It is tried again, and fails.
+    world.until(lambda: not world.members[1].living)
+    world.come(1)
+    world.reach(world.holder.version + 5)
+    self.now += 39.0
+    self.assertEqual(self._generations(world, 20), 0)
+    world.cut.clear()
+    self.now += 1.0
+    world.gather()
+    world.reach(world.holder.version + 5)
+    self.assertEqual(world.formation.members, (0, 1))
+    world.check()
+
+  def test_a_worker_may_be_cut_off_before_the_start(self):
+    self.now = 0.0
+    failed = FailedLinks(timeout_s=10.0, clock=lambda: self.now)
+    world = replicas.World(2, failed=failed)
+    world.cut.append({0, 1})
+    world.until(lambda: not world.members[1].living)
+    world.come(1)
+    while world.go():
+      self.assertFalse(world.runtime._is_connected())
+    before = world.formation.generation
+    world.cut.clear()
+    self.assertFalse(world.runtime._is_connected())
+    self.now += 20.0
+    self.assertFalse(world.runtime._is_connected())  # Now it forms.
+    world.begin()
+    self.assertLessEqual(world.formation.generation, before + 1)
+    world.reach(3)
+    world.check()
+
+  @settings(max_examples=15, deadline=None)
+  @given(st.integers(0, 2**32), st.integers(2, 4))
+  def test_links_are_cut_and_mended_in_any_order(self, seed, workers):
+    world, rng = self._began(workers), random.Random(seed)
+    pairs = [{a, b} for a in range(workers) for b in range(1, workers)]
+    for move in range(400):
+      self.now += 0.3 if move < 300 else 100.0
+      if move == 300:
+        world.cut.clear()
+      if move < 300 and rng.random() < 0.05:
+        pair = rng.choice(pairs)
+        if pair in world.cut:
+          world.cut.remove(pair)
+        else:
+          world.cut.append(pair)
+          ends = [*pair]
+          if world.members[ends[0]].doing == 'waiting':
+            world.members[ends[0]].lose(ends[-1])
+      for index, life in world.members.items():
+        if not life.living:
+          world.come(index, keeps=True)
+      world.go(rng.choice)
+    world.reach(world.holder.version + 3, rng.choice)
+    world.gather(rng.choice)
+    world.reach(world.holder.version + 3, rng.choice)
+    world.check()
+
+  def test_the_coordinators_own_executor_may_fail_twice_at_most(self):
+    world = self._began(3)
+    with self.assertRaisesRegex(Unmendable, 'worker 0 has an executor'):
+      self._break(world, (0,))
+      world.reach(world.holder.version + 3)
 
 
 class AllNeededTest(parameterized.TestCase):
