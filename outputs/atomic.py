@@ -5,6 +5,7 @@ folder is flushed: a kill, or a loss of power, leaves the old file or the new
 one.  Earlier versions did not flush, so that there may be empty files.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -13,7 +14,9 @@ from typing import Any
 from absl import logging
 
 
-def write(path: str | pathlib.Path, content: str | bytes) -> None:
+def write(
+  path: str | pathlib.Path, content: str | bytes, *, mode: int = 0o666
+) -> None:
   """Writes a file in the place of any other of that name.
 
   A link stays: what it leads to is replaced.  What is no regular file, such as
@@ -22,6 +25,7 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
   Args:
     path: Of the file; its folder exists.
     content: Bytes, or text, which is written as UTF-8.
+    mode: Permissions of the file, less those that the umask takes away.
 
   Raises:
     OSError: If it cannot be written; the file of before is as it was.
@@ -35,7 +39,9 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
   # Hidden from those who look for runs, and one for each process that writes.
   new = target.with_name(f'.{target.name}.{os.getpid()}.new')
   try:
-    with new.open('wb') as file:
+    new.unlink(missing_ok=True)
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(handle, 'wb') as file:
       file.write(data)
       file.flush()
       os.fsync(file.fileno())
@@ -49,12 +55,18 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 def sync_folder(folder: pathlib.Path) -> None:
   """Returns once the names in a folder are on the disk.
 
+  Some file systems, such as CIFS and some of FUSE, cannot flush a folder; there
+  nothing is done.
+
   Raises:
     OSError: If the system fails.
   """
   handle = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(handle)
+  except OSError as error:
+    if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+      raise
   finally:
     os.close(handle)
 

@@ -60,10 +60,10 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from cluster.distributed import roles
+from cluster.distributed import rendezvous, roles
 from cluster.distributed.links import content, flows, trials
-from cluster.transport import rendezvous, trust
 from cluster.transport import streams as transport
+from cluster.transport import trust
 from cluster.transport.heart import Unmendable
 from configs import sections
 from configs.checks import require

@@ -7,7 +7,7 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.distributed import devices, roles
+from cluster.distributed import devices, rendezvous, roles
 from cluster.distributed.process import Meeting
 from cluster.distributed.reduced.site import ReducedSite
 from cluster.distributed.reduced.sums import native
@@ -19,7 +19,6 @@ from cluster.transport import (
   descriptors,
   memory,
   pauses,
-  rendezvous,
   streams,
   trust,
 )

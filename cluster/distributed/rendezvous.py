@@ -27,6 +27,7 @@ from absl import logging
 from cluster.transport.heart import Unmendable
 from cluster.transport.trust import LEAST
 from configs.checks import require
+from outputs import atomic
 
 TOKEN, ADDRESS = 'token', 'rendezvous.json'
 _TOKEN_BYTES = 32
@@ -132,7 +133,10 @@ def make_token(path: pathlib.Path) -> pathlib.Path:
       return path
     logging.warning('%s is replaced: %s.', path, broken)
   text = secrets.token_hex(_TOKEN_BYTES) + '\n'
-  _write(path, text, replace=bool(broken))
+  if broken:
+    atomic.write(path, text, mode=0o600)
+  else:
+    _write_once(path, text)
   return path
 
 
@@ -190,7 +194,7 @@ def _publish(
     'pid': os.getpid(),
     'time': time.time(),
   }
-  _write(path, json.dumps(content, indent=2) + '\n', replace=True)
+  atomic.write(path, json.dumps(content, indent=2) + '\n', mode=0o600)
   return lead
 
 
@@ -279,32 +283,16 @@ def _wait(
     time.sleep(max(min(_LOOK_S, deadline - now), 0.0))
 
 
-def _write(path: pathlib.Path, text: str, *, replace: bool) -> None:
-  """Writes a file for the user alone, which is seen whole or not at all.
-
-  Args:
-    path: Of the file.
-    text: Of it.
-    replace: Whether it takes the place of one that is there, which otherwise
-      stays.
-  """
-  new = path.with_name(f'{path.name}.{secrets.token_hex(8)}')
-  handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _write_once(path: pathlib.Path, text: str) -> None:
+  """Writes a file for the user alone, unless another process has made it."""
+  new = path.with_name(f'.{path.name}.{secrets.token_hex(8)}')
+  atomic.write(new, text, mode=0o600)
   try:
-    with open(handle, 'w', encoding='ascii') as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    if replace or not _linked(new, path):
+    if not _linked(new, path):
       new.replace(path)
   finally:
     new.unlink(missing_ok=True)
-  folder = os.open(path.parent, os.O_RDONLY)
-  try:
-    with contextlib.suppress(OSError):  # Some file systems cannot.
-      os.fsync(folder)
-  finally:
-    os.close(folder)
+  atomic.sync_folder(path.parent)
 
 
 def _linked(new: pathlib.Path, path: pathlib.Path) -> bool:

@@ -1,4 +1,4 @@
-"""Tests for cluster.transport.rendezvous: files by which processes meet."""
+"""Tests for cluster.distributed.rendezvous: files by which processes meet."""
 
 import errno
 import itertools
@@ -15,9 +15,9 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.transport import rendezvous
+from cluster.distributed import rendezvous
+from cluster.distributed.rendezvous import Place
 from cluster.transport.heart import Unmendable
-from cluster.transport.rendezvous import Place
 
 _SECRET = 'a secret of sixteen or more'
 _HERE = '10.0.0.7'
