@@ -110,6 +110,13 @@ def check_done(members: scheme.Members, done: Done) -> None:
     )
 
 
+def check_times(done: Done) -> None:
+  """Raises ValueError unless transfer and waiting have finite times."""
+  for name in ('transfer_s', 'waited_s'):
+    if not math.isfinite(getattr(done, name)):
+      raise ValueError(f'{name}: expected seconds, got {done!r}.')
+
+
 def summed(sizes: Iterable[int]) -> dict[str, float]:
   """Returns batches' sum and extremes, as rows of metrics have them."""
   sizes = list(sizes)

@@ -97,9 +97,16 @@ def get_config() -> ml_collections.ConfigDict:
   config.batching.lb_bsp_gpu.most = ()  # One, or one each; (): no bound.
   config.batching.r2sp = ConfigDict()  # Who waits computes more instead.
   config.batching.r2sp.window = 10  # Iterations from one tuning to the next.
-  config.batching.r2sp.recent = 5  # Waits that are averaged, the last ones.
-  config.batching.r2sp.threshold = 0.1  # Share of time that waits must pass.
+  config.batching.r2sp.history = 10  # Windows that are averaged, the last ones.
   config.batching.r2sp.most = ()  # One, or one each; (): no bound.
+  config.batching.r2sp_released = ConfigDict()  # As published code: diverges.
+  # Iterations of a worker from one tuning to the next.
+  config.batching.r2sp_released.window = 10
+  # Waits that are averaged, the last ones.
+  config.batching.r2sp_released.recent = 5
+  # Share of time that waits must pass.
+  config.batching.r2sp_released.threshold = 0.1
+  config.batching.r2sp_released.most = ()  # One, or one each; (): no bound.
 
   # What travels?
   config.wire = ConfigDict()

@@ -30,7 +30,11 @@ _PACKAGES = {
   'data': 'data',
 }
 # Fields of before, and what they are called now.
-_RENAMED = {'sync.bsp.pipelined': 'route.server.pipelined'}
+_RENAMED = {
+  'sync.bsp.pipelined': 'route.server.pipelined',
+  'batching.r2sp.recent': 'batching.r2sp_released.recent',
+  'batching.r2sp.threshold': 'batching.r2sp_released.threshold',
+}
 # Likewise flags: all processes meet where the lead is.
 _FLAGS = {'coordinator': 'lead'}
 # Set where several tasks are started: by srun, Open MPI, and other mpiruns.

@@ -1,6 +1,6 @@
-"""Tests for what all batchings of batching have in common, and for R2SP's.
+"""Tests for what all batchings have in common.
 
-LB-BSP has tests of its own.
+LB-BSP's and R2SP's have tests of their own.
 """
 
 import copy
@@ -12,7 +12,7 @@ import pickle
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from batching import fixed, r2sp
+from batching import fixed
 from batching.batching import Done
 from batching.curves import Curve
 from configs import default
@@ -34,7 +34,8 @@ class _Last:
     self.speeds[worker] = np.nan
 
 
-_CASES = ('fixed', 'lb_bsp', 'lb_bsp_gpu', 'curves', 'r2sp')
+_TUNED = ('r2sp', 'r2sp_released')
+_CASES = ('fixed', 'lb_bsp', 'lb_bsp_gpu', 'curves', *_TUNED)
 
 
 def _make(case, num_workers=4, **changed):
@@ -125,9 +126,10 @@ class CommonTest(parameterized.TestCase):
 
   @parameterized.parameters(*_CASES)
   def test_only_those_that_divide_need_barriers(self, case):
-    self.assertEqual(_make(case).barrier, case not in ('fixed', 'r2sp'))
+    needed = case not in ('fixed', *_TUNED)
+    self.assertEqual(_make(case).barrier, needed)
 
-  @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves', 'r2sp')
+  @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves', *_TUNED)
   def test_impossible_events_are_refused(self, case):
     made = _make(case)
     made.leave(1)
@@ -168,15 +170,28 @@ class CommonTest(parameterized.TestCase):
     ('curves', {'curves': [Curve(1, 1, 1, 9)]}, 'most: expected room for 64'),
     ('curves', {'curves': [Curve(1, 1, 1, 9)], 'least': 10}, 'most: .* got 9'),
     ('r2sp', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
-    ('r2sp', {'recent': 0}, 'recent: expected .* least 1, got 0'),
-    ('r2sp', {'recent': 11}, 'window: expected .* least 11, got 10'),
-    ('r2sp', {'threshold': 2}, 'threshold: expected a number in 0..1'),
+    ('r2sp', {'window': 2}, 'window: expected .* least 3, got 2'),
+    ('r2sp', {'history': 0}, 'history: expected .* least 1, got 0'),
     ('r2sp', {'most': (15,)}, 'most: expected .* least 16, got 15'),
     ('r2sp', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),
+    ('r2sp_released', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    ('r2sp_released', {'recent': 0}, 'recent: expected .* least 1, got 0'),
+    ('r2sp_released', {'recent': 11}, 'window: expected .* least 11, got 10'),
+    ('r2sp_released', {'threshold': 2}, 'threshold: expected a number in 0..1'),
+    ('r2sp_released', {'most': (15,)}, 'most: expected .* least 16, got 15'),
+    ('r2sp_released', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),
   )
   def test_bad_arguments_are_named(self, case, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       _make(case, **changed)
+
+  @parameterized.product(
+    case=_TUNED, name=['transfer_s', 'waited_s'], value=[math.nan, math.inf]
+  )
+  def test_missing_times_are_refused(self, case, name, value):
+    done = Done(0, 0.0, 1.0, 0.0, 0.0, 16)._replace(**{name: value})
+    with self.assertRaisesRegex(ValueError, f'{name}: expected seconds, got'):
+      _make(case).observe(done)
 
   def test_fixed_is_fixed(self):
     made = fixed.make(num_workers=3, worker_batch=5)
@@ -184,91 +199,6 @@ class CommonTest(parameterized.TestCase):
     made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 5))
     self.assertEqual(made.assign([2, 0]), {2: 5, 0: 5})
     self.assertEqual(made.largest, 5)
-
-
-def _tuning(num_workers, **changed):
-  arguments = {'worker_batch': 512, 'window': 10, 'recent': 5}
-  arguments |= {'threshold': 0.1, 'most': ()}
-  return r2sp.make(num_workers=num_workers, **arguments | changed)
-
-
-def _iterate(made, worker, speed, waited_s, transfer_s=0.0):
-  """One iteration of a worker at its size; returns the next size."""
-  examples = made.assign([worker])[worker]
-  made.observe(
-    Done(worker, 0.0, examples / speed, transfer_s, waited_s, examples)
-  )
-  return made.assign([worker])[worker]
-
-
-class R2spTest(parameterized.TestCase):
-  @parameterized.parameters(list(range(8)), list(reversed(range(8))))
-  def test_table_2_of_the_paper(self, *order):
-    # Two g2.2xlarge, two p2.xlarge, four g3.4xlarge.
-    speeds = [429] * 2 + [628] * 2 + [917] * 4
-    waits = [0.0] * 2 + [0.62] * 2 + [0.82] * 4
-    made = _tuning(8)
-    for _ in range(10):
-      self.assertEqual(set(made.assign(range(8)).values()), {512})
-      for worker in order:
-        _iterate(made, worker, speeds[worker], waits[worker])
-    sizes = list(made.assign(range(8)).values())
-    self.assertEqual(sizes, [512] * 2 + [901] * 2 + [1264] * 4)
-    self.assertEqual(sum(sizes), 7882)
-    self.assertIsNone(made.largest)
-
-  def test_the_last_waits_of_every_window_count(self):
-    made = _tuning(2, worker_batch=10, window=4, recent=2)
-    sizes = []
-    for waited_s in (9.0, 9.0, 1.0, 2.0, 0.0, 0.0, 0.0, 3.0):
-      _iterate(made, 0, 1.0, 0.0)
-      sizes.append(_iterate(made, 1, 10.0, waited_s))
-    self.assertEqual(sizes, [10] * 3 + [25] * 4 + [40])
-
-  @parameterized.parameters((0.099, 10), (0.101, 20), (0.301, 40))
-  def test_short_waits_are_left_alone(self, share, expected):
-    # An iteration takes 1 s to compute and 9 s to transfer.
-    made = _tuning(2, worker_batch=10, window=1, recent=1)
-    _iterate(made, 0, 1.0, 0.0)
-    self.assertEqual(_iterate(made, 1, 10.0, 10 * share, 9.0), expected)
-
-  def test_the_slowest_worker_is_never_changed(self):
-    made = _tuning(3, worker_batch=10, window=1, recent=1)
-    for _ in range(20):
-      for worker, speed in enumerate((5.0, 4.0, 6.0)):
-        _iterate(made, worker, speed, 1.0)
-    sizes = made.assign([0, 1, 2])
-    self.assertEqual(sizes[1], 10)
-    self.assertGreaterEqual(min(sizes[0], sizes[2]), 50)
-    made.leave(1)
-    for worker, speed in ((0, 5.0), (2, 6.0)):
-      _iterate(made, worker, speed, 9.0)
-    self.assertEqual(made.assign([0, 2]), {0: sizes[0], 2: sizes[2] + 54})
-
-  def test_batches_stop_at_their_bounds(self):
-    made = _tuning(2, worker_batch=10, window=1, recent=1, most=(30, 25))
-    for _ in range(5):
-      _iterate(made, 0, 1.0, 0.0)
-      _iterate(made, 1, 5.0, 2.0)
-    self.assertEqual(made.assign([0, 1]), {0: 10, 1: 25})
-    self.assertEqual(made.largest, 30)
-
-  def test_who_returns_starts_as_all_did(self):
-    made = _tuning(2, worker_batch=10, window=2, recent=1)
-    for _ in range(4):
-      _iterate(made, 0, 1.0, 0.0)
-      _iterate(made, 1, 5.0, 2.0)
-    self.assertEqual(made.assign([1]), {1: 30})
-    made.leave(1)
-    made.join(1)
-    self.assertEqual(_iterate(made, 1, 5.0, 2.0), 10)
-    self.assertEqual(_iterate(made, 1, 5.0, 2.0), 20)
-
-  @parameterized.parameters('transfer_s', 'waited_s')
-  def test_missing_times_are_refused(self, name):
-    done = Done(0, 0.0, 1.0, 0.0, 0.0, 16)._replace(**{name: math.nan})
-    with self.assertRaisesRegex(ValueError, f'{name}: expected seconds, got'):
-      _tuning(2).observe(done)
 
 
 if __name__ == '__main__':

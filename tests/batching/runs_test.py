@@ -196,10 +196,38 @@ class VirtualTest(parameterized.TestCase):
       self.assertEqual(row['batch_least'], min(batch.values()))
       self.assertEqual(row['batch_largest'], max(batch.values()))
 
-  def test_tuned_batches_of_r2sp_grow_and_the_slowest_keeps_its_own(self):
-    run, _ = small.trained(
-      sync__name='r2sp', batching__name='r2sp', epochs=12.0
+  @parameterized.product(
+    fields=[
+      {'sync__name': 'r2sp'},
+      {'sync__name': 'r2sp', 'cluster__network__server_up_Bps': (1e5,)},
+      {'sync__name': 'bsp'},
+      {'sync__name': 'bsp', 'route__name': 'ring'},
+      {'sync__name': 'ssp'},
+    ],
+    speed=['constant', 'lognormal'],
+  )
+  def test_tuned_batches_of_r2sp_have_the_time_of_the_slowest(
+    self, fields, speed
+  ):
+    config = small.timing(
+      batching__name='r2sp', cluster__speed__name=speed, epochs=60.0, **fields
     )
+    run = small.build(config)
+    run()
+    last = {p['worker']: p['examples'] for p in _pushes(run.files.workdir)}
+    self.assertEqual(last[2], 8)
+    # Of 0.02 s and 0.0025 s for each example, 1, 1.3 and 3.1 times as slow.
+    for worker, slower in ((0, 1.0), (1, 1.3)):
+      expected = (3.1 * (0.02 + 0.0025 * 8) / slower - 0.02) / 0.0025
+      self.assertBetween(last[worker] / expected, 0.93, 1.07)
+
+  def test_those_of_r2sp_as_released_grow_and_the_slowest_keeps_its_own(self):
+    run = small.build(
+      small.timing(
+        sync__name='r2sp', batching__name='r2sp_released', epochs=12.0
+      )
+    )
+    run()
     last = {p['worker']: p['examples'] for p in _pushes(run.files.workdir)}
     self.assertEqual(last[2], 8)
     self.assertGreater(last[0], 8)
@@ -370,6 +398,34 @@ class RealTest(processes.TestCase):
     self.check(launch)
     _rounds(launch.folder, whole=28)
     self.assertTrue((self._history(launch).count > told).all())
+
+  def test_tuned_batches_of_r2sp_have_the_time_of_the_slowest(self):
+    self.check(self._tuned(sync__name='r2sp'))
+
+  @pytest.mark.soak
+  def test_so_they_do_over_a_ring(self):
+    self._tuned(sync__name='bsp', route__name='ring', servers=0)
+
+  def _tuned(self, **fields):
+    """Returns a run of two workers, the second 3 times slower, that ended."""
+    fields |= {
+      'batching__name': 'r2sp',
+      'batching__r2sp__window': 5,
+      'batching__worker_batch': 10,
+      'cluster__speed__injected': True,
+      'cluster__speed__fixed_s': 0.0,
+      'cluster__speed__per_example_s': 0.005,
+      'cluster__speed__slowdown': (1.0, 3.0),
+      'model': False,
+      'data__ahead': 1,
+      'epochs': 1200 / 192,
+    }
+    with processes.launched(workers=2, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    last = {p['worker']: p['examples'] for p in _pushes(launch.folder)}
+    self.assertEqual(last[1], 10)
+    self.assertBetween(last[0], 24, 36)
+    return launch
 
   def test_hosts_tell_what_drives_their_speeds(self):
     fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 2.5}

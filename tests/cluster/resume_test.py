@@ -100,6 +100,30 @@ class ResumeTest(parameterized.TestCase):
   def test_so_they_are_where_barriers_move(self):
     self._check_balanced('elastic', 'ema')
 
+  def test_so_are_the_windows_of_tuned_batches(self):
+    config = small.timing(
+      sync__name='r2sp',
+      batching__name='r2sp',
+      cluster__speed__name='lognormal',
+      cluster__script=((4.0, 'leave', 1), (4.5, 'join', 1)),
+      checkpoint__every_examples=10**9,
+      epochs=20.0,
+    )
+    straight = small.build(config)
+    straight()
+    workdir = f'{tempfile.mkdtemp()}/run'
+    for saved_at in (100, 321):
+      run = train.build(config, workdir=workdir)
+      with self.assertRaises(stopping.Killed):
+        stopping.stop(run, saved_at=[saved_at], killed_at=saved_at + 9)
+    run = train.build(config, workdir=workdir)
+    run()
+    self.assertEqual(run.runtime.lead.batching, straight.runtime.lead.batching)
+    events = small.rows(run, 'events.jsonl')
+    self.assertEqual(events, small.rows(straight, 'events.jsonl'))
+    sizes = {row['examples'] for row in events if row['told'] == 'push'}
+    self.assertGreater(len(sizes), 5)
+
   def _check_balanced(self, scheme, predictor):
     balanced = {
       'batching__name': 'lb_bsp',

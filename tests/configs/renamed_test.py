@@ -28,6 +28,17 @@ class RenamedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 
+  @parameterized.parameters('recent', 'threshold')
+  def test_so_are_those_of_r2sps_tuning(self, field):
+    config = small.config()
+    with config.unlocked():
+      config.batching.r2sp[field] = 1
+    message = (
+      f'r2sp.{field}: it is called config.batching.r2sp_released.{field}'
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(config)
+
   @parameterized.parameters(True, False)
   def test_who_runs_main_is_told_it_too(self, in_file):
     flags = [

@@ -31,6 +31,7 @@ BATCH = 8  # Of small.config.
 _CLASSES = (
   'batching.fixed',
   'batching.lb_bsp',
+  'batching.r2sp',
   'predict.arima',
   'predict.narx',
   'train',
