@@ -32,6 +32,7 @@ _SERVED = (  # When, how much, pipelined; all in float32.
   ('elastic', 'lb_bsp', False),
   ('r2sp', 'fixed', False),
   ('r2sp', 'r2sp', False),
+  ('r2sp', 'r2sp_released', False),
 )
 _SERVED_HALF = (
   ('bsp', 'fixed', False),
