@@ -116,7 +116,8 @@ ENTRY = Entry(
   ),
   seen='Batches are smaller than theirs by as much as iterations are shorter: '
   '.62 and .82 s of blocking in table II say that theirs took 1.4 s, of '
-  'which computing is 1.19.',
+  'which computing is 1.19. As released, batches of the two slowest grow with '
+  '10 % jitter: only the one that is slowest at the moment is spared.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='batches',
 )
