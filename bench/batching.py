@@ -11,7 +11,7 @@ traces: speeds as they were recorded, and made ones of bench/made.py.  How much
 of what an oracle gains over equal batches, which knows the next speeds, LB-BSP
 gains with each predictor.
 
-With --lab (root; 6 minutes more) the first two parts run on real hosts as well,
+With --lab (root; 9 minutes more) the first two parts run on real hosts as well,
 with injected compute times and links of 1 Gbit/s.  --data is the folder that
 has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
 """
