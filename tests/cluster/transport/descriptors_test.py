@@ -51,7 +51,12 @@ class DescriptorsTest(absltest.TestCase):
     config.cluster.runtime = 'distributed'
     config.cluster.workers = 2
     plan = Served(servers=1, dedicated=False, pipelined=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+      tempfile.TemporaryDirectory() as folder,
+      # It waits for the others next.
+      mock.patch.object(site.rendezvous, 'join', side_effect=InterruptedError),
+      self.assertRaises(InterruptedError),
+    ):
       site.meet(
         config,
         plan,

@@ -203,7 +203,8 @@ class PartsTest(_Case):
     membership.form()
     numbers = self._numbers(membership)
     chunks = membership.chunks(root=0)
-    for chunk in chunks:  # Far more than may be on the way at once.
+    # As many as may be on the way at once from both peers.
+    for chunk in chunks[: 2 * membership.program.roles.window]:
       fields = membership.fields(0, chunk, UP, numbers[1])
       membership.peers[1].send(fields.packed())
     membership.peers[1].settle(membership.executor)
