@@ -71,7 +71,7 @@ class MeetTest(_Case):
 
   def test_an_address_of_an_earlier_launch_misleads_nobody(self):
     stale, launch = self._host(), 'slurm job 7 step 0 restart 1'
-    with ThreadPoolExecutor(1) as pool, self.assertLogs(level='INFO') as logs:
+    with ThreadPoolExecutor(1) as pool, self.assertLogs('absl', level='INFO') as logs:
       joined = pool.submit(self._join, launch=launch)
       time.sleep(1.5)
       self.assertFalse(joined.done())
@@ -236,7 +236,7 @@ class AddressTest(parameterized.TestCase):
 
   def test_others_may_know_a_name_that_this_host_does_not(self):
     self._names()
-    with self.assertLogs(level='INFO') as logs:
+    with self.assertLogs('absl', level='INFO') as logs:
       rendezvous.check_address('pod-0.run:8476', _HERE)
     self.assertIn('pod-0.run is not known on this host', logs.output[0])
 
