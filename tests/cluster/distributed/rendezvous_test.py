@@ -71,7 +71,10 @@ class MeetTest(_Case):
 
   def test_an_address_of_an_earlier_launch_misleads_nobody(self):
     stale, launch = self._host(), 'slurm job 7 step 0 restart 1'
-    with ThreadPoolExecutor(1) as pool, self.assertLogs('absl', level='INFO') as logs:
+    with (
+      ThreadPoolExecutor(1) as pool,
+      self.assertLogs('absl', level='INFO') as logs,
+    ):
       joined = pool.submit(self._join, launch=launch)
       time.sleep(1.5)
       self.assertFalse(joined.done())
