@@ -37,10 +37,10 @@ def relative_difference(state: Any, reference: Any) -> float:
     reference: The same of another replica.
 
   Returns:
-    The largest over the mapping's items (parameters, statistics, optimizer
-    state) of |state - reference| / |reference|, Euclidean norms over all
-    floating-point numbers of an item.  Infinite if trees, shapes, types or
-    other numbers differ, or if the difference is not finite.
+    The norm of the difference over the norm of the reference, the largest over
+    the mapping's items (parameters, statistics, optimizer state).  Norms are
+    Euclidean, over all floating-point numbers of an item.  Infinite if trees,
+    shapes, types or other numbers differ, or if the difference is not finite.
   """
   if state.keys() != reference.keys():
     return math.inf
