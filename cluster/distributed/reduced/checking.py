@@ -63,7 +63,6 @@ class StateCheck:
     self._asked_at = 0.0
     self._then: Callable[[], None] = lambda: None
     self._replacing = False  # The state of worker 0, in place.
-    self._later: list[int] = []  # Members that reach no holder of it yet.
 
   @property
   def is_running(self) -> bool:
@@ -87,7 +86,7 @@ class StateCheck:
     Raises:
       Unmendable: If only a checkpoint can help.
     """
-    self._then, self._replacing, self._later = then, False, []
+    self._then, self._replacing = then, False
     voters = self._formation.trusted
     if digests is not None:
       voters = [k for k in voters if k not in self._formation.fetched]
@@ -132,10 +131,7 @@ class StateCheck:
     if self._replacing and index == 0 and version == self.agreement.version:
       self._replaced(digest)
     elif self.agreement.add_difference(index, version, difference, digest):
-      if self._later:
-        self._compare(self._later, replace=False)
-      else:
-        self._judge()
+      self._judge()
 
   def overdue(self, moved: Callable[[int], float]) -> list[int]:
     """Returns members that have neither answered nor moved in time.
@@ -162,22 +158,13 @@ class StateCheck:
     if not members:
       self._end()
       return
-    # Those that have taken it over can give it to members that they reach.
-    rounding = self.agreement.differences.keys() - {*self.agreement.corrupt}
-    holders = sorted({*self.agreement.reference, *rounding})
-    sources = {
-      index: found
-      for index in members
-      if (found := self._formation.source(index, holders)) is not None
-    }
-    if not sources:
-      reason = 'It can connect to no replica with the same state.'
-      self._lose(members[0], reason)
-      return  # The membership changes.
-    self._later = [index for index in members if index not in sources]
-    self.agreement.compare(sources)
+    self.agreement.compare(members)
     self._asked_at = time.monotonic()
-    for index, source in sources.items():
+    for index in members:
+      source = self._formation.source(index, self.agreement.reference)
+      if source is None:
+        self._lose(index, 'It can connect to no replica with the same state.')
+        return  # The membership changes.
       self._say(
         index,
         {

@@ -545,23 +545,6 @@ class ReplicasTest(parameterized.TestCase):
     self.assertEqual(world.formation.members, (0, 2))
     world.check()
 
-  def test_a_member_without_a_link_to_the_reference_gets_it_from_another(self):
-    rounding = {k: (k + 1) * 2.0**-24 for k in range(4)}
-    world = _began(4, rounding=rounding, eval_every=64)
-    source = world.formation.source
-
-    def reached(index, among):  # The link between workers 0 and 1 is lost.
-      other = {0: 1, 1: 0}.get(index)
-      return source(index, [k for k in among if k != other])
-
-    with mock.patch.object(world.formation, 'source', reached):
-      world.reach(12)
-      world.until(world.runtime.pause)
-    self.assertLen({life.bits for life in world.members.values()}, 1)
-    lives = [life.number for life in world.members.values()]
-    self.assertEqual(lives, [0] * 4)
-    self.assertFalse(any(row['corrupt'] for row in _apart(world)))
-
   def test_a_member_that_does_not_answer_is_evicted(self):
     world = _began(3, eval_every=48, timeout_s=0.05)
     hangs = ('2/0', 'heed')
