@@ -87,15 +87,7 @@ class StateCheck:
       Unmendable: If only a checkpoint can help.
     """
     self._then, self._replacing = then, False
-    voters = self._formation.trusted
-    if digests is not None:
-      voters = [k for k in voters if k not in self._formation.fetched]
-    if not voters:
-      raise Unmendable(
-        f'Only corrupt replicas have version {version}. All return to the '
-        'newest checkpoint.'
-      )
-    self.agreement.begin(version, self._formation.members, voters)
+    self.agreement.begin(version, self._formation.members)
     self._asked_at = time.monotonic()
     if digests is None:
       for index in self.agreement.awaited:
@@ -253,7 +245,5 @@ class StateCheck:
   def _end(self) -> None:
     then, self._then = self._then, lambda: None
     self._replacing = False
-    for index in self._formation.members:
-      self._formation.trust(index)
     self.agreement.end()
     then()

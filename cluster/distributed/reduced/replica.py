@@ -112,7 +112,6 @@ class Replica:
     self._compiled: int | None = None
     # Version and digest of the state, if it has been digested.
     self._digested: tuple[int, str] | None = None
-    self._digesting = threading.Lock()
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -227,8 +226,7 @@ class Replica:
     elif 'measure' in told:
       life.say(self._measurer(told['measure']))
     elif 'check' in told:
-      if told['check'] == self._generation >= self._stopped:
-        self._tell_digest(life, told['check'])
+      self._tell_digest(life, told['check'])
     elif 'compare' in told:
       self._compare(life, told['compare'])
     elif 'collect' in told:
@@ -329,10 +327,9 @@ class Replica:
 
   def _take_over(self, version: int, state: Any) -> None:
     """Goes on with a state that was fetched."""
-    with self._digesting:
-      self.learner.restore(state['learner'])
-      self.memory.recall(version, state['common'])
-      self._digested = None
+    self.learner.restore(state['learner'])
+    self.memory.recall(version, state['common'])
+    self._digested = None
 
   def _compare(self, life: Life, order: Mapping[str, Any]) -> None:
     """Compares its state with the reference, and takes that over.
@@ -482,30 +479,21 @@ class Replica:
     """Changes a bit of the parameters, as damaged memory would."""
     state = self.learner.state()
     state |= {'params': self._summing.placed(flipped(state['params']))}
-    with self._digesting:
-      self.learner.restore(state)
-      self._digested = None
+    self.learner.restore(state)
+    self._digested = None
 
   def _digest(self) -> str:
     """Returns the digest of the state, which is computed once."""
-    return self._snapshot()[1]
-
-  def _snapshot(self) -> tuple[dict[str, Any], str]:
-    """Returns the state and its digest; from any thread."""
-    with self._digesting:
-      before, state = self._digested, self._shared()
-      version = state['learner']['version']
-      if before is not None and before[0] == version:
-        return state, before[1]
-      self._digested = version, digest(state)
-      return state, self._digested[1]
+    version = self.learner.version
+    if self._digested is None or self._digested[0] != version:
+      self._digested = version, digest(self._shared())
+    return self._digested[1]
 
   def _state_of(self, version: int) -> tuple[Any, str]:
     """Returns state and digest of a version; in a thread of the handover."""
-    state, found = self._snapshot()
-    if (has := state['learner']['version']) != version:
+    if (has := self.learner.version) != version:
       raise LookupError(f'expected to have version {version}, got {has}')
-    return state, found
+    return self._shared(), self._digest()
 
   def _shared(self) -> dict[str, Any]:
     """Returns all that no other replica has otherwise."""
