@@ -47,6 +47,7 @@ class Agreement:
     self.totals: dict[str, Any] = {'repairs': 0, 'corrupt': 0, 'largest': 0.0}
     self._version = -1
     self._members: tuple[int, ...] = ()
+    self._voters: set[int] = set()
     self._digests: dict[int, str] = {}
     self._comparing: set[int] = set()
 
@@ -85,12 +86,27 @@ class Agreement:
 
   @property
   def has_majority(self) -> bool:
-    """Whether most members hold the reference, or differ by rounding alone."""
-    return 2 * (len(self._members) - len(self.corrupt)) > len(self._members)
+    """Whether most voters hold the reference, or differ by rounding alone."""
+    corrupt = self._voters.intersection(self.corrupt)
+    return 2 * len(corrupt) < len(self._voters)
 
-  def begin(self, version: int, members: Iterable[int]) -> None:
-    """Begins the check of a version; one that was running is given up."""
+  def begin(
+    self,
+    version: int,
+    members: Iterable[int],
+    voters: Iterable[int] | None = None,
+  ) -> None:
+    """Begins the check of a version; one that was running is given up.
+
+    Args:
+      version: That all members have.
+      members: Those that are compared.
+      voters: Members whose digests choose the reference, at least one: a state
+        that was just copied from another member is no evidence for it, and a
+        state that is known to be corrupt neither.  None for all.
+    """
     self._version, self._members = version, tuple(sorted(members))
+    self._voters = {*(self._members if voters is None else voters)}
     self.reference = ()
     self.differences, self._digests = {}, {}
     self._comparing.clear()
@@ -117,7 +133,11 @@ class Agreement:
     self._digests[index] = digest
     if len(self._digests) < len(self._members):
       return False
-    self.reference = _largest_group(self._digests)
+    votes = {k: self._digests[k] for k in self._voters}
+    chosen = votes[_largest_group(votes)[0]]
+    self.reference = tuple(
+      k for k in self._members if self._digests[k] == chosen
+    )
     return True
 
   def compare(self, members: Iterable[int]) -> None:

@@ -63,6 +63,7 @@ class StateCheck:
     self._asked_at = 0.0
     self._then: Callable[[], None] = lambda: None
     self._replacing = False  # The state of worker 0, in place.
+    self._later: list[int] = []  # Members that reach no holder of it yet.
 
   @property
   def is_running(self) -> bool:
@@ -86,8 +87,16 @@ class StateCheck:
     Raises:
       Unmendable: If only a checkpoint can help.
     """
-    self._then, self._replacing = then, False
-    self.agreement.begin(version, self._formation.members)
+    self._then, self._replacing, self._later = then, False, []
+    voters = self._formation.trusted
+    if digests is not None:
+      voters = [k for k in voters if k not in self._formation.fetched]
+    if not voters:
+      raise Unmendable(
+        f'Only corrupt replicas have version {version}. All return to the '
+        'newest checkpoint.'
+      )
+    self.agreement.begin(version, self._formation.members, voters)
     self._asked_at = time.monotonic()
     if digests is None:
       for index in self.agreement.awaited:
@@ -123,7 +132,10 @@ class StateCheck:
     if self._replacing and index == 0 and version == self.agreement.version:
       self._replaced(digest)
     elif self.agreement.add_difference(index, version, difference, digest):
-      self._judge()
+      if self._later:
+        self._compare(self._later, replace=False)
+      else:
+        self._judge()
 
   def overdue(self, moved: Callable[[int], float]) -> list[int]:
     """Returns members that have neither answered nor moved in time.
@@ -150,13 +162,22 @@ class StateCheck:
     if not members:
       self._end()
       return
-    self.agreement.compare(members)
+    # Those that have taken it over can give it to members that they reach.
+    rounding = self.agreement.differences.keys() - {*self.agreement.corrupt}
+    holders = sorted({*self.agreement.reference, *rounding})
+    sources = {
+      index: found
+      for index in members
+      if (found := self._formation.source(index, holders)) is not None
+    }
+    if not sources:
+      reason = 'It can connect to no replica with the same state.'
+      self._lose(members[0], reason)
+      return  # The membership changes.
+    self._later = [index for index in members if index not in sources]
+    self.agreement.compare(sources)
     self._asked_at = time.monotonic()
-    for index in members:
-      source = self._formation.source(index, self.agreement.reference)
-      if source is None:
-        self._lose(index, 'It can connect to no replica with the same state.')
-        return  # The membership changes.
+    for index, source in sources.items():
       self._say(
         index,
         {
@@ -245,5 +266,7 @@ class StateCheck:
   def _end(self) -> None:
     then, self._then = self._then, lambda: None
     self._replacing = False
+    for index in self._formation.members:
+      self._formation.trust(index)
     self.agreement.end()
     then()

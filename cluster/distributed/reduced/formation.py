@@ -108,6 +108,8 @@ class Formation:
     # what all begin with: who comes from another lead has something else.
     self._sources: list[int] = [0]
     self._distrusted: set[int] = set()  # Their state is corrupt.
+    # Members that have been told to fetch their state from another one.
+    self.fetched: set[int] = set()
 
   @property
   def mends(self) -> bool:
@@ -187,6 +189,11 @@ class Formation:
     """A member is lost."""
     self._gone.setdefault(index, reason)
 
+  @property
+  def trusted(self) -> list[int]:
+    """Members whose state is not known to be corrupt."""
+    return [k for k in self.members if k not in self._distrusted]
+
   def distrust(self, index: int) -> None:
     """Excludes a member whose state is corrupt from the sources of others."""
     self._distrusted.add(index)
@@ -258,8 +265,12 @@ class Formation:
     newest = max(self._told[index][0] for index in living)
     # The lead's own first, if it has it: it is the nearest to many.
     holding = [k for k in living if self._told[k][0] == newest]
-    trusted = [k for k in holding if k not in self._distrusted]
-    self._sources = trusted or holding
+    self._sources = [k for k in holding if k not in self._distrusted]
+    if not self._sources:
+      raise Unmendable(
+        f'Only corrupt replicas have version {newest}. All return to the '
+        'newest checkpoint.'
+      )
     return self._told[self._sources[0]]
 
   def buried(self) -> dict[int, str]:
@@ -295,11 +306,10 @@ class Formation:
     if (failed := self._failed.failed_worker(members)) is not None:
       raise self._excluded(failed, 'has an executor that fails')
     said = self._described() if self.mends else {'generation': self.generation}
+    sources = {index: self._given(index, version) for index in members}
+    self.fetched = {index for index in members if sources[index]}
     return [
-      (
-        index,
-        said | {'version': version, 'source': self._given(index, version)},
-      )
+      (index, said | {'version': version, 'source': sources[index]})
       for index in members
     ]
 

@@ -112,6 +112,7 @@ class Replica:
     self._compiled: int | None = None
     # Version and digest of the state, if it has been digested.
     self._digested: tuple[int, str] | None = None
+    self._digesting = threading.Lock()
 
   def warm_up(self) -> None:
     """Compiles everything that iterations need."""
@@ -226,7 +227,8 @@ class Replica:
     elif 'measure' in told:
       life.say(self._measurer(told['measure']))
     elif 'check' in told:
-      self._tell_digest(life, told['check'])
+      if told['check'] == self._generation >= self._stopped:
+        self._tell_digest(life, told['check'])
     elif 'compare' in told:
       self._compare(life, told['compare'])
     elif 'collect' in told:
@@ -327,9 +329,10 @@ class Replica:
 
   def _take_over(self, version: int, state: Any) -> None:
     """Goes on with a state that was fetched."""
-    self.learner.restore(state['learner'])
-    self.memory.recall(version, state['common'])
-    self._digested = None
+    with self._digesting:
+      self.learner.restore(state['learner'])
+      self.memory.recall(version, state['common'])
+      self._digested = None
 
   def _compare(self, life: Life, order: Mapping[str, Any]) -> None:
     """Compares its state with the reference, and takes that over.
@@ -479,21 +482,30 @@ class Replica:
     """Changes a bit of the parameters, as damaged memory would."""
     state = self.learner.state()
     state |= {'params': self._summing.placed(flipped(state['params']))}
-    self.learner.restore(state)
-    self._digested = None
+    with self._digesting:
+      self.learner.restore(state)
+      self._digested = None
 
   def _digest(self) -> str:
     """Returns the digest of the state, which is computed once."""
-    version = self.learner.version
-    if self._digested is None or self._digested[0] != version:
-      self._digested = version, digest(self._shared())
-    return self._digested[1]
+    return self._snapshot()[1]
+
+  def _snapshot(self) -> tuple[dict[str, Any], str]:
+    """Returns the state and its digest; from any thread."""
+    with self._digesting:
+      before, state = self._digested, self._shared()
+      version = state['learner']['version']
+      if before is not None and before[0] == version:
+        return state, before[1]
+      self._digested = version, digest(state)
+      return state, self._digested[1]
 
   def _state_of(self, version: int) -> tuple[Any, str]:
     """Returns state and digest of a version; in a thread of the handover."""
-    if (has := self.learner.version) != version:
+    state, found = self._snapshot()
+    if (has := state['learner']['version']) != version:
       raise LookupError(f'expected to have version {version}, got {has}')
-    return self._shared(), self._digest()
+    return state, found
 
   def _shared(self) -> dict[str, Any]:
     """Returns all that no other replica has otherwise."""

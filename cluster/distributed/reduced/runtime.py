@@ -233,6 +233,8 @@ class ReducedRuntime(Generations):
       return
     self._formation.summed()
     if self._looks(sum(self.lead.workers[k].examples for k in members)):
+      if not self._running:
+        return  # The generation ends: it is booked when the next has formed.
       self._sent.clear()
       self._check.begin(version + 1, lambda: self._agreed(event['books']))
     else:

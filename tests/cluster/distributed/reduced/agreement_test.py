@@ -63,6 +63,24 @@ class AgreementTest(parameterized.TestCase):
     self.assertEqual(agreement.totals['corrupt'], len(corrupt))
     self.assertEqual(agreement.totals['repairs'], len(found) - len(corrupt))
 
+  def test_members_without_a_vote_do_not_choose(self):
+    agreement = Agreement()
+    agreement.begin(4, range(4), voters=[1, 2])
+    for index, digest in enumerate('abba'):
+      agreement.add_digest(index, 4, digest)
+    self.assertEqual(agreement.reference, (1, 2))
+    agreement.compare([0, 3])
+    for index in (0, 3):
+      agreement.add_difference(index, 4, 0.5, 'a')
+    self.assertTrue(agreement.has_majority)
+    agreement.begin(4, range(3), voters=[0, 2])
+    for index, digest in enumerate('aab'):
+      agreement.add_digest(index, 4, digest)
+    self.assertEqual(agreement.reference, (0, 1))
+    agreement.compare([2])
+    agreement.add_difference(2, 4, 0.5, 'b')
+    self.assertFalse(agreement.has_majority)
+
   def test_a_member_that_does_not_hold_what_it_fetched_is_corrupt(self):
     agreement = _begun({0: 'a', 1: 'a', 2: 'b'})
     agreement.compare([2])

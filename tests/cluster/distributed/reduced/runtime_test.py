@@ -510,6 +510,58 @@ class ReplicasTest(parameterized.TestCase):
     world.reach(8)
     world.check()
 
+  def test_copies_of_a_corrupt_state_do_not_vote_for_it(self):
+    world = _began(3, eval_every=10**6)
+    world.reach(2)
+    world.members[1].end()
+    world.reach(4)
+    world.members[0].bits += 0.5
+    world.come(1)  # It fetches the state of worker 0, which nothing tells of.
+    with self.assertRaisesRegex(Unmendable, 'without a majority'):
+      world.gather()
+
+  def test_a_corrupt_state_that_is_known_is_not_gone_on_with(self):
+    world = _began(3, eval_every=48)
+    world.reach(2)
+    world.members[0].bits += 0.5
+    world.until(lambda: world.runtime._check._replacing)
+    for index in (1, 2):
+      world.members[index].end()
+    with self.assertRaisesRegex(Unmendable, 'Only corrupt replicas'):
+      world.reach(20)
+
+  def test_no_check_begins_in_a_generation_that_ends(self):
+    world = _began(3, eval_every=24)
+    holds = {('0/0', 'say'), ('1/0', 'apply')}
+    world.until(lambda: world.members[0].version == 1, but=holds)
+    world.members[1].end()
+    while world.members[1].says:
+      world.hear(world.members[1])
+    self.assertFalse(world.runtime._running)
+    while world.members[0].says:
+      world.hear(world.members[0])
+    self.assertFalse(world.runtime._check.is_running)
+    world.reach(6)
+    self.assertEqual(world.formation.members, (0, 2))
+    world.check()
+
+  def test_a_member_without_a_link_to_the_reference_gets_it_from_another(self):
+    rounding = {k: (k + 1) * 2.0**-24 for k in range(4)}
+    world = _began(4, rounding=rounding, eval_every=64)
+    source = world.formation.source
+
+    def reached(index, among):  # The link between workers 0 and 1 is lost.
+      other = {0: 1, 1: 0}.get(index)
+      return source(index, [k for k in among if k != other])
+
+    with mock.patch.object(world.formation, 'source', reached):
+      world.reach(12)
+      world.until(world.runtime.pause)
+    self.assertLen({life.bits for life in world.members.values()}, 1)
+    lives = [life.number for life in world.members.values()]
+    self.assertEqual(lives, [0] * 4)
+    self.assertFalse(any(row['corrupt'] for row in _apart(world)))
+
   def test_a_member_that_does_not_answer_is_evicted(self):
     world = _began(3, eval_every=48, timeout_s=0.05)
     hangs = ('2/0', 'heed')
