@@ -53,7 +53,7 @@ class Agreement:
 
   @property
   def is_running(self) -> bool:
-    """Whether a check has begun and has not ended."""
+    """True while a check runs."""
     return bool(self._members)
 
   @property
@@ -86,7 +86,7 @@ class Agreement:
 
   @property
   def has_majority(self) -> bool:
-    """Whether most voters hold the reference, or differ by rounding alone."""
+    """True if most voters hold the reference, to rounding."""
     corrupt = self._voters.intersection(self.corrupt)
     return 2 * len(corrupt) < len(self._voters)
 

@@ -67,7 +67,7 @@ class StateCheck:
 
   @property
   def is_running(self) -> bool:
-    """Whether a check has begun and has not ended."""
+    """True while a check runs."""
     return self.agreement.is_running
 
   def begin(
@@ -153,7 +153,7 @@ class StateCheck:
     ]
 
   def _compare(self, members: list[int], *, replace: bool) -> None:
-    """Has members compare their state with the reference, and take it over.
+    """Asks members to compare their state with the reference and adopt it.
 
     Args:
       members: Those that differ; if there are none, the check ends.

@@ -1,4 +1,4 @@
-"""What the lead has dealt: who computes which examples of which iteration."""
+"""Assignment of examples to workers, by iteration, from the coordinator."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ class Dealing:
   """
 
   def __init__(self, lead: Lead, say: Callable[[int, dict[str, Any]], None]):
-    """Has dealt nothing.
+    """Creates a dealer that has assigned nothing yet.
 
     Args:
       lead: Knows the examples.

@@ -1,4 +1,4 @@
-"""Who is in a generation, who has answered, and over which forest they sum.
+"""Membership of a generation: its members, their answers, their forest.
 
 A generation is stopped, has ended once all its living members have said which
 version they have, and is followed by the next, whose members connect over a
@@ -34,7 +34,7 @@ class _State(enum.Enum):
 
 
 class Cut(Exception):
-  """Those that are left cannot reach each other.
+  """The remaining members cannot all reach each other.
 
   Attributes:
     worker: Who has lost the most connections.
@@ -81,7 +81,7 @@ class Formation:
     size_bytes: int,
     failed: FailedLinks | None = None,
   ):
-    """Has no members yet.
+    """Creates a formation without members.
 
     Args:
       cluster: The links; worker i is the i-th.  None: see `know`.
@@ -113,12 +113,12 @@ class Formation:
 
   @property
   def mends(self) -> bool:
-    """Whether those who live can go on without a member that is lost."""
+    """True if a run continues without a lost member; False where XLA sums."""
     return self._pack is not None
 
   @property
   def knows(self) -> bool:
-    """Whether the links are known, or nobody asks for them."""
+    """True if the links are known, or no forest needs them."""
     return self._cluster is not None or not self.mends
 
   def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
@@ -168,7 +168,7 @@ class Formation:
 
   @property
   def waits(self) -> bool:
-    """Whether it waits for the first members."""
+    """True while the first members are awaited."""
     return self._state is _State.WAITING
 
   @property
@@ -229,7 +229,7 @@ class Formation:
 
   @property
   def retries(self) -> str:
-    """Why a generation is to end: a failed link is tried again; '' if none."""
+    """Reason to end the generation: a failed link is due; '' for none."""
     pair = self._failed.due(self.members)
     return (
       'the link between workers {} and {} is tried again'.format(*pair)
@@ -238,7 +238,7 @@ class Formation:
     )
 
   def summed(self) -> None:
-    """An iteration has been ended: all links in use are sound."""
+    """Notes that a sum is complete: all links in use work."""
     self._failed.summed(self._used)
 
   def stop(self) -> bool:
@@ -255,7 +255,15 @@ class Formation:
     self._told[index] = version, books
 
   def ended(self) -> tuple[int, list[float]] | None:
-    """Returns the newest version and its books, once, when all have stopped."""
+    """Returns the newest version of the living members once all have stopped.
+
+    Returns:
+      Version and step statistics (books) of its last iteration, at the first
+      call after the last answer; None at all other calls.
+
+    Raises:
+      Unmendable: If only corrupt replicas hold that version.
+    """
     living = self.living
     if self._state is not _State.STOPPING or {*living} - self._told.keys():
       return None
@@ -400,7 +408,7 @@ class Formation:
 
   @property
   def digests(self) -> Mapping[int, str]:
-    """Of the states that members had when they were connected."""
+    """Digests of the states that members held when they had connected."""
     return self._digests
 
   @property

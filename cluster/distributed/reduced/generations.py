@@ -1,4 +1,4 @@
-"""How one generation of a reduced run follows another.
+"""Transitions between the generations (membership epochs) of an allreduce run.
 
 Workers take part in *generations*: a set of them, and a forest.  When one is
 lost, or a link, the lead stops the generation.  All who live say which version
@@ -66,7 +66,7 @@ class Generations(Leading):
 
   @property
   def _still(self) -> bool:
-    """Whether no iteration is under way that has been dealt."""
+    """True if no iteration that was assigned is still running."""
     return self._running and self._dealing.newest < self._holder.version
 
   def _say(self, index: int, header: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Generations(Leading):
 
   @property
   def _turns(self) -> str:
-    """Why a generation is to end between two iterations; '' if it is not."""
+    """Reason to end the generation after this iteration; '' for none."""
     return self._linking.turns or self._formation.retries
 
   def _is_connected(self) -> bool:
@@ -176,7 +176,7 @@ class Generations(Leading):
       self._left = buried | self._left
 
   def _form(self) -> None:
-    """Lets all who take part connect, over a forest of them."""
+    """Tells all members to connect over a forest that is packed for them."""
     members = [
       index
       for index, member in enumerate(self._members)

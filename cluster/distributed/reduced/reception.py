@@ -1,4 +1,4 @@
-"""What workers of a reduced run say to the lead, beside their signs of life.
+"""Messages of allreduce workers to the coordinator, beside heartbeats.
 
   ready          with the addresses of its executor and its handover
   told 'formed'  it is connected to the others of a generation: generation,

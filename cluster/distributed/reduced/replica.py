@@ -52,7 +52,7 @@ _HANGS = round(1.8 * BEATS)
 
 
 class Replica:
-  """One worker, from its first compilation to the end of the run.
+  """A worker that holds a copy of the learner, from compilation to the end.
 
   Attributes:
     index: Which worker.
@@ -124,7 +124,7 @@ class Replica:
 
   @property
   def memory(self) -> Memory | Nothing:
-    """What it remembers of gradients."""
+    """The worker's codec state: residuals and replicated parts."""
     return self._summing.memory
 
   def __call__(self, lead: str) -> bool:
@@ -202,7 +202,7 @@ class Replica:
     self._inbox.put(told)
 
   def _end(self) -> None:
-    """Lets nothing wait any more; in a thread of the heart."""
+    """Wakes all waits of this session; runs in a thread of the heartbeat."""
     self._inbox.put({})
     # What hangs must not keep the heart from ending this process.
     threading.Thread(target=self._summing.abandon, daemon=True).start()

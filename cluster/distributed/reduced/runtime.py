@@ -162,7 +162,7 @@ class ReducedRuntime(Generations):
     return super().summary() | own
 
   def _released(self, index: int) -> None:
-    """Nobody pulls: until a worker computes, sums are on their way to it."""
+    """Enters the phase `push`: replicas receive sums, and never pull."""
     self.lead.workers[index].phase = 'push'
 
   def _ready(self, event: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ class ReducedRuntime(Generations):
     self._deal()
 
   def _has_collected(self, event: dict[str, Any]) -> None:
-    """It is known what all keep."""
+    """Notes that the residuals of all workers are known."""
     self._collected = event['version']
 
   def _book(self, numbers: list[float], members: Sequence[int]) -> None:

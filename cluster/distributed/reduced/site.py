@@ -88,14 +88,14 @@ class ReducedSite(Process):
 
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
-    """Of the run, for the process that leads."""
+    """Checkpoints of the run, in the coordinator's process."""
     with named('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
       return Checkpoints(folder, **self._checkpoint)
 
   @property
   def leads(self) -> bool:
-    """Whether this process is the lead."""
+    """True in the coordinator's (lead's) process."""
     return self.meeting.role.index == 0
 
   def runtime(self, lead: Lead) -> ReducedRuntime:

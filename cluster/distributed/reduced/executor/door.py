@@ -36,7 +36,7 @@ class _Greeting(NamedTuple):
 
 
 class Door:
-  """Of one executor; its functions are for the thread of its loop.
+  """Listener of one executor; its methods run in the event-loop thread.
 
   Attributes:
     address: 'host:port' that is listened on.

@@ -1,4 +1,4 @@
-"""What goes wrong between the executors of a group."""
+"""Errors between the executors of a membership."""
 
 import errno
 
@@ -20,7 +20,7 @@ class PeerLost(Closed):
 
 
 class Damaged(Corrupt):
-  """What has arrived from a worker is not what its executor should send.
+  """A worker has sent a frame that its executor should not send.
 
   Attributes:
     worker: Its index.
@@ -48,7 +48,7 @@ class ExecutorFailed(TransportError):
 
 
 class Abandoned(TransportError):
-  """This worker, or another one, has given the generation up."""
+  """An executor has abandoned the running generation."""
 
 
 # Of this process or host: other peers would fare no better.

@@ -1,4 +1,4 @@
-"""One iteration at one worker: what may go to whom, what an arrival does.
+"""State of one allreduce at one worker: chunks to send, effects of arrivals.
 
 No sockets, threads or clocks here.  A chunk's parts are added in float32 in one
 order, whatever the order of arrival: this worker's own, then those of the
@@ -42,7 +42,7 @@ class Buffers:
   """
 
   def __init__(self, most: int, chunk_bytes: int):
-    """Has none yet; they are made as they are needed.
+    """Creates a pool of buffers, which are allocated when they are needed.
 
     Args:
       most: The most that may be in use.
@@ -75,7 +75,7 @@ class Buffers:
 
 
 class Outgoing(NamedTuple):
-  """What is to be sent.
+  """A chunk to be sent.
 
   Attributes:
     kind: UP or DOWN.
@@ -145,7 +145,7 @@ class Exchange:
 
   @property
   def done(self) -> bool:
-    """Whether the pool has all sums and others do not need it any more."""
+    """True once the pool holds all sums and has sent all that peers need."""
     return not self._left and not self._going
 
   @property
@@ -154,7 +154,7 @@ class Exchange:
     return self._going
 
   def needs(self, worker: int) -> bool:
-    """Whether something is still to come from a worker, or to go there."""
+    """Returns whether chunks from or to a worker are still outstanding."""
     return self._comes.get(worker, 0) > 0 or self._goes.get(worker, 0) > 0
 
   def expects(self, worker: int) -> bool:

@@ -54,7 +54,7 @@ _PROGRAMS = 8  # Layouts of pools whose programs are kept.
 
 
 class Executor:
-  """One worker's end of all reductions of its groups.
+  """The allreduce executor of one worker, for all its memberships.
 
   `form` and `begin` are for one thread at a time, the others for any.
 
@@ -266,7 +266,7 @@ class Executor:
     self._loop.ask(functools.partial(self._abandon, before))
 
   def traffic(self) -> dict[int, Usage]:
-    """Returns what has gone to and come from each worker, from the start."""
+    """Returns bytes and busy seconds by peer since the executor was opened."""
     return self._loop.ask(self._used) or dict(self._usage)
 
   def unanswered(self) -> int:
@@ -319,7 +319,7 @@ class Executor:
       )
 
   def _came(self, link: Link, hello: Hello) -> bool:
-    """Lets in or refuses who need not wait; returns whether it did."""
+    """Admits or refuses a peer that need not wait; returns whether it did."""
     now = self._generation
     number = now.group.generation if now else self._last
     if hello.generation > number:

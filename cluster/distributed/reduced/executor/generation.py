@@ -42,7 +42,7 @@ from cluster.transport.errors import Corrupt, TransportError
 
 
 class Travel(Protocol):
-  """What goes wrong with chunks on purpose: see `faults`."""
+  """Faults injected into chunks: see `cluster.distributed.faults`."""
 
   def came(self) -> None:
     """A chunk has come."""
@@ -51,7 +51,7 @@ class Travel(Protocol):
     """Returns what a chunk is said to be, and what is sent in its place."""
 
   def gone(self) -> None:
-    """It has gone."""
+    """Notes that a chunk has been sent."""
 
 
 class _Out:
@@ -72,7 +72,7 @@ class _In(NamedTuple):
 
 
 class Usage(NamedTuple):
-  """What has gone over the connections with a worker.
+  """Traffic over the connections with one peer.
 
   Attributes:
     sent_bytes: To it, with headers of frames.
@@ -86,7 +86,7 @@ class Usage(NamedTuple):
 
 
 class Generation:
-  """One of a worker.
+  """A membership of the executors, as one worker takes part in it.
 
   Attributes:
     group: Its members.
@@ -103,7 +103,7 @@ class Generation:
     index: int,
     told: Callable[[Exception | None], None],
   ):
-    """Has no connections yet.
+    """Creates a generation without connections.
 
     Args:
       loop: That all is done in.
@@ -136,7 +136,7 @@ class Generation:
     )
 
   def expects(self, worker: int) -> bool:
-    """Whether a worker is to connect."""
+    """Returns whether a worker is expected to connect."""
     return worker in self._roles.senders and worker not in self._ins
 
   def add_in(self, worker: int, link: Link) -> None:
@@ -210,7 +210,7 @@ class Generation:
       self._told(error)
 
   def lost(self, worker: int, error: Exception) -> None:
-    """Has no connection to a worker, or has it no more."""
+    """Handles a connection to a worker that failed or was lost."""
 
     def reraise() -> None:
       raise error
@@ -267,7 +267,7 @@ class Generation:
     return None
 
   def _lose(self, worker: int, error: Exception) -> None:
-    """Has lost a worker, which matters if it is still needed."""
+    """Fails the running sum if it still needs a worker that is lost."""
     for each in (self._ins.get(worker), self._outs.get(worker)):
       if each:
         self._loop.forget(each.link.sock)

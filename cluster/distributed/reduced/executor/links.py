@@ -39,7 +39,7 @@ _INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
 
 
 class Hello(NamedTuple):
-  """What a client says of a connection.
+  """The first frame of a client on a connection.
 
   Attributes:
     generation: That it is for.
@@ -53,7 +53,7 @@ class Hello(NamedTuple):
 
 
 class Contexts(NamedTuple):
-  """Of TLS; None for both without."""
+  """TLS contexts of both roles; both are None without TLS."""
 
   listener: ssl.SSLContext | None
   client: ssl.SSLContext | None
@@ -127,12 +127,12 @@ class Link:
 
   @property
   def secured(self) -> bool:
-    """Whether there is TLS on it."""
+    """True if the connection uses TLS."""
     return isinstance(self.sock, ssl.SSLSocket)
 
   @property
   def buffered(self) -> bool:
-    """Whether TLS has bytes that the socket will not tell of."""
+    """True if TLS holds decrypted bytes, for which no socket event comes."""
     return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
   @property
@@ -262,7 +262,7 @@ def ask(
 
 
 def admit(link: Link) -> None:
-  """Lets a client in.
+  """Completes the handshake with a client.
 
   Raises:
     OSError: If it is gone.
@@ -311,7 +311,7 @@ def _send(link: Link, text: bytes) -> Steps:
 
 @contextlib.contextmanager
 def _as_blocking() -> Iterator[None]:
-  """Has TLS say as other sockets do that there is nothing to do now."""
+  """Translates the errors of TLS for "would block" to BlockingIOError."""
   try:
     yield
   except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:

@@ -21,7 +21,7 @@ _TICK_S = 0.1
 
 
 class Loop:
-  """One thread; its functions but `call` and `ask` are for that thread.
+  """An event-loop thread; all methods but `call` and `ask` run in it.
 
   Attributes:
     ticking: Whether `tick` is called.
@@ -70,7 +70,7 @@ class Loop:
     self._thread.start()
 
   def watch(self, sock: socket.socket, events: int, handle: Handle) -> None:
-    """Has events of a socket handled, in the place of what was said before."""
+    """Registers the handler of a socket's events, replacing an earlier one."""
     number = sock.fileno()
     try:
       self._epoll.register(number, events)
@@ -79,13 +79,13 @@ class Loop:
     self._handles[number] = handle
 
   def forget(self, sock: socket.socket) -> None:
-    """Has events of a socket handled no more."""
+    """Unregisters a socket."""
     self._forget(sock.fileno())
 
   def call(self, function: Callable[[], None]) -> bool:
-    """Has the thread call a function soon; returns whether it still runs.
+    """Schedules a call in the thread; returns whether the thread still runs.
 
-    From any thread.
+    Thread-safe.
     """
     with self._lock:
       if self._wake < 0:

@@ -1,4 +1,4 @@
-"""What an executor's callers wait for: sums, and generations."""
+"""Futures of an executor's callers: for sums and for generations."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Reduction:
 
   @property
   def finite(self) -> bool:
-    """Whether all sums in float16 are finite; others are taken to be."""
+    """True if all sums in float16 are finite; others are not looked at."""
     return self._exchange.finite
 
   @property
@@ -40,7 +40,7 @@ class Reduction:
 
   @property
   def ended(self) -> bool:
-    """Whether `wait` does not wait."""
+    """True once `wait` returns at once."""
     return self._done.is_set()
 
   def ready(self, index: int) -> None:
@@ -90,7 +90,7 @@ class Forming:
   """A generation that is being connected, for who waits for it."""
 
   def __init__(self) -> None:
-    """Is not connected yet."""
+    """Creates a future of a generation that has not connected yet."""
     self.done = threading.Event()
     self.error: Exception | None = None
 

@@ -269,7 +269,7 @@ class NativeSumming:
     return ''
 
   def close(self) -> None:
-    """Nothing to close."""
+    """Does nothing: XLA's connections last as long as the process."""
 
   def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Compiles the sum, with all others, who do the same now."""
@@ -326,7 +326,7 @@ class NativeSumming:
     return books.tolist(), finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Has the learner apply the sum."""
+    """Applies the sum to the learner."""
     learner.add(learner.version, self._payload, examples, pushes=pushes)
     learner.commit(learner.version)
     jax.block_until_ready(learner.params)

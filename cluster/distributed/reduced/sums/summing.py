@@ -1,4 +1,4 @@
-"""How replicas sum: by our executors over a forest, or by XLA (`native`)."""
+"""Allreduce of replicas: by executors over a forest, or by XLA (`native`)."""
 
 import itertools
 import math
@@ -89,7 +89,7 @@ class Summing(Protocol):
     """
 
   def abandon(self, before: float = math.inf) -> None:
-    """Lets nothing wait any more until the next `form`; from any thread.
+    """Wakes all waits until the next `form`; thread-safe.
 
     Args:
       before: Of generations of lower numbers, also if they have not formed yet.
@@ -144,7 +144,7 @@ class Summing(Protocol):
     """
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Has the learner make its next version of the sum."""
+    """Applies the sum to the learner, which makes its next version."""
 
   def collect(self, version: int) -> None:
     """Sums what all keep at a version, into `memory`; raises as `total`."""
@@ -300,7 +300,7 @@ class HostSumming:
     return None if loss is None else float(loss), filling.finite
 
   def _let_pass(self, reduction: Reduction, seconds: float) -> None:
-    """Lets all but the last range become ready, in their time."""
+    """Marks all ranges but the last as ready, each at its time."""
     start = time.monotonic()
     for number, part in enumerate(self._pace[:-1]):
       rest_s = start + part.ready * seconds - time.monotonic()
@@ -322,7 +322,7 @@ class HostSumming:
     return self._pool.books(self._vectors[0]).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Has the learner apply the pool."""
+    """Applies the summed pool to the learner."""
     learner.apply_pool(
       self._pool, self._vectors[0], examples=examples, pushes=pushes
     )
@@ -351,7 +351,7 @@ class CheckedFilling(Filling):
     ready: Callable[[int], None],
     fault: Fault | None,
   ):
-    """Nothing is there yet.
+    """Creates a filling of a pool that is still empty.
 
     Args:
       pool: What lies where.

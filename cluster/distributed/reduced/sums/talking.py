@@ -159,7 +159,7 @@ class TalkingSumming(HostSumming):
     return self._pool.books(self._total).tolist(), self._finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Has the learner apply the pool, or what has arrived of it."""
+    """Applies the pool, or the part of it that has arrived, to the learner."""
     talking = self._talking
     learner.apply_pool(
       self._pool,
@@ -207,7 +207,7 @@ class TalkingSumming(HostSumming):
     return packing.reach
 
   def _pass(self, reach: Callable[[int], None], seconds: float) -> None:
-    """Lets all but the last of the gradient be reached, in its time."""
+    """Notes parts of the gradient as computed, each at its time."""
     start, there = time.monotonic(), 0
     for part in self._pace[:-1]:
       rest_s = start + part.ready * seconds - time.monotonic()
