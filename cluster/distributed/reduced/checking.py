@@ -247,7 +247,7 @@ class StateCheck:
       'Worker %d %s: at version %d its state differs from that of workers %s '
       'by %.3g of its norm (rounding: up to %g).',
       index,
-      'is corrupt' if corrupt else 'has drifted, and has the same again',
+      'is corrupt' if corrupt else 'has drifted and is repaired',
       agreement.version,
       [*agreement.reference],
       apart,
