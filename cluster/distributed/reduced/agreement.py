@@ -174,11 +174,15 @@ class Agreement:
     self.differences.pop(index, None)
     self.totals['repairs'] += 1
 
-  def count(self) -> None:
-    """Adds the differences of the running check to `totals`."""
+  def count(self, known: Iterable[int] = ()) -> None:
+    """Adds the differences of the running check to `totals`.
+
+    Args:
+      known: Members that were counted as corrupt by an earlier check.
+    """
     corrupt = self.corrupt
     rounding = [x for k, x in self.differences.items() if k not in corrupt]
-    self.totals['corrupt'] += len(corrupt)
+    self.totals['corrupt'] += len({*corrupt} - {*known})
     self.totals['repairs'] += len(rounding)
     self.totals['largest'] = max([self.totals['largest'], *rounding])
 

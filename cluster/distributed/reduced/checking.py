@@ -198,9 +198,12 @@ class StateCheck:
     """
     agreement = self.agreement
     corrupt, differences = agreement.corrupt, dict(agreement.differences)
-    agreement.count()
+    # Worker 0 may be known to be corrupt from a check that has been given up.
+    known = {*differences} - {*self._formation.trusted}
+    agreement.count(known)
     for index, apart in sorted(differences.items()):
-      self._report(index, apart, index in corrupt)
+      if index not in known:
+        self._report(index, apart, index in corrupt)
     if not corrupt:
       self._end()
       return
@@ -235,7 +238,6 @@ class StateCheck:
     if digest != self.agreement.reference_digest:
       raise Unmendable('Worker 0 does not hold the state that it has fetched.')
     self.agreement.replaced(0)
-    self._formation.trust(0)
     self._forget(0)
     self._end()
 

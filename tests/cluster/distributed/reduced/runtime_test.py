@@ -471,6 +471,8 @@ class ReplicasTest(parameterized.TestCase):
     world.reach(world.holder.version + 8)
     world.until(world.runtime.pause)
     self.assertEqual([m.bits for m in world.members.values()], [0.0] * 5)
+    self.assertEqual([row['worker'] for row in _apart(world)], [0, 4])
+    self.assertEqual(world.runtime.summary()['drift']['corrupt'], 2)
     world.check()
 
   def test_without_a_majority_all_return_to_a_checkpoint(self):
