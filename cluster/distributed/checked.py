@@ -1,7 +1,8 @@
-"""What other processes say, checked where it comes in.
+"""Validates the messages of other processes on arrival.
 
-Whoever knows the token may be of another version, or hit by an error: what it
-says must not be taken for what it is not, nor stop a thread that others need.
+A process that knows the token may run another version or be faulty.  A
+malformed message must neither be used as a valid one nor stop a thread of the
+receiver: the functions here raise an error that ends the connection instead.
 """
 
 import re
@@ -108,16 +109,16 @@ _TOLD: Mapping[str, Fields] = {
 
 
 def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
-  """Returns what a process says first to the lead.
+  """Returns the validated handshake of a process with the coordinator (lead).
 
   Args:
     said: `fingerprint`, `process` (its identity, 32 hexadecimal digits), and
       either `worker` or `server`.
-    workers: How many there are.
-    servers: How many there are; the first is the lead's own.
+    workers: Number of workers.
+    servers: Number of servers; the first is in the coordinator's process.
 
   Raises:
-    Refused: If it is something else.
+    Refused: If the message is not of this form.
   """
   if _says_who(said):
     match said.keys() & {'worker', 'server'}, said.get('server'):
@@ -134,7 +135,7 @@ def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
 
 
 def _says_who(said: Any) -> bool:
-  """Returns whether a hello tells the run and the identity of a process."""
+  """Returns whether a handshake names the run and the process's identity."""
   if not isinstance(said, dict):
     return False
   process = said.get('process')
@@ -143,10 +144,10 @@ def _says_who(said: Any) -> bool:
 
 
 def key(said: Any) -> tuple[int, int]:
-  """Returns which worker and which life of it says hello to a server.
+  """Returns worker and incarnation number from a handshake with a server.
 
   Raises:
-    Refused: If it is something else.
+    Refused: If the message does not hold both.
   """
   if isinstance(said, dict):
     worker, life = said.get('worker'), said.get('life')
@@ -156,16 +157,16 @@ def key(said: Any) -> tuple[int, int]:
 
 
 def of_server(said: Any, peer: str) -> dict[str, Any]:
-  """Returns what a server says to the lead after its hello.
+  """Returns a validated message of a server that has passed the handshake.
 
   Raises:
-    Closed: If it is something else.
+    Closed: If the message has none of the known forms.
   """
   return words(said, peer, _SERVER, _TOLD)
 
 
 def wrong_in_report(header: Any) -> str:
-  """Returns what is wrong in the header of a push; '' if nothing is."""
+  """Returns the first error in the header of a push; '' if it is valid."""
   if not isinstance(header, dict):
     return f'Expected a report, got {type(header).__name__}.'
   for name, is_valid in _REPORT.items():
@@ -177,16 +178,17 @@ def wrong_in_report(header: Any) -> str:
 def words(
   said: Any, peer: str, forms: Words, told_forms: Words | None = None
 ) -> dict[str, Any]:
-  """Returns what a process says to the lead after its hello, and no more.
+  """Returns the known fields of a message that follows the handshake.
 
   Args:
-    said: What has come.
-    peer: Its address.
-    forms: Fields, by the one that tells what is said.
-    told_forms: The same by the value of the field 'told'.
+    said: The message.
+    peer: Address of the sender.
+    forms: Fields of each form and their checks, by the field that only that
+      form has.
+    told_forms: The same for messages with a field 'told', by its value.
 
   Raises:
-    Closed: If it is something else.
+    Closed: If the message has none of these forms.
   """
   kinds = said.keys() & forms.keys() if isinstance(said, dict) else ()
   if len(kinds) == 1:
@@ -195,6 +197,6 @@ def words(
     if isinstance(told, str):
       fields = (told_forms or {}).get(told, fields)
     if all(is_valid(said.get(name)) for name, is_valid in fields.items()):
-      # Who it is, and when, is not for it to say.
+      # Other fields are dropped: the receiver adds sender and time itself.
       return {name: said[name] for name in (kind, *fields) if name in said}
   raise Closed(f'{peer}: it has said what no process says')

@@ -1,8 +1,8 @@
-"""Which devices of a host are a process's own.
+"""Assigns the GPUs of a host to the processes on it.
 
-XLA takes every GPU that it sees, and where several processes of a host see all
-of them, each must name its own before.  What a scheduler has given to a task
-alone it may take as it is.
+XLA uses every GPU that it sees.  If several processes of a host see all of its
+GPUs, each must select its own before XLA starts.  GPUs that a scheduler has
+given to one task alone need no selection.
 """
 
 import re
@@ -57,19 +57,19 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def own(environ: Mapping[str, str], seen: int, *, count: int) -> range:
-  """Returns which of the GPUs that it sees a worker takes, from 0.
+  """Returns the positions, from 0, of a worker's GPUs among those it sees.
 
-  Workers have the lowest ranks of a host, so that those of dedicated servers
-  leave no gap.
+  Workers have the lowest local ranks of a host, so that dedicated servers,
+  which need no GPU, leave no gap.
 
   Args:
     environ: The environment.
-    seen: How many it sees, more than 0.
-    count: How many it is to have.
+    seen: Number of GPUs that the worker sees, more than 0.
+    count: Number of GPUs that the worker uses.
 
   Raises:
-    ValueError: If there are too few, or if nothing tells which are its own;
-      names the field.
+    ValueError: If there are too few GPUs, or if the environment does not tell
+      the local rank; names the field.
   """
   require(count <= seen, _FIELD, f'at most {seen}, the GPUs seen here', count)
   if seen == count or _alone(environ, seen):
@@ -91,7 +91,7 @@ def own(environ: Mapping[str, str], seen: int, *, count: int) -> range:
 
 
 def _alone(environ: Mapping[str, str], seen: int) -> bool:
-  """Returns whether nobody else on this host sees the same GPUs."""
+  """Returns whether no other process of the run sees the same GPUs."""
   if any(environ.get(name, '1') != '1' for name in _LOCAL_SIZES):
     return False  # Several processes are within a task.
   if 'JOB_COMPLETION_INDEX' in environ:  # A container has its own.

@@ -21,7 +21,7 @@ from configs.sections import named
 
 
 class Kind(enum.StrEnum):
-  """What goes wrong with a worker."""
+  """Kinds of failure that are injected into a worker or a server."""
 
   DIE = 'die'  # Its process is killed.
   STOP = 'stop'  # Its process is stopped: it is silent, too.
@@ -35,7 +35,7 @@ class Kind(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-  """When it does, in an iteration or, at both ends, in a life."""
+  """Moments of an injected failure, in an iteration or an incarnation."""
 
   START = 'start'  # Before it is ready; of the life of that number.
   PULL = 'pull'  # After the first chunk that it receives.
@@ -60,12 +60,12 @@ _KIND = re.compile(r'([a-z_]+)(?::(\d{1,4}))?')
 
 
 class Fault(NamedTuple):
-  """One failure.
+  """A failure that is injected once.
 
   Attributes:
-    kind: What goes wrong.
-    phase: When.
-    seconds: That a cut lasts; 0 for good.
+    kind: Kind of the failure.
+    phase: Moment of the failure.
+    seconds: Duration of a cut; 0 for one that never ends.
   """
 
   kind: Kind
@@ -74,7 +74,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-  """The failures of one run; each happens once, also in a run that goes on."""
+  """The failures of one run; each happens once, even if the run is resumed."""
 
   def __init__(
     self,
@@ -86,16 +86,17 @@ class Faults:
     interface: str,
     timeout_s: float,
   ):
-    """Lets nothing happen yet.
+    """Creates the failures; none happens before `due` and `happen` are called.
 
     Args:
       entries: (worker, iteration, kind) or (worker, iteration, kind, phase)
-        each; ('server:0', number, kind, phase) of a server.
+        each; ('server:0', number, kind, phase) for a server.
       num_workers: Number of workers.
       num_servers: Number of servers.
-      directory: Where is noted what has happened; all workers share it.
-      interface: That `cut` takes down.
-      timeout_s: After which a worker counts as lost.
+      directory: Folder, shared by all processes, with a file for each failure
+        that has happened.
+      interface: Network interface that `cut` takes down.
+      timeout_s: Silence after which a worker counts as lost.
 
     Raises:
       ValueError: If an entry is not of this form, or would cut the loopback.
@@ -114,19 +115,22 @@ class Faults:
 
   @property
   def kinds(self) -> set[Kind]:
-    """All that is to go wrong."""
+    """Kinds of all failures that the run is configured to have."""
     return {fault.kind for fault in self._entries.values()}
 
   def due(
     self, who: int | str, number: int, phase: Phase = Phase.COMPUTE
   ) -> Fault | None:
-    """Returns what is to happen now, and notes that it has.
+    """Returns the failure that is due, and records that it has happened.
 
     Args:
-      who: To which worker, or 'server:0'.
-      number: Of its iteration; at the start, of its life; at the end, -1; of
-        the checkpoint or evaluation.
-      phase: What it is about to do.
+      who: The worker, or 'server:0'.
+      number: Number of the iteration; at the start, of the incarnation; at the
+        end, -1; of the checkpoint or evaluation.
+      phase: The moment that has come.
+
+    Returns:
+      The failure; None if none is due, or if it has happened before.
     """
     fault = self._entries.get((who, number, phase))
     if fault is None:
@@ -145,12 +149,12 @@ class Faults:
   def travel(
     self, who: int, number: int, whole: Fault | None
   ) -> 'Travel | None':
-    """Returns what happens to the chunks of an iteration; None for nothing.
+    """Returns the failures of an iteration's chunks; None if there are none.
 
     Args:
-      who: Which worker.
-      number: Of its iteration.
-      whole: What happens to the push as a whole.
+      who: The worker.
+      number: Number of the iteration.
+      whole: Failure of the push as a whole, if any.
     """
     phases = (Phase.PULL, Phase.FIRST, Phase.LAST)
     if whole or any((who, number, phase) in self._entries for phase in phases):
@@ -158,7 +162,11 @@ class Faults:
     return None
 
   def happen(self, fault: Fault | None) -> None:
-    """Lets happen what happens at a moment."""
+    """Carries out a failure that is an action of this process.
+
+    These are 'die', 'stop', 'hang', 'slow' and 'cut'.  The other kinds change
+    data, where the data are: here they do nothing, and neither does None.
+    """
     kind = fault.kind if fault else None
     if kind == Kind.DIE:
       os.kill(os.getpid(), signal.SIGKILL)
@@ -174,12 +182,12 @@ class Faults:
   def during(
     self, chunks: Iterable[Any], first: Fault | None, last: Fault | None
   ) -> Iterator[Any]:
-    """Yields chunks; lets a fault happen after the first, and before the last.
+    """Yields chunks, with failures after the first and before the last.
 
     Args:
       chunks: At least one.
-      first: What happens after the first; None for nothing.
-      last: What happens before the last, likewise.
+      first: Failure after the first chunk; None for none.
+      last: Failure before the last chunk; None for none.
     """
     if first is None and last is None:
       yield from chunks
@@ -200,37 +208,39 @@ class Faults:
     routes = subprocess.run(shown, capture_output=True, text=True, check=True)
     subprocess.run(['ip', 'link', 'set', name, 'down'], check=True)
     if seconds:
-      # Routes go with the link.
+      # The kernel deletes the routes of an interface that goes down.
       up = [f'sleep {seconds}', f'ip link set {name} up']
       for route in routes.stdout.splitlines():
         up.append(f'ip route replace {route} dev {name}')
-      # It goes on if this process is ended meanwhile.
+      # A session of its own: the shell outlives this process.
       subprocess.Popen(['sh', '-c', '; '.join(up)], start_new_session=True)
 
 
 class Travel:
-  """What happens to the chunks of one iteration, where they are summed."""
+  """Injects failures into the chunks of one iteration of an allreduce."""
 
   def __init__(
     self, faults: Faults, who: int, number: int, whole: Fault | None
   ):
-    """For `Faults.travel`."""
+    """Creates the failures of one iteration; for `Faults.travel`."""
     self._faults, self._at = faults, (who, number)
     self._whole = whole
     self._come = self._gone = False
 
   def came(self) -> None:
-    """A chunk has come."""
+    """Carries out the failure after the first chunk that is received."""
     if not self._come:
       self._come = True
       self._faults.happen(self._due(Phase.PULL))
 
   def goes(self, body: Any, left: int) -> tuple[Any, Any]:
-    """Returns what a chunk is said to be, and what is sent in its place.
+    """Returns the bytes that a chunk's header describes, and those to send.
+
+    They differ if the chunk is to arrive corrupt.
 
     Args:
-      body: Bytes.
-      left: Chunks that are to go, with this one.
+      body: Bytes of the chunk.
+      left: Number of chunks that are still to be sent, with this one.
     """
     faults = [self._whole, self._due(Phase.LAST) if left == 1 else None]
     self._whole = None
@@ -248,7 +258,7 @@ class Travel:
     return body, sent
 
   def gone(self) -> None:
-    """It has gone."""
+    """Carries out the failure after the first chunk that is sent."""
     if not self._gone:
       self._gone = True
       self._faults.happen(self._first)
@@ -279,7 +289,7 @@ def make(
 def corrupted(
   whole: Fault | None, first: Fault | None, last: Fault | None
 ) -> Spoil | None:
-  """Returns which chunk of a push is corrupt, of the faults of its phases."""
+  """Returns which chunk of a push the failures of its phases corrupt."""
   if last and last.kind == Kind.CORRUPT:
     return 'last'
   early = any(one and one.kind == Kind.CORRUPT for one in (whole, first))
@@ -287,14 +297,14 @@ def corrupted(
 
 
 def spoilt(fault: Fault | None, payload: Any) -> Any:
-  """Returns what is pushed in the place of a payload."""
+  """Returns a payload, as not-a-number if the failure is `NAN`."""
   if fault and fault.kind == Kind.NAN:
     return jax.tree.map(lambda leaf: leaf * float('nan'), payload)
   return payload
 
 
 def flipped(params: Any) -> Any:
-  """Returns parameters of which a bit has changed, in the largest number.
+  """Returns parameters with one bit flipped, in the largest number.
 
   Args:
     params: Pytree of float32 arrays.

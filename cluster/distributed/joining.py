@@ -1,4 +1,8 @@
-"""How a process comes to the lead, and how long it tries."""
+"""Connects a process to the coordinator (lead), with retries and backoff.
+
+A process may start before the coordinator, lose its link, or find its rank held
+by a process that is about to end.  All of this is retried until a deadline.
+"""
 
 import random
 import time
@@ -15,12 +19,12 @@ from cluster.transport.streams import (
   connect,
 )
 
-_BACKOFF_S = 0.2  # Before the second attempt; doubles with each.
-_TELL_S = 30.0  # Between two lines that say that the rank is held.
+_BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
+_TELL_S = 30.0  # Between two log lines that say that the rank is held.
 
 
 class RankHeld(TransportError):
-  """Another process, which is alive, holds the rank of this one."""
+  """Raised if another live process holds the rank of this process."""
 
 
 def join(
@@ -31,26 +35,28 @@ def join(
   timeout_s: float,
   start_s: float,
 ) -> tuple[Stream, dict[str, Any]]:
-  """Returns a stream to the lead, and what the lead says first.
+  """Returns a stream to the coordinator, and the coordinator's first message.
 
-  It tries again and again, as links may be down, the lead may start later or
-  again, and another process that holds the rank may end.  No attempt is long:
-  TCP waits ever longer between its own.  After an answer that is none, or the
-  answer that the rank is held, it waits: at first 0.2 s at most, then twice as
-  long each time up to half a `timeout_s`, and at random half of that or more,
-  so that processes that started together do not come together again.
+  Retries until `start_s` have passed: a link may be down, the coordinator may
+  start later or restart, and another process that holds the rank may end.  Each
+  attempt is short, because TCP doubles the time between its own retries.
+
+  If the coordinator was reached but did not admit the process, the next attempt
+  waits.  The wait is drawn uniformly from the upper half of [0, b].  b is 0.2 s
+  at first and doubles with each such attempt, up to `timeout_s` / 2.  So
+  processes that started together do not retry together.
 
   Args:
-    address: HOST:PORT of the lead.
-    hello: What this process says of itself.
-    security: Of the stream.
-    timeout_s: Of an attempt.
-    start_s: Of all of them.
+    address: HOST:PORT of the coordinator.
+    hello: The handshake: run, identity and rank of this process.
+    security: Credentials of the stream.
+    timeout_s: Limit of one attempt, seconds.
+    start_s: Limit of all attempts, seconds.
 
   Raises:
-    Refused: If the lead refuses this process, for good.
-    RankHeld: If another process still holds its rank in the end.
-    TransportError: If there was no answer in time; says what went wrong last.
+    Refused: If the coordinator rejects this process permanently.
+    RankHeld: If another process holds the rank at the last attempt.
+    TransportError: If the last attempt failed otherwise; says why.
   """
   deadline = time.monotonic() + start_s
   backoff_s, tell_at = _BACKOFF_S, 0.0
@@ -63,7 +69,7 @@ def join(
     except Refused:
       raise
     except TransportError as error:
-      if stream is not None:  # Who does not answer has been waited for.
+      if stream is not None:  # Else the attempt has itself taken `limit_s`.
         wait_s = min(backoff_s, timeout_s / 2) * random.uniform(0.5, 1.0)
         backoff_s *= 2
       now = time.monotonic()
@@ -79,12 +85,19 @@ def join(
 
 
 def dropped(stream: Stream) -> None:
-  """Closes a stream without waiting for the other end."""
+  """Cancels and closes a stream, without waiting for the other end."""
   stream.cancel()
   stream.close()
 
 
 def _greeted(stream: Stream, limit_s: float) -> dict[str, Any]:
+  """Returns the coordinator's answer to the handshake; closes it on errors.
+
+  Raises:
+    Refused: If the coordinator rejects this process permanently.
+    RankHeld: If another process holds the rank.
+    TransportError: If there is no answer within `limit_s` seconds.
+  """
   try:
     with within(stream, limit_s):
       greeting = stream.receive().header

@@ -1,4 +1,8 @@
-"""What leads of all real runs do: events from a queue, and who is silent."""
+"""Event loop of the coordinator (lead), common to the runtimes on real hosts.
+
+Takes events from the queue that the reception fills, and evicts processes that
+send no heartbeat.
+"""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""A life of a worker: its stream to the lead, first word to last."""
+"""A session of a worker: its control stream to the coordinator (lead)."""
 
 import contextlib
 import sys
@@ -16,12 +16,12 @@ from cluster.transport.heart import BEATS, LOST, Heart
 
 
 class Life:
-  """A context manager, within which the stream is open.
+  """A context manager, within which the control stream is open.
 
   Attributes:
-    number: Which life of its worker, from 0: its incarnation number.
-    heart: Of the stream.
-    stack: What ends with it.
+    number: Incarnation number of the worker's process, from 0.
+    heart: Heartbeat on the stream.
+    stack: Resources that are closed with the session.
   """
 
   def __init__(
@@ -36,23 +36,26 @@ class Life:
     ending: Callable[[], None],
     deaf: Callable[[], bool] = lambda: False,
   ):
-    """Joins the lead.
+    """Creates the session: connects to the coordinator.
 
     Args:
-      lead: HOST:PORT.
-      index: Of the worker.
-      settings: What all processes of the run agree on.
-      with_beats: Returns what every beat says.
-      hung: Called with what the lead has said, from another thread, if the
-        context does not end then.
-      told: Called with what the lead says, from another thread.
-      ending: Called when the lead has ended this life, or is lost, from another
-        thread: nothing may wait any more.
-      deaf: Returns whether the context waits all the same; then it is not
-        waited for, unless the run has finished, which others end, too.
+      lead: HOST:PORT of the coordinator.
+      index: Rank of the worker.
+      settings: Settings of all processes of the run.
+      with_beats: Returns the payload of every heartbeat.
+      hung: Called from another thread if the context does not exit after the
+        session has ended, with the coordinator's reason: 'left', 'over' or
+        'lost'.
+      told: Called with every other message of the coordinator, from another
+        thread.
+      ending: Called from another thread once the coordinator has ended the
+        session, or is lost; must unblock everything that the context waits for.
+      deaf: Returns whether the context waits for what `ending` cannot unblock;
+        `hung` is then called sooner, unless the run has finished: the other
+        workers end such a wait then.
 
     Raises:
-      TransportError: If it cannot be joined.
+      TransportError: If the coordinator cannot be reached.
     """
     timeout_s = settings.timeout_s
     self._control, welcome = join(
@@ -89,23 +92,26 @@ class Life:
     self.stack.close()
 
   def say(self, header: dict[str, Any]) -> None:
-    """Tells the lead something, unless it has ended this life."""
+    """Sends a message to the coordinator, unless the session has ended."""
     if not self.heart.ended.is_set():
       self._control.send(header)
 
   @contextlib.contextmanager
   def lived(self, faults: Faults) -> Iterator[None]:
-    """A context that ends well with what the end of this life raises in it.
+    """Suppresses transport errors at the end of the session, and logs its end.
 
     Args:
-      faults: What goes wrong on purpose.
+      faults: Failures to inject; one may be due once the run has finished.
+
+    Raises:
+      Refused: If the coordinator or a server has refused this worker.
     """
     try:
       yield
     except Refused:
       raise
     except TransportError as error:
-      # The lead knows why, and tells.
+      # The coordinator may know the reason, and sends it.
       self.heart.ended.wait(self._timeout_s / BEATS)
       logging.info('Worker %d: %s', self._index, error)
     verdict = self.heart.verdict
@@ -114,7 +120,11 @@ class Life:
       faults.happen(faults.due(self._index, -1, Phase.END))
 
   def _cut(self) -> None:
-    """Lets nothing wait any more; in a thread of the heart."""
+    """Unblocks the context, in the heartbeat's thread, once the session ends.
+
+    Calls `hung` if the context has not exited within `timeout_s`, or, if it is
+    `deaf`, within a heartbeat.
+    """
     self._ending()
     verdict = self.heart.verdict
     for _ in range(BEATS):
@@ -128,14 +138,14 @@ class Life:
 
 @contextlib.contextmanager
 def explained(index: int) -> Iterator[None]:
-  """Makes codes of exit of what ends a worker for good.
+  """Turns fatal errors of a worker into exit codes.
 
   Args:
-    index: Of the worker.
+    index: Rank of the worker.
 
   Raises:
-    SystemExit: With LOST if the lead is lost, or another process holds the
-      rank, for too long; with 1 if the lead refuses this worker.
+    SystemExit: With LOST if the coordinator is lost, or another process holds
+      the rank, for too long; with 1 if the coordinator refuses this worker.
   """
   try:
     yield

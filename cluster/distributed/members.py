@@ -1,4 +1,8 @@
-"""Workers and servers of other processes, as the lead sees them."""
+"""The coordinator's (lead's) record of worker and server processes.
+
+A rank is the place of one worker or server in the run.  Each admission of a
+process to a rank starts a session with a new incarnation number.
+"""
 
 import dataclasses
 import threading
@@ -13,19 +17,19 @@ from cluster.transport.streams import Stream, TransportError
 
 @dataclasses.dataclass(eq=False)
 class Visit:
-  """A session of a worker or server that was admitted.
+  """A session: one admission of a process as a worker or a server.
 
   Attributes:
-    stream: From its process.
-    index: Of the worker or server.
-    process: Identity of the process.
-    life: Its incarnation number: that of the admission, ascending from 0.
-    seen: When it gave the last sign of life, monotonic seconds.
-    closed: Set once its stream has ended.
-    told: Whether it knows where servers are.
-    began: When it came, monotonic seconds.
-    ready: Whether it has connected to them.
-    evicted: Why nothing that it says counts any more; '' while it does.
+    stream: Control stream between its process and the coordinator.
+    index: Number of the worker or server.
+    process: Random identity of the process.
+    life: Incarnation number: how many admissions to the rank came before.
+    seen: Time of the last message, monotonic seconds.
+    closed: Set once the stream has ended.
+    told: Whether the worker was sent the addresses of the servers.
+    began: Time of the admission, monotonic seconds.
+    ready: Whether the worker has reported that it can begin.
+    evicted: Reason for which its messages are ignored; '' while they count.
   """
 
   stream: Stream
@@ -42,12 +46,14 @@ class Visit:
 
 @dataclasses.dataclass
 class Rank:
-  """The admissions of a worker or server, of which the newest counts.
+  """The place of one worker or server, which one process holds at a time.
 
   Attributes:
-    lives: How many there have been: the next incarnation number.
-    holder: The newest; None once its stream has ended, or it was evicted.
-    final: Whether the run cannot go on with another process in its place.
+    lives: Number of admissions so far, which is the next incarnation number.
+    holder: Session of the process that holds the rank; None before the first,
+      and once the stream of the last has ended or its process was evicted.
+    final: Whether no other process may take the rank from the holder, even if
+      the holder is silent.
   """
 
   lives: int = 0
@@ -55,12 +61,13 @@ class Rank:
   final: bool = False
 
   def blocks(self, process: str, now: float, timeout_s: float) -> bool:
-    """Returns whether another process holds the rank, and cannot lose it now.
+    """Returns whether the holder keeps a process from taking the rank.
 
-    It can if it is silent, as long as it is not final.
+    It does if it is another process that is not silent, or if the rank is
+    final.
 
     Args:
-      process: Identity of the one that asks.
+      process: Identity of the process that wants the rank.
       now: Monotonic seconds.
       timeout_s: Silence after which a process counts as lost.
     """
@@ -74,16 +81,19 @@ class Rank:
 
 @dataclasses.dataclass
 class Member(Rank):
-  """A worker, as the lead sees it.
+  """A worker, as the coordinator knows it.
 
   Attributes:
-    life: Which incarnation was ready last.
-    stream: Of the living one; None before it is ready and once it is gone.
-    seen: When it gave the last sign of life, monotonic seconds.
-    arrived: Servers that have its push.
-    counted: The last iteration whose push was summed; None if there was none.
-    pace: How far it has come.
-    compilations: After warm-up, of the lives that have pushed.
+    life: Number of the incarnation that takes part, or did so last; -1 before
+      the first.
+    stream: Control stream of the incarnation that takes part; None if none
+      does.
+    seen: Time of that incarnation's last heartbeat, monotonic seconds.
+    arrived: Number of servers that have received its current push.
+    counted: Last iteration whose push all servers have received; None if
+      there was none.
+    pace: Its progress.
+    compilations: Number of XLA compilations after warm-up, by incarnation.
   """
 
   life: int = -1
@@ -96,23 +106,36 @@ class Member(Rank):
 
 
 class RemoteServer:
-  """A server in another process.
+  """A parameter server in another process than the coordinator's.
 
   Attributes:
-    visit: Its session.
-    stream: To it.
-    address: That workers connect to; '' before it has told.
-    doing: What it said last of its orders: see `Server.doing`.
+    visit: Session of its process.
+    stream: Control stream to its process.
+    address: 'IPv4 address:port' that workers connect to; '' before the server
+      has reported it.
+    doing: Progress of its orders, from its last heartbeat: see `Server.doing`.
   """
 
   def __init__(self, visit: Visit):
-    """Takes the session of its process."""
+    """Creates the record of a server that has just been admitted.
+
+    Args:
+      visit: Session of its process.
+    """
     self.visit, self.stream = visit, visit.stream
     self.address = ''
     self.doing: Mapping[str, Any] = {'obeyed': 0, 'order': ''}
 
   def order(self, sequence: int, orders: list[list[Any]]) -> None:
-    """Takes orders that are carried out after those of lower numbers."""
+    """Sends orders, which the server executes in the order of their numbers.
+
+    Args:
+      sequence: Number of these orders, higher by one than the last.
+      orders: The orders: see `Server.order`.
+
+    Raises:
+      Unmendable: If the server cannot be reached.
+    """
     try:
       self.stream.send({'sequence': sequence, 'orders': orders})
     except TransportError as error:

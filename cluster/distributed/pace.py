@@ -1,26 +1,27 @@
-"""Whether a process goes on, not only lives, and when it should have.
+"""Progress deadlines: detect processes that are alive but make no progress.
 
-Beats come from a thread of their own: they tell that a process lives, not that
-it does what it is there for.  With every beat it therefore tells its pace: what
-it is doing, and a count that grows with each chunk and each phase.  The lead
-gives up whose count stands still for too long:
+Heartbeats come from a thread of their own.  They show that a process is alive,
+not that it makes progress.  Every heartbeat therefore carries the progress: the
+current phase, and a count that grows with each chunk.  The coordinator (lead)
+evicts a process whose progress does not change before a deadline:
 
-  transferring    2 timeouts without a chunk, from when the servers have obeyed
-                  the order to let it go on
-  computing       2 timeouts and 4 times the longest of its last iterations,
-                  per example if batches change; in the first one of a life,
-                  the time that a start may take
-  obeying         2 timeouts and 4 times the longest order of that name so far;
-                  at the first one, the time that a start may take
+  transferring    2 timeouts without a chunk, counted from when the servers have
+                  executed the order that releases the worker
+  computing       2 timeouts plus 4 times the longest of its recent iterations,
+                  per example if batches change; `start_s` in the first
+                  iteration of an incarnation
+  executing       servers: 2 timeouts plus 4 times the longest earlier order of
+                  the same name; `start_s` for the first of a name
 
-What the lead has others do meanwhile, evaluations and checkpoints, may take as
-long as a start, and if that is more 2 timeouts and 4 times the longest so far:
-nobody stands still for it, and disks have bad days.  After that, or if the lead
-itself takes no events for as long as a start, its process ends itself: starting
-again may help.
+Evaluations and checkpoints run beside the training, and disks can be slow for a
+while.  Such a job may take `start_s`, or 2 timeouts plus 4 times the longest
+earlier one if that is more.  If a job takes longer, or if the coordinator
+handles no events for `start_s`, its process exits with a code that asks for a
+restart.
 
-With pipelined routes a worker can send no more than the others have sent:
-there the one that has come least far is given up, and only if nobody computes.
+On pipelined routes a worker can send only as much as the others have sent, so
+one stuck worker stops them all.  There only the worker with the least progress
+is evicted, and none while another one computes.
 """
 
 import collections
@@ -41,7 +42,7 @@ _KEPT = 10  # Iterations.
 
 
 class Pace:
-  """How far a worker has come; its threads change it, its beats tell it.
+  """Progress of a worker: written by its threads, sent with its heartbeats.
 
   Within an iteration the count never falls, whatever its sources do: a count
   that fell and grew again would show no progress until it was past its maximum.
@@ -53,52 +54,53 @@ class Pace:
     self._lock = threading.Lock()
 
   def compute(self) -> None:
-    """It computes from here on."""
+    """Enters the phase in which the worker computes a gradient."""
     self._doing = 'compute'
 
   def transfer(self) -> None:
-    """It sends or receives from here on, or waits to be let go on."""
+    """Enters the phase in which it sends, receives or waits for a release."""
     self._doing = 'transfer'
 
   def begin(self, iteration: int) -> None:
-    """Another iteration begins."""
+    """Begins an iteration, with no chunk transferred yet."""
     with self._lock:
       self._iteration, self._steps = iteration, 0
 
   def step(self) -> None:
-    """A chunk has come or gone."""
+    """Counts a chunk that was received or sent."""
     self._steps += 1  # Threads may count one chunk for two; it still grows.
 
   def reach(self, steps: int) -> None:
-    """So many chunks have come or gone in this iteration."""
+    """Raises the count of this iteration's chunks to `steps`, if it is less."""
     with self._lock:
       self._steps = max(self._steps, steps)
 
   def follow(self, count: Callable[[], int]) -> None:
-    """Records what a source counts, for one thread beside that of `begin`.
+    """Raises the count to that of a source; for one thread beside `begin`'s.
 
     Args:
-      count: Returns how many chunks have come or gone in this iteration, of all
-        its sums; 0 before `begin` is called.
+      count: Returns the number of chunks that were received or sent in this
+        iteration, of all its sums; 0 before `begin` is called.
     """
-    with self._lock:  # A count of the iteration before is not for this one.
+    with self._lock:  # `begin` must not come between count and record.
       self._steps = max(self._steps, count())
 
   def told(self) -> dict[str, Any]:
-    """Returns what beats say of it."""
+    """Returns the progress as a field of a heartbeat."""
     return {'pace': [self._doing, self._iteration, self._steps]}
 
 
 @dataclasses.dataclass
 class Seen:
-  """A worker's pace, as the lead sees it.
+  """A worker's progress, as the coordinator has received it.
 
   Attributes:
-    pace: As told last.
-    moved: When it was another one, or when the worker was released; monotonic
+    pace: Phase, iteration and chunk count of the last heartbeat.
+    moved: Time of the last change, or of the worker's release; monotonic
       seconds.
-    after: Orders that servers have to obey before it can go on.
-    computed: Seconds and examples of its last iterations in this life.
+    after: Number of orders that the servers have to execute before the worker
+      can continue.
+    computed: Seconds and examples of its last iterations in this incarnation.
   """
 
   pace: Sequence[Any] = ('transfer', -1, 0)
@@ -109,34 +111,34 @@ class Seen:
   )
 
   def tell(self, pace: Sequence[Any], now: float) -> None:
-    """Takes in what a beat says."""
+    """Records the progress that a heartbeat carries."""
     if tuple(pace) != tuple(self.pace):
       self.pace, self.moved = tuple(pace), now
 
   @property
   def computes(self) -> bool:
-    """Whether it computes, or else transfers."""
+    """True if the worker computes, False if it transfers or waits."""
     return self.pace[0] == 'compute'
 
   @property
   def far(self) -> tuple[int, int]:
-    """Iteration and steps."""
+    """Iteration and number of its chunks, comparable between workers."""
     return self.pace[1], self.pace[2]
 
 
 class Deadlines:
-  """Says who has stood still for too long.
+  """The progress deadlines of a run.
 
   Attributes:
-    start_s: That a start may take.
+    start_s: Seconds that the start of a run may take.
   """
 
   def __init__(self, *, timeout_s: float, start_s: float, windows: bool):
-    """Knows nobody.
+    """Creates the deadlines.
 
     Args:
       timeout_s: Silence after which a process counts as lost.
-      start_s: That a start may take.
+      start_s: Seconds that the start of a run may take.
       windows: Whether workers wait for one another's chunks.
     """
     self._timeout_s, self.start_s = timeout_s, start_s
@@ -149,13 +151,13 @@ class Deadlines:
     now: float,
     obeyed: int,
   ) -> list[tuple[int, str]]:
-    """Returns which workers to give up, and why.
+    """Returns the workers to evict, each with the reason.
 
     Args:
-      running: Workers that were released and have not pushed, what is seen of
-        them, and the examples of their iterations.
+      running: Workers that were released and have not pushed, with their
+        progress and the number of examples of their iterations.
       now: Monotonic seconds.
-      obeyed: Orders that all servers have obeyed.
+      obeyed: Number of orders that all servers have executed.
     """
     running = list(running)
     for _, seen, _ in running:
@@ -171,30 +173,30 @@ class Deadlines:
     return [(index, reason) for index, reason, _ in found]
 
   def server(self, obeying: str, still_s: float, usual_s: float | None) -> str:
-    """Returns why a server is to be given up, '' if it is not.
+    """Returns why a server has missed its deadline; '' if it has not.
 
     Args:
-      obeying: The order.
-      still_s: How long it has been obeying it.
-      usual_s: The longest that it took before; None at first.
+      obeying: Name of the order that it executes.
+      still_s: Seconds for which it has been executing it.
+      usual_s: Longest earlier order of that name, seconds; None at first.
     """
     if still_s <= self._limit(usual_s):
       return ''
     return f'It has been at the order {obeying!r} for {still_s:.1f} s.'
 
   def job(self, still_s: float, longest_s: float) -> bool:
-    """Returns whether what nobody waits for hangs.
+    """Returns whether an evaluation or a checkpoint has missed its deadline.
 
     Args:
-      still_s: For how long it has been done.
-      longest_s: That it took before.
+      still_s: Seconds since its start.
+      longest_s: Longest earlier one, seconds; 0 at first.
     """
     return still_s > max(self.start_s, self._limit(longest_s))
 
   def _first(
     self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
   ) -> list[tuple[int, str, Seen]]:
-    """Returns who holds the others up."""
+    """Returns the overdue workers for which the others wait."""
     alone = [each for each in found if each[2].computes]
     if alone or any(seen.computes for seen in running):
       return alone
@@ -220,29 +222,29 @@ class Deadlines:
 
 
 class Jobs:
-  """What the lead has others do while it goes on; from any thread."""
+  """Jobs that run beside the coordinator's event loop; for any thread."""
 
   def __init__(self, deadlines: Deadlines):
-    """There are none yet.
+    """Creates an empty record of jobs.
 
     Args:
-      deadlines: After which one hangs.
+      deadlines: Tell when a job hangs.
     """
     self._deadlines = deadlines
     self._begun: dict[str, float] = {}
     self._longest: dict[str, float] = {}
 
   def begin(self, name: str) -> None:
-    """One begins, of which there is one at a time."""
+    """Records the start of a job; one of each name can run at a time."""
     self._begun[name] = time.monotonic()
 
   def end(self, name: str) -> None:
-    """It has ended."""
+    """Records the end of a job."""
     took_s = time.monotonic() - self._begun.pop(name)
     self._longest[name] = max(took_s, self._longest.get(name, 0.0))
 
   def overdue(self) -> tuple[str, float] | None:
-    """Returns one that hangs, and for how many seconds; None if none does."""
+    """Returns a job that hangs, and its age in seconds; None if none does."""
     for name, begun in list(self._begun.items()):
       still_s = time.monotonic() - begun
       if self._deadlines.job(still_s, self._longest.get(name, 0.0)):
@@ -250,16 +252,16 @@ class Jobs:
     return None
 
   def __bool__(self) -> bool:
-    """Whether there are any."""
+    """Returns whether a job is running."""
     return bool(self._begun)
 
 
 def exit_hung(doing: str, still_s: float) -> None:
-  """Ends a process whose lead hangs: starting again may help.
+  """Exits a coordinator's process that hangs, with the code LOST.
 
   Args:
-    doing: At what.
-    still_s: For how many seconds.
+    doing: The activity that hangs, for the log.
+    still_s: Its duration so far, seconds.
   """
   logging.error('The lead has been at %s for %.1f s, in:', doing, still_s)
   faulthandler.dump_traceback()

@@ -1,4 +1,4 @@
-"""What every process of a run on real hosts has, whatever its route."""
+"""Common parts of the processes of a run on real hosts, for all routes."""
 
 import functools
 import itertools
@@ -23,14 +23,15 @@ from outputs.manifests import fingerprint
 
 
 class Meeting(NamedTuple):
-  """Where a process meets the others.
+  """Result of the rendezvous: the role of a process, and how to connect.
 
   Attributes:
-    role: Of this process.
-    address: Of its host, to listen on.
-    finished: Whether the run is over already, so that nobody is to be met.
-    devices: How many it computes gradients on.
-    security: Of all streams.
+    role: Role of this process, with the address of the coordinator (lead).
+    address: IPv4 address of this host to listen on.
+    finished: Whether the run has finished before, so that no process of it is
+      to be reached.
+    devices: Number of devices on which this process computes gradients.
+    security: Credentials of all streams.
   """
 
   role: roles.Role
@@ -41,17 +42,18 @@ class Meeting(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """What all processes of a run agree on, but for address and identity.
+  """Settings of a process; all but `address` and `process` are of the run.
 
   Attributes:
-    address: Of this host, to listen on.
-    fingerprint: Of the run.
-    security: Of all streams.
+    address: IPv4 address of this host to listen on.
+    fingerprint: Hash of the run's config, the same for all processes.
+    security: Credentials of all streams.
     timeout_s: Silence after which a process counts as lost.
-    start_s: Until all have to be there.
-    process: Identity of this process, random, by which the lead tells one that
-      has connected again from another one of the same rank.
-    adapt: As of `route.route.Reduced`.
+    start_s: Seconds within which all processes have to join.
+    process: Random identity of this process.  By it the coordinator
+      distinguishes a process that reconnects from another one of its rank.
+    adapt: Whether links are measured during the run and forests adapted to
+      them: see `route.route.Reduced`.
   """
 
   address: str
@@ -64,16 +66,16 @@ class Settings(NamedTuple):
 
 
 class Process:
-  """A process of a run: what `Site` of `cluster.runtime` asks of all of them.
+  """Common base of the sites of real runs: see `Site` of `cluster.runtime`.
 
   Attributes:
-    clock: What times are.
-    meeting: Which process this is, and where the others are.
-    parts: What the run is made of.
-    settings: What it agrees on with the others.
-    faults: What goes wrong on purpose.
-    deadlines: After which a process that does not go on counts as lost.
-    jobs: That the lead has others do.
+    clock: Kind of time that the run is measured in.
+    meeting: Role of this process, and how to connect to the others.
+    parts: Components of the run.
+    settings: Settings of this process.
+    faults: Failures to inject.
+    deadlines: Progress deadlines, after which a process counts as lost.
+    jobs: Evaluations and checkpoints beside the coordinator's event loop.
   """
 
   clock: Literal['real'] = 'real'
@@ -87,14 +89,14 @@ class Process:
     servers: int,
     windows: bool,
   ):
-    """Makes what all processes of a run know.
+    """Creates the parts that every process of a run has.
 
     Args:
-      config: Of the run.
-      meeting: Which process this is, and where the others are.
-      parts: What the run is made of.
-      servers: How many there are that faults may befall.
-      windows: As of `Deadlines`.
+      config: Config of the run.
+      meeting: Role of this process, and how to connect to the others.
+      parts: Components of the run.
+      servers: Number of servers that can have injected failures.
+      windows: Whether workers wait for one another's chunks: see `Deadlines`.
 
     Raises:
       ValueError: If a setting is wrong; names the field.
@@ -118,11 +120,11 @@ class Process:
     self._evaluations = itertools.count()
 
   def __call__(self) -> None:
-    """Takes part in a run that another process leads.
+    """Takes part in the run as a process other than the coordinator's.
 
     Raises:
-      SystemExit: With LOST if the cluster is lost: starting again may help.
-        With STOPPED if the lead has ended the run before it has finished.
+      SystemExit: With LOST if the coordinator is lost, as a restart may help;
+        with STOPPED if it has ended the run before the run has finished.
     """
     if self.meeting.finished:
       logging.info('The run has finished before.')
@@ -132,12 +134,12 @@ class Process:
       sys.exit(STOPPED)
 
   def _take_part(self) -> bool:
-    """Returns whether the run has finished, once it is over."""
+    """Takes part until the run is over; returns whether it has finished."""
     raise NotImplementedError
 
   @property
   def _of_reception(self) -> dict[str, Any]:
-    """Arguments of a `Reception`, but for the number of workers."""
+    """Arguments of a `Reception`, without the number of workers."""
     settings = self.settings
     return {
       'host': settings.address,
@@ -151,7 +153,7 @@ class Process:
 
   @property
   def _of_leading(self) -> dict[str, Any]:
-    """Arguments of a `Leading` that say how long it waits."""
+    """Time limits, as arguments of a `Leading`."""
     return {
       'timeout_s': self.settings.timeout_s,
       'start_s': self.settings.start_s,
@@ -160,12 +162,12 @@ class Process:
 
   @functools.cached_property
   def later(self) -> Callable[[Callable[[], Any]], Future]:
-    """Calls a function in another thread, for the process that leads."""
+    """Function that calls another one in a thread, for the coordinator."""
     pool = ThreadPoolExecutor(1)
     return lambda call: pool.submit(self._evaluated, call)
 
   def _evaluated(self, call: Callable[[], Any]) -> Any:
-    """Returns what an evaluation does, in a thread of its own."""
+    """Returns the result of an evaluation; run in a thread, as a job."""
     self.jobs.begin('an evaluation')
     try:
       number = next(self._evaluations)
@@ -184,10 +186,10 @@ def end(code: int) -> NoReturn:
 
 
 def _leave_it_to_the_lead() -> None:
-  """Does not heed the first SIGTERM.
+  """Ignores the first SIGTERM.
 
-  Where all processes get it, the lead saves a checkpoint and then ends the
-  others.
+  If a scheduler sends it to all processes, the coordinator saves a checkpoint
+  and then ends the others.
   """
   signal.signal(signal.SIGTERM, _wait_for_the_lead)
 

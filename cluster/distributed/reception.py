@@ -1,24 +1,29 @@
-"""Where the lead receives workers, and notices who is gone.
+"""Membership of a run: the coordinator (lead) admits and evicts workers.
 
-What is said here is control alone: gradients and parameters travel elsewhere.
-Each stream is read by a thread of its own, which puts what happens into one
-queue, as dictionaries:
+Each worker has a control stream to the coordinator.  Gradients and parameters
+travel over other connections.  One thread per stream reads it and puts events
+into one queue, as dictionaries:
 
   told 'ready'       a worker can begin: worker, life, stream
-  told 'failed'      a stream of a worker has ended: worker, life, reason
-  told 'unmendable'  the run cannot go on: reason
+  told 'failed'      the session of a worker has ended: worker, life, reason
+  told 'unmendable'  the run cannot continue: reason
 
-and what else the workers of a route say (`reception` of `served` and of
-`reduced`).  Until the run begins, and after that too, whoever is lost may come
-again, as a new life.
+The receptions of the two kinds of routes add events of their own (`reception`
+of `served` and of `reduced`).  A worker that is lost may rejoin at any time,
+before and after the run begins.
 
-Each admission of a process to a rank, that of a worker or a server, has an
-incarnation number: its life.  One of them at a time counts.  While the process
-that was admitted last gives signs of life, another one of that rank is refused,
-and tries again (`joining`).  Once the stream of the first has ended, it is
-silent or was evicted, the other one is admitted, and the same process is
-whenever it connects again.  The incarnation before is over then: whatever its
-process still says, it is only told to leave.
+A rank is the place of one worker or one server.  Each admission of a process to
+a rank has an incarnation number, in the field `life`.  At most one incarnation
+of a rank is valid at a time:
+
+  * While the admitted process sends heartbeats, another process that wants the
+    rank is refused, and retries (`joining`).
+  * Once the stream of the admitted process has ended, or the process is silent
+    or was evicted, another process is admitted.
+  * A process that reconnects to its own rank is admitted at once.
+
+A new admission ends the incarnation before.  Later messages of that incarnation
+are ignored; its process is only told to leave.
 """
 
 import contextlib
@@ -49,21 +54,21 @@ from outputs import transient
 
 _BACK = 'It has connected again.'
 _REPLACED = 'It was silent, and another process has its rank now.'
-_TELL_S = 10.0  # Between two lines on processes whose rank is held.
+_TELL_S = 10.0  # Between two log lines on processes whose rank is held.
 
 
 class Reception:
-  """Talks to all workers.
+  """The coordinator's control streams to all workers.
 
   Attributes:
-    events: What happens.
-    members: The workers.
-    looked: When who takes the events has looked last, monotonic seconds; inf
-      while nobody has to.
+    events: Queue of events for the event loop.
+    members: The workers, by rank.
+    looked: Time at which the event loop was last alive, monotonic seconds; inf
+      while it need not be.
   """
 
-  _words: checked.Words = checked.OF_WORKERS  # What workers say.
-  _told: checked.Words = {}  # By the field of that name.
+  _words: checked.Words = checked.OF_WORKERS  # Valid messages of workers.
+  _told: checked.Words = {}  # Those with a field 'told', by its value.
 
   def __init__(
     self,
@@ -78,19 +83,19 @@ class Reception:
     jobs: Jobs,
     reserved: Mapping[int, str] = types.MappingProxyType({}),
   ):
-    """Listens to nobody yet.
+    """Creates the reception; it does not listen yet.
 
     Args:
       num_workers: Number of workers.
       host: Address to listen on.
-      port: The same; 0 for any.
-      fingerprint: Of the config: that of all processes must be the same.
-      security: Of all streams.
+      port: Port to listen on; 0 for any.
+      fingerprint: Hash of the config, which must be that of all processes.
+      security: Credentials of all streams.
       timeout_s: Silence after which a process counts as lost.
-      start_s: Until all have to be there.
-      jobs: That the lead has others do.
-      reserved: Identities of processes, by worker, which no other process can
-        be then.
+      start_s: Seconds within which all processes have to join.
+      jobs: Evaluations and checkpoints beside the event loop.
+      reserved: Identities of processes, by worker: no other process can have
+        the rank of such a worker.
     """
     self.looked = math.inf
     self._jobs = jobs
@@ -106,12 +111,12 @@ class Reception:
     self._refusals = Sayings(apart_s=_TELL_S)
     self._visits: set[Visit] = set()
     self._over = threading.Event()
-    self._end: dict[str, Any] = {}  # What is said when it is.
+    self._end: dict[str, Any] = {}  # The last message to all.
     self._lock = threading.Lock()
     self._listener: Listener | None = None
 
   def listen(self) -> str:
-    """Listens from here on; returns the address.
+    """Starts to listen; returns the address.
 
     Raises:
       Unmendable: If another process has had the port for `start_s`.
@@ -138,22 +143,22 @@ class Reception:
     return self._listener.address
 
   def missing(self) -> str:
-    """Returns what is known of who is not there, a line for each."""
+    """Returns a line on each process that has not joined: its last activity."""
     return self._roll.describe(self._absent(), 2 * self._timeout_s / BEATS)
 
   def send(self, stream: Stream, header: dict[str, Any]) -> None:
-    """Sends a message, to somebody who may be gone: that will be told."""
-    # Nobody may be held up by who does not read.
+    """Sends a message; ignores errors, which the stream's reader reports."""
+    # A process that does not read must not block the caller.
     with contextlib.suppress(TransportError), within(stream, self._timeout_s):
       stream.send(header)
 
   def evict(self, index: int, stream: Stream, reason: str) -> None:
-    """Ends an incarnation of a worker, which frees the rank, and tells it so.
+    """Evicts a worker's process: ends its incarnation, which frees the rank.
 
     Args:
       index: The worker.
-      stream: To its process.
-      reason: What that is told.
+      stream: Control stream to the process.
+      reason: Reason that is sent to the process.
     """
     holder = self.members[index].holder
     if holder is not None and holder.stream is stream:
@@ -164,12 +169,12 @@ class Reception:
     """Admits the process of a worker, unless another one holds the rank.
 
     Args:
-      stream: From the process.
-      hello: That was checked.
+      stream: Control stream from the process.
+      hello: Its handshake, validated.
 
     Returns:
-      Its session, with a new incarnation number; that of before is over.  None
-      if it was refused, and told so.
+      The session, with a new incarnation number; the incarnation before has
+      been ended.  None if the process was refused; it has been told the reason.
     """
     index, process = hello['worker'], hello['process']
     if self._reserved.get(index, process) != process:
@@ -185,14 +190,17 @@ class Reception:
     return visit
 
   def hear(self, visit: Visit, said: dict[str, Any]) -> None:
-    """Takes in what a worker's process says, if its incarnation is not over.
+    """Handles a message of a worker's process.
+
+    A process whose incarnation has ended is only told to leave.
 
     Args:
-      visit: Its session.
-      said: That was checked.
+      visit: Session of the process.
+      said: The message, validated.
 
     Raises:
-      TransportError: If it cannot be answered, or answers what was not asked.
+      TransportError: If the process cannot be answered, or if the message
+        answers a question that was not asked.
     """
     index, life, stream = visit.index, visit.life, visit.stream
     visit.seen = time.monotonic()
@@ -212,11 +220,11 @@ class Reception:
       self._tell(event | said)
 
   def lose(self, visit: Visit, reason: str) -> None:
-    """Ends the session of a worker's process, whose stream has ended.
+    """Ends the session of a worker's process whose stream has ended.
 
     Args:
       visit: The session.
-      reason: Why.
+      reason: Reason for the end, for logs.
     """
     with self._lock:
       self._visits.discard(visit)
@@ -227,14 +235,19 @@ class Reception:
     visit.closed.set()
 
   def give_up(self, reason: str) -> None:
-    """Ends the run, whatever its thread waits for; from any thread."""
+    """Makes the event loop end the run with `Unmendable`; from any thread.
+
+    Args:
+      reason: Message of the exception.
+    """
     self.events.put({'told': 'unmendable', 'reason': reason})
 
   def close(self, *, finished: bool) -> None:
-    """Tells all that the run is over, and waits until they have gone.
+    """Tells all processes that the run is over, and waits until they leave.
 
     Args:
-      finished: Whether it will not go on from a checkpoint.
+      finished: Whether the run is complete; if not, it can be resumed from a
+        checkpoint.
     """
     reason = 'finished' if finished else 'stopped'
     self._end = {'end': 'over', 'reason': reason, 'finished': finished}
@@ -254,17 +267,17 @@ class Reception:
       self._listener.close(max(deadline - time.monotonic(), 0.0))
 
   def _close_others(self) -> None:
-    """Ends what else there is, once the workers have gone."""
+    """Closes the resources of a subclass, once the workers have left."""
 
   def _absent(self) -> list[str]:
-    """Returns the names of who is not there."""
+    """Returns the names of the processes that have not joined."""
     return [f'worker {k}' for k, m in enumerate(self.members) if not m.stream]
 
   def _greeted(self, stream: Stream, hello: Any) -> Mapping[str, Any]:
-    """Returns what a process says first.
+    """Returns the validated handshake of a process.
 
     Raises:
-      Refused: If it is of another run; it has been told.
+      Refused: If it is invalid or of another run; the process has been told.
     """
     try:
       hello = self._checked(hello)
@@ -282,7 +295,7 @@ class Reception:
     return checked.hello(hello, workers=len(self.members), servers=1)
 
   def _handle(self, stream: Stream, hello: Any) -> None:
-    """Talks to a process until its stream ends; in a thread of its own."""
+    """Serves the control stream of a process until it ends; in its thread."""
     self._serve_worker(stream, self._greeted(stream, hello))
 
   def _serve_worker(self, stream: Stream, hello: Mapping[str, Any]) -> None:
@@ -307,7 +320,7 @@ class Reception:
       self.lose(visit, reason)
 
   def _worker_ranks(self, index: int) -> dict[str, Rank]:
-    """Returns the rank of a worker, and then others of its process, by name."""
+    """Returns a worker's rank, then other ranks of its process, by name."""
     return {f'worker {index}': self.members[index]}
 
   def _take_rank(
@@ -317,17 +330,17 @@ class Reception:
     process: str,
     ranks: Mapping[str, Rank],
   ) -> tuple[Visit, Visit | None] | None:
-    """Gives a process a rank, under its next incarnation number.
+    """Gives a process a rank, with the rank's next incarnation number.
 
     Args:
-      stream: From the process.
-      index: Of the worker or server.
-      process: Its identity.
-      ranks: By name: that one, and then others that are of the same process.
+      stream: Control stream from the process.
+      index: Number of the worker or server.
+      process: Identity of the process.
+      ranks: The rank, and then others that belong to the same process, by name.
 
     Returns:
-      The session, and that of the incarnation before, if it has not ended; None
-      if another process holds one of the ranks: this one was told so.
+      The new session, and that of the incarnation before if it has not ended.
+      None if another process holds one of the ranks; this one has been told.
     """
     with self._lock:
       held = self._held(process, ranks)
@@ -346,8 +359,8 @@ class Reception:
     """Returns which other process holds one of some ranks; '' if none does.
 
     Args:
-      process: Identity of the one that asks.
-      ranks: By name.
+      process: Identity of the process that wants the ranks.
+      ranks: The ranks, by name.
     """
     now = time.monotonic()
     for name, rank in ranks.items():
@@ -361,11 +374,13 @@ class Reception:
     return ''
 
   def _end_incarnation(self, visit: Visit, reason: str) -> None:
-    """Lets nothing count any more that a worker's process says.
+    """Ends the incarnation of a worker's process; its messages are ignored.
+
+    Does nothing if the incarnation has been ended before.
 
     Args:
-      visit: The session of the process.
-      reason: Why.
+      visit: Session of the process.
+      reason: Reason that the process is told.
     """
     with self._lock:
       if visit.evicted:
@@ -377,35 +392,43 @@ class Reception:
     self._gone(visit.index, visit.life)
 
   def _tell_lost(self, visit: Visit, reason: str) -> None:
+    """Puts the end of a worker's session into the queue; under the lock."""
     self._roll.lost(f'worker {visit.index}', visit.life, reason)
     event = {'worker': visit.index, 'life': visit.life}
     self.events.put(event | {'told': 'failed', 'reason': reason})
 
   def _take_ready(self, visit: Visit, event: dict[str, Any]) -> None:
-    """Tells that a worker can begin, unless it was evicted meanwhile."""
+    """Puts the event into the queue, unless the worker has been evicted."""
     with self._lock:
       visit.ready = True
       if not visit.evicted:
         self.events.put(event | {'told': 'ready', 'stream': visit.stream})
 
   def _came(self) -> None:
-    """Somebody has come."""
+    """Called once a worker has been admitted."""
 
   def _tell(self, event: dict[str, Any]) -> None:
-    """Takes in what a worker tells, with `worker` and `life`."""
+    """Handles a worker's message with a field 'told'.
+
+    Args:
+      event: The message, with the fields `worker` and `life` added.
+    """
     self.events.put(event)
 
   def _gone(self, index: int, life: int) -> None:
-    """A life of a worker has ended."""
+    """Called once an incarnation of a worker has ended."""
 
   def _watch(self) -> None:
-    """Looks for who does not go on, in a thread: others may wait for them."""
+    """Looks for hanging processes and jobs, in a thread of its own.
+
+    The event loop cannot do this: it may wait for one of them.
+    """
     while not self._over.wait(self._timeout_s / BEATS):
       now = time.monotonic()
       with self._lock:
         visits = list(self._visits)
       for visit in visits:
-        # It has noticed by itself by then, unless nothing reaches it.
+        # The process ends the stream itself after 1 timeout, if it can.
         if now - visit.seen > 2 * self._timeout_s:
           visit.stream.cancel('It was silent for too long.')
         elif not visit.ready and now - visit.began > self._start_s:
@@ -414,9 +437,9 @@ class Reception:
       self._watch_others(now)
       if hanging := self._jobs.overdue():
         exit_hung(*hanging)
-      # It may wait for one of them.
+      # The event loop may wait for one of the jobs, which have more time.
       if now - self.looked > self._start_s and not self._jobs:
         exit_hung('events', now - self.looked)
 
   def _watch_others(self, now: float) -> None:
-    """Looks at who is not a worker, in the same thread."""
+    """Looks for hanging processes that are no workers, in the same thread."""

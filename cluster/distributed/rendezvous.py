@@ -1,13 +1,14 @@
-"""Files in a run's folder by which its processes find and trust each other.
+"""Rendezvous of the processes of a run, by files in the run's folder.
 
-  token             a secret, which the user alone may read; made once, and
-                    used by all later starts of the run as well
-  rendezvous.json   the address of the lead, and the launch that it is of
+  token             a secret that only the user may read; created once, and
+                    used by all later launches of the run
+  rendezvous.json   the address of the coordinator (lead), and the name of the
+                    launch that the address belongs to
 
-The lead writes both, whole or not at all, and the other processes wait for
-them, as the folder may be on a file system that shows files late (NFS).  A file
-of an earlier launch of the run is waited out: its address may be anybody's by
-now.
+The coordinator writes both files atomically.  The other processes wait for
+them, because the folder may be on a file system that shows files late (NFS).
+A process ignores the address of an earlier launch, which another program may
+have by now, and waits for that of its own launch.
 """
 
 import contextlib
@@ -32,16 +33,16 @@ from outputs import atomic
 TOKEN, ADDRESS = 'token', 'rendezvous.json'
 _TOKEN_BYTES = 32
 _LOOK_S = 0.1
-_TELL_S = 10.0  # Between two lines on what is waited for.
+_TELL_S = 10.0  # Between two log lines of a wait.
 _FLAGS = '--lead, SYNCOPATE_LEAD or MASTER_ADDR'
 
 
 class Place(NamedTuple):
-  """Where the processes of a run meet.
+  """The coordinator's address and the token, as processes need to connect.
 
   Attributes:
-    lead: HOST:PORT where the lead listens.
-    token_file: The file with the secret of the run.
+    lead: HOST:PORT at which the coordinator listens.
+    token_file: Path of the file with the secret of the run.
   """
 
   lead: str
@@ -56,14 +57,18 @@ def host(
   launch: str,
   ports: Callable[[], int],
 ) -> Place:
-  """Makes what is missing of a place, as the process that leads.
+  """Creates the rendezvous files that are needed, as the coordinator.
 
   Args:
-    folder: Of the run, which no other process writes to.
-    place: What is given of it, '' for what is not.
-    address: IPv4, that this process listens on.
-    launch: Name of this start of all processes.
+    folder: Folder of the run, to which no other process writes.
+    place: Address and token file that flags or the environment give; '' for
+      those that files are to provide.
+    address: IPv4 address that this process listens on.
+    launch: Name of this launch of all processes.
     ports: Returns a free port.
+
+  Returns:
+    The complete place.
 
   Raises:
     ValueError: If the given address is not one of this process.
@@ -82,16 +87,20 @@ def host(
 def join(
   folder: pathlib.Path, place: Place, *, launch: str, limit_s: float
 ) -> Place:
-  """Waits for what is missing of a place, as any other process.
+  """Waits for the rendezvous files that are needed, as any other process.
 
   Args:
-    folder: Of the run.
-    place: What is given of it, '' for what is not.
-    launch: Name of this start of all processes.
-    limit_s: Seconds to wait for all of it.
+    folder: Folder of the run.
+    place: Address and token file that flags or the environment give; '' for
+      those that files provide.
+    launch: Name of this launch of all processes.
+    limit_s: Seconds to wait for both files together.
+
+  Returns:
+    The complete place.
 
   Raises:
-    Unmendable: If it is not there in time; says what is not.
+    Unmendable: If a file is missing or invalid at the end; names it.
     ValueError: If this user may not read a file.
   """
   deadline = time.monotonic() + limit_s
@@ -113,16 +122,19 @@ def join(
 
 
 def make_token(path: pathlib.Path) -> pathlib.Path:
-  """Makes a file with a secret, which the user alone may read.
+  """Creates a file with a secret that only the user may read.
 
-  A usable one stays.  One that is empty or too short, as an interrupted write
-  leaves it, is replaced.
+  A valid file stays as it is.  A file that is empty or too short, as an
+  interrupted write may leave it, is replaced.
 
   Args:
-    path: Of the file, in a folder that there is.
+    path: Path of the file, in an existing folder.
+
+  Returns:
+    The same path.
 
   Raises:
-    OSError: If it cannot be read or made.
+    OSError: If the file cannot be read or created.
   """
   try:
     broken = _token_state(path.read_text(errors='replace'))[1]
@@ -141,17 +153,18 @@ def make_token(path: pathlib.Path) -> pathlib.Path:
 
 
 def check_address(lead: str, address: str) -> None:
-  """Checks that a process that leads listens where others look for it.
+  """Checks that the coordinator listens at the address that others were given.
 
-  A name that this host does not know is one that others may know.  And many
-  systems have their own name stand for 127.0.1.1, which is so for them alone.
+  Accepts a name that this host cannot resolve, as other hosts may.  Accepts
+  this host's own name if it resolves to a loopback address here: many systems
+  map their own name to 127.0.1.1, while other hosts see a real address.
 
   Args:
-    lead: HOST:PORT as it was given.
-    address: IPv4, that this process listens on.
+    lead: HOST:PORT as flags or the environment give it.
+    address: IPv4 address that this process listens on.
 
   Raises:
-    ValueError: If the host is another address.
+    ValueError: If HOST stands for other addresses only.
   """
   name = lead.rpartition(':')[0]
   try:
@@ -177,10 +190,16 @@ def check_address(lead: str, address: str) -> None:
 def _publish(
   path: pathlib.Path, address: str, launch: str, ports: Callable[[], int]
 ) -> str:
-  """Writes the address of the lead into its file; returns it.
+  """Writes the address of the coordinator into its file; returns it.
 
-  A lead that is started again in the same launch has the same one, at which
-  the others look for it.
+  A coordinator that restarts within a launch keeps its address, because the
+  other processes reconnect to that.
+
+  Args:
+    path: Path of the file.
+    address: IPv4 address that this process listens on.
+    launch: Name of this launch.
+    ports: Returns a free port.
   """
   with contextlib.suppress(OSError):
     before, _ = _address_state(path.read_text(errors='replace'), launch)
@@ -199,7 +218,7 @@ def _publish(
 
 
 def _token_state(text: str) -> tuple[str, str]:
-  """Returns a token, or '' and what is wrong with the text of its file."""
+  """Returns the token in a text and '', or '' and why the text is invalid."""
   token = text.strip()
   if len(token) >= LEAST:
     return token, ''
@@ -207,7 +226,7 @@ def _token_state(text: str) -> tuple[str, str]:
 
 
 def _address_state(text: str, launch: str) -> tuple[str, str]:
-  """Returns the lead's address, or '' and what is wrong with the file."""
+  """Returns the address in a text and '', or '' and why it is invalid."""
   try:
     content: Any = json.loads(text)
     address, of = content['address'], content['launch']
@@ -230,17 +249,17 @@ def _wait(
   deadline: float,
   limit_s: float,
 ) -> str:
-  """Returns what a file holds, once it does.
+  """Waits until a file has valid content; returns the content.
 
   Args:
-    path: Of the file.
-    what: It is waited for.
-    state: Returns what a text holds, or '' and what is wrong with it.
-    deadline: Until when, monotonic seconds.
-    limit_s: How long that is from the beginning, seconds.
+    path: Path of the file.
+    what: Name of the content, for logs and errors.
+    state: Returns the content of a text and '', or '' and why it is invalid.
+    deadline: End of the wait, monotonic seconds.
+    limit_s: Limit of the whole rendezvous, seconds, for logs and errors.
 
   Raises:
-    Unmendable: If it does not in time.
+    Unmendable: If the file is missing or invalid at the deadline.
     ValueError: If this user may not read the file.
   """
   start = time.monotonic()
@@ -248,7 +267,7 @@ def _wait(
   while True:
     found, why = '', 'it is not there'
     try:
-      # NFS remembers that a file was not there until its folder is looked at.
+      # NFS caches that a file is missing; listing its folder ends that.
       os.listdir(path.parent)
       found, why = state(path.read_text(errors='replace'))
     except PermissionError as error:
@@ -258,7 +277,7 @@ def _wait(
       ) from error
     except FileNotFoundError:
       pass
-    except OSError as error:  # ESTALE: it is being replaced.
+    except OSError as error:  # ESTALE: the file is being replaced.
       why = str(error)
     if found:
       return found
@@ -284,7 +303,7 @@ def _wait(
 
 
 def _write_once(path: pathlib.Path, text: str) -> None:
-  """Writes a file for the user alone, unless another process has made it."""
+  """Creates a file that only the user may read, unless it exists by now."""
   new = path.with_name(f'.{path.name}.{secrets.token_hex(8)}')
   atomic.write(new, text, mode=0o600)
   try:
@@ -296,7 +315,18 @@ def _write_once(path: pathlib.Path, text: str) -> None:
 
 
 def _linked(new: pathlib.Path, path: pathlib.Path) -> bool:
-  """Gives a file its name if nobody has it; False if links are not possible."""
+  """Links a new file to a name, unless another process has created that.
+
+  Args:
+    new: Path of the new file.
+    path: The name.
+
+  Returns:
+    Whether `path` exists now; False if the file system has no hard links.
+
+  Raises:
+    OSError: If the link fails for another reason.
+  """
   try:
     path.hardlink_to(new)
   except FileExistsError:

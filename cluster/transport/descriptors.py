@@ -1,28 +1,36 @@
-"""File descriptors that a process may have open: every connection is one."""
+"""Limit of open file descriptors, of which every connection needs one.
+
+The usual soft limit, 1024, is too low for a run of 100 workers.
+"""
 
 import resource
 
 from absl import logging
 
-# Of files, devices, listeners, and strangers that have connected.
+# For files, devices, listeners, and connections before their handshake.
 _BASE = 320
-# To and from its executor, its control stream, the state that it fetches or
-# gives, a measurement of its links, and as many streams to and from servers.
+# For each worker: connections to and from its allreduce executor, its control
+# stream, transfers of its state in both directions, a measurement of its links,
+# and connections to and from a parameter server.
 _PER_WORKER = 10
 
 
 def needed(workers: int) -> int:
-  """Returns how many descriptors a process of a run may need, at most."""
+  """Returns the largest number of descriptors that a process needs.
+
+  Args:
+    workers: Number of workers of the run.
+  """
   return _BASE + _PER_WORKER * workers
 
 
 def raise_limit(workers: int) -> None:
-  """Lets this process open as many files as its hard limit allows.
+  """Raises this process's soft limit of open files to its hard limit.
 
-  Logs how many a run needs, if that is more.
+  Logs a warning if the run may need more.
 
   Args:
-    workers: Of the run.
+    workers: Number of workers of the run.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if soft != hard:

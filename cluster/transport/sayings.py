@@ -1,4 +1,4 @@
-"""Logs what strangers can cause, so that they cannot fill the disk."""
+"""Rate-limited log, so that unknown peers cannot fill the disk."""
 
 import logging as log
 import threading
@@ -12,7 +12,7 @@ _APART_S = 1.0
 
 
 class Sayings:
-  """Writes a line in a while at most, and how many it has not written."""
+  """A log that writes at most one line per interval, and counts the others."""
 
   def __init__(
     self,
@@ -20,11 +20,11 @@ class Sayings:
     *,
     apart_s: float = _APART_S,
   ):
-    """Has said nothing yet.
+    """Creates the log.
 
     Args:
-      clock: Seconds.
-      apart_s: Seconds between two lines.
+      clock: Returns seconds.
+      apart_s: Least time between two lines, seconds.
     """
     self._clock, self._apart_s = clock, apart_s
     self._lock = threading.Lock()
@@ -34,12 +34,12 @@ class Sayings:
   def say(
     self, text: str, *, level: int = log.WARNING, error: Exception | None = None
   ) -> None:
-    """Writes a line, or counts it.
+    """Writes a line, or only counts it if the last one is too recent.
 
     Args:
-      text: Of the line.
-      level: Of logging.
-      error: Its traceback is written below; None for none.
+      text: Text of the line.
+      level: Level of the `logging` package.
+      error: Exception whose traceback is written below the line; None for none.
     """
     with self._lock:
       if self._clock() < self._next:
@@ -57,7 +57,7 @@ class Sayings:
     )
 
   def close(self) -> None:
-    """Writes how many lines have not been written."""
+    """Writes the number of lines that were only counted since the last one."""
     with self._lock:
       unsaid, self._unsaid = self._unsaid, 0
     if unsaid:

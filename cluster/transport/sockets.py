@@ -83,15 +83,19 @@ def looked_at(name: str) -> Iterator['End']:
 
 
 class End:
-  """This end of a connection, while it is looked at.
+  """A socket of this process, valid within the context of `looked_at`.
 
   Attributes:
-    port: Of this process.
-    peer: 'address:port' of the other end; '' if there is none.
+    port: Local port.
+    peer: 'address:port' of the other end; '' if the socket is not connected.
   """
 
   def __init__(self, handle: socket.socket):
-    """Takes another handle of the socket."""
+    """Creates the view of a socket.
+
+    Args:
+      handle: A duplicate of the socket, which the context closes.
+    """
     self._handle = handle
     self.port = handle.getsockname()[1]
     self.peer = ''
@@ -102,7 +106,7 @@ class End:
 
   @property
   def received_bytes(self) -> int:
-    """Bytes that have come so far."""
+    """Number of bytes received so far."""
     info = self._handle.getsockopt(
       socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
     )
@@ -113,7 +117,7 @@ class End:
     self._handle.shutdown(socket.SHUT_RDWR)
 
   def keep_alive(self) -> None:
-    """Has the system notice it if the other end is no longer there."""
+    """Turns on TCP keepalive: a dead peer ends the connection in a minute."""
     whole_ms = 1000 * (_IDLE_S + _PROBES * _APART_S)
     self._handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -157,7 +161,7 @@ def shut_down_to(peer: str, some: set[str]) -> None:
 
 
 def keep_alive(peer: str) -> None:
-  """Has the system look after all connections to a peer."""
+  """Turns on TCP keepalive for all connections to a peer."""
   for name in numbers().values():
     with contextlib.suppress(OSError), looked_at(name) as end:
       if end.peer == peer:

@@ -1,7 +1,7 @@
-"""What the processes of a run trust each other by, from the files of a config.
+"""Credentials of a run: reads token, certificate and key from files.
 
-A field that names a file asks for what is in it: a file that is empty, or that
-cannot be read, is refused, and never means a run without.
+If a config field names a file, the run uses its content.  A file that is empty
+or cannot be read is an error: the run never starts without that credential.
 """
 
 import os
@@ -15,26 +15,26 @@ from cluster.transport.greeting import Security
 from cluster.transport.interfaces import is_loopback
 from configs.checks import require
 
-LEAST = 16  # Characters of a token: who listens in may guess in peace.
+LEAST = 16  # Characters of a token: an eavesdropper can guess it offline.
 _HOW = '(umask 077; openssl rand -hex 32 > FILE) makes one'
 _PEM = {'certificate': b'-----BEGIN CERTIFICATE', 'key': b'PRIVATE KEY-----'}
 
 
 def security(cluster: Any, address: str, token_file: str = '') -> Security:
-  """Returns what a config says.
+  """Returns the credentials that a config names.
 
-  A secret that others than the user may read is said in the log, but used:
-  there are file systems, those of Kubernetes' secrets among them, whose modes
-  say nothing, and a run that was refused there would be started without.
+  Only logs a warning if other users may read a secret.  On some file systems,
+  such as those of Kubernetes secrets, file modes mean nothing: an error there
+  would lead users to run without a secret.
 
   Args:
     cluster: `config.cluster`.
-    address: IPv4, that this process listens on.
-    token_file: Of the run, if the config names none.
+    address: IPv4 address that this process listens on.
+    token_file: Token file of the run, if the config names none.
 
   Raises:
-    ValueError: If a file is missing, cannot be read or holds something else, or
-      if others than this host can reach the address and there is no token.
+    ValueError: If a file is missing, cannot be read or has other content, or if
+      other hosts can reach the address and there is no token.
   """
   token_file = cluster.token_file or token_file
   token = _content('token', token_file).decode(errors='replace').strip()
@@ -58,7 +58,7 @@ def security(cluster: Any, address: str, token_file: str = '') -> Security:
 
 
 def _content(name: str, given: str) -> bytes:
-  """Returns what is in the file of a field; b'' if none is named."""
+  """Returns the content of a field's file; b'' if the field names none."""
   if not given:
     return b''
   try:

@@ -1,14 +1,18 @@
-"""Which links between live workers have failed, and when they are tried again.
+"""Failed links between live workers, and when to retry them.
 
-A connection that is lost once may be a mishap, and is made again.  If the same
-two workers lose theirs twice without a sum in between, the link has failed:
-forests do without it for 2 timeouts.  Then it is on trial: forests may use it
-again, and if it is lost once more, it is left out for twice as long as before,
-up to 128 timeouts.  So a short cut costs a link little, and a lasting one costs
-the run less than a timeout in 100.
+The first loss of a connection between two live workers is taken for an
+accident: the connection is made again.  If the same two workers lose it again
+before an allreduce has completed, their link has failed.  Forests then avoid
+the link for 2 timeouts, its backoff.
 
-A worker that others can reach over no link, or whose own executor fails twice,
-is excluded for as long.  Nothing here opens sockets; the clock is given.
+After the backoff the link is on trial: forests may use it again.  If it is lost
+on trial, or fails again soon after, the backoff doubles, up to 128 timeouts.  A
+short failure thus keeps a link out only briefly, and retrying a dead link costs
+the run less than one timeout in 100.
+
+A worker is excluded, for the backoff, if it has no link left to the others, or
+if its own allreduce executor fails twice.  This module opens no sockets, and
+its caller provides the clock.
 """
 
 import dataclasses
@@ -25,14 +29,16 @@ _FIRST_TIMEOUTS, _MOST_TIMEOUTS = 2, 128
 
 @dataclasses.dataclass
 class _Failure:
-  """One link's failures.
+  """State of a link that has failed.
 
   Attributes:
-    backoff_s: Seconds for which it was left out the last time.
-    retry_s: Clock at which it is tried again.
-    is_out: Whether forests do without it.
-    on_trial: Whether it has carried no sum since it was left out.
-    sound_s: Clock at which its trial has ended well; None before.
+    backoff_s: Seconds for which forests avoid the link after its last failure.
+    retry_s: Time from which the link may be retried, seconds of the clock.
+    is_out: Whether forests avoid the link now.
+    on_trial: Whether forests may use the link again, but no allreduce has
+      completed over it yet.
+    sound_s: Time at which its trial succeeded, seconds of the clock; None
+      before.
   """
 
   backoff_s: float
@@ -43,41 +49,51 @@ class _Failure:
 
 
 class FailedLinks:
-  """Failures of links, by pair of workers; of worker k itself as (k, k)."""
+  """The failed links of a run.
+
+  A link is a pair of workers.  The pair (k, k) stands for the allreduce
+  executor of worker k itself.
+  """
 
   def __init__(
     self, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
   ):
-    """Starts with no failure.
+    """Creates the record, without a failure.
 
     Args:
       timeout_s: Seconds of silence after which a connection counts as lost;
-        infinite to never try a failed link again.
+        infinite if failed links are never retried.
       clock: Returns monotonic seconds.
     """
     self._timeout_s, self._clock = timeout_s, clock
-    self._suspects: set[Pair] = set()  # Reported since the last `settle`.
-    self._doubted: set[Pair] = set()  # Reported before, since the last sum.
+    self._suspects: set[Pair] = set()  # Lost since the last `settle`.
+    self._doubted: set[Pair] = set()  # Lost once since the last sum.
     self._failures: dict[Pair, _Failure] = {}
-    self._excluded: dict[int, float] = {}  # Clock until which, by worker.
+    self._excluded: dict[int, float] = {}  # Until when, by worker.
 
   @property
   def lost(self) -> frozenset[Pair]:
-    """Ordered pairs of workers whose link is left out."""
+    """Pairs of workers whose link forests avoid, in both orders."""
     out = [pair for pair, each in self._failures.items() if each.is_out]
     return frozenset(
       ends for a, b in out if a != b for ends in ((a, b), (b, a))
     )
 
   def suspect(self, worker: int, peer: int) -> None:
-    """Notes that a worker has lost its connection to another, or itself."""
+    """Records that a worker has lost its connection to another.
+
+    Args:
+      worker: The worker that reports it.
+      peer: The other worker; the same one if its own executor has failed.
+    """
     self._suspects.add(_pair(worker, peer))
 
   def settle(self, members: Collection[int]) -> None:
-    """Decides which links the next forest does without.
+    """Decides which links the next forest avoids.
 
     Args:
-      members: Workers that are alive: what they have lost is a link.
+      members: Workers that are alive.  A connection between two of them was
+        lost because of the link; any other, because a worker has left.
     """
     now = self._clock()
     for pair, each in self._failures.items():
@@ -93,10 +109,10 @@ class FailedLinks:
     self._suspects.clear()
 
   def summed(self, used: Callable[[], Iterable[Pair]]) -> None:
-    """Notes that a sum has come to its end over some links.
+    """Records that an allreduce has completed, which ends trials with success.
 
     Args:
-      used: Returns them, ordered or not.
+      used: Returns the links that the allreduce has used, in any order.
     """
     self._doubted.clear()
     tried = [pair for pair, each in self._failures.items() if each.on_trial]
@@ -109,7 +125,11 @@ class FailedLinks:
         self._failures[pair].sound_s = self._clock()
 
   def use(self, lost: Collection[Pair]) -> None:
-    """Takes over which links are left out, as all were measured."""
+    """Updates the failed links from a measurement of all links.
+
+    Args:
+      lost: Pairs of workers without a usable link, in any order.
+    """
     now = self._clock()
     pairs = {_pair(a, b) for a, b in lost}
     for pair, each in self._failures.items():
@@ -118,11 +138,12 @@ class FailedLinks:
         each.sound_s = None if each.is_out else now
 
   def came(self, worker: int, *, moved: bool) -> None:
-    """Notes that a worker is there again.
+    """Forgets the losses of a worker that has joined again.
 
     Args:
-      worker: Its index.
-      moved: Whether it is on another host: its links are others then.
+      worker: The worker.
+      moved: Whether it has joined from another host: its links are new then, so
+        their failures are forgotten, too.
     """
     self._suspects = {pair for pair in self._suspects if worker not in pair}
     self._doubted = {pair for pair in self._doubted if worker not in pair}
@@ -132,14 +153,14 @@ class FailedLinks:
         del self._failures[pair]
 
   def failed_worker(self, members: Collection[int]) -> int | None:
-    """Returns a member that has failed itself; None if none has."""
+    """Returns a member whose own executor has failed; None if there is none."""
     for (a, b), each in sorted(self._failures.items()):
       if a == b and a in members and each.is_out:
         return a
     return None
 
   def exclude(self, worker: int) -> None:
-    """Excludes a worker until the first of its links is tried again."""
+    """Excludes a worker until the first of its failed links may be retried."""
     retries_s = [
       each.retry_s
       for pair, each in self._failures.items()
@@ -148,11 +169,11 @@ class FailedLinks:
     self._excluded[worker] = min(retries_s, default=self._clock())
 
   def admits(self, worker: int) -> bool:
-    """Returns whether a worker may take part."""
+    """Returns whether a worker may be a member, as it is not excluded."""
     return self._clock() >= self._excluded.get(worker, -math.inf)
 
   def due(self, members: Collection[int]) -> Pair | None:
-    """Returns a link between members that is to be tried again, if any."""
+    """Returns a link between members whose backoff is over; None for none."""
     now = self._clock()
     for pair, each in self._failures.items():
       if each.is_out and now >= each.retry_s and {*pair} <= {*members}:
@@ -160,6 +181,13 @@ class FailedLinks:
     return None
 
   def _fail(self, pair: Pair, before: _Failure | None, now: float) -> None:
+    """Starts a link's backoff, longer if its last failure is recent.
+
+    Args:
+      pair: The link.
+      before: Its last failure; None for the first.
+      now: Seconds of the clock.
+    """
     backoff_s = _FIRST_TIMEOUTS * self._timeout_s
     if before and (
       before.sound_s is None or now - before.sound_s <= before.backoff_s
@@ -173,10 +201,12 @@ class FailedLinks:
 
 
 def _pair(a: int, b: int) -> Pair:
+  """Returns two workers in ascending order."""
   return (a, b) if a <= b else (b, a)
 
 
 def _described(pair: Pair, did: str) -> str:
+  """Returns the beginning of a log line about a link or an executor."""
   if pair[0] == pair[1]:
     return f'The executor of worker {pair[0]} is {did}'
   return 'The link between workers {} and {} is {}'.format(*pair, did)

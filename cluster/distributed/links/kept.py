@@ -1,8 +1,8 @@
-"""Where measured links are kept, for the next run of the same hosts.
+"""Cache of link measurements, for later runs on the same hosts.
 
-In '.links' beside the folder of the run, a file for each sequence of hosts,
-under a name that is made of them.  Hosts are the same if they have the same
-names, addresses and network cards, in the same order of workers.
+The folder '.links' beside the run's folder holds a file for each sequence of
+hosts, named by a hash of it.  Hosts are the same if they have the same names,
+addresses and network cards, in the same order of workers.
 """
 
 import hashlib
@@ -24,28 +24,28 @@ _NAMES = ('hostname', 'address', 'card')
 
 
 class Kept:
-  """The files of a folder of runs."""
+  """The cache that the runs of one folder share."""
 
   def __init__(self, workdir: pathlib.Path, *, age_s: float = AGE_S):
-    """Reads nothing yet.
+    """Creates the cache; reads no file yet.
 
     Args:
       workdir: Folder of the run.
-      age_s: After which links are measured anew.
+      age_s: Age of a measurement after which it is not used, seconds.
     """
     self._workdir, self._age_s = workdir, age_s
 
   def load(self, hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns what was measured of these hosts, unless that is too old.
+    """Returns the measurement of these hosts; None if missing or too old.
 
     Args:
-      hosts: Of each its `hostname`, `address` and `card`.
+      hosts: `hostname`, `address` and `card` of each.
     """
     path = self._path(hosts)
     try:
       kept = json.loads(path.read_text())
       age_s = time.time() - kept['measured_at']
-      # Whoever goes on with it needs all of this.
+      # Readers of the result need all of this: an error shows up here.
       clusters.from_json(kept)
       content.summary(kept)
       same = kept['identity'] == _identity(hosts)
@@ -66,7 +66,7 @@ class Kept:
   def save(
     self, hosts: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
   ) -> None:
-    """Keeps what was measured of these hosts, if that can be written."""
+    """Writes the measurement of these hosts; logs a warning if it cannot."""
     path = self._path(hosts)
     try:
       path.parent.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ class Kept:
       logging.warning('Measured links are not kept: %s', error)
 
   def write(self, found: Mapping[str, Any]) -> pathlib.Path:
-    """Writes what is known of the links into the run's folder."""
+    """Writes a measurement into the run's folder; returns its file."""
     path = self._workdir / 'cluster.json'
     _write(path, found)
     return path

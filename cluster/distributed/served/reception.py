@@ -1,21 +1,23 @@
-"""Where the lead of a served run receives workers and servers.
+"""Membership of a run with parameter servers: of workers and of servers.
 
-Beside what `distributed.reception` puts into the queue of events:
+The coordinator (lead) gets these events beside those of
+`distributed.reception`:
 
   told 'here'     a server can be reached
   told 'ready'    a worker has connected to all servers
-  told 'arrived'  a push has arrived whole at a server: worker, life, server,
+  told 'arrived'  a server has received a whole push: worker, life, server,
                   at (monotonic seconds), and the header of the push
 
-Workers also answer when they are to write their parts of a checkpoint:
+A worker that was asked to write its part of a checkpoint answers:
 
-  told 'kept'     step, its number; known: whether it knows what is to be in
-                  it; error: why it could not be written, or None
+  told 'kept'     step, number of the checkpoint; known: whether the worker has
+                  the state that belongs into it; error: why the part could not
+                  be written, or None
 
-Until the run begins, servers may come again, too, and workers are told where
-servers are once all of these can be reached.  From then on a server that is
-lost ends the run, and no other process can take its rank.  Where workers'
-processes hold the servers, one process has both ranks, or none of them.
+Workers are sent the addresses of the servers once all servers can be reached.
+Until the run begins, a server that is lost may rejoin.  From then on the loss
+of a server ends the run, and no other process can take its rank.  If servers
+run in the processes of workers, a process gets both ranks or neither.
 """
 
 import functools
@@ -40,7 +42,7 @@ from cluster.transport.streams import Closed, Corrupt, Stream, TransportError
 
 
 class ServedReception(Reception):
-  """Talks to all workers and servers."""
+  """The coordinator's control streams to all workers and servers."""
 
   _words = checked.OF_WORKERS | {'told': {'told': lambda value: False}}
   _told = {
@@ -61,15 +63,15 @@ class ServedReception(Reception):
     deadlines: Deadlines,
     **of_workers: Any,
   ):
-    """Listens to nobody yet.
+    """Creates the reception; it does not listen yet.
 
     Args:
-      orders: Gets the servers' answers.
+      orders: Receives the servers' answers.
       num_servers: Number of servers.
-      dedicated: Whether they have processes of their own.
-      greeting: What servers are told when they come.
-      deadlines: After which one that does not go on counts as lost.
-      **of_workers: As of `Reception`.
+      dedicated: Whether servers have processes of their own.
+      greeting: Returns the first message to a server.
+      deadlines: Progress deadlines, after which a server counts as lost.
+      **of_workers: Arguments of `Reception`.
     """
     super().__init__(**of_workers)
     self._orders = orders
@@ -88,13 +90,14 @@ class ServedReception(Reception):
     self._ended: set[Key] = set()
 
   def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
-    """Listens, and makes server 0, which is in this process.
+    """Starts to listen, and creates server 0 in this process.
 
     Args:
-      make: Makes it, given how it reports and how servers are greeted.
+      make: Creates the server, given the function for its reports and the first
+        message to servers.
 
     Returns:
-      The address that is listened on.
+      The address of the listener.
     """
     greeting = self._greeting()
     # Servers that outlive a lead must not mistake the next one for it.
@@ -108,9 +111,13 @@ class ServedReception(Reception):
     return address
 
   def begin(self) -> list[Server | RemoteServer]:
-    """Returns the servers in the order of their shares, once all are there.
+    """Begins the run, if all workers and servers have joined.
 
-    From then on none may be lost.  Until then it returns none of them.
+    From then on the loss of a server ends the run.
+
+    Returns:
+      The servers, in the order of their shares; none if the run cannot begin
+      yet.
     """
     with self._lock:
       servers = self._servers()
@@ -121,15 +128,17 @@ class ServedReception(Reception):
       return servers if self._begun else []
 
   def save(self, index: int, step: int, since: Since) -> Future:
-    """Has a worker write its part of a checkpoint.
+    """Asks a worker to write its part of a checkpoint.
 
     Args:
       index: The worker.
       step: Number of the checkpoint.
-      since: What it is to hold.
+      since: Iteration, or earlier checkpoint, from which the codec state
+        (residuals) of the part comes.
 
     Returns:
-      Has whether it is there, or an OSError, in the end.
+      A future: True once the part is written; False if the worker lacks that
+      state or is lost; an OSError if it could not write.
     """
     member, part = self.members[index], Future()
     key = index, member.life
@@ -164,11 +173,17 @@ class ServedReception(Reception):
 
   @property
   def obeyed(self) -> int:
-    """How many orders all servers have obeyed, once all are there."""
+    """Number of orders that all servers have executed, once all have joined."""
     return min(server.doing['obeyed'] for server in self._servers())
 
   def give_up(self, reason: str) -> None:
-    """Ends the run, whatever its thread waits for; from any thread."""
+    """Makes the event loop end the run with `Unmendable`; from any thread.
+
+    Waits for answers of servers end with the same exception.
+
+    Args:
+      reason: Message of the exception.
+    """
     super().give_up(reason)
     self._orders.fail(Unmendable(reason))
 
@@ -214,7 +229,7 @@ class ServedReception(Reception):
     if taken is None:
       return
     visit, before = taken
-    if before is not None:  # If it lives it comes again, and is refused.
+    if before is not None:  # If it is alive, it reconnects and is refused.
       before.stream.cancel('A newer incarnation of it is there.')
     server, life = RemoteServer(visit), visit.life
     try:
@@ -244,7 +259,17 @@ class ServedReception(Reception):
         self.give_up(f'Server {index} is lost: {error}')
 
   def _take_in(self, index: int, server: RemoteServer) -> None:
-    """Counts on a server, from here on."""
+    """Records a server that can be reached, for the run to use.
+
+    Workers that have connected to its predecessor are evicted: they rejoin.
+
+    Args:
+      index: The server.
+      server: Its new process.
+
+    Raises:
+      Closed: If the run has begun, or another process has the rank by now.
+    """
     with self._lock:
       if self._begun or self._server_ranks[index].holder is not server.visit:
         raise Closed('The run goes on with another server.')
@@ -253,7 +278,7 @@ class ServedReception(Reception):
       self._remote[index] = server
       told = [visit for visit in self._visits if visit.told]
     if before != server.address:
-      # It is another process, and knows nothing of who was connected.
+      # A new process does not know the workers of its predecessor.
       reason = f'Server {index} has come back as another process.'
       for visit in told:
         self.evict(visit.index, visit.stream, reason)
@@ -261,7 +286,7 @@ class ServedReception(Reception):
     self.events.put({'told': 'here'})
 
   def _came(self) -> None:
-    """Tells workers where servers are, once these can be reached."""
+    """Sends workers the servers' addresses, once all can be reached."""
     with self._lock:
       servers = [server.address for server in self._servers()]
       visits = [visit for visit in self._visits if not visit.told]
@@ -271,7 +296,7 @@ class ServedReception(Reception):
       self.send(visit.stream, {'servers': servers})
 
   def _servers(self) -> list[Server | RemoteServer]:
-    """Returns all servers, or none if some are not there; under the lock."""
+    """Returns all servers, or none if one has not joined; under the lock."""
     if self._own is None or len(self._remote) < self._num_servers - 1:
       return []
     return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
@@ -279,15 +304,15 @@ class ServedReception(Reception):
   def told(
     self, server: int, event: dict[str, Any], body: Iterable[np.ndarray]
   ) -> None:
-    """Takes in what a server reports; from any thread.
+    """Handles a report of a server; from any thread.
 
     Args:
-      server: Which one.
-      event: What happened, as `Report` has it.
-      body: Bytes that belong to it.
+      server: The server.
+      event: The event that it reports.
+      body: Bytes that belong to the event.
 
     Raises:
-      Corrupt: If it answers something else than it was asked.
+      Corrupt: If the server answers a question that it was not asked.
     """
     if event['told'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
@@ -297,7 +322,7 @@ class ServedReception(Reception):
       self.events.put(event | {'server': server, 'at': time.monotonic()})
 
   def _has_lived(self, worker: int, life: int) -> bool:
-    """Returns whether a life was given out: servers are told by workers."""
+    """Returns whether an incarnation exists; servers have it from workers."""
     return worker < len(self.members) and life < self.members[worker].lives
 
   def _watch_others(self, now: float) -> None:
@@ -314,7 +339,7 @@ class ServedReception(Reception):
       self.give_up(f'Server 0 is lost: {reason}')
 
   def _stuck(self, doing: Mapping[str, Any]) -> str:
-    """Returns why a server is to be given up, '' if it is not."""
+    """Returns why a server has missed its deadline; '' if it has not."""
     if not doing['order']:
       return ''
     return self._deadlines.server(
@@ -323,7 +348,7 @@ class ServedReception(Reception):
 
 
 def _noted(chunks: Iterator[np.ndarray], visit: Visit) -> Iterator[np.ndarray]:
-  """Yields the chunks; each is a sign of life, as beats wait behind them."""
+  """Yields chunks; each counts as a heartbeat, which it may delay."""
   for chunk in chunks:
     visit.seen = time.monotonic()
     yield chunk

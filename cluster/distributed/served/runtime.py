@@ -153,7 +153,7 @@ class ServedRuntime(Leading):
 
   @property
   def _due(self) -> bool:
-    """Whether the scheme wants to look at the clock."""
+    """True if the time at which the scheme asked to be woken has come."""
     return self._wake is not None and self._now() >= self._wake
 
   def _ready(self, event: dict[str, Any]) -> None:
@@ -266,7 +266,11 @@ class ServedRuntime(Leading):
     return [k for k, member in enumerate(self._members) if member.stream]
 
   def _save(self, step: int) -> list[Future]:
-    """Has the workers write what they keep into a checkpoint."""
+    """Asks the workers to write their codec states into a checkpoint.
+
+    Returns:
+      A future of each part: see `ServedReception.save`.
+    """
     return [
       self._reception.save(index, step, self._remembers(index))
       for index in (self._living() if self._orders.keeps else [])

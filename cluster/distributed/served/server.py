@@ -40,7 +40,7 @@ _LAST_S = 10.0  # That the last orders may take.
 
 
 class WrongPush(Exception):
-  """What a worker sent is not the push that it was released for."""
+  """Raised if a worker's message is not the push of its current release."""
 
 
 class _Port:
@@ -132,11 +132,12 @@ class Server:
 
   @property
   def doing(self) -> dict[str, Any]:
-    """What the lead is told of the orders, with every beat.
+    """Progress of the orders, which every heartbeat carries to the coordinator.
 
-    'obeyed': how often orders were given that have been obeyed; 'order': the
-    name of the one at work, or ''; 'since_s': for how long; 'usual_s': the
-    longest that one of this name took before, or None.
+    'obeyed': number of calls of `order` whose orders have all been executed;
+    'order': name of the order that is being executed, or ''; 'since_s': seconds
+    since its start; 'usual_s': seconds of the longest earlier order of that
+    name, or None.
     """
     name, start = self._order
     return {

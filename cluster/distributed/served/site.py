@@ -1,7 +1,8 @@
-"""A process's part of a served run: a worker, a server, or the lead.
+"""A process of a run with parameter servers: worker, server or coordinator.
 
 Servers are threads of the workers' processes, server k in that of worker k, or
-dedicated processes.  The lead is with server 0.
+have processes of their own.  The coordinator (lead) is in the process of
+server 0.
 """
 
 import faulthandler
@@ -39,18 +40,18 @@ from wire.flat import check_servers, pieces, share
 
 
 class ServedSite(Process):
-  """See `cluster.runtime`; every process has one."""
+  """Site of a run with parameter servers: see `Site` of `cluster.runtime`."""
 
   def __init__(
     self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Served
   ):
-    """Makes what all processes of a run know.
+    """Creates the parts that every process of a run has.
 
     Args:
-      config: Of the run.
-      meeting: Which process this is, and where the others are.
-      parts: What the run is made of.
-      plan: Where everything travels.
+      config: Config of the run.
+      meeting: Role of this process, and how to connect to the others.
+      parts: Components of the run.
+      plan: Number and place of the servers.
 
     Raises:
       ValueError: If a setting is wrong; names the field.
@@ -65,7 +66,7 @@ class ServedSite(Process):
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()
-    self._stuck = False  # The worker hangs, in a process that is needed.
+    self._stuck = False  # Whether the worker hangs in a process that stays.
     with named(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
     with named(f'config.wire.{config.wire.name}'):
@@ -84,7 +85,7 @@ class ServedSite(Process):
 
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
-    """Of the run, for the process that leads."""
+    """Checkpoints of the run, for the coordinator's process."""
     with named('config.checkpoint'):
       return sharded.ShardedCheckpoints(
         self._directory,
@@ -96,13 +97,13 @@ class ServedSite(Process):
 
   @property
   def leads(self) -> bool:
-    """Whether this process is the lead."""
+    """True if the coordinator is in this process."""
     kind = 'server' if self._plan.dedicated else 'worker'
     role = self.meeting.role
     return (role.kind, role.index) == (kind, 0)
 
   def runtime(self, lead: Lead) -> ServedRuntime:
-    """Returns what runs the events, for the process that leads."""
+    """Returns the runtime with the event loop, for the coordinator."""
     reception = ServedReception(
       orders=self.holder,
       num_workers=len(lead.workers),
@@ -138,7 +139,11 @@ class ServedSite(Process):
     return finished
 
   def _kept(self) -> tuple[int, list[int]] | None:
-    """Returns the checkpoint that the run goes on from, and whose is in it."""
+    """Returns the checkpoint to resume from; None to start from scratch.
+
+    Returns:
+      Its number, and the workers whose codec states are in it.
+    """
     if self.checkpoints.found is None:
       return None
     step, _ = self.checkpoints.found
@@ -161,10 +166,10 @@ class ServedSite(Process):
     )
 
   def _hung(self, said: str) -> None:
-    """Ends a process whose worker hangs, unless others need it.
+    """Exits the process of a worker that hangs, unless others need it.
 
     Args:
-      said: What the lead has said to the worker.
+      said: Why the worker's session has ended: 'left', 'over' or 'lost'.
     """
     index, plan = self.meeting.role.index, self._plan
     holds = not plan.dedicated and index < plan.servers
@@ -177,7 +182,15 @@ class ServedSite(Process):
       end(LOST)
 
   def _host(self) -> bool:
-    """Is a server until the end of the run; returns whether it has finished."""
+    """Serves parameters until the coordinator ends the run.
+
+    Returns:
+      Whether the run is complete; if not, it can be resumed from a checkpoint.
+
+    Raises:
+      SystemExit: With LOST if the coordinator is lost, or another process holds
+        the rank, for too long; with 1 if the coordinator refuses the server.
+    """
     role = self.meeting.role
     try:
       return host(
@@ -193,10 +206,11 @@ class ServedSite(Process):
       sys.exit(f'Refused: {error}')
 
   def _host_beside(self) -> None:
-    """Is a server in a thread, whose end by an error is that of the process.
+    """Serves parameters in a thread beside a worker; an error ends the process.
 
-    The worker would come to the lead again and again, without its server.  One
-    that hangs does not end the process, either.
+    Without this, the worker would rejoin again and again without its server.
+    The process also ends with the server if the worker hangs, as the worker
+    cannot end it then.
     """
     code = 1
     try:
@@ -250,7 +264,14 @@ class ServedSite(Process):
 
 
 def _check_divisible(config: ConfigDict, parts: Parts, plan: Served) -> None:
-  """Checks that servers which hold parts of layers can apply updates."""
+  """Checks that servers can apply updates to their shares independently.
+
+  Shares cut through layers, so norms of layers or of whole updates are not
+  known to a server.  Pipelined servers hold no running statistics of the model.
+
+  Raises:
+    ValueError: If the config needs one of these; names the field.
+  """
   optimizer = config.optimizer
   whole = 'an optimizer without norms of layers, as servers hold parts of them'
   require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
