@@ -60,6 +60,7 @@ def join(
   """
   deadline = time.monotonic() + start_s
   backoff_s, tell_at = _BACKOFF_S, 0.0
+  before: TransportError | None = None
   while True:
     limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
     wait_s, stream = 0.0, None
@@ -69,12 +70,16 @@ def join(
     except Refused:
       raise
     except TransportError as error:
-      if stream is not None:  # Else the attempt has itself taken `limit_s`.
+      if stream is not None:  # An attempt that fails to connect has waited.
         wait_s = min(backoff_s, timeout_s / 2) * random.uniform(0.5, 1.0)
         backoff_s *= 2
       now = time.monotonic()
       if now + wait_s >= deadline:
+        # The last attempt may have had too little time for any answer.
+        if isinstance(before, RankHeld) and limit_s < timeout_s:
+          raise before from error
         raise
+      before = error
       if not isinstance(error, RankHeld):
         logging.info('Still waiting for the lead: %s', error)
       elif now >= tell_at:

@@ -400,6 +400,23 @@ class JoiningTest(_TestCase):
         for n, gap in enumerate(gaps):
           self.assertGreater(gap, 0.5 * min(0.2 * 2**n, 0.5))
 
+  def test_an_attempt_cut_by_the_limit_does_not_hide_who_holds_the_rank(self):
+    answers, over = itertools.count(), threading.Event()
+    self.addCleanup(over.set)
+
+    def handle(stream, hello):
+      del hello
+      if next(answers):  # It is too late for another answer.
+        over.wait()
+      stream.send({'held': 'by another'})
+
+    with Listener('127.0.0.1', 0, handle, Security()) as listener:
+      join = self._join(listener.address, 0.5)
+      with self.assertRaisesRegex(joining.RankHeld, 'by another'):
+        join()
+      over.set()
+    self.assertEqual(next(answers), 2)
+
   def test_processes_do_not_come_again_together(self):
     with (
       mock.patch.object(joining, 'connect'),
