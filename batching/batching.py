@@ -1,9 +1,10 @@
-"""What a batching is told, what it answers, and what several of them share.
+"""Interface of batchings, and functions that several of them share.
 
 A batching decides how many examples each worker computes.  Like a scheme (see
-sync/scheme.py) it is a small dataclass of plain data, made by
+sync/scheme.py) a batching is a small dataclass of plain data, created by
 `make(num_workers=..., worker_batch=..., ...)` of the module that the config
-names; it reads no clock and does no I/O, and its fields are its whole state.
+names.  A batching reads no clock and does no I/O, and its fields are its whole
+state.
 """
 
 import math
@@ -14,16 +15,17 @@ from sync import scheme
 
 
 class Done(NamedTuple):
-  """An iteration whose waiting has ended: its worker is released again.
+  """Measurements of an iteration, from one release of its worker to the next.
 
   Attributes:
-    worker: Whose it was.
-    time: Seconds, clock of the run.
+    worker: Index of the worker.
+    time: Time of the release that ends the iteration, seconds, clock of the
+      run.
     compute_s: Seconds of computing alone.
-    transfer_s: Seconds of its pull and its push.
+    transfer_s: Seconds of the iteration's pull and push.
     waited_s: Seconds that the worker neither computed nor transferred.
-    examples: How many were computed.
-    factors: Driving factors read after it; () if none were.
+    examples: Number of examples computed.
+    factors: Driving factors read after the iteration; () if none were.
   """
 
   worker: int
@@ -36,16 +38,17 @@ class Done(NamedTuple):
 
 
 class Batching(Protocol):
-  """How much does each worker compute?
+  """Policy that assigns each worker the examples of its next iteration.
 
-  Each iteration's Done is told when its worker is released, before the `assign`
-  that follows.  Anything about a worker that has left, a second leave or a join
-  of a living worker is a ValueError, except for `fixed`, which keeps no books.
+  When a worker is released, the coordinator passes the Done of its iteration to
+  `observe` before it calls `assign`.  A method raises ValueError if its worker
+  has left, or if a living worker joins; `fixed`, which has no state of workers,
+  does not check.
 
   Attributes:
-    barrier: Whether `assign` may be called at barriers alone, with all living
+    barrier: True if `assign` may be called only at barriers, with all living
       workers.
-    changes: Whether batches may change at all.
+    changes: True if batches may change during a run.
   """
 
   barrier: ClassVar[bool]
@@ -53,22 +56,22 @@ class Batching(Protocol):
 
   @property
   def largest(self) -> int | None:
-    """The most examples that are ever assigned; None if there is no bound."""
+    """Upper bound of all batches, examples; None without a bound."""
 
   def observe(self, done: Done) -> None:
-    """Takes note of an iteration."""
+    """Records an iteration."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
     """Returns the examples of the next iteration, by worker."""
 
   def report(self) -> dict[str, float]:
-    """Returns what rows of metrics say of it, by name."""
+    """Returns fields for the rows of metrics.jsonl, by name."""
 
   def leave(self, worker: int) -> None:
-    """A worker died."""
+    """Records that a worker has left."""
 
   def join(self, worker: int) -> None:
-    """A worker that had left is back; it may be another machine."""
+    """Records that a worker has rejoined, perhaps on another machine."""
 
 
 def caps(most: Sequence[int], *, num_workers: int, least: int) -> list[int]:
@@ -92,7 +95,7 @@ def caps(most: Sequence[int], *, num_workers: int, least: int) -> list[int]:
 
 
 def check_living(members: scheme.Members, worker: int) -> None:
-  """Raises ValueError unless the worker lives."""
+  """Raises ValueError unless the worker is alive."""
   count = len(members.state)
   if not 0 <= worker < count or members.state[worker] == scheme.GONE:
     raise ValueError(
@@ -101,7 +104,7 @@ def check_living(members: scheme.Members, worker: int) -> None:
 
 
 def check_done(members: scheme.Members, done: Done) -> None:
-  """Raises ValueError unless a living worker may have done this."""
+  """Raises ValueError unless the worker is alive and its numbers are valid."""
   check_living(members, done.worker)
   scheme.check_integer('examples', done.examples, at_least=1)
   if not 0 < done.compute_s < math.inf:
@@ -118,7 +121,7 @@ def check_times(done: Done) -> None:
 
 
 def summed(sizes: Iterable[int]) -> dict[str, float]:
-  """Returns batches' sum and extremes, as rows of metrics have them."""
+  """Returns the sum and the extremes of batches, for rows of metrics.jsonl."""
   sizes = list(sizes)
   if not sizes:
     return {}

@@ -1,37 +1,38 @@
-"""R2SP's tuning: a worker with time to spare computes more examples instead.
+"""R2SP's batch tuning: workers that would wait compute more examples instead.
 
-A worker's time is taken to be linear in its batch, so that
+The tuning assumes that a worker's time is linear in its batch, so that
 
-  batch = initial batch + time to spare * speed
+  batch = initial batch + spare time * speed
 
-lets it end with the slowest one, which keeps its initial batch.  The cluster's
-batch grows, unlike with LB-BSP.  Chen et al., 'Round-robin synchronization:
-mitigating communication bottlenecks in parameter servers', INFOCOM 2019.  Its
-Table II, 512 + 0.62 s * 628/s -> 901 and 512 + 0.82 s * 917/s -> 1264, is
-rounded to the nearest integer.
+makes the worker end together with the slowest one, which keeps its initial
+batch.  The global batch grows, unlike with LB-BSP.  Chen et al., 'Round-robin
+synchronization: mitigating communication bottlenecks in parameter servers',
+INFOCOM 2019.  Its Table II, 512 + 0.62 s * 628/s -> 901 and 512 + 0.82 s *
+917/s -> 1264, is rounded to the nearest integer.
 
-The paper says no more, and adding to the current batch by the last waits, as
-the authors' code does (see r2sp_released.py), diverges.  These parts are ours:
+The paper has no more details.  The authors' code adds to the current batch by
+the last waiting times (see r2sp_released.py), which diverges.  These parts are
+additions of this module:
 
-- Time to spare is that of the initial batch: waiting, plus the time that the
-  examples beyond it took.  A batch that has grown so gives the same result
-  again, and one that is too large shrinks.
-- The least time to spare of all workers is what turns, gaps and jitter make
-  even the slowest one wait.  It is nobody's to spare, and is subtracted.
-- All workers are measured over the same stretch of the run: a window ends when
-  each has completed some iterations, and the last few windows are averaged.
-  The first iteration of a run, and the first after a worker has joined, is left
-  out: its waiting is that for turns to begin.
-- Time to spare counts as far as it stands out from the jitter: s seconds count
-  as s - m^2 / s, and as nothing below a margin m.  This is the weight of the
-  non-negative garrote (Breiman, 'Better subset regression using the nonnegative
-  garrote', 1995): batches of equal workers stay as they are, and large
-  differences are hardly biased.  Of n equal workers the first and the last
-  differ by about 2 sqrt(ln n) standard errors (of a difference of two means, by
-  the extremes of normal numbers); m is 2 more.
-- A worker whose time has changed by more than five standard errors from one
-  window to those before makes all of those before void, so that tuning follows
-  within a window or two.
+- Spare time refers to the initial batch: waiting time, plus the time that the
+  examples beyond the initial batch took.  A tuned batch thus yields the same
+  batch again, and a batch that is too large shrinks.
+- The least spare time of all workers is the waiting that turns, gaps and jitter
+  impose even on the slowest worker.  It is subtracted from each spare time.
+- All workers are measured over the same interval of the run: a window ends when
+  each worker has completed some iterations, and the last few windows are
+  averaged.  The first iteration of each worker after the start of a run, or
+  after a join, is left out, because it waits for the turns to begin.
+- Spare time is shrunk by its margin of error m: s seconds count as s - m^2 / s,
+  and as zero below m.  This is the weight of the non-negative garrote (Breiman,
+  'Better subset regression using the nonnegative garrote', 1995): batches of
+  equal workers stay as they are, and large differences are hardly biased.  Of
+  n equal workers the first and the last differ by about 2 sqrt(ln n) standard
+  errors of a difference of two means (extremes of normal numbers); m is 2
+  standard errors more.
+- If the time of a worker differs by more than five standard errors between the
+  newest window and the windows before, the latter are discarded, so that the
+  tuning follows the change within one or two windows.
 """
 
 import dataclasses
@@ -44,20 +45,21 @@ from batching import batching
 from batching.batching import Done
 from sync import scheme
 
-_MARGIN = 2.0  # Standard errors beyond those that equal workers differ by.
-_CHANGED = 5.0  # Standard errors that tell a change of a worker from jitter.
+_MARGIN = 2.0  # Standard errors beyond the range of equal workers.
+_CHANGED = 5.0  # Standard errors from which a difference counts as a change.
 
 
 class Sums(NamedTuple):
   """Sums over iterations of one worker.
 
   Attributes:
-    iterations: How many there are.
-    examples: Computed in them.
+    iterations: Number of iterations.
+    examples: Number of examples computed.
     compute_s: Seconds of computing.
-    busy_s: Seconds of computing and transfers if all had the initial batch.
-    busy_squares: Sum of the squares of that, seconds squared.
-    spare_s: Seconds of waiting if all had the initial batch; may be negative.
+    busy_s: Seconds of computing and transfers, scaled to the initial batch.
+    busy_squares: Sum over iterations of the square of their `busy_s`, seconds
+      squared.
+    spare_s: Seconds of waiting, scaled to the initial batch; may be negative.
   """
 
   iterations: int = 0
@@ -73,12 +75,12 @@ class Sums(NamedTuple):
 
   @property
   def mean_busy_s(self) -> float:
-    """Seconds of an iteration of the initial batch, without waiting."""
+    """Mean seconds of an iteration of the initial batch, without waiting."""
     return self.busy_s / self.iterations
 
   @property
   def mean_spare_s(self) -> float:
-    """Seconds of waiting in an iteration of the initial batch."""
+    """Mean seconds of waiting in an iteration of the initial batch."""
     return self.spare_s / self.iterations
 
   @property
@@ -88,27 +90,27 @@ class Sums(NamedTuple):
 
   @property
   def variance(self) -> float:
-    """Variance of `busy_s` from one iteration to the next, seconds squared."""
+    """Variance of `busy_s` between iterations, seconds squared."""
     squares = self.busy_squares - self.busy_s * self.mean_busy_s
     return max(squares, 0.0) / (self.iterations - 1)
 
 
 @dataclasses.dataclass
 class R2spTuning:
-  """State of R2SP's tuning.
+  """State of R2SP's batch tuning.
 
   Attributes:
-    worker_batch: Examples of an iteration at first.
+    worker_batch: Initial batch of each worker, examples.
     window: Iterations that each worker completes from one tuning to the next.
-    history: Windows that are averaged, the last ones.
-    most: Int [num_workers], the most examples of each; [] for no bound.
-    members: Who lives.
-    sizes: Int [num_workers], examples of an iteration.
-    completed: Int [num_workers], iterations in the window that has not ended.
-    first: Bool [num_workers], whether the next iteration is left out.
-    current: [num_workers], sums of the window that has not ended.
-    windows: Up to `history` times [num_workers], sums of windows that have,
-      oldest first.  Each living worker has iterations in all of them.
+    history: Number of windows that are averaged, the last ones.
+    most: Int [num_workers], upper bounds of the batches; [] for no bound.
+    members: Workers that are alive.
+    sizes: Int [num_workers], current batches, examples.
+    completed: Int [num_workers], iterations in the current window.
+    first: Bool [num_workers], True if the next iteration is left out.
+    current: [num_workers], sums over the current window.
+    windows: Up to `history` times [num_workers], sums over the windows that
+      have ended, oldest first.  Each living worker has iterations in every one.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -129,11 +131,11 @@ class R2spTuning:
 
   @property
   def largest(self) -> int | None:
-    """The most examples that are ever assigned; None if there is no bound."""
+    """Upper bound of all batches, examples; None without a bound."""
     return max(self.most, default=None)
 
   def observe(self, done: Done) -> None:
-    """Counts an iteration in, and tunes at the end of a window."""
+    """Records an iteration, and tunes all batches when a window ends."""
     batching.check_done(self.members, done)
     batching.check_times(done)
     self._count(done)
@@ -142,17 +144,17 @@ class R2spTuning:
       self._end_window()
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the size of each worker."""
+    """Returns the current batch of each worker."""
     for worker in workers:
       batching.check_living(self.members, worker)
     return {worker: self.sizes[worker] for worker in workers}
 
   def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest batch."""
+    """Returns the sum, the least and the largest of the living's batches."""
     return batching.summed(self.sizes[worker] for worker in self._living())
 
   def leave(self, worker: int) -> None:
-    """Forgets the worker; the others are tuned without it from now on."""
+    """Removes the worker and its measurements from the tuning."""
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
     self.completed[worker] = 0
@@ -160,10 +162,10 @@ class R2spTuning:
       window[worker] = Sums()
 
   def join(self, worker: int) -> None:
-    """Starts the worker with the initial batch, and measures all anew.
+    """Adds the worker with the initial batch, and begins a new window.
 
-    The others keep their batches until a window has ended in which all took
-    part: what they waited for before cannot be compared.
+    The others keep their batches until this window ends.  Windows from before
+    are discarded: waiting times without the worker are not comparable.
     """
     self.members.join(worker)
     self.windows = []
@@ -175,12 +177,12 @@ class R2spTuning:
     self.current = [Sums()] * len(self.current)
 
   def _count(self, done: Done) -> None:
-    """Adds an iteration to the sums of the window."""
+    """Adds an iteration to the sums of the current window."""
     worker = done.worker
     if self.first[worker]:
       self.first[worker] = False
       return
-    # What the iteration would have been with the initial batch.
+    # Seconds that the iteration would have taken with the initial batch.
     compute_s = done.compute_s * self.worker_batch / done.examples
     busy_s = compute_s + done.transfer_s
     iteration = Sums(
@@ -201,7 +203,7 @@ class R2spTuning:
     return all(self.completed[each] >= self.window for each in self._living())
 
   def _end_window(self) -> None:
-    """Tunes all batches, and begins a window."""
+    """Ends the current window, tunes all batches and begins a window."""
     if self.windows and self._has_changed():
       self.windows = []
     self.windows = [*self.windows, self.current][-self.history :]
@@ -209,7 +211,7 @@ class R2spTuning:
     self._tune(self._totals())
 
   def _has_changed(self) -> bool:
-    """Returns whether a worker's time differs from that of the windows."""
+    """Returns whether a worker's time differs from that in past windows."""
     before = self._totals()
     variances = _variances(before)
     for worker, total in before.items():
@@ -229,7 +231,7 @@ class R2spTuning:
     return totals
 
   def _tune(self, totals: dict[int, Sums]) -> None:
-    """Sets all batches by what the workers have to spare."""
+    """Sets the batch of each worker by its spare time."""
     errors = {  # Squares of the standard errors of means.
       worker: variance / totals[worker].iterations
       for worker, variance in _variances(totals).items()
@@ -249,8 +251,8 @@ class R2spTuning:
 def _variances(totals: dict[int, Sums]) -> dict[int, float]:
   """Returns the variance of each worker's time, seconds squared.
 
-  It is at least what the mean squared coefficient of variation of all workers
-  gives: that of few iterations of one worker may be small by chance.
+  The mean squared coefficient of variation of all workers gives its lower
+  bound: the variance of few iterations of one worker may be small by chance.
   """
   square = sum(t.variance / t.mean_busy_s**2 for t in totals.values())
   return {
@@ -267,16 +269,16 @@ def make(
   history: int,
   most: Sequence[int],
 ) -> R2spTuning:
-  """Returns R2SP's tuning.
+  """Returns R2SP's batch tuning.
 
   Args:
     num_workers: Number of workers.
-    worker_batch: Examples of an iteration at first.
+    worker_batch: Initial batch of each worker, examples.
     window: Iterations that each worker completes from one tuning to the next,
-      at least 3: variances take two, beside one that is left out.
-    history: Windows that are averaged, the last ones.
-    most: The most examples of a worker, at least worker_batch: one number for
-      all workers, or one each; () for no bound.
+      at least 3: one may be left out, and a variance takes two.
+    history: Number of windows that are averaged, the last ones.
+    most: Upper bound of the batches, at least worker_batch: one number for all
+      workers, or one each; () for no bound.
 
   Raises:
     ValueError: If an argument is out of range.

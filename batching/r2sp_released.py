@@ -1,17 +1,18 @@
-"""R2SP's tuning as its authors' code has it, which diverges.
+"""R2SP's batch tuning as in the authors' released code, which diverges.
 
-Every 10 iterations of a worker, if its last 5 waits exceed 0.1 of an
-iteration's time in the mean, its batch becomes batch + waited_s * speed: a
-worker's time is taken to be linear in its batch.  Chen et al., 'Round-robin
-synchronization: mitigating communication bottlenecks in parameter servers',
-INFOCOM 2019; window, number of waits and threshold are in the code alone.
+Every 10 iterations of a worker, if the mean of its last 5 waiting times exceeds
+0.1 of an iteration's time, its batch becomes batch + waited_s * speed.  The
+rule assumes that a worker's time is linear in its batch.  Chen et al.,
+'Round-robin synchronization: mitigating communication bottlenecks in parameter
+servers', INFOCOM 2019.  The window, the number of waiting times and the
+threshold are in the code but not in the paper.
 
-The rule has no fixed point.  It keeps the batch of the worker that is slowest
-at the moment and of no other, counts the waiting that R2SP's turns and gaps
-impose as time to spare, and adds to the current batch.  With jitter all batches
-grow, exponentially and without a bound but `most`, and never shrink: equal
-workers with a lognormal jitter of 0.1 compute more than ten times their batch
-after 300 iterations.  It is kept for comparisons with what was published; to
+The rule has no fixed point.  It leaves only the batch of the currently slowest
+worker unchanged, counts the waiting that R2SP's turns and gaps impose as spare
+time, and adds to the current batch.  With jitter all batches grow
+exponentially, up to `most` if there is one, and never shrink: equal workers
+with a lognormal jitter of 0.1 compute more than ten times their initial batch
+after 300 iterations.  This module serves comparisons with published results; to
 train, use `r2sp`.
 """
 
@@ -27,19 +28,20 @@ from sync import scheme
 
 @dataclasses.dataclass
 class R2spReleased:
-  """State of R2SP's tuning as released.
+  """State of R2SP's batch tuning as released.
 
   Attributes:
-    worker_batch: Examples of an iteration at first.
+    worker_batch: Initial batch of each worker, examples.
     window: Iterations of a worker from one tuning to the next.
-    recent: Waits that are averaged, the last ones of a window.
-    threshold: Share of an iteration's time that waits must exceed.
-    most: Int [num_workers], the most examples of each; [] for no bound.
-    members: Who lives.
-    sizes: Int [num_workers], examples of an iteration.
+    recent: Number of waiting times that are averaged, the last of a window.
+    threshold: Share of an iteration's time that the mean waiting time must
+      exceed, 0..1.
+    most: Int [num_workers], upper bounds of the batches; [] for no bound.
+    members: Workers that are alive.
+    sizes: Int [num_workers], current batches, examples.
     speeds: Float [num_workers], examples per second over the last window, or
-      over the first iteration before; NaN before that.
-    seen: By worker, the iterations of its window.
+      over the first iteration before the first window ends; NaN before that.
+    seen: Iterations of the current window, by worker.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -59,11 +61,11 @@ class R2spReleased:
 
   @property
   def largest(self) -> int | None:
-    """The most examples that are ever assigned; None if there is no bound."""
+    """Upper bound of all batches, examples; None without a bound."""
     return max(self.most, default=None)
 
   def observe(self, done: Done) -> None:
-    """Counts an iteration in, and tunes at the end of a window."""
+    """Records an iteration, and tunes the batch when a window ends."""
     batching.check_done(self.members, done)
     batching.check_times(done)
     worker = done.worker
@@ -78,13 +80,13 @@ class R2spReleased:
       self.seen[worker] = []
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns each one's own size."""
+    """Returns the current batch of each worker."""
     for worker in workers:
       batching.check_living(self.members, worker)
     return {worker: self.sizes[worker] for worker in workers}
 
   def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest batch."""
+    """Returns the sum, the least and the largest of the living's batches."""
     living = [
       size
       for size, state in zip(self.sizes, self.members.state, strict=True)
@@ -93,18 +95,22 @@ class R2spReleased:
     return batching.summed(living)
 
   def leave(self, worker: int) -> None:
-    """Forgets the worker."""
+    """Removes the worker, and resets its batch and measurements."""
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
     self.speeds[worker] = math.nan
     self.seen[worker] = []
 
   def join(self, worker: int) -> None:
-    """Lets the worker start as all did."""
+    """Adds the worker, which starts with the initial batch."""
     self.members.join(worker)
 
   def _tune(self, worker: int, seen: Sequence[Done]) -> None:
-    """Lets the worker use the time that it waits, but not the slowest one."""
+    """Enlarges the worker's batch by what it could compute while it waits.
+
+    The batch stays if the mean waiting time is below the threshold, or if the
+    worker is the slowest one.
+    """
     waits = [done.waited_s for done in seen[-self.recent :]]
     waited_s = math.fsum(waits) / len(waits)
     busy_s = math.fsum(done.compute_s + done.transfer_s for done in seen)
@@ -126,17 +132,17 @@ def make(
   threshold: float,
   most: Sequence[int],
 ) -> R2spReleased:
-  """Returns R2SP's tuning as released, which diverges.
+  """Returns R2SP's batch tuning as released, which diverges.
 
   Args:
     num_workers: Number of workers.
-    worker_batch: Examples of an iteration at first.
+    worker_batch: Initial batch of each worker, examples.
     window: Iterations of a worker from one tuning to the next.
-    recent: Waits that are averaged, the last ones of a window.
-    threshold: Share of an iteration's time, without waits, that waits must
-      exceed in the mean, 0..1.
-    most: The most examples of a worker, at least worker_batch: one number for
-      all workers, or one each; () for no bound.
+    recent: Number of waiting times that are averaged, the last of a window.
+    threshold: Share of an iteration's time, without waiting, that the mean
+      waiting time must exceed, 0..1.
+    most: Upper bound of the batches, at least worker_batch: one number for all
+      workers, or one each; () for no bound.
 
   Raises:
     ValueError: If an argument is out of range.

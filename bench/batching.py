@@ -1,19 +1,20 @@
-"""What balancing the batches gains when workers are unequal.
+"""Measures the gain of balanced batches when workers are unequal.
 
   python -m bench.batching [--parts=constant,ratio,traces] [--lab] [--out=DIR]
     [--data=DIR]
 
-constant: workers that are 1, 1, 2 and 3 times as slow.  Examples per second
-over the sum of what the workers reach alone, with equal batches and LB-BSP.
-ratio: how much faster LB-BSP is than BSP with one slow worker among four, and
-R2SP with tuned batches than without, beside what their papers claim.
-traces: speeds as they were recorded, and made ones of bench/made.py.  How much
-of what an oracle gains over equal batches, which knows the next speeds, LB-BSP
-gains with each predictor.
+constant: four workers with slowdowns of 1, 1, 2 and 3.  The table has examples
+per second over the sum of the workers' solo speeds, with equal batches and with
+LB-BSP.
+ratio: one slow worker among four.  The table has the speed-ups of LB-BSP over
+BSP, and of R2SP with tuned batches over R2SP without, beside published ones.
+traces: recorded speeds, and synthetic ones of bench/made.py.  An oracle knows
+the next speeds; the table has the share of its gain over equal batches that
+LB-BSP reaches with each predictor.
 
-With --lab (root; 9 minutes more) the first two parts run on real hosts as well,
-with injected compute times and links of 1 Gbit/s.  --data is the folder that
-has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
+With --lab (root; 9 minutes more) the first two parts also run in a lab (see
+tools/lab.py), with injected compute times and links of 1 Gbit/s.  --data is the
+folder that has pai/job1.csv and pai/job3.csv, $SYNCOPATE_DATA by default.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def print_constant(out: pathlib.Path, *, lab: bool) -> None:
-  """Prints what of the workers' own speeds equal and balanced batches reach."""
+  """Prints the speeds of equal and balanced batches over the solo speeds."""
   alone = sum(1 / (_EXAMPLE_S * slowdown) for slowdown in _SLOWDOWN)
   rows = [('batching', 'virtual', 'aim', 'lab', 'aim')]
   for name, aims in (('fixed', ('', '')), ('lb_bsp', ('0.95', '0.90'))):
@@ -93,7 +94,7 @@ def print_constant(out: pathlib.Path, *, lab: bool) -> None:
 
 
 def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
-  """Prints speed-ups against how much slower the slowest worker is."""
+  """Prints speed-ups by the slowdown of the slowest worker."""
   rows = [('slowest/fastest', 'bound', 'LB-BSP', 'LB-BSP, lab')]
   rows[0] += ('R2SP tuned', 'R2SP tuned, lab')
   for ratio in _RATIOS:

@@ -1,15 +1,15 @@
-"""Replicas on unlike processors: how far they drift, what repairing them costs.
+"""Measures the drift of replicas on unlike processors, and its repair's cost.
 
   python -m bench.drift [--numbers=4000000] [--updates=1000] [--workers=4]
 
-Two processes apply the same sums, one of them without fused multiply-add
-(XLA_FLAGS=--xla_cpu_max_isa=AVX).  The first table has the relative difference
-of their states (`learning.drift`) after some updates.
+Two processes apply the same gradient sums, one of them without fused
+multiply-add (XLA_FLAGS=--xla_cpu_max_isa=AVX).  The first table has the
+relative difference of their states (`learning.drift`) after some updates.
 
-The second one has the cost of a check that finds drift (digest, transfer over
-loopback, comparison), beside that of an update: of all numbers, as every
-replica makes it, and of a worker's share of them, as it would be if the roots
-of chunks made it and sent displacements.
+The second table has the cost of a check that finds drift: digest, transfer over
+loopback and comparison.  It also has the cost of an update of all parameters,
+which every replica performs, and of one worker's shard, as if the roots of the
+trees updated their chunks and sent the changes of parameters.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from learning.pool import Pool
 from outputs import plain
 
 _OLDER = {'XLA_FLAGS': '--xla_cpu_max_isa=AVX'}
-_AFTER = (10, 100, 1000)  # Updates.
+_AFTER = (10, 100, 1000)  # Updates before a comparison.
 _ROUNDS = 7
 _BATCH, _RATE = 32, 0.05
 _SGD = {'momentum': 0.9, 'nesterov': False, 'weight_decay': 1e-4}
@@ -73,7 +73,7 @@ def _optimizers() -> dict[str, optax.GradientTransformation]:
 def _learner(
   numbers: int, tx: optax.GradientTransformation
 ) -> tuple[TaskLearner, Pool]:
-  """Returns a learner of a matrix and a vector, and its pool."""
+  """Returns a learner of a matrix and a vector, and its gradient buffer."""
   rng, width = np.random.default_rng(0), max(numbers // 1000, 1)
   shapes = {'kernel': (1000, width), 'bias': (width,)}
   params = {
@@ -99,7 +99,7 @@ def _apply(learner: TaskLearner, pool: Pool, vector: np.ndarray) -> None:
 
 
 def _write_states(folder: pathlib.Path, updates: int) -> None:
-  """Applies the same sums with each optimizer; writes states on the way."""
+  """Applies fixed sums with each optimizer; writes states after some."""
   for name, tx in _optimizers().items():
     learner, pool = _learner(300_000, tx)
     rng = np.random.default_rng(1)
@@ -146,7 +146,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   share, share_pool = _learner(numbers // workers, optimizer.sgd(**_SGD))
   vector = np.ones(pool.size, np.float32)
   part = np.ones(share_pool.size, np.float32)
-  # Updates use the memory of the learner's own state again.
+  # Copies, because updates reuse the memory of the learner's state.
   state, other = (
     handover.copied({'learner': learner.state(), 'common': ()})
     for _ in range(2)
@@ -171,7 +171,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   )
   print(f'\nmedian of {_ROUNDS}, state of {size / 1e6:.0f} MB', 'ms', sep='\t')
   times: dict[str, list[float]] = {name: [] for name in calls}
-  for _ in range(_ROUNDS):  # In turn, as the machine may be busy.
+  for _ in range(_ROUNDS):  # Interleaved, so that load slows all calls.
     for name, call in calls.items():
       times[name].append(_took_s(call))
   for name, seconds in times.items():

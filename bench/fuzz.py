@@ -1,16 +1,16 @@
-"""Strangers and nonsense against a run: python -m bench.fuzz.
+"""Fuzzes the listening ports of a run: python -m bench.fuzz.
 
   python -m bench.fuzz [--messages=10000] [--seed=0] [--out=DIR]
 
-BSP with two workers and a dedicated server on this machine, and the same run
-beside it without anybody.  All that listens gets random bytes, first messages
-of a real client with bytes flipped or cut off, hellos, headers, checksums and
-sizes that nobody would send, from somebody who knows the token and from
-somebody who does not, connections that say nothing and such that are slow.
+The benchmark starts two equal BSP runs with two workers and a dedicated server
+on this machine, and fuzzes one of them.  Every port on which its server listens
+receives random bytes, first messages of a real client with bytes flipped or cut
+off, and invalid hellos, headers, checksums and sizes, with and without the
+token.  Other connections send nothing, or send slowly.
 
-Printed are what was sent, by kind, the memory of the process that listens and
-the lines of its log.  The exit code is 1 unless both runs end with the same
-parameters, bit for bit (a sum of two gradients has one order).
+It prints the number of messages by kind, the memory of the fuzzed process and
+the number of refusals in its log.  The exit code is 1 unless both runs end with
+the same parameters, bit for bit (a sum of two gradients has one order).
 """
 
 import argparse
@@ -49,9 +49,9 @@ _FIELDS = {
   'checkpoint.every_examples': 10**9,
 }
 _EPOCHS_PER_S = 64 / 1437 / 0.12  # Of digits, in batches of 32.
-_MESSAGE_S = 0.006  # That one is expected to take.
+_MESSAGE_S = 0.006  # Expected seconds of a message.
 _LIMIT_S = 900.0
-_SILENT = 64  # Connections that say nothing, at any time.
+_SILENT = 64  # Open connections that send nothing, at most.
 _WORDS: tuple[Any, ...] = (
   *(None, True, -1, 0, 1, 2, 3, 2**31, 2**63, 2**70, 0.5, 1e308, '', '0'),
   *([], [0], [[]], {}, {'worker': 0}, 'x' * 10**5, '\n\x1b[2J', 'ü'),
@@ -79,19 +79,19 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 class Fuzz:
-  """Somebody who sends nonsense.
+  """Client that sends random and invalid messages to the ports of a run.
 
   Attributes:
-    sent: How often each kind was sent.
+    sent: Number of messages sent, by kind.
   """
 
   def __init__(self, ports: list[int], token: str, seed: int):
-    """Sends nothing yet.
+    """Creates a client, and records the first messages of a real one.
 
     Args:
-      ports: On the loopback interface, to send to.
-      token: Of the run.
-      seed: Of what is sent.
+      ports: Ports on the loopback interface.
+      token: Token of the run.
+      seed: Seed of the messages.
     """
     self.sent: Counter[str] = Counter()
     self._ports = ports
@@ -110,7 +110,7 @@ class Fuzz:
     }
 
   def send(self) -> None:
-    """Sends one message, to any of the ports."""
+    """Sends one message of a random kind to a random port."""
     kinds = list(self._kinds)
     weights = [weight for weight, _ in self._kinds.values()]
     (kind,) = self._rng.choices(kinds, weights)
@@ -119,7 +119,7 @@ class Fuzz:
     self.sent[kind] += 1
 
   def close(self) -> None:
-    """Closes what says nothing."""
+    """Closes the connections that send nothing."""
     for end in self._silent:
       end.close()
 
@@ -217,7 +217,7 @@ def _connection(port: int) -> socket.socket:
 
 
 def _recorded(port: int, token: str) -> bytes:
-  """Returns what a client with the token sends, up to its hello."""
+  """Returns the bytes that a client with the token sends, up to its hello."""
   data = bytearray()
   with socket.create_server(('127.0.0.1', 0)) as server:
     passing = threading.Thread(target=_pass_on, args=(server, port, data))
@@ -287,16 +287,17 @@ def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 def attack(
   run: pathlib.Path, count: int, seed: int, going: Callable[[], bool]
 ) -> tuple[Fuzz, list[float]]:
-  """Sends nonsense to the process that leads a run.
+  """Fuzzes the coordinator (lead) of a run.
 
   Args:
-    run: Its folder.
-    count: Messages.
-    seed: Of what is sent.
-    going: Whether the run goes on.
+    run: Folder of the run.
+    count: Number of messages.
+    seed: Seed of the messages.
+    going: Returns whether the run continues.
 
   Returns:
-    What was sent, and the memory of the process, MiB, as it went.
+    The client, and the resident memory of the coordinator's process, MiB, every
+    100 messages.
   """
   while not list(_rows(run / 'events.jsonl')) and going():
     time.sleep(0.1)
@@ -314,7 +315,7 @@ def attack(
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Makes both runs and prints the table."""
+  """Runs both runs and prints the table."""
   parser = argparse.ArgumentParser(
     prog='bench.fuzz', description=__doc__.splitlines()[0]
   )

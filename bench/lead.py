@@ -1,17 +1,18 @@
-"""How much one lead can do: pushes of many workers, and many real processes.
+"""Measures the load that one coordinator (lead) sustains.
 
   python -m bench.lead [--pushes=10000]
   python -m bench.lead --processes=64 [--supersteps=100] [--schemes=bsp,elastic]
 
-First, scripted workers under ASP, up to 256 in two processes, on loopback
-streams against a lead with one dedicated server or four; parameters are 4 KiB
-that stand for nothing.  A row is a run: pushes per second, CPU time of the
-lead's process, which has server 0 in it, and that of the thread that decides,
-with their ratios to the first row, and the peak memory of the process.  CPU
-times say more than rates, as the workers take as many of the same cores.
+Without --processes, up to 256 scripted ASP workers in two processes push over
+loopback streams to a coordinator with one dedicated server or four; the
+parameters are 4 KiB of dummy data.  A row is a run: pushes per second, CPU time
+of the coordinator's process, which includes server 0, and of its deciding
+thread, both also relative to the first row, and the peak memory of the process.
+CPU times are more informative than rates, because the scripted workers compete
+for the same cores.
 
-Else, real processes of a timing-only model under tools.launch: seconds until
-all are ready, seconds of a superstep, memory of a process.
+With --processes, tools.launch starts that many real workers of a timing-only
+model: seconds until all are ready, seconds of a superstep, memory of a process.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def _scripted(pushes: int) -> None:
 
 
 def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
-  """Returns what the lead of one run has measured."""
+  """Returns the measurements of one run's coordinator."""
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     run = {
       'workers': workers,
@@ -136,7 +137,7 @@ def _take_part(
   role: str = '',
   client: int = 0,
 ) -> None:
-  """Is a process of a run."""
+  """Runs one process of a run: a server, or some scripted workers."""
   config = _config(workers, servers, pushes)
   if not role:
     _drive(range(client, workers, _CLIENTS), lead, workdir)
@@ -154,7 +155,7 @@ def _take_part(
 
 
 class _Measured:
-  """A runtime that notes what is used between its start and its close."""
+  """Runtime that measures the times used between its start and its close."""
 
   def __init__(self, runtime: Any):
     self._runtime = runtime
@@ -169,7 +170,7 @@ class _Measured:
     self._runtime.close()
 
   def used(self) -> dict[str, float]:
-    """Returns seconds: of time, of the process, of the thread that decides."""
+    """Returns seconds of wall time, and CPU seconds of process and thread."""
     spans = [
       end - start for start, end in zip(self._began, self._ended, strict=True)
     ]
@@ -208,14 +209,14 @@ def _timing(workers: int) -> ConfigDict:
 
 
 def _last(config: ConfigDict, iterations: int) -> None:
-  """Makes a run one epoch of so many iterations of the workers, together."""
+  """Sets the run's length to so many iterations, summed over the workers."""
   num_train = iterations * config.batching.worker_batch
   config.model.none.num_train = num_train
   config.epochs = config.eval_every = 1.0
 
 
 def _drive(indices: range, lead: str, workdir: str) -> None:
-  """Is the scripted workers of these indices until the run ends."""
+  """Runs the scripted workers of these indices until the run ends."""
   path = pathlib.Path(workdir) / 'manifest.json'
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
@@ -266,7 +267,7 @@ def _work(index: int, control: Stream) -> None:
 
 
 def _heed(control: Stream) -> None:
-  """Ends this process once the lead says so to one of its workers."""
+  """Ends this process when the coordinator ends one of its workers."""
   with contextlib.suppress(TransportError):
     while 'end' not in control.receive().header:
       pass
@@ -299,7 +300,7 @@ def _launches(processes: int, supersteps: int, schemes: list[str]) -> None:
 
 
 def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
-  """Runs real processes; returns what was measured of them."""
+  """Runs real processes; returns their times and memory."""
   config = _timing(processes)
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
@@ -337,7 +338,7 @@ def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
 def _memory_once(
   launcher: subprocess.Popen, workdir: pathlib.Path
 ) -> dict[str, str]:
-  """Returns the memory of the lead and a mean worker, in the midst of it."""
+  """Returns the memory of the coordinator and of a mean worker, mid-run."""
   rows = workdir / 'metrics.jsonl'
   while not rows.exists() or not rows.stat().st_size:
     if launcher.poll() is not None:
@@ -358,7 +359,7 @@ def _memory_once(
 
 
 def _memory_MiB(pid: int) -> tuple[float, float]:
-  """Returns what is resident, and that with only a share of what is shared."""
+  """Returns a process's resident and proportional set sizes, MiB."""
   text = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_bytes()
   found = {name: int(size) / 1024 for name, size in _MEMORY.findall(text)}
   return found[b'Rss'], found[b'Pss']

@@ -1,4 +1,4 @@
-"""What reproduce.py does: entries from their files to stored results."""
+"""Runs the entries of reproduce.py, stores their results and makes the page."""
 
 import datetime
 import os
@@ -20,7 +20,7 @@ _UNFINISHED = 1  # Exit code if any run failed.
 
 
 def listed(out: str) -> str:
-  """Returns a line for each entry: what it is, and what its verdicts are."""
+  """Returns the name, title and verdict counts of each entry, as text."""
   lines = []
   for name, entry in entries.every().items():
     _, rows = page.found(pathlib.Path(out), name, entry)
@@ -33,13 +33,13 @@ def listed(out: str) -> str:
 
 
 def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
-  """Runs an entry, stores its results and makes the page anew.
+  """Runs an entry, stores its results and rewrites the page of results.
 
   Args:
-    name: Of the entry.
+    name: Name of the entry.
     scale: 'quick' or 'full'.
-    seeds: How many; 0 for as many as the entry says.
-    out: Folder of results; runs are in a folder `runs` of it.
+    seeds: Number of seeds; 0 for the entry's own number.
+    out: Folder of results; its subfolder `runs` holds the runs.
 
   Returns:
     The exit code: 1 if a run has failed.
@@ -75,7 +75,7 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
 def all_of(*, scale: str, seeds: int, out: str) -> int:
   """Runs every entry, each in a process of its own; returns the exit code.
 
-  One that fails leaves the others alone, and is listed at the end.
+  The others run even if one fails; the failed ones are listed at the end.
   """
   failed = []
   for name in entries.every():
@@ -94,7 +94,7 @@ def all_of(*, scale: str, seeds: int, out: str) -> int:
 
 
 def paged(out: str) -> int:
-  """Makes the page of the results that there are; returns the exit code.
+  """Writes the page of the stored results; returns the exit code.
 
   Raises:
     ValueError: If there is no such folder.
@@ -111,7 +111,7 @@ def _paged(folder: pathlib.Path) -> int:
 
 
 def _runs(entry: Entry, scale: str) -> bool:
-  """Returns whether there is anything to run."""
+  """Returns whether an entry has anything to run at a scale."""
   has = scale in entry.grids or bool(entry.measured)
   return has and scale in entry.seeds
 

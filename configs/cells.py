@@ -1,15 +1,16 @@
-"""Cells of CSV files, which spreadsheets must not take for formulas.
+"""Escapes cells of CSV files that a spreadsheet would evaluate as formulas.
 
-A spreadsheet computes a cell whose text begins with =, +, -, @, a tab or a
-carriage return, and what it computes can read other cells and call programs.
-Text of configs and errors may begin so.  An apostrophe before it makes it text,
-as OWASP advises (CSV Injection); numbers stay numbers.
+A spreadsheet evaluates a cell whose text begins with =, +, -, @, a tab or a
+carriage return, and a formula can read other cells and start programs.  Texts
+of configs and errors may begin with these characters.  A leading apostrophe
+makes a cell text, as OWASP advises (CSV Injection).  Numbers are not escaped.
 """
 
 import re
 from typing import Any
 
-# Apostrophes before a formula are those of the text itself.
+# Leading apostrophes before a formula are escaped as well, so that `original`
+# restores them.
 _FORMULA = re.compile("'*[=+\\-@\t\r]")
 _NUMBER = re.compile(
   r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)', re.IGNORECASE
@@ -17,7 +18,7 @@ _NUMBER = re.compile(
 
 
 def neutral(value: Any) -> Any:
-  """Returns a value as it is written: text that is no formula.
+  """Returns the value of a cell, with an apostrophe before a formula.
 
   Example:
     >>> neutral('=1+1'), neutral('-0.5'), neutral(-0.5), neutral("'=1+1")
@@ -29,7 +30,7 @@ def neutral(value: Any) -> Any:
 
 
 def original(text: str) -> str:
-  """Returns the text of which `neutral` has made a cell.
+  """Returns the text that `neutral` has escaped.
 
   Example:
     >>> original("'=1+1"), original('-0.5'), original("'s-Hertogenbosch")

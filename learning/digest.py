@@ -1,4 +1,4 @@
-"""Whether replicas are the same: one short word for all that one holds."""
+"""Digest of a learner's state, by which replicas are compared."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ import xxhash
 
 
 def digest(state: Any) -> str:
-  """Returns a word that tells a state from any other, to the last bit.
+  """Returns the hash (XXH3, 128 bits) of a state, as hexadecimal text.
 
-  It is the hash (XXH3, 128 bits) of each leaf's place in the tree, type, shape
-  and bytes, and the same in every process.
+  The hash covers each leaf's path in the tree, type, shape and bytes, so that
+  states which differ in any bit have different digests.  All processes compute
+  the same digest of the same state.
 
   Args:
     state: Pytree of arrays and numbers, as `Learner.state` returns it.

@@ -1,9 +1,9 @@
-"""Difference between replicas of one learner, and how much of it is rounding.
+"""Difference between replicas of a learner, and the bound of rounding.
 
-Replicas apply the same sums, bit for bit, so they drift apart only by how each
-processor rounds the update itself: XLA fuses multiplications and additions
-where the processor can, and orders reductions such as a gradient's norm by its
-vector width.
+All replicas apply bit-identical sums, so they drift apart only by the rounding
+of the update itself, which depends on the processor: XLA fuses multiplications
+and additions where the processor can, and the order of its reductions, such as
+a gradient's norm, depends on the vector width.
 """
 
 import math
@@ -26,21 +26,22 @@ replica receives the reference state in both cases, so that mistaking one for
 the other costs nothing.
 """
 
-_BLOCK = 1 << 16  # Numbers that are compared at a time, in the cache.
+_BLOCK = 1 << 16  # Numbers that are compared at a time, to stay in the cache.
 
 
 def relative_difference(state: Any, reference: Any) -> float:
-  """Returns how far a learner's state is from a reference, as a share of it.
+  """Returns the relative difference of a learner's state from a reference.
 
   Args:
     state: Mapping of pytrees, as `Learner.state` returns it.
-    reference: The same of another replica.
+    reference: State of the reference replica, in the same form.
 
   Returns:
     The norm of the difference over the norm of the reference, the largest over
     the mapping's items (parameters, statistics, optimizer state).  Norms are
-    Euclidean, over all floating-point numbers of an item.  Infinite if trees,
-    shapes, types or other numbers differ, or if the difference is not finite.
+    Euclidean, over all floating-point numbers of an item.  The result is
+    infinite if trees, shapes, dtypes or other than floating-point numbers
+    differ, or if the difference is not finite.
   """
   if state.keys() != reference.keys():
     return math.inf
@@ -69,7 +70,7 @@ def _of_item(state: Any, reference: Any) -> float:
       with np.errstate(over='ignore', invalid='ignore'):
         exact = its[part].astype(np.float64)
         error = own[part].astype(np.float64) - exact
-        # BLAS would start threads for it, which compete with the gradients'.
+        # Not BLAS, whose threads would compete with those of the gradients.
         apart += float(np.einsum('i,i', error, error))
         norm += float(np.einsum('i,i', exact, exact))
   if apart == 0:

@@ -1,8 +1,9 @@
-"""Files that are whole at any moment, whenever a process is killed.
+"""Atomic writes of files, which survive kills and losses of power.
 
-A file is written under another name, flushed to the disk and renamed, and its
-folder is flushed: a kill, or a loss of power, leaves the old file or the new
-one.  Earlier versions did not flush, so that there may be empty files.
+`write` writes a temporary file, flushes it to the disk, renames it to its final
+name and flushes the folder: an interruption leaves either the old file or the
+new one.  Earlier versions did not flush and may have left empty files, which
+`read_object` reports.
 """
 
 import errno
@@ -17,18 +18,18 @@ from absl import logging
 def write(
   path: str | pathlib.Path, content: str | bytes, *, mode: int = 0o666
 ) -> None:
-  """Writes a file in the place of any other of that name.
+  """Replaces a file atomically, or creates it.
 
-  A link stays: what it leads to is replaced.  What is no regular file, such as
-  /dev/stdout, is written to.
+  If the path is a symbolic link, its target is replaced.  A path that is no
+  regular file, such as /dev/stdout, is written to directly.
 
   Args:
-    path: Of the file; its folder exists.
+    path: Path of the file; its folder must exist.
     content: Bytes, or text, which is written as UTF-8.
-    mode: Permissions of the file, less those that the umask takes away.
+    mode: Permissions of the file, before the umask.
 
   Raises:
-    OSError: If it cannot be written; the file of before is as it was.
+    OSError: If the file cannot be written; the old file is unchanged.
   """
   data = content.encode() if isinstance(content, str) else content
   path = pathlib.Path(path)
@@ -36,7 +37,7 @@ def write(
     path.write_bytes(data)
     return
   target = pathlib.Path(os.path.realpath(path))
-  # Hidden from those who look for runs, and one for each process that writes.
+  # A hidden file, which searches for runs skip, one for each writing process.
   new = target.with_name(f'.{target.name}.{os.getpid()}.new')
   try:
     new.unlink(missing_ok=True)
@@ -47,19 +48,19 @@ def write(
       os.fsync(file.fileno())
     new.replace(target)
   except OSError:
-    new.unlink(missing_ok=True)  # It may hold what a disk lacks.
+    new.unlink(missing_ok=True)  # The disk may be full.
     raise
   sync_folder(target.parent)
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-  """Returns once the names in a folder are on the disk.
+  """Flushes the entries of a folder to the disk.
 
-  Some file systems, such as CIFS and some of FUSE, cannot flush a folder; there
-  nothing is done.
+  Does nothing on file systems that cannot flush a folder, such as CIFS and some
+  of FUSE.
 
   Raises:
-    OSError: If the system fails.
+    OSError: If the flush fails.
   """
   handle = os.open(folder, os.O_RDONLY)
   try:
@@ -72,13 +73,13 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the object in a JSON file; None without a file that has one.
+  """Returns the object in a JSON file, or None without one.
 
-  A file that is empty, cut short or otherwise no JSON object is what an
-  interrupted write leaves: a warning names it.
+  Also returns None, and logs a warning, if the file holds no JSON object, such
+  as an empty or truncated file of an interrupted write.
 
   Args:
-    path: Of the file.
+    path: Path of the file.
 
   Raises:
     OSError: If there is a file, but it cannot be read.

@@ -1,7 +1,8 @@
-"""The files of a run, all in one folder, written as the run goes.
+"""Files of a run, in one folder, written during the run.
 
-manifest.json, metrics.jsonl, events.jsonl, trace.json (Chrome trace format),
-TensorBoard events and summary.json.  What is not known is null, never NaN.
+The files are manifest.json, metrics.jsonl, events.jsonl, trace.json (Chrome
+trace format), TensorBoard events and summary.json.  An unknown value is null,
+never NaN.
 """
 
 import contextlib
@@ -18,9 +19,9 @@ from outputs import atomic
 from outputs.manifests import FORMAT, LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
-# Of a manifest: with the same ones, the same numbers come out.
+# Fields of a manifest that must be equal for bit-identical results.
 _EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
-# And what may be another when a run on real hosts goes on.
+# Fields that may change when a run on real hosts resumes.
 _HOSTS = (
   *LOCAL,
   *('config.route.server.servers', 'config.route.server.dedicated'),
@@ -35,24 +36,24 @@ _PLOTTED += ('loss_scale',)
 
 
 class RunFiles:
-  """Writes one run's files.
+  """Writer of one run's files.
 
   Attributes:
-    workdir: The folder.
-    named: Whether somebody has named it.
-    events: Whether there is an events.jsonl, as config.outputs says.
-    timeline: Whether there is a trace.json.
-    board: Whether there are events of TensorBoard.
+    workdir: Folder of the run.
+    named: True if the caller named the folder.
+    events: True if the run writes events.jsonl (config.outputs.events).
+    timeline: True if the run writes trace.json (config.outputs.timeline).
+    board: True if the run writes TensorBoard events (config.outputs.board).
   """
 
   events = timeline = board = True
 
   def __init__(self, workdir: str | None):
-    """Creates nothing yet.
+    """Creates a writer, but no folder or file.
 
     Args:
-      workdir: New folder, or one that holds a run to go on with; None names a
-        new one under runs/.
+      workdir: New folder, or the folder of a run to resume; None for a new
+        folder under runs/, named by the time.
 
     Raises:
       ValueError: If `workdir` is empty.
@@ -67,11 +68,11 @@ class RunFiles:
     self._lock: FolderLock | None = None
 
   def hold(self, cluster: Mapping[str, Any]) -> FolderLock:
-    """Makes the folder, which is this object's until it is closed.
+    """Makes the folder, and holds its lock until `close` or `release`.
 
-    While another process has it, which may be ending, this one waits: as
-    `start_limit_s` says, or `LIVE_S` in a virtual run if that process lives on
-    this host.
+    If another process holds the lock, this one waits, as that process may be
+    ending: for `start_limit_s` at most, or, in a virtual run, for `LIVE_S` if
+    the holder is a live process of this host.
 
     Args:
       cluster: `config.cluster`.
@@ -81,7 +82,7 @@ class RunFiles:
 
     Raises:
       OSError: If the folder cannot be made.
-      Busy: If somebody else has written to it for as long.
+      Busy: If another process has held the lock for that long.
     """
     if self._lock is None:
       self.workdir.mkdir(parents=True, exist_ok=True)
@@ -95,16 +96,16 @@ class RunFiles:
     return self._lock
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
-    """Creates the folder and its manifest, or takes over those of this run.
+    """Creates the folder and its manifest, or resumes the run in the folder.
 
-    The folder is this object's until it is closed; see `hold`.
+    Holds the lock of the folder; see `hold`.
 
     Args:
       manifest: From `manifest`.
 
     Raises:
       OSError: If the folder cannot be made.
-      Busy: If somebody else has written to it for as long.
+      Busy: If another process holds the lock of the folder for too long.
       ValueError: If it holds a run of another config; names the fields.
     """
     lock = self.hold(manifest['config']['cluster'])
@@ -117,7 +118,7 @@ class RunFiles:
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
-    """Lets others have the folder if what is done within fails."""
+    """Releases the folder if the body of the `with` statement fails."""
     try:
       yield
     except BaseException:
@@ -125,11 +126,11 @@ class RunFiles:
       raise
 
   def _check(self, manifest: Mapping[str, Any], run: str) -> None:
-    """Writes the manifest, or compares it with the one that there is.
+    """Writes the manifest, or compares it with that of the folder.
 
     Args:
-      manifest: Of this run.
-      run: Whose the folder is, by its lock; '' if that does not say it.
+      manifest: Manifest of this run.
+      run: Fingerprint of the folder's run, by its lock; '' if unknown.
     """
     path = self.workdir / 'manifest.json'
     if not path.exists():
@@ -176,19 +177,19 @@ class RunFiles:
   def finished(self) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
 
-    Without a summary that can be read it has not.
+    A run without a readable summary has not finished.
 
     Raises:
-      OSError: If there is one, but the system cannot read it.
+      OSError: If there is a summary, but the system cannot read it.
     """
     summary = atomic.read_object(self.workdir / 'summary.json') or {}
     return summary if summary.get('ended') == 'finished' else None
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Checks that the files can be gone on with.
+    """Checks that the files are complete enough to resume the run.
 
     Args:
-      sizes: What `state` returned.
+      sizes: Bytes of each file, as `state` returned them.
 
     Raises:
       ValueError: If a file has become shorter than it was.
@@ -209,7 +210,8 @@ class RunFiles:
 
     Args:
       num_workers: Number of workers.
-      sizes: What `state` returned, to go on from there; None starts anew.
+      sizes: Bytes of each file at the checkpoint to resume from, as `state`
+        returned them; None for a new run.
     """
     sizes = sizes or {}
     kept = dict(zip(_APPENDED, (True, self.events, self.timeline), strict=True))
@@ -217,12 +219,12 @@ class RunFiles:
     self._files = {name: (self.workdir / name).open('a') for name in names}
     for name, file in self._files.items():
       file.truncate(sizes.get(name, 0))
-      file.seek(0, os.SEEK_END)  # Truncating does not move it.
+      file.seek(0, os.SEEK_END)  # Truncation leaves the position.
     (self.workdir / 'summary.json').unlink(missing_ok=True)
     for path in self.workdir.glob(_BOARD):
       path.unlink()
     if self.board:
-      import tensorboardX  # Slow, and only for who leads.
+      import tensorboardX  # Slow; only the coordinator needs it.
 
       self._board = tensorboardX.SummaryWriter(str(self.workdir))
     if sizes:
@@ -237,7 +239,7 @@ class RunFiles:
       self._files['trace.json'].write(line)
 
   def state(self) -> dict[str, int]:
-    """Returns how many bytes each file has, all of them on the disk."""
+    """Flushes the files to the disk, and returns the bytes of each."""
     for file in self._files.values():
       file.flush()
       os.fsync(file.fileno())
@@ -250,7 +252,7 @@ class RunFiles:
     self._plot(row)
 
   def event(self, row: Mapping[str, Any]) -> None:
-    """Appends what the scheme was told and said to events.jsonl, if kept."""
+    """Appends an event and its decision to events.jsonl, if the run has it."""
     if self.events:
       self._files['events.jsonl'].write(_dumps(row) + '\n')
 
@@ -260,7 +262,7 @@ class RunFiles:
     """Adds a phase of a worker's iteration to the timeline; seconds."""
     if not self.timeline:
       return
-    # By hand: thousands of workers have millions of these.
+    # Formatted by hand: runs of thousands of workers have millions of spans.
     self._files['trace.json'].write(
       f',\n{{"name":"{phase}","ph":"X","ts":{start * 1e6!r},'
       f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker},'
@@ -268,11 +270,11 @@ class RunFiles:
     )
 
   def rates(self, time: float, rates: Sequence[Mapping[str, Any]]) -> None:
-    """Adds counters to the timeline: what links carried from a time on.
+    """Adds counters of the links' rates to the timeline.
 
     Args:
-      time: Seconds.
-      rates: Of each link `src`, `dst`, `Bps` and `planned_Bps`.
+      time: Time from which the rates hold, seconds.
+      rates: Mappings with `src`, `dst`, `Bps` and `planned_Bps`, one per link.
     """
     if not self.timeline:
       return
@@ -292,10 +294,10 @@ class RunFiles:
       self._files['trace.json'].write(f',\n{_dumps(counter)}')
 
   def close(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, closes everything and gives the folder back.
+    """Writes summary.json, closes all files and releases the folder.
 
-    In this order: who finds a summary finds the other files whole, also when
-    this process is killed in between.
+    In this order, a folder with a summary has complete files even if this
+    process is killed in between.
     """
     try:
       if self.timeline:
@@ -311,23 +313,23 @@ class RunFiles:
           stack.callback(self._board.close)
 
   def release(self) -> None:
-    """Lets other runs have the folder."""
+    """Releases the lock of the folder, so that other runs can use it."""
     if self._lock is not None:
       self._lock.release()
       self._lock = None
 
   def _check_known(self, run: str, own: str) -> None:
-    """Checks that a folder whose manifest cannot be read is of this run.
+    """Checks that a folder whose manifest cannot be read is this run's.
 
-    That is so if its lock says so, or if there is nothing that a run of another
-    config could have left.
+    The folder is this run's if the lock has its fingerprint, or if the lock has
+    none and the folder has no other files of a run.
 
     Args:
-      run: Whose the folder is, by its lock; '' if that does not say it.
-      own: The same of this run.
+      run: Fingerprint of the folder's run, by its lock; '' if unknown.
+      own: Fingerprint of this run.
 
     Raises:
-      ValueError: If it is of another run, or if nobody can tell.
+      ValueError: If the folder is another run's, or may be.
     """
     found = [
       path
@@ -358,9 +360,9 @@ class RunFiles:
 
 
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
-  """Returns the fields that are not the same, each with what is said of it."""
+  """Returns the fields that differ, each with a message."""
   if path == 'config.checkpoint':
-    return []  # How often a run is saved changes nothing in it.
+    return []  # The frequency of checkpoints changes no result.
   if not (isinstance(before, dict) and isinstance(now, dict)):
     line = f'{path}: expected {before!r}, got {now!r}.'
     return [] if before == now else [(path, line)]

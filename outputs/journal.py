@@ -30,15 +30,17 @@ _STATE += ('_since', '_thresholds', 'measures', '_accuracy', '_wall_before_s')
 
 
 class Milestones(NamedTuple):
-  """How long a run is and how often it is looked at.
+  """Length of a run, and intervals of its evaluations and log rows.
 
   Attributes:
     target: Examples after which the run ends.
     epoch: Examples of one epoch.
     eval_every: Examples between evaluations.
     log_every: Iterations between log rows.
-    accuracies: Accuracies of which is reported when they were reached.
-    losses: The same, of ten iterations in a row.
+    accuracies: Accuracies whose time of the first evaluation at or above is
+      reported.
+    losses: Losses whose time of the first ten iterations in a row below is
+      reported.
   """
 
   target: int
@@ -70,16 +72,16 @@ class Journal:
     console: Console,
     later: Callable[[Callable[[], Any]], Future] | None = None,
   ):
-    """Follows nothing yet.
+    """Creates a journal that has recorded nothing.
 
     Args:
-      milestones: How long the run is and how often it is looked at.
-      holder: Of the learner.
-      evaluate: Gives the accuracy of a version; None if nothing is learned.
-      files: Where everything is written.
-      console: Where it is shown.
-      later: Calls a function in another thread, where time goes on meanwhile;
-        None calls it at once.
+      milestones: Length of the run, and intervals of evaluations and log rows.
+      holder: Parameter store (holder) whose versions are evaluated.
+      evaluate: Returns the accuracy of a version; None without a model.
+      files: Writer of the run's files.
+      console: Display of the run.
+      later: Calls a function in another thread, so that the run continues
+        meanwhile; None calls it at once.
     """
     self.ledger = Ledger()
     self.finished = False

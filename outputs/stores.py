@@ -1,8 +1,8 @@
-"""What puts the trees of checkpoints on the disk, and takes them from there.
+"""Reads and writes checkpoint pytrees.
 
-A folder of checkpoints holds one folder for each, named by its number.  It
-appears there whole and goes as a whole: until then, and from then on, its name
-has an ending.
+A folder of checkpoints holds one folder per checkpoint, named by its number.
+While a checkpoint is written or removed, the name of its folder also has the
+suffix `UNFINISHED`, so that a folder named by a number alone is complete.
 """
 
 import os
@@ -19,11 +19,11 @@ UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the names of unfinished folders.
 
 
 class Orbax:
-  """Writes trees with Orbax."""
+  """Checkpointer of pytrees that uses Orbax."""
 
   def __init__(self) -> None:
-    """Lets Orbax wait for no other process."""
-    import orbax.checkpoint as ocp  # Slow, and only for who leads.
+    """Creates a checkpointer that waits for no other process."""
+    import orbax.checkpoint as ocp  # Slow; only the coordinator needs it.
 
     options = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}
@@ -39,12 +39,13 @@ class Orbax:
 
 
 def write(path: pathlib.Path, tree: Mapping[str, np.ndarray]) -> None:
-  """Writes a flat tree with NumPy, in any process, in the place of any other.
+  """Writes a flat tree with NumPy, and replaces any earlier one of that path.
 
-  Orbax writes arrays of one host in process 0 only.
+  Works in any process, unlike Orbax, which writes the arrays of one host only
+  in process 0.
 
   Raises:
-    OSError: If it cannot be written; nothing of it is left then.
+    OSError: If the tree cannot be written; no part of it is left then.
   """
   new = path.with_name(f'{path.name}{UNFINISHED}')
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def write(path: pathlib.Path, tree: Mapping[str, np.ndarray]) -> None:
     new.rename(path)
     atomic.sync_folder(path.parent)  # Before any other is removed.
   except OSError:
-    shutil.rmtree(new, ignore_errors=True)  # It may hold what a disk lacks.
+    shutil.rmtree(new, ignore_errors=True)  # The disk may be full.
     raise
 
 
@@ -70,20 +71,20 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the tree that `write` has written.
 
   Raises:
-    ValueError: If the file has been damaged; says where.
-    Exception: Of zipfile, the same.
-    OSError: If it cannot be read.
+    ValueError: If the file is damaged; says where.
+    Exception: From zipfile, if the file is damaged.
+    OSError: If the file cannot be read.
   """
   return arrays.read(path / 'arrays.npz')
 
 
 def steps(directory: pathlib.Path) -> list[int]:
-  """Returns the numbers of the folders that are whole, ascending."""
+  """Returns the numbers of the complete checkpoints, ascending."""
   return sorted(int(p.name) for p in folders(directory) if p.name.isdecimal())
 
 
 def folders(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the folders of checkpoints, and what is left of unfinished ones."""
+  """Returns the folders of checkpoints, complete and unfinished."""
   try:
     found = list(directory.iterdir())
   except FileNotFoundError:
@@ -92,15 +93,15 @@ def folders(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def number(path: pathlib.Path) -> int:
-  """Returns the number of a folder, whole or not; -1 if it is another one."""
+  """Returns a checkpoint folder's number; -1 if it is no checkpoint's."""
   name = path.name.partition(UNFINISHED)[0]
   return int(name) if name.isdecimal() else -1
 
 
 def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
-  """Removes what is not whole or has another number than these.
+  """Removes unfinished checkpoints, and those with other numbers than these.
 
-  What cannot be removed is named in the log.
+  Logs the folders that it cannot remove.
   """
   names = {str(step) for step in kept}
   for path in folders(directory):

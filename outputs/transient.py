@@ -1,9 +1,9 @@
-"""Errors that may pass by themselves, and how a start waits for that.
+"""Transient errors, retries of a start with backoff, and locks of folders.
 
-A start that fails for good ends with exit code 1, and no launcher or scheduler
-tries it again.  So only what no retry can mend may end it like that.  All else
-is tried again, at growing intervals and up to a limit; then the exit code is
-EX_TEMPFAIL, 75, after which starting again may help.
+A process that fails to start with exit code 1 is not restarted by a launcher or
+a scheduler, so that only permanent errors may end it with this code.  A
+transient error is retried with exponential backoff, up to a limit; after it the
+exit code is EX_TEMPFAIL, 75, which means that a later start may succeed.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from absl import logging
 
 _T = TypeVar('_T')
 
-# Seconds that the only process of a run waits at its start.  A server of NFS
-# keeps the locks of a client that has gone for its lease, 90 s by default.
+# Limit of retries in a run of one process.  An NFS server keeps the locks of a
+# lost client for its lease, 90 s by default.
 WAIT_S = 100.0
-# The same, for a lock that a live process of this host holds: an ending process
-# lets go of it within that, and another run will not do so soon.
+# Limit of waiting for a lock that a live process of this host holds: a process
+# that is ending releases it sooner, and one that is training much later.
 LIVE_S = 10.0
-_FIRST_S, _MOST_S = 0.1, 8.0  # Between two tries; doubles.
-_LOOK_S = 1.0  # Between two looks at a lock, at most.
-_TELL_S = 10.0  # Between two lines of what is waited for.
+_FIRST_S, _MOST_S = 0.1, 8.0  # First and largest backoff; it doubles.
+_LOOK_S = 1.0  # Longest interval between two attempts to take a lock.
+_TELL_S = 10.0  # Interval of log lines while waiting for a lock.
 _PASSING = frozenset(
   {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ENOLCK),
@@ -44,20 +44,20 @@ _PASSING = frozenset(
     *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH),
   }
 )
-# How an error of the system is named in texts: by TensorStore, under Orbax, and
-# by Python, of which another process may have told.
+# The errno in the text of an error, as written by TensorStore (under Orbax) and
+# by Python, whose text may have come from another process.
 _NUMBERED = re.compile(r"(?:os_error_code='|\[Errno )(\d+)['\]]")
 
 
 class Busy(ValueError):
-  """A lock that another process holds, and held for as long as was waited."""
+  """Error of a lock that another process held until the time limit."""
 
 
 def is_transient(error: BaseException | None) -> bool:
-  """Returns whether an error may pass by itself.
+  """Returns whether an error, or one of its causes, may pass by itself.
 
-  Those do that say so by the number of the system's error, or are raised from
-  one that does.
+  Transient errors are timeouts, `Busy`, temporary failures of name resolution,
+  and errors with an errno in `_PASSING`.
   """
   while error is not None:
     if isinstance(error, (Busy, TimeoutError)) or _number(error) in _PASSING:
@@ -71,24 +71,27 @@ def is_transient(error: BaseException | None) -> bool:
 def retry(
   call: Callable[[], _T], *, limit_s: Callable[[], float], what: str
 ) -> _T:
-  """Returns what a call returns, which is tried again while errors may pass.
+  """Calls a function until it succeeds, while its errors are transient.
 
   Args:
-    call: May be called several times.
-    limit_s: Returns for how many seconds; the last try is made when they are
-      over.  It is called if the first try has failed, as errors that do not
-      pass may be those of the config that has it.
-    what: Is done, for the log.
+    call: Function to call, perhaps several times.
+    limit_s: Returns the time limit in seconds, after which one last attempt is
+      made.  It is called only after a transient error, as the config that it
+      reads may be the cause of a permanent one.
+    what: Name of the operation, for the log.
+
+  Returns:
+    The result of the call.
 
   Raises:
-    Exception: Of the call: one that does not pass, or has not in time.
+    Exception: The error of the call, if it is permanent or past the limit.
   """
   start, wait_s = time.monotonic(), _FIRST_S
   while True:
     try:
       return call()
     except Exception as error:
-      # Whoever found a lock held has waited for it already.
+      # A lock that is busy has been waited for already.
       if isinstance(error, Busy) or not is_transient(error):
         raise
       left_s = limit_s() - (time.monotonic() - start)
@@ -102,21 +105,21 @@ def retry(
 
 
 def start_limit_s(cluster: Mapping[str, Any]) -> float:
-  """Returns the seconds for which a start is tried again.
+  """Returns the time limit for retries of a start, seconds.
 
   Args:
-    cluster: `config.cluster`.  On real hosts `start_s` is the limit, for which
-      the others wait as well; the only process of a run has `WAIT_S`.
+    cluster: `config.cluster`.  On real hosts the limit is `start_s`, for which
+      the other processes also wait; in a virtual run it is `WAIT_S`.
   """
   real = cluster['runtime'] == 'distributed'
   return float(cluster['start_s']) if real else WAIT_S
 
 
 def exit_code(error: Exception) -> int:
-  """Says why a process ends that an error has kept from starting.
+  """Prints the error of a failed start, and returns the exit code for it.
 
   Returns:
-    EX_TEMPFAIL if the error may pass, else 1.
+    EX_TEMPFAIL if the error is transient, else 1.
   """
   passes = is_transient(error)
   how = 'Given up, but the same command may work later' if passes else 'Refused'
@@ -125,23 +128,24 @@ def exit_code(error: Exception) -> int:
 
 
 def leave(error: Exception) -> NoReturn:
-  """Ends the process that an error has kept from starting.
+  """Prints the error of a failed start, and ends the process.
 
   Raises:
-    SystemExit: With `exit_code`.
+    SystemExit: With the code that `exit_code` returns.
   """
   sys.exit(exit_code(error))
 
 
 class FolderLock:
-  """The lock of a folder, which one process holds until it ends or releases it.
+  """Lock of a folder, which one process holds until it ends or releases it.
 
-  The file `.lock` in the folder is locked, and says who holds it: a JSON object
-  of `host`, `pid` and `run`, what tells the run in the folder from others.
+  The lock is on the file `.lock` in the folder.  Its content is a JSON object
+  with the holder's `host` and `pid`, and `run`, the fingerprint of the run in
+  the folder.
 
   Attributes:
-    run: As recorded by those who held the lock before; '' if they did not.
-    release: Lets others have the folder.
+    run: Fingerprint that the last holder recorded; '' without one.
+    release: Releases the lock.
   """
 
   def __init__(
@@ -152,24 +156,24 @@ class FolderLock:
     limit_s: float,
     live_s: float | None = None,
   ):
-    """Takes the lock, once it is free.
+    """Creates a lock that this process holds, once it is free.
 
-    What is waited for is said in the log.
+    Logs the holder of the lock while waiting.
 
     Args:
-      folder: Which there is.
-      busy: What an error says of a lock that is held.
-      limit_s: Seconds to wait.
-      live_s: The same if a live process of this host holds the lock; None:
-        `limit_s`.
+      folder: An existing folder.
+      busy: Beginning of the message of `Busy`.
+      limit_s: Limit of waiting, seconds.
+      live_s: Limit of waiting if a live process of this host holds the lock,
+        seconds; None for `limit_s`.
 
     Raises:
-      Busy: If it was not free in time, or if this process holds it.
-      OSError: If it cannot be taken.
+      Busy: If the lock is not free in time, or if this process holds it.
+      OSError: If the lock cannot be taken.
     """
     self._busy, self._folder = busy, folder
     handle = os.open(folder / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
-    # The system lets go of it when the process ends, however it does.
+    # The kernel releases the lock when the process ends, even by a kill.
     self.release = weakref.finalize(self, os.close, handle)
     self._handle = handle
     try:
@@ -181,10 +185,10 @@ class FolderLock:
       raise
 
   def record(self, run: str) -> None:
-    """Writes down who holds the lock, and which run is in the folder.
+    """Writes the holder and the fingerprint of the run into the lock's file.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If the file cannot be written.
     """
     self.run = run
     own = {'host': platform.node(), 'pid': os.getpid(), 'run': run}
@@ -194,7 +198,7 @@ class FolderLock:
     os.fsync(self._handle)
 
   def _wait(self, limit_s: float, live_s: float) -> None:
-    """Returns once the lock is this process's."""
+    """Waits until this process has taken the lock."""
     start, tell_at, wait_s = time.monotonic(), 0.0, _FIRST_S / 2
     while not self._taken():
       holder = self._content()
@@ -227,7 +231,7 @@ class FolderLock:
     return True
 
   def _content(self) -> dict[str, Any]:
-    """Returns what the holder has written; nothing if that cannot be read."""
+    """Returns the content of the lock's file; {} if it is no JSON object."""
     with contextlib.suppress(ValueError):
       found = json.loads(os.pread(self._handle, 4096, 0))
       if isinstance(found, dict):
@@ -243,9 +247,9 @@ def _is_live(holder: Mapping[str, Any]) -> bool:
 
 
 def _number(error: BaseException) -> int | None:
-  """Returns the number of the system's error; None if there is none."""
+  """Returns the errno of an error, or None without one."""
   if isinstance(error, socket.gaierror):
-    return None  # Its numbers are others.
+    return None  # Its numbers are not those of errno.
   if isinstance(error, OSError) and error.errno:
     return error.errno
   found = _NUMBERED.search(str(error))

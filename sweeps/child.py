@@ -1,4 +1,4 @@
-"""A run of a sweep in a process of its own, which is main.py's.
+"""Runs main.py for a run of a sweep, in a process of its own.
 
 python -m sweeps.child FLAGS_OF_MAIN --workdir=DIR
 """
@@ -33,33 +33,33 @@ def python_path() -> str:
 
 
 def die_with_parent() -> None:
-  """Lets the kernel kill this process when its parent ends.  Needs Linux."""
+  """Asks the kernel to kill this process when its parent ends (Linux)."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def bound_command(module: str, *words: str) -> list[str]:
   """Returns a command that runs a module, and dies with this process.
 
-  Forking by Python's own hand is not for a process that has loaded JAX.
+  A new command is needed because a process that has loaded JAX must not fork.
 
   Args:
-    module: To be found in `python_path()`.
-    *words: Its arguments.
+    module: Name of the module, in `python_path()`.
+    *words: Arguments of the module.
   """
   return [sys.executable, '-c', _BOUND, module, *words]
 
 
 def bound() -> None:
-  """Lets this process die with the sweep, and with it alone.
+  """Ties the end of this process to the sweep's, and to no terminal signal.
 
-  The sweep's end ends the process that has forked this one, see
-  `sweeps.server`, and that one's end this one.
+  When the sweep ends, the kernel kills the server that forked this process (see
+  `sweeps.server`), and then this process.
   """
   die_with_parent()
   parent = multiprocessing.parent_process()
   if parent is not None and not parent.is_alive():
-    os._exit(1)  # Before the kernel knew.
-  os.setsid()  # Signals of the terminal are the sweep's.
+    os._exit(1)  # The parent ended before the call above.
+  os.setsid()  # Only the sweep receives the terminal's signals.
 
 
 def run(
@@ -71,10 +71,10 @@ def run(
   """Runs main.py in this process.
 
   Args:
-    arguments: Its flags.
-    folder: Of the run.
-    cores: That it may use.
-    environ: To be added to that of this process.
+    arguments: Flags of main.py.
+    folder: Folder of the run.
+    cores: Numbers of the CPU cores that the run may use.
+    environ: Environment variables to add to those of this process.
   """
   bound()
   os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""The folder of a sweep: whose it is, and what its runs have come to."""
+"""Folder of a sweep: its lock, the names of its runs and their outcomes."""
 
 import json
 import os
@@ -17,16 +17,16 @@ LOG = 'log.txt'  # Of a run.
 _SWEEP = 'sweep.json'
 _FORMAT = 1
 _DIVERGED = 'FloatingPointError'  # How `ended` begins.
-_LINES = 5  # Of a log that are shown.
-_END = 4096  # Bytes of a log in which they are.
+_LINES = 5  # Last lines of a log to show.
+_END = 4096  # Bytes at the end of a log to read for them.
 
 
 class State(NamedTuple):
-  """What a run has come to.
+  """Outcome of a run so far.
 
   Attributes:
     status: 'finished', 'diverged', 'failed', or 'unfinished'.
-    error: What ended it, if anything did.
+    error: Error that ended the run; '' without one.
   """
 
   status: str
@@ -34,15 +34,15 @@ class State(NamedTuple):
 
   @property
   def over(self) -> bool:
-    """Whether it would end in the same way again."""
+    """True if the run would end in the same way again."""
     return self.status in ('finished', 'diverged')
 
 
 class Folder:
-  """The folder of a sweep, which is this process's until it ends."""
+  """Folder of a sweep, which this process locks until it ends."""
 
   def __init__(self, out: str):
-    """Creates nothing yet.
+    """Creates the object, but no folder.
 
     Raises:
       ValueError: If `out` is empty.
@@ -52,9 +52,9 @@ class Folder:
     self._path = pathlib.Path(out)
 
   def check(self, runs: Sequence[Run]) -> list[Run]:
-    """Checks that runs belong here; returns them with the names they have here.
+    """Checks that the folder is this sweep's; returns the runs as named in it.
 
-    Runs may be added to those of before.
+    A sweep may have more runs than the folder, but not fewer.
 
     Raises:
       ValueError: If the folder is of another sweep, or of none.
@@ -90,7 +90,7 @@ class Folder:
     ]
 
   def _names(self) -> dict[str, str]:
-    """Returns the names of the folders of runs, by what ends them: identity."""
+    """Returns the names of runs' folders by identity, which is their suffix."""
     found = {
       path.parent.name
       for name in (LOG, 'manifest.json')
@@ -99,11 +99,11 @@ class Folder:
     return {name.rpartition('-')[2]: name for name in sorted(found)}
 
   def claim(self, runs: Sequence[Run]) -> list[Run]:
-    """Makes the folder this sweep's; returns runs as `check` does.
+    """Makes and locks the folder; returns the runs as `check` does.
 
     Raises:
-      OSError: If it cannot be made.
-      Busy: If another process sweeps here, and goes on; see `FolderLock`.
+      OSError: If the folder cannot be made.
+      Busy: If another process holds the lock for too long; see `FolderLock`.
       ValueError: As `check`.
     """
     self._path.mkdir(parents=True, exist_ok=True)
@@ -125,15 +125,15 @@ class Folder:
     return self._path.joinpath(*parts)
 
   def read(self, run: Run, name: str) -> dict[str, Any] | None:
-    """Returns the object in a JSON file of a run.
+    """Returns the object in a JSON file of a run, or None without one.
 
-    None without one, or if it is left of an interrupted write, which the log
-    says: nothing is known of such a run, and it has not ended.
+    Also returns None, and logs it, if the file is the rest of an interrupted
+    write: such a run has not ended.
     """
     return atomic.read_object(self.file(run.name, name))
 
   def state(self, run: Run) -> State:
-    """Returns what a run has come to by its own files."""
+    """Returns the outcome of a run, from its files."""
     summary = self.read(run, 'summary.json')
     if summary is None or summary.get('ended', 'interrupted') == 'interrupted':
       return State('unfinished')
@@ -144,12 +144,12 @@ class Folder:
     return State(status, ended)
 
   def ended(self, run: Run, code: int, began: int) -> State:
-    """Returns what a run has come to, whose process has ended.
+    """Returns the outcome of a run whose process has ended.
 
     Args:
-      run: Which one.
-      code: Of the process; negative: a signal.
-      began: Bytes of its log when the process started.
+      run: The run.
+      code: Exit code of the process; the negative number of a signal.
+      began: Bytes of the run's log when the process started.
     """
     state = self.state(run)
     if state.over or code == 0:
@@ -159,7 +159,7 @@ class Folder:
     return State('failed', '\n'.join([how, *last]))
 
   def last_lines(self, run: Run, began: int) -> list[str]:
-    """Returns the last lines of a run's log, from some byte on."""
+    """Returns the last lines of a run's log, from byte `began` on."""
     path = self.file(run.name, LOG)
     if not path.exists():
       return []
@@ -171,6 +171,6 @@ class Folder:
     return [line for line in lines if line][-_LINES:]
 
   def log_size(self, run: Run) -> int:
-    """Returns how many bytes a run's log has."""
+    """Returns the size of a run's log, bytes."""
     path = self.file(run.name, LOG)
     return path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""A sweep from its flags to its results."""
+"""Runs a sweep, from its flags to its results."""
 
 import os
 from collections.abc import Sequence
@@ -18,16 +18,17 @@ _FAILED = 1  # Exit code if any run did not finish.
 
 
 class Wanted(NamedTuple):
-  """What flags say, beside the config.
+  """Flags of a sweep, other than those of the config.
 
   Attributes:
     grid: Fields and values; None for those of the config's file.
     out: Folder of the sweep.
-    jobs: Runs at a time; 0 for as many as fit.
-    dry: Whether runs are only to be shown.
-    listed: File for the commands of what is left, to run nothing; or None.
-    submit: Of submitit: 'slurm', 'local', or None to run here.
-    submit_with: Its parameters, NAME=VALUE.
+    jobs: Number of concurrent runs; 0 for as many as fit.
+    dry: True to print the runs and run nothing.
+    listed: File to which the commands of the runs that are left are written,
+      to run nothing; or None.
+    submit: Executor of submitit, 'slurm' or 'local'; None to run here.
+    submit_with: Parameters of submitit, NAME=VALUE.
   """
 
   grid: str | None
@@ -43,8 +44,8 @@ def sweep(values: flags.FlagValues, wanted: Wanted) -> int:
   """Runs a sweep; returns the exit code.
 
   Args:
-    values: Flags, of which the config's are read.
-    wanted: What the others say.
+    values: Flags, of which those of the config are read.
+    wanted: The other flags.
 
   Raises:
     ValueError: If anything is wrong, before anything runs.
@@ -64,13 +65,13 @@ def swept(
   *,
   learn: bool,
 ) -> int:
-  """Runs these points; returns the exit code.
+  """Runs the points of a grid; returns the exit code.
 
   Args:
-    base: What the runs share.
-    points: What each has of its own.
-    wanted: What flags say; its grid is not read.
-    learn: Whether any has a model.
+    base: Config that the runs share.
+    points: Fields and values of each run.
+    wanted: Flags; `grid` is not read.
+    learn: True if any run has a model.
 
   Raises:
     ValueError: If anything is wrong, before anything runs.
@@ -110,14 +111,15 @@ def swept(
 
 
 def _divided(wanted: Wanted, runs: int, learn: bool) -> list[pool.Slot]:
-  """Returns what runs may use here; says so to all processes to be started.
+  """Returns the slots of runs here, and sets the environment of processes.
 
-  It is the same however many are left, as results depend on it in last bits.
+  The slots do not depend on the number of runs that are left, because the last
+  bits of results depend on the cores of a run.
   """
   jobs = pool.jobs_here(runs, wanted.jobs, learn=learn)
   given = pool.slots(jobs, learn=learn)
   if not wanted.submit:  # Other hosts have other cores.
-    own = dict(os.environ)  # What the user says stays.
+    own = dict(os.environ)  # The user's variables have precedence.
     path = {'PYTHONPATH': child.python_path()}
     os.environ.update(pool.environ(given, learn=learn) | own | path)
   return given
@@ -130,7 +132,7 @@ def _execute(
   display: Display,
   given: Sequence[pool.Slot],
 ) -> int:
-  """Runs what is left; returns the exit code of a signal, or 0."""
+  """Runs the runs that are left; returns the exit code of a signal, or 0."""
   if not left:
     return 0
   if wanted.submit:
@@ -155,7 +157,7 @@ def _execute(
 
 
 def _show(runs: list[Run], folder: Folder) -> int:
-  """Prints runs, with what they have come to and their commands."""
+  """Prints the outcome so far and the command of each run."""
   for run in runs:
     print(
       f'{run.name}  {folder.state(run).status}\n  {run.command(folder.out)}'
@@ -165,7 +167,7 @@ def _show(runs: list[Run], folder: Folder) -> int:
 
 
 def _list(path: str, left: list[Run], folder: Folder, results: Results) -> int:
-  """Writes the commands of what is left, and the results so far."""
+  """Writes the commands of the runs that are left, and the results so far."""
   lines = [f'{run.command(folder.out)}\n' for run in left]
   atomic.write(path, ''.join(lines))
   results.write()

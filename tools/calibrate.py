@@ -73,12 +73,12 @@ class Calibration(NamedTuple):
   """A cluster and a workload, as measured in a run.
 
   Attributes:
-    path: The run's folder.
-    config: The run's, for this cluster as a virtual one; without the paths of
-      the compute times and links.
+    path: Folder of the run.
+    config: Config of the run, for this cluster as a virtual one; without the
+      paths of the compute times and links.
     num_train: Examples of an epoch.
-    compute_s: Seconds that each worker computed, by iteration.
-    links: What was found out about them.
+    compute_s: Compute times of each worker by iteration, seconds.
+    links: Measured links.
   """
 
   path: pathlib.Path
@@ -89,7 +89,7 @@ class Calibration(NamedTuple):
 
   @property
   def size_bytes(self) -> int:
-    """Of a push and of a pull, or of what is summed."""
+    """Bytes of a push and of a pull, or of the vector that is allreduced."""
     return self.links.size_bytes
 
 

@@ -28,13 +28,13 @@ from tools.reading import records
 
 
 class Variant(NamedTuple):
-  """One row of the table.
+  """Scheme, reduction and learning-rate rule of a row of the table.
 
   Attributes:
-    name: What it is called.
+    name: Name of the row.
     scheme: As config.sync.name.
     reduction: As config.optimizer.reduction.
-    scales_rate: Whether the learning rate is multiplied by the number of
+    scales_rate: True if the learning rate is multiplied by the number of
       workers.
   """
 
@@ -243,10 +243,10 @@ def markdown(rows: Mapping[str, Mapping[str, str]]) -> str:
 
 @contextlib.contextmanager
 def compiled_once() -> Iterator[None]:
-  """Lets runs of this process share compiled programs, in a temporary folder.
+  """Shares compiled programs between runs, through a temporary folder.
 
-  To be entered before anything is compiled.  A cache that the user has named is
-  left as it is.
+  Enter the context before the first compilation.  It changes nothing if the
+  user has configured a compilation cache.
   """
   if jax.config.jax_compilation_cache_dir:
     yield

@@ -191,9 +191,9 @@ def compared(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-  """What tells, on stderr, what is going on: one line that changes.
+  """Yields a function that shows a text on stderr, in the place of the last.
 
-  Lines a second apart if it is no terminal.
+  If stderr is no terminal, the function prints lines, at most one per second.
   """
   terminal, told_s = sys.stderr.isatty(), -math.inf
 
@@ -214,7 +214,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
-  """The bytes to time, if any."""
+  """Returns the bytes to time, or None without --size."""
   if text is not None:
     return size_bytes(text)
   for flag, value in (('latency_us', latency_us), ('message_us', message_us)):
@@ -225,7 +225,7 @@ def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
 def _write(
   cluster: Cluster, packed: Forest, out: str | None, drawn: str | None
 ) -> None:
-  """Writes the files that are asked for, and says how to go on."""
+  """Writes the requested files, and prints their paths and the next steps."""
   if drawn is not None:
     text = dot.to_dot(cluster, packed)
     atomic.write(drawn, text)
@@ -239,7 +239,7 @@ def _write(
 
 
 def _check_folder(flag: str, path: str | None) -> None:
-  """Whether a file can be there, before time is spent on what it is for."""
+  """Raises ValueError unless the folder of a file exists; None passes."""
   if path is not None:
     there = pathlib.Path(path).parent.is_dir()
     require(there, flag, 'a file in a folder that exists', path)
@@ -260,7 +260,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-  """The rows, with the first column, and the second of three, aligned."""
+  """Returns rows as text, with the first two columns aligned."""
   first = max(len(row[0]) for row in rows)
   second = max((len(row[1]) for row in rows if len(row) == 3), default=0)
   lines = []

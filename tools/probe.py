@@ -81,20 +81,20 @@ _CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs/default.py'
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """What a process needs to take part.
+  """Settings of one process of a probe.
 
   Attributes:
-    hosts: How many there are.
-    rank: Which of them this one is.
-    leader: HOST:PORT where the first one listens.
+    hosts: Number of hosts.
+    rank: Index of this host.
+    leader: HOST:PORT where the process of rank 0 listens.
     address: IPv4 address of this host, to listen on.
-    security: Of the streams to the leader.
-    timeout_s: Silence of a process after which it counts as lost.
-    start_s: Until all have to be there.
-    seconds: For which each transfer is counted.
+    security: Credentials of the streams to the leader.
+    timeout_s: Silence of a process after which it counts as lost, seconds.
+    start_s: Seconds within which all processes must have connected.
+    seconds: Seconds for which each transfer is counted.
     streams: Connections of each transfer.
     tolerance: Relative error of rates.
-    out: The file.
+    out: File for the graph.
   """
 
   hosts: int
@@ -120,15 +120,15 @@ class Setup:
 
 
 def probe(setup: Setup) -> str:
-  """Takes part; writes the file, and prints it as tables, if it leads.
+  """Takes part in a probe; rank 0 also writes the file and prints tables.
 
   Returns:
-    Why it has ended too early, if another one leads; else ''.
+    Why the leader has ended the probe early, in any rank but 0; else ''.
 
   Raises:
-    Failure: If another process fails or is lost and this one leads.
+    Failure: If another process fails or is lost, in rank 0.
     TransportError: If the leader is lost.
-    OSError: If an address cannot be listened on, or the file not be written.
+    OSError: If listening on an address or writing the file fails.
   """
   with flows.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
@@ -173,7 +173,7 @@ def probe(setup: Setup) -> str:
 
 
 def describe(written: Mapping[str, Any]) -> str:
-  """Returns tables of what a file holds.
+  """Returns the content of a file as tables.
 
   Args:
     written: Content of the file.

@@ -36,15 +36,15 @@ _CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
 
 
 class Profile(NamedTuple):
-  """What was measured on a device.
+  """Measured times of batches on a device.
 
   Attributes:
-    device: Its name.
-    model: Its name, its fields and the data.
+    device: Name of the device.
+    model: Name of the model, its fields and the data.
     micro_batch: Largest batch that is computed at once, examples.
-    batches: Examples, ascending.
-    seconds: Median of each batch.
-    curve: Fitted.
+    batches: Sizes of the batches, examples, ascending.
+    seconds: Median time of each batch, seconds.
+    curve: Curve that is fitted to the times.
   """
 
   device: str
@@ -83,7 +83,7 @@ def measure(
     config: Names the model and the data; every field is checked.
     batches: Examples, ascending, at least three; () for a default, up to twice
       the largest micro-batch.
-    rounds: How often each is measured.
+    rounds: Number of measurements of each batch.
 
   Raises:
     ValueError: If an argument is wrong, or if times do not grow.

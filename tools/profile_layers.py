@@ -34,12 +34,12 @@ from outputs import atomic
 
 
 class Leaf(NamedTuple):
-  """A leaf of the gradient.
+  """Leaf of the gradient, with the time of its appearance.
 
   Attributes:
-    name: Its path in the parameters.
-    bytes: Of its numbers.
-    ready: Part of the iteration's time after which it is there: the median.
+    name: Path of the leaf in the parameters.
+    bytes: Size of the leaf, bytes.
+    ready: Median share of the iteration's time after which the leaf is ready.
   """
 
   name: str
@@ -48,13 +48,13 @@ class Leaf(NamedTuple):
 
 
 class Profile(NamedTuple):
-  """What was measured.
+  """Measured times at which the leaves of a gradient appear.
 
   Attributes:
-    model: Its name and the data.
-    batch: Examples.
-    seconds: Of an iteration, the median.
-    layers: In the order in which they appear.
+    model: Name of the model, and the data.
+    batch: Examples of the batch.
+    seconds: Median time of an iteration, seconds.
+    layers: Leaves, in the order in which they appear.
   """
 
   model: str
@@ -82,7 +82,7 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   Args:
     config: Names the model and the data; every field is checked.
     batch: Examples; None for config.batching.worker_batch.
-    rounds: How often each leaf is measured.
+    rounds: Number of measurements of each leaf.
 
   Raises:
     ValueError: If an argument is wrong, or there is no CPU to compute on.

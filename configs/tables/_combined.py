@@ -1,7 +1,7 @@
-"""What makes sense of when, how much, what and where; no entry.
+"""Combinations of scheme, batching, dtype and route to compare; no entry.
 
-Messages of 16 bits go with the routes and the schemes that are fastest in some
-cluster: they change when nothing else does.
+Half precision is combined only with the schemes, batchings and routes that are
+fastest on some cluster.
 """
 
 import ml_collections
@@ -19,7 +19,7 @@ _FIELDS = (
   'route.server.pipelined',
   'cluster.network.servers_in_workers',
 )
-_SERVED = (  # When, how much, pipelined; all in float32.
+_SERVED = (  # Scheme, batching, pipelined; all in float32.
   ('bsp', 'fixed', False),
   ('bsp', 'fixed', True),
   ('bsp', 'lb_bsp', False),
@@ -39,7 +39,7 @@ _SERVED_HALF = (
   ('asp', 'fixed', False),
   ('elastic', 'fixed', False),
 )
-_REDUCED = tuple(  # How much, where.
+_REDUCED = tuple(  # Batching, route.
   (batching, route)
   for batching in ('fixed', 'lb_bsp')
   for route in ('ring', 'double_tree', 'forest')
@@ -48,7 +48,7 @@ _REDUCED_HALF = ('fixed', 'ring'), ('fixed', 'forest'), ('lb_bsp', 'forest')
 
 
 def _values(dtype: str, served: tuple, reduced: tuple) -> list[str]:
-  """Returns values of the fields; what routes do not take is left out."""
+  """Returns values of the fields; fields without use in a route are empty."""
   return [
     *(f'{dtype} & {s} & {b} & server & 8 & {p} & True' for s, b, p in served),
     *(f'{dtype} & bsp & {b} & {r} & & &' for b, r in reduced),
@@ -66,13 +66,15 @@ _LINK_BPS = 2e7
 def config(
   slowdown: tuple[float, ...], links_Bps: tuple[float, ...]
 ) -> ml_collections.ConfigDict:
-  """Returns what the runs of a cluster of eight share.
+  """Returns the config that all runs on a cluster of eight workers share.
 
-  Servers, where there are any, are in the workers and have their links.
+  Parameter servers, if there are any, are on the workers' hosts and use their
+  links.
 
   Args:
-    slowdown: Of each worker.
-    links_Bps: Of each worker, both ways, or one of all.
+    slowdown: Slowdown of each worker.
+    links_Bps: Bandwidth of the workers' links in both directions, bytes per
+      second: one for each worker, or one for all.
   """
   made = _shared.digits(epochs=6.0)
   made.optimizer.learning_rate = 0.005
@@ -92,7 +94,7 @@ def of(
   dtype: str = 'float32',
   pipelined: bool = False,
 ) -> dict[str, object]:
-  """Returns what the records of a combination have."""
+  """Returns the fields that select the records of a combination."""
   return {
     'sync.name': sync,
     'batching.name': batching,
@@ -109,7 +111,7 @@ def less(
   field: str = TO,
   confirmed: tuple[float, float] = (0.0, 0.95),
 ) -> Claim:
-  """Returns the expectation that one combination takes less than another."""
+  """Returns the claim that a field, such as time, is less of `of` than `by`."""
   return Claim(
     text=text,
     source='ours: what docs/choosing.md advises',

@@ -1,7 +1,7 @@
-"""Workers whose connections a test drives byte by byte.
+"""Peers of an executor whose connections a test controls byte by byte.
 
-The formats are written out here once more, so that tests compare an executor
-with what its documentation says and not with its own code.
+This module repeats the frame and handshake formats, so that tests compare an
+executor with its documentation and not with its own code.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ _ROLES = {'listener': b'listener', 'client': b'client  '}
 
 
 class Fields(NamedTuple):
-  """A frame before it is packed.
+  """Fields of a frame.
 
   Attributes:
-    generation: Number of the membership.
-    iteration: Number of the sum.
-    layout: Code of the chunks.
+    generation: Number of the membership epoch.
+    iteration: Number of the allreduce.
+    layout: Code of the division into chunks.
     chunk: Number of the chunk.
     kind: UP, DOWN or LEFT.
-    dtype: 0 for float32.
+    dtype: Code of the numbers' type; 0 for float32.
     body: Bytes of the chunk.
   """
 
@@ -51,7 +51,7 @@ class Fields(NamedTuple):
   body: bytes
 
   def packed(self):
-    """Returns the bytes of the frame; all checksums are right."""
+    """Returns the bytes of the frame, with valid checksums."""
     fields = _HEADER.pack(
       self.generation,
       self.iteration,
@@ -67,7 +67,7 @@ class Fields(NamedTuple):
 
 
 def unpacked(data):
-  """Returns the whole frames at the beginning of some bytes."""
+  """Returns the fields of the complete frames at the beginning of `data`."""
   found, start = [], 0
   while len(data) - start >= HEADER_BYTES:
     generation, iteration, layout, chunk, size, kind, dtype, _ = (
@@ -85,20 +85,20 @@ def unpacked(data):
 
 
 class Peer:
-  """A worker without an executor.
+  """Worker without an executor, whose messages a test sends.
 
   Attributes:
-    index: Number of the worker.
+    index: Index of the worker.
     address: 'host:port' that an executor connects to.
-    received: Bytes that came over the connection of the current membership.
+    received: Bytes received from the executor in the current membership epoch.
   """
 
   def __init__(self, index, security=executors.OPEN):
-    """Listens.
+    """Creates a peer that listens for an executor.
 
     Args:
-      index: Number of the worker.
-      security: With a certificate for TLS, and no token.
+      index: Index of the worker.
+      security: Credentials without a token; with a certificate for TLS.
     """
     self.index = index
     self._contexts = links.contexts(security)
@@ -112,7 +112,7 @@ class Peer:
     self._base = self._sent_bytes = 0
 
   def meet(self, made, generation, own=0):
-    """Makes the connections from and to an executor."""
+    """Accepts the connection of an executor, and connects to it."""
     self.hang_up()
     self.accept()
     self.connect(made, generation, own)
@@ -121,7 +121,7 @@ class Peer:
     self._sent_bytes, self._base = 0, _received_bytes(made, self.index)
 
   def connect(self, made, generation, own=0):
-    """Connects to an executor, which lets us in later."""
+    """Connects to an executor, and sends the hello without its answer."""
     out = socket.create_connection(parts(made.address), executors.WAIT_S)
     self._keep(out)
     out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -135,7 +135,7 @@ class Peer:
     self._out = out
 
   def accept(self):
-    """Lets the executor in that connects."""
+    """Accepts the connection of an executor, and starts to receive."""
     own = self._keep(self._listener.accept()[0])
     own.settimeout(executors.WAIT_S)
     if context := self._contexts.listener:
@@ -155,25 +155,25 @@ class Peer:
     self._sent_bytes += len(data)
 
   def answer(self, data):
-    """Sends bytes on the connection that the executor sends on."""
+    """Sends bytes on the connection over which the executor sends frames."""
     self._in.sendall(data)
 
   def unread_bytes(self, made):
-    """Returns how many bytes that were sent the executor has not read."""
+    """Returns the number of sent bytes that the executor has not read."""
     return self._base + self._sent_bytes - _received_bytes(made, self.index)
 
   def settle(self, made):
-    """Waits until the executor has read what was sent, or reads no more."""
+    """Waits until the executor has read all sent bytes, `_SETTLE_S` at most."""
     end = time.monotonic() + _SETTLE_S
     while self.unread_bytes(made) and time.monotonic() < end:
       time.sleep(0.0005)
 
   def frames(self):
-    """Returns the whole frames that the executor has sent so far."""
+    """Returns the complete frames that the executor has sent so far."""
     return unpacked(bytes(self.received))
 
   def await_part(self, iteration, chunk):
-    """Waits until the executor has sent its part of a chunk."""
+    """Waits until the executor has sent its partial sum of a chunk."""
     executors.until(
       lambda: any(
         (f.iteration, f.chunk, f.kind) == (iteration, chunk, UP)
@@ -182,7 +182,7 @@ class Peer:
     )
 
   def hang_up(self):
-    """Closes the connections."""
+    """Closes the connections of the current membership epoch."""
     while self._open:
       sock = self._open.pop()
       with contextlib.suppress(OSError):
@@ -191,7 +191,7 @@ class Peer:
     self._in = self._out = None
 
   def close(self):
-    """Closes everything, and interrupts whoever waits for a connection."""
+    """Closes all sockets, and interrupts threads that wait for a connection."""
     self._closed = True
     self.hang_up()
     with contextlib.suppress(OSError):
@@ -207,13 +207,13 @@ class Peer:
 
 
 class Membership:
-  """An executor, of worker 0, among peers that a test drives.
+  """Executor of worker 0, with peers that a test controls.
 
   Attributes:
-    executor: The real one.
-    group: Of the members, without its generation.
-    peers: By worker index.
-    generation: Number of the current membership.
+    executor: The executor under test.
+    group: Group of the members; `form` sets its generation.
+    peers: Peers, by worker index.
+    generation: Number of the current membership epoch.
   """
 
   def __init__(
@@ -227,16 +227,16 @@ class Membership:
     rate_Bps=1,
     security=executors.OPEN,
   ):
-    """Connects nobody yet.
+    """Creates the peers, without connections.
 
     Args:
       made: Executor of worker 0.
       count: Number of workers.
-      size: Elements of a pool.
-      chunk_bytes: As given to the executor.
-      ranges: Of the pool; None for one.
-      rate_Bps: Of the forest; the smallest window at 1.
-      security: As given to the executor.
+      size: Number of elements of a gradient buffer (pool).
+      chunk_bytes: Bytes of a chunk, as given to the executor.
+      ranges: Buckets (ranges) of the buffer; None for a single one.
+      rate_Bps: Rate of the forest, bytes per second; 1 has the smallest window.
+      security: Credentials, as given to the executor.
     """
     self.executor, self.generation = made, 0
     self.peers = {index: Peer(index, security) for index in range(1, count)}
@@ -250,7 +250,7 @@ class Membership:
     self.program = program.program(roles, size, self.ranges)
 
   def form(self):
-    """Forms the next membership."""
+    """Forms the next membership epoch, and connects all peers."""
     self.generation += 1
     group = self.group._replace(generation=self.generation)
     failed = []
@@ -267,7 +267,7 @@ class Membership:
       raise AssertionError(failed)
 
   def chunks(self, *, root):
-    """Returns the chunks whose sum a worker makes."""
+    """Returns the numbers of the chunks of which worker `root` is the root."""
     trees = self._forest[0].trees
     names = self.group.names
     return [
@@ -277,13 +277,13 @@ class Membership:
     ]
 
   def fields(self, iteration, chunk, kind, numbers):
-    """Returns a frame as a peer should send it.
+    """Returns the fields of a valid frame of a peer.
 
     Args:
-      iteration: Number of the sum.
+      iteration: Number of the allreduce.
       chunk: Number of the chunk.
       kind: UP or DOWN.
-      numbers: float32 [size], the pool from which the chunk is taken.
+      numbers: Gradient buffer that contains the chunk, float32 [size].
     """
     start, stop = self.program.starts[chunk], self.program.stops[chunk]
     body = np.ascontiguousarray(numbers[start:stop], np.float32).tobytes()
@@ -291,7 +291,7 @@ class Membership:
     return Fields(self.generation, iteration, layout, chunk, kind, 0, body)
 
   def take_part(self, iteration, numbers, total):
-    """Has the only peer send its parts, and the sums that it makes."""
+    """Sends the only peer's parts, and the sums of chunks that it roots."""
     (peer,) = self.peers.values()
     for chunk in self.chunks(root=0):
       peer.send(self.fields(iteration, chunk, UP, numbers).packed())

@@ -1,4 +1,4 @@
-"""Labs whose hosts run what a test says, for as long as it says."""
+"""Labs (see `tools.lab`) that exist for the duration of a test."""
 
 import contextlib
 import pathlib
@@ -14,16 +14,16 @@ _LIMIT_S = 60.0
 
 @contextlib.contextmanager
 def started(hosts: int) -> Iterator[str]:
-  """Makes a lab, and removes it with all that still runs in it.
+  """Creates a lab; removes it at the end, with all processes in it.
 
   Args:
-    hosts: How many it has, host0 and so on.
+    hosts: Number of hosts, which are named host0, host1 and so on.
 
   Yields:
-    Its name, for `lab.command`.
+    The name of the lab, for `lab.command`.
 
   Raises:
-    RuntimeError: If there can be none.
+    RuntimeError: If this machine cannot have a lab.
   """
   argv = [sys.executable, '-m', 'tools.lab', f'--hosts={hosts}', '--', 'cat']
   pipe = subprocess.PIPE
@@ -36,10 +36,10 @@ def started(hosts: int) -> Iterator[str]:
     try:
       yield lab_test._name(line)
     finally:
-      process.stdin.close()  # Of cat, which ends then.
+      process.stdin.close()  # Ends `cat`, and thereby the lab.
       process.wait(_LIMIT_S)
 
 
 def why_not() -> str:
-  """Returns why this machine can have no lab; '' if it can."""
+  """Returns the reason why this machine cannot have a lab; '' if it can."""
   return lab_test._why_not()

@@ -1,4 +1,4 @@
-"""Processes that hold the lock of a folder, as a run does."""
+"""Processes that hold the lock of a folder, like a run."""
 
 import contextlib
 import pathlib
@@ -20,11 +20,14 @@ time.sleep(float(sys.argv[2]))
 
 @contextlib.contextmanager
 def held(folder: pathlib.Path, *, for_s: float = 600.0) -> Iterator[int]:
-  """Has another process hold a folder's lock; gives its number.
+  """Starts a process that holds a folder's lock, and kills it at the end.
 
   Args:
-    folder: Made if it is missing.
-    for_s: Seconds, after which it ends.
+    folder: Folder; created if it is missing.
+    for_s: Seconds after which the process ends by itself.
+
+  Yields:
+    The ID of the process.
   """
   folder.mkdir(parents=True, exist_ok=True)
   words = [sys.executable, '-S', '-c', _HOLD, str(folder / '.lock'), str(for_s)]

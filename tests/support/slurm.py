@@ -1,10 +1,11 @@
-"""A SLURM of two hosts on this machine, for tests: its real programs, in a lab.
+"""Runs the real programs of SLURM on two hosts of a lab, for tests.
 
-Each host of a lab (`tools.lab`) runs two nodes: one of the partition `cpu`, and
-one of the partition `gpu`, whose GPUs are empty files.  The controller is on
-host0.  Nodes have names of their network eth0, and a second network ib0, which
-no name stands for.  Everything is in a folder of its own, authentication too:
-nothing of a SLURM or munge of this machine is used or changed.
+Each host of the lab (`tools.lab`) has two nodes: one of the partition `cpu`,
+and one of the partition `gpu`, whose GPUs are empty files.  The controller runs
+on host0.  The names of nodes resolve to addresses of the network eth0; no name
+resolves to those of the second network, ib0.  All files are in one temporary
+folder, including those of authentication: a SLURM or munge of this machine is
+neither used nor changed.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from tests.support import labs
 from tools import lab
 
 HOSTS = ('host0', 'host1')
-SECOND = '172.31.7'  # The network ib0.
+SECOND = '172.31.7'  # Prefix of the addresses in the network ib0.
 _PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
 _START_S = 60.0
-_GPUS = 4  # Of each node of their partition; empty files.
-_CPUS = 16  # Of each node, whatever the machine has.
+_GPUS = 4  # GPUs of each node of the partition `gpu`; empty files.
+_CPUS = 16  # CPUs of each node, independent of the machine.
 _CONF = """
 ClusterName=lab
 SlurmctldHost=host0(10.213.0.1)
@@ -57,7 +58,7 @@ _NODE += f'Port={{port}} CPUs={_CPUS} RealMemory=2000 State=UNKNOWN'
 
 
 def why_not() -> str:
-  """Returns why this machine can have no such SLURM; '' if it can."""
+  """Returns the reason why this machine cannot run SLURM; '' if it can."""
   missing = [
     each for each in _PROGRAMS if shutil.which(each, path=_path()) is None
   ]
@@ -67,15 +68,15 @@ def why_not() -> str:
 
 
 class Slurm:
-  """The cluster.
+  """SLURM cluster of a lab.
 
   Attributes:
-    folder: Of its files and logs.
-    name: Of its lab.
+    folder: Folder of SLURM's files and logs.
+    name: Name of the lab.
   """
 
   def __init__(self, folder: pathlib.Path, name: str):
-    """Starts nothing; see `started`."""
+    """Creates the object of a cluster that `started` starts."""
     self.folder, self.name = folder, name
 
   def run(
@@ -89,16 +90,16 @@ class Slurm:
     """Runs a command on host0, which may start jobs.
 
     Args:
-      argv: The command.
-      cwd: Its folder.
-      environ: Variables beside those of this process.
-      limit_s: Seconds that it may take.
+      argv: Words of the command.
+      cwd: Working directory of the command.
+      environ: Environment variables to add to those of this process.
+      limit_s: Time limit of the command, seconds.
 
     Returns:
-      Its code and, in `stdout`, all that it has written.
+      The exit code of the command and, in `stdout`, all of its output.
 
     Raises:
-      subprocess.TimeoutExpired: If it takes longer.
+      subprocess.TimeoutExpired: If the command takes longer.
     """
     own = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': _path()}
     return subprocess.run(
@@ -113,7 +114,7 @@ class Slurm:
     )
 
   def logs(self) -> str:
-    """Returns the ends of all logs of SLURM's own programs."""
+    """Returns the last 3000 characters of each log of SLURM's programs."""
     parts = [
       f'{path.name}:\n{path.read_text(errors="replace")[-3000:]}'
       for path in sorted(self.folder.glob('*.log'))
@@ -123,12 +124,15 @@ class Slurm:
 
 @contextlib.contextmanager
 def started() -> Iterator[Slurm]:
-  """Starts a lab and SLURM in it, and ends them.
+  """Starts a lab and SLURM in it; ends both at the end.
+
+  Yields:
+    The SLURM cluster.
 
   Raises:
-    RuntimeError: If it does not start; has its logs.
+    RuntimeError: If SLURM does not start; includes its logs.
   """
-  # Short, as sockets are in it.
+  # In /tmp, because the paths of sockets must be short.
   folder = pathlib.Path(tempfile.mkdtemp(prefix='slurm-', dir='/tmp'))
   with contextlib.ExitStack() as stack:
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -139,12 +143,12 @@ def started() -> Iterator[Slurm]:
 
 
 def _path() -> str:
-  """Returns PATH with the folders that have daemons."""
+  """Returns PATH with the folders of daemons."""
   return os.environ['PATH'] + ':/usr/sbin:/sbin'
 
 
 def _configure(slurm: Slurm) -> None:
-  """Writes the files of SLURM, and gives hosts their second network."""
+  """Writes the files of SLURM, and adds the network ib0 to the hosts."""
   folder = slurm.folder
   folder.chmod(0o755)
   lines = [_CONF.format(folder=folder)]
@@ -162,7 +166,7 @@ def _configure(slurm: Slurm) -> None:
   (folder / 'gres.conf').write_text(
     f'NodeName=gpu[0-1] Name=gpu File={folder}/gpu[0-{_GPUS - 1}]\n'
   )
-  # Nothing is bound by it; hosts of a lab see no file system of control groups.
+  # No resource is limited: hosts of a lab have no cgroup file system.
   (folder / 'cgroup.conf').write_text('CgroupPlugin=cgroup/v1\n')
   (folder / 'state').mkdir()
   key = folder / 'munge.key'
@@ -179,7 +183,7 @@ def _configure(slurm: Slurm) -> None:
 
 
 def _start(slurm: Slurm, stack: contextlib.ExitStack) -> None:
-  """Starts the programs, and waits until all nodes are idle."""
+  """Starts SLURM's programs, and waits until all nodes are idle."""
   folder = slurm.folder
   munged = ['munged', '--foreground', '--force']
   for option, file in (
@@ -216,7 +220,7 @@ def _start(slurm: Slurm, stack: contextlib.ExitStack) -> None:
 
 
 def _idle(slurm: Slurm) -> int:
-  """Returns how many nodes are idle."""
+  """Returns the number of idle nodes."""
   argv = ['sinfo', '--noheader', '--Node', '--format=%t']
   done = slurm.run(argv, cwd=slurm.folder, environ={}, limit_s=_START_S)
   return done.stdout.split().count('idle')

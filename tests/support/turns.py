@@ -1,7 +1,8 @@
-"""Tuned batches in R2SP's round robin: a scheme and a batching, nothing else.
+"""Simulates a scheme with a batching, such as R2SP with tuned batches.
 
-An event loop of computing and transfers that take given times, for tests of
-thousands of iterations.  There are no parameters and no network.
+An event loop advances computations and transfers of given durations, fast
+enough for tests of thousands of iterations.  It has no parameters and no
+network.
 """
 
 import dataclasses
@@ -17,12 +18,12 @@ from sync.scheme import Push, Scheme
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """How long iterations take: fixed + batch * per example, and transfers.
+  """Durations of the phases of iterations, without jitter.
 
   Attributes:
-    per_example_s: Float [num_workers], seconds of computing of each example.
-    transfer_s: Float [num_workers], seconds of pull and push.
-    fixed_s: Seconds of computing that no example adds to.
+    per_example_s: Float [num_workers], compute time per example, seconds.
+    transfer_s: Float [num_workers], time of pull and push, seconds.
+    fixed_s: Compute time that does not depend on the batch, seconds.
   """
 
   per_example_s: Sequence[float]
@@ -30,14 +31,14 @@ class Times:
   fixed_s: float = 0.0
 
   def compute_s(self, worker: int, examples: float) -> float:
-    """Returns the seconds that a worker computes, without jitter."""
+    """Returns the compute time of a worker's batch, seconds."""
     return self.fixed_s + examples * self.per_example_s[worker]
 
   def equal(self, worker_batch: int) -> np.ndarray:
-    """Returns the batches with which all end with the slowest worker.
+    """Returns the batches with which all workers take the slowest one's time.
 
     Args:
-      worker_batch: Initial batch, which the slowest one keeps.
+      worker_batch: Initial batch, which the slowest worker keeps.
 
     Returns:
       Float [num_workers], examples.
@@ -58,26 +59,28 @@ def simulated(
   scheme: Scheme | None = None,
   changes: dict[int, Times] | None = None,
 ) -> np.ndarray:
-  """Returns the batch of every iteration.
+  """Simulates a run; returns the batch of every iteration.
 
   Args:
-    batching: Is told of each iteration, and keeps what it learns.
-    times: Of iterations without jitter.
-    sigma: Of the lognormal jitter of computing, whose mean is 1.
-    iterations: Of each worker.
-    seed: Of the jitter.
-    scheme: Says who may continue; R2SP with the config's defaults by default.
-    changes: Other times, by the iteration that all workers must have ended.
+    batching: Batching under test, which observes each iteration.
+    times: Durations of the phases of iterations, without jitter.
+    sigma: Sigma of the lognormal factor of compute times, whose mean is 1.
+    iterations: Number of iterations of each worker.
+    seed: Seed of the jitter.
+    scheme: Scheme that releases workers; None for R2SP with the config's
+      defaults.
+    changes: Durations that replace `times`, by the number of iterations that
+      all workers have completed at the replacement.
 
   Returns:
-    Int [iterations, num_workers], examples, by iteration of each worker.
+    Int [iterations, num_workers], batch of each worker's iterations, examples.
   """
   count, changes = len(times.transfer_s), dict(changes or {})
   scheme = scheme or r2sp.make(num_workers=count, relaxation=0.8, smoothing=0.1)
   rng = np.random.default_rng(seed)
   jitter = rng.lognormal(-(sigma**2) / 2, sigma, (iterations + 1, count))
   sizes = np.zeros((iterations + 1, count), dtype=np.int64)
-  ended = [0] * count  # Iterations of each worker.
+  ended = [0] * count  # Completed iterations of each worker.
   pushed_at: list[float | None] = [None] * count
   computed_s, transferred_s = [0.0] * count, [0.0] * count
   ends: list[tuple[float, int]] = []  # Time, worker.

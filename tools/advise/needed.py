@@ -1,9 +1,10 @@
-"""How many more examples than BSP a combination needs to an accuracy: measured.
+"""Measured examples to an accuracy of combinations, relative to BSP.
 
-From the runs of the ledger's combinations: eight workers on three clusters,
-several seeds.  A run's examples to the accuracy are its time to it times its
-examples per second; each is divided by those of BSP with equal batches and
-float32, of the same cluster and seed, so that what differs is the combination.
+The measurements are those of the ledger of `reproduce.py`: eight workers on
+three clusters, with several seeds.  A run's examples to the accuracy are its
+time to the accuracy times its examples per second.  They are divided by those
+of BSP with equal batches and float32 on the same cluster and with the same
+seed, so that only the combination differs.
 """
 
 import json
@@ -16,13 +17,13 @@ from typing import Any, NamedTuple
 FOLDER = pathlib.Path(__file__).parents[2] / 'results'
 SOURCES = ('combined_equal', 'combined_links', 'combined_workers')
 _TO = 'time_to.0.93'
-# Needs curves; its steps are the larger, the less equal a cluster is, so that
-# what it needed in others says little; diverges.
+# In this order: needs curves; has larger steps the less equal a cluster is, so
+# that measurements on other clusters say little; diverges.
 _SKIPPED = ('lb_bsp_gpu', 'r2sp', 'r2sp_released')
 
 
 class Combination(NamedTuple):
-  """When, how much, what and where.
+  """Scheme, batching, dtype and route of a run.
 
   Attributes:
     sync: As config.sync.name.
@@ -65,18 +66,17 @@ class Needed(NamedTuple):
 
   @property
   def used(self) -> float:
-    """What predictions use: that stale gradients help is not believed."""
+    """Ratio for predictions: at least 1, as no gain by staleness is assumed."""
     return max(1.0, self.median)
 
 
 def measured(folder: pathlib.Path = FOLDER) -> dict[Combination, Needed]:
-  """Returns what the ledger's combinations needed, by combination.
+  """Returns the measured ratios of the ledger's combinations, by combination.
 
-  Where something travels changes no update, so that runs over all routes count
-  for each of them.
+  A ratio is over the runs of all routes, because a route changes no update.
 
   Raises:
-    ValueError: If results are missing or not understood; names the file.
+    ValueError: If results are missing or have another format; names the file.
   """
   ratios: dict[tuple[str, ...], list[float]] = {}
   stale: dict[tuple[str, ...], list[float]] = {}
@@ -123,5 +123,5 @@ def _of(record: Mapping[str, Any]) -> Combination:
 
 
 def _examples(record: Mapping[str, Any]) -> float:
-  """Returns how many examples a run took to the accuracy."""
+  """Returns the examples of a run until the accuracy; inf if never reached."""
   return (record.get(_TO) or math.inf) * record['examples_per_s']

@@ -1,4 +1,4 @@
-"""What a page is made of: folders of runs, of sweeps, and of stored results."""
+"""Reads the content of a page from folders of runs, sweeps and results."""
 
 import csv
 import math
@@ -12,13 +12,13 @@ from configs import cells
 from tools.reading import records
 from tools.reading.records import RunRecord
 
-_MOST = 40  # Runs that are shown closely; others have a row alone.
+_MOST = 40  # Runs that are shown in detail; others have only a row.
 _RESULTS, _LEDGER = 'results.csv', 'RESULTS.md'
 _ALWAYS = (
   *('seed', 'sync.name', 'batching.name', 'wire.name', 'route.name'),
   'cluster.workers',
 )
-# Columns that are seen at first, beside what runs differ in.
+# Columns that are shown at first, beside the fields in which runs differ.
 _SUMMARY = (
   *('final_accuracy', 'time_s', 'iterations', 'updates', 'waiting_share'),
   *('staleness_mean', 'goodput'),
@@ -27,14 +27,14 @@ _NAMED = ('run', 'status', 'ended')
 
 
 class Table(NamedTuple):
-  """Rows that can be sorted and filtered.
+  """Table whose rows a reader can sort and filter.
 
   Attributes:
-    title: What they are.
-    columns: Names.
-    seen: Columns that are seen at first.
-    rows: A text, number, bool or None for each column.
-    runs: For each row its place in the page's runs; None without any.
+    title: Heading of the table.
+    columns: Names of the columns.
+    seen: Names of the columns that are shown at first.
+    rows: Rows, each with a text, number, bool or None per column.
+    runs: For each row the index of its run in the page's runs, or None.
   """
 
   title: str
@@ -45,11 +45,11 @@ class Table(NamedTuple):
 
 
 class Content(NamedTuple):
-  """All that a page shows.
+  """Content of a page: its tables and the runs that it shows in detail.
 
   Attributes:
-    tables: In order.
-    runs: Names and records of the runs that are shown closely.
+    tables: Tables, in the order of the page.
+    runs: Names and records of the runs that are shown in detail.
   """
 
   tables: Sequence[Table]
@@ -57,7 +57,7 @@ class Content(NamedTuple):
 
 
 def read(folders: Iterable[str | pathlib.Path]) -> Content:
-  """Returns what the folders hold.
+  """Returns the content of the folders.
 
   A folder with results.csv is that of a sweep, one with RESULTS.md that of
   stored results, any other that of a run.
@@ -66,8 +66,8 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
     folders: At least one.
 
   Raises:
-    ValueError: If one is none of them, holds nothing, or is of a run that has
-      not ended; names it.
+    ValueError: If a folder is none of these, is empty, or holds a run that has
+      not ended; names the folder.
     OSError: If a file cannot be read.
   """
   tables: list[Table] = []

@@ -1,4 +1,4 @@
-"""Reads what the files of a run say, also of one that goes on or broke."""
+"""Reads the files of a run, even while it runs or after it has crashed."""
 
 import json
 import pathlib
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# What is told of these is for no scheme.
+# Rows of events.jsonl that are no events of a scheme.
 _LINKS = 'links'
-_KEPT = ('forgot', 'recalled')  # What workers have not sent of gradients.
+_KEPT = ('forgot', 'recalled')  # Residuals of workers.
 DRIFT = 'drift'  # Replicas that differed from the reference.
 _SHOWN = 64  # Workers whose spans are read, at most.
 _WINDOW = 16  # Iterations of a mean worker whose spans are read.
@@ -21,13 +21,13 @@ _NO_SUMMARY = {'ended': None, 'staleness': {}, 'worker_seconds': {}}
 
 
 class Span(NamedTuple):
-  """A worker's phase.
+  """Time that a worker spent in one phase.
 
   Attributes:
-    worker: Which worker.
-    phase: Such as 'compute'.
-    start: Virtual seconds.
-    end: Virtual seconds.
+    worker: Index of the worker.
+    phase: Name of the phase, such as 'compute'.
+    start: Start of the phase, seconds on the run's clock.
+    end: End of the phase, seconds on the run's clock.
   """
 
   worker: int
@@ -37,19 +37,20 @@ class Span(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-  """What the pictures need of one run.
+  """Record of one run, read from its files, for pictures and tables.
 
   Attributes:
-    path: Its folder.
-    config: As manifest.json has it.
-    rows: Of metrics.jsonl.
-    ended: 'finished' or what else summary.json says; None without one.
-    staleness: Applied pushes by staleness, versions; none without a summary.
-    seconds: Worker seconds by phase, if any; none without a summary.
-    window: Virtual seconds from and to which `spans` show.
-    workers: Whose spans they are.
-    spans: All of these workers that overlap the window.
-    summary: All that summary.json holds; None without one.
+    path: Folder of the run.
+    config: Config, from manifest.json.
+    rows: Rows of metrics.jsonl.
+    ended: 'finished', or another `ended` of summary.json; None without one.
+    staleness: Applied pushes by staleness, versions; empty without a summary.
+    seconds: Worker seconds by phase, where not 0; empty without a summary.
+    window: Start and end of the interval of `spans`, seconds on the run's
+      clock.
+    workers: Indices of the workers that have `spans`.
+    spans: All spans of these workers that overlap the window.
+    summary: Content of summary.json; None without one.
   """
 
   path: pathlib.Path
@@ -65,17 +66,17 @@ class RunRecord(NamedTuple):
 
 
 def load(path: str | pathlib.Path) -> RunRecord:
-  """Returns a run as its files have it.
+  """Returns the record of a run.
 
-  Without summary.json, which every end but a kill leaves, files may be missing
-  and their last lines cut off.
+  Without summary.json, which every run writes unless it is killed, files may be
+  missing and their last lines may be cut off.
 
   Args:
     path: Folder of a run.
 
   Raises:
-    ValueError: If there is no run, or if a file is broken; names the file, what
-      was expected and what came.
+    ValueError: If there is no run, or if a file is broken; names the file, the
+      expected content and the content.
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
@@ -102,7 +103,7 @@ def load(path: str | pathlib.Path) -> RunRecord:
 
 
 def read_summary(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns what summary.json holds, or None if there is none.
+  """Returns the content of summary.json, or None without one.
 
   Args:
     path: Folder of a run.
@@ -118,14 +119,14 @@ def read_summary(path: pathlib.Path) -> dict[str, Any] | None:
 def window(
   rows: Sequence[Mapping[str, Any]], workers: int
 ) -> tuple[float, float]:
-  """Returns from and to when a run is looked at closely, virtual seconds.
+  """Returns start and end of the interval to show in detail, seconds.
 
-  It is the middle of what has been measured: `_WINDOW` iterations of a mean
-  worker, or everything if there are fewer.
+  The interval is the middle of the measured time: `_WINDOW` iterations of a
+  mean worker, or all of the time if there are fewer.
 
   Args:
-    rows: Of metrics.jsonl.
-    workers: Their number.
+    rows: Rows of metrics.jsonl.
+    workers: Number of workers.
   """
   if not rows or not rows[-1]['iterations']:
     return 0.0, 0.0
@@ -152,7 +153,7 @@ def config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def has_events(run: RunRecord) -> bool:
-  """Returns whether a run wrote down what its scheme was told."""
+  """Returns whether a run wrote its scheme's events."""
   return _keeps(run.config, 'events')
 
 
@@ -164,11 +165,11 @@ def _keeps(config: Mapping[str, Any], output: str) -> bool:
 def events(
   path: pathlib.Path, *, kept: bool = False
 ) -> Iterator[dict[str, Any]]:
-  """Yields what a run's scheme was told and said, in order.
+  """Yields the events of a run's scheme with its decisions, in order.
 
   Args:
     path: Folder of a run.
-    kept: Whether to yield, too, whose rest of gradients was lost or is back.
+    kept: True to yield also the rows of residuals that were lost or recovered.
 
   Raises:
     ValueError: If a line is broken; names file and line.
@@ -181,7 +182,7 @@ def events(
 
 
 def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields what was found out about links, of which no scheme is told.
+  """Yields the rows about links, which are no events of a scheme.
 
   Arguments and errors are those of `events`.
   """

@@ -1,7 +1,8 @@
-"""Computes runs again whose workers have summed among themselves.
+"""Recomputes allreduce runs from their records.
 
-Every push is computed from the version before, and those of an iteration are
-summed as the executors did, after the conversation that the wire has them hold.
+Each push is recomputed from the version before it.  The pushes of an iteration
+are then summed in the order of the executors, after the codec's multi-round
+allreduce, if it has one.
 """
 
 import functools
@@ -36,12 +37,12 @@ _ROUNDING = 2.0**-23  # Of a float32.
 
 
 class Comparison(NamedTuple):
-  """Parameters of a run beside the same computed again.
+  """Difference between the parameters of a run and recomputed ones.
 
   Attributes:
-    apart: By how much they differ at most.
-    tolerance: By how much they may.
-    why: They may.
+    apart: Largest absolute difference.
+    tolerance: Largest absolute difference that is allowed.
+    why: Reason for the tolerance.
   """
 
   apart: float
@@ -52,18 +53,18 @@ class Comparison(NamedTuple):
 def compared(
   path: pathlib.Path, config: ConfigDict, learned: Learning, wire: Wire
 ) -> Comparison:
-  """Returns how near a run's parameters are to the same again.
+  """Returns the difference between a run's parameters and recomputed ones.
 
   Args:
     path: Folder of the run.
-    config: Of what was learned, and its route.
-    learned: What was.
-    wire: What travelled.
+    config: Config of the run.
+    learned: Model and data of the run.
+    wire: Codecs of the run.
 
   Raises:
-    ValueError: If it is not recorded how it has summed, or there is no
-      checkpoint; says what was expected.
-    OSError: If the run cannot be read.
+    ValueError: If the run has no record of how it summed, or no checkpoint;
+      says what was expected.
+    OSError: If a file of the run cannot be read.
   """
   importlib.import_module(f'sync.{config.sync.name}')  # Its class is in there.
   saved = _saved(path)
@@ -86,7 +87,7 @@ def compared(
 
 
 class _Again:
-  """A lead whose events come from a record, its learner, and its journal."""
+  """Coordinator (lead) driven by recorded events, with its learner."""
 
   finished = False
 
@@ -129,12 +130,12 @@ class _Again:
     self._lead.attach(release=lambda k: None, wake_at=lambda at: None)
 
   def __getattr__(self, name: str) -> Any:
-    """Returns what a journal does, which is nothing."""
+    """Returns a function that does nothing, for any method of a journal."""
     return lambda *args, **named: None
 
   @property
   def version(self) -> int:
-    """Updates applied."""
+    """Number of updates applied."""
     return self.learner.version
 
   @property
@@ -143,7 +144,7 @@ class _Again:
     return [self.learner.scaling] if self.learner.scaling else []
 
   def form(self, generation: Generation) -> None:
-    """Workers sum as a generation from here on."""
+    """Sets the membership epoch (generation) that the workers sum in."""
     planned, wire = generation.planned, self._wire
     route = self._config.route
     lay = functools.partial(
@@ -171,7 +172,7 @@ class _Again:
     self._gradient = self._learned.streaming(self._pool, overlap=False)
 
   def tell(self, row: Mapping[str, Any]) -> None:
-    """Lets happen what a row says."""
+    """Passes the event of a row of events.jsonl to the coordinator (lead)."""
     told, time = row['told'], row['time']
     if told == 'start':
       if self._before:
@@ -217,10 +218,10 @@ class _Again:
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool
   ) -> None:
-    """Does nothing: the push is there."""
+    """Does nothing: `_push` has stored the push."""
 
   def commit(self, update: int) -> bool:
-    """Applies what was pushed, unless something is not finite."""
+    """Applies the sum of the pushes if it is finite; returns whether it did."""
     del update
     pushed, self._pushed = self._pushed, {}
     vectors = {worker: vector for worker, (vector, _) in pushed.items()}
@@ -255,7 +256,7 @@ def _until(
   wire: Wire,
   version: int,
 ) -> _Again:
-  """Returns who has gone through a run again, up to a version."""
+  """Returns the coordinator after the recorded events up to a version."""
   again, generation = None, None
   for row in records.every(path):
     if row['told'] == 'links':
