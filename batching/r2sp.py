@@ -43,6 +43,7 @@ from typing import ClassVar, NamedTuple
 
 from batching import batching
 from batching.batching import Done
+from batching.independent import IndependentBatches
 from sync import scheme
 
 _MARGIN = 2.0  # Standard errors beyond the range of equal workers.
@@ -96,16 +97,12 @@ class Sums(NamedTuple):
 
 
 @dataclasses.dataclass
-class R2spTuning:
+class R2spTuning(IndependentBatches):
   """State of R2SP's batch tuning.
 
   Attributes:
-    worker_batch: Initial batch of each worker, examples.
     window: Iterations that each worker completes from one tuning to the next.
     history: Number of windows that are averaged, the last ones.
-    most: Int [num_workers], upper bounds of the batches; [] for no bound.
-    members: Workers that are alive.
-    sizes: Int [num_workers], current batches, examples.
     completed: Int [num_workers], iterations in the current window.
     first: Bool [num_workers], True if the next iteration is left out.
     current: [num_workers], sums over the current window.
@@ -118,21 +115,12 @@ class R2spTuning:
   barrier: ClassVar[bool] = False
   changes: ClassVar[bool] = True
 
-  worker_batch: int
   window: int
   history: int
-  most: list[int]
-  members: scheme.Members
-  sizes: list[int]
   completed: list[int]
   first: list[bool]
   current: list[Sums]
   windows: list[list[Sums]]
-
-  @property
-  def largest(self) -> int | None:
-    """Upper bound of all batches, examples; None without a bound."""
-    return max(self.most, default=None)
 
   def observe(self, done: Done) -> None:
     """Records an iteration, and tunes all batches when a window ends."""
@@ -142,16 +130,6 @@ class R2spTuning:
     self.completed[done.worker] += 1
     if self.completed[done.worker] >= self.window and self._all_completed():
       self._end_window()
-
-  def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the current batch of each worker."""
-    for worker in workers:
-      batching.check_living(self.members, worker)
-    return {worker: self.sizes[worker] for worker in workers}
-
-  def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest of the living's batches."""
-    return batching.summed(self.sizes[worker] for worker in self._living())
 
   def leave(self, worker: int) -> None:
     """Removes the worker and its measurements from the tuning."""
@@ -195,12 +173,8 @@ class R2spTuning:
     )
     self.current[worker] = self.current[worker].plus(iteration)
 
-  def _living(self) -> list[int]:
-    states = enumerate(self.members.state)
-    return [worker for worker, state in states if state != scheme.GONE]
-
   def _all_completed(self) -> bool:
-    return all(self.completed[each] >= self.window for each in self._living())
+    return all(self.completed[each] >= self.window for each in self.living)
 
   def _end_window(self) -> None:
     """Ends the current window, tunes all batches and begins a window."""
@@ -224,7 +198,7 @@ class R2spTuning:
 
   def _totals(self) -> dict[int, Sums]:
     """Returns the sums of each living worker over all windows."""
-    totals = dict.fromkeys(self._living(), Sums())
+    totals = dict.fromkeys(self.living, Sums())
     for window in self.windows:
       for worker, total in totals.items():
         totals[worker] = total.plus(window[worker])

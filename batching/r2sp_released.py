@@ -23,22 +23,19 @@ from typing import ClassVar
 
 from batching import batching
 from batching.batching import Done
+from batching.independent import IndependentBatches
 from sync import scheme
 
 
 @dataclasses.dataclass
-class R2spReleased:
+class R2spReleased(IndependentBatches):
   """State of R2SP's batch tuning as released.
 
   Attributes:
-    worker_batch: Initial batch of each worker, examples.
     window: Iterations of a worker from one tuning to the next.
     recent: Number of waiting times that are averaged, the last of a window.
     threshold: Share of an iteration's time that the mean waiting time must
       exceed, 0..1.
-    most: Int [num_workers], upper bounds of the batches; [] for no bound.
-    members: Workers that are alive.
-    sizes: Int [num_workers], current batches, examples.
     speeds: Float [num_workers], examples per second over the last window, or
       over the first iteration before the first window ends; NaN before that.
     seen: Iterations of the current window, by worker.
@@ -49,20 +46,11 @@ class R2spReleased:
   barrier: ClassVar[bool] = False
   changes: ClassVar[bool] = True
 
-  worker_batch: int
   window: int
   recent: int
   threshold: float
-  most: list[int]
-  members: scheme.Members
-  sizes: list[int]
   speeds: list[float]
   seen: list[list[Done]]
-
-  @property
-  def largest(self) -> int | None:
-    """Upper bound of all batches, examples; None without a bound."""
-    return max(self.most, default=None)
 
   def observe(self, done: Done) -> None:
     """Records an iteration, and tunes the batch when a window ends."""
@@ -78,21 +66,6 @@ class R2spReleased:
     if full:
       self._tune(worker, seen)
       self.seen[worker] = []
-
-  def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the current batch of each worker."""
-    for worker in workers:
-      batching.check_living(self.members, worker)
-    return {worker: self.sizes[worker] for worker in workers}
-
-  def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest of the living's batches."""
-    living = [
-      size
-      for size, state in zip(self.sizes, self.members.state, strict=True)
-      if state != scheme.GONE
-    ]
-    return batching.summed(living)
 
   def leave(self, worker: int) -> None:
     """Removes the worker, and resets its batch and measurements."""
