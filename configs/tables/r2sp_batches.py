@@ -39,6 +39,23 @@ def _equal(worker: int) -> float:
   return 1 / _SLOWDOWN[worker]
 
 
+def _of_table(name: str, prefix: str, source: str) -> tuple[Claim, ...]:
+  """Returns a claim for each batch of table II, tuned by one of the rules."""
+  return tuple(
+    Claim(
+      text=f'{prefix}batch that is tuned, of {_SPEEDS[_KINDS[worker]]} '
+      'examples/s',
+      source=source,
+      mark='found',
+      paper=paper,
+      measure=Measure(f'batch.{worker}', _of(name)),
+      confirmed=near(paper, 0.1),
+      shape=near(paper, 0.3),
+    )
+    for worker, paper in _TUNED.items()
+  )
+
+
 ENTRY = Entry(
   family='R2SP',
   title='Table II: batches for unequal workers',
@@ -49,18 +66,7 @@ ENTRY = Entry(
   differs='speeds are taken from table II: what its arithmetic gives is '
   'compared',
   claims=(
-    *(
-      Claim(
-        text=f'batch that is tuned, of {_SPEEDS[_KINDS[worker]]} examples/s',
-        source='R2SP, table II',
-        mark='found',
-        paper=paper,
-        measure=Measure(f'batch.{worker}', _of('r2sp')),
-        confirmed=near(paper, 0.1),
-        shape=near(paper, 0.3),
-      )
-      for worker, paper in _TUNED.items()
-    ),
+    *_of_table('r2sp', '', 'R2SP, table II'),
     Claim(
       text='examples per second, batches tuned over equal',
       source='R2SP, table II',
@@ -85,18 +91,8 @@ ENTRY = Entry(
       for sigma in _JITTERS
       for worker in _TUNED
     ),
-    *(
-      Claim(
-        text=f'as released: batch that is tuned, of {_SPEEDS[_KINDS[worker]]} '
-        'examples/s',
-        source="R2SP, table II, authors' code",
-        mark='found',
-        paper=paper,
-        measure=Measure(f'batch.{worker}', _of('r2sp_released')),
-        confirmed=near(paper, 0.1),
-        shape=near(paper, 0.3),
-      )
-      for worker, paper in _TUNED.items()
+    *_of_table(
+      'r2sp_released', 'as released: ', "R2SP, table II, authors' code"
     ),
     *(
       Claim(

@@ -162,17 +162,21 @@ class NoiseTest(parameterized.TestCase):
 
 
 class ChangeTest(parameterized.TestCase):
-  def test_a_batch_shrinks_when_its_worker_slows_down(self):
-    before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
-    after = _times([2.0, 1.0, 2.0, 3.0], [0.01] * 4)
-    sizes = turns.simulated(
+  def _changed(self, before, after, *, seed):
+    """Returns sizes of 600 iterations, of which the last 300 have new times."""
+    return turns.simulated(
       _tuning(4),
       before,
       sigma=0.1,
       iterations=600,
-      seed=0,
+      seed=seed,
       changes={300: after},
     )
+
+  def test_a_batch_shrinks_when_its_worker_slows_down(self):
+    before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
+    after = _times([2.0, 1.0, 2.0, 3.0], [0.01] * 4)
+    sizes = self._changed(before, after, seed=0)
     np.testing.assert_allclose(sizes[299], before.equal(_BATCH), rtol=0.15)
     self.assertLess(sizes[325, 0], 0.8 * sizes[299, 0])
     np.testing.assert_allclose(sizes[420], after.equal(_BATCH), rtol=0.15)
@@ -181,14 +185,7 @@ class ChangeTest(parameterized.TestCase):
   def test_who_becomes_the_slowest_has_its_initial_batch_again(self):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([6.0, 1.0, 2.0, 3.0], [0.01] * 4)
-    sizes = turns.simulated(
-      _tuning(4),
-      before,
-      sigma=0.1,
-      iterations=600,
-      seed=1,
-      changes={300: after},
-    )
+    sizes = self._changed(before, after, seed=1)
     self.assertEqual(sizes[400, 0], _BATCH)
     np.testing.assert_allclose(sizes[420], after.equal(_BATCH), rtol=0.15)
 

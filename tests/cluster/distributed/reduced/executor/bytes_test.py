@@ -89,6 +89,15 @@ class _Case(executors.TestCase):
     reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(pool, numbers.sum(0))
 
+  def _check_refused(self, membership, data, split, numbers):
+    """Checks that worker 1 is blamed for bytes of which some come early."""
+    peer = membership.peers[1]
+    peer.send(data[:split])
+    peer.settle(membership.executor)
+    _, reduction = self._begin(membership, 0, numbers)
+    peer.send(data[split:])
+    self._check_damaged(reduction, 1)
+
   def _check_damaged(self, reduction, worker):
     with self.assertRaises(Damaged) as raised:
       reduction.wait(executors.WAIT_S)
@@ -125,14 +134,9 @@ class PartsTest(_Case):
     whole = HEADER_BYTES + _CHUNK_BYTES
     for split in [*range(0, HEADER_BYTES, 7), *range(HEADER_BYTES, whole + 1)]:
       membership.form()
-      peer = membership.peers[1]
       fields = membership.fields(0, chunk, UP, numbers[1])
       data = _UP_FAULTS[name](fields).packed()
-      peer.send(data[:split])
-      peer.settle(membership.executor)
-      _, reduction = self._begin(membership, 0, numbers)
-      peer.send(data[split:])
-      self._check_damaged(reduction, 1)
+      self._check_refused(membership, data, split, numbers)
     self._check_sound(membership)
 
   def test_a_second_part_of_a_chunk_is_refused_wherever_it_is_split(self):
@@ -141,13 +145,8 @@ class PartsTest(_Case):
     numbers = self._numbers(membership)
     for split in range(0, 2 * (HEADER_BYTES + _CHUNK_BYTES) + 1, 3):
       membership.form()
-      peer = membership.peers[1]
       data = 2 * membership.fields(0, chunk, UP, numbers[1]).packed()
-      peer.send(data[:split])
-      peer.settle(membership.executor)
-      _, reduction = self._begin(membership, 0, numbers)
-      peer.send(data[split:])
-      self._check_damaged(reduction, 1)
+      self._check_refused(membership, data, split, numbers)
     self._check_sound(membership)
 
   def test_parts_of_the_next_sum_may_come_within_this_one(self):
