@@ -15,6 +15,7 @@ import numpy as np
 import data.stream
 from batching import fixed
 from cluster import lead
+from cluster.distributed import reception as reception_
 from cluster.distributed import roles
 from cluster.distributed.faults import Faults
 from cluster.distributed.pace import Deadlines, Jobs
@@ -93,6 +94,10 @@ class Lead:
     self.servers = []
     self._members = []
     self._closing = contextlib.ExitStack()
+    # A test that waits for too long fails; the process of the tests goes on.
+    self._closing.enter_context(
+      mock.patch.object(reception_, 'exit_hung', self._hung)
+    )
     self._begun = threading.Event()
     self._parts = directory or pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
@@ -229,11 +234,27 @@ class Lead:
     )
     return self._pool.submit(worker)
 
+  def _hung(self, doing, still_s):
+    del doing, still_s
+    for member in self._members:
+      member.close()
+
   def member(self, index, **fields):
     """Returns the streams of a worker, without one behind them."""
-    member = Worker(self.address, index, **fields)
+    member = Worker(self.address, index, self.during, **fields)
     self._members.append(member)
     return member
+
+  def during(self, task):
+    """Lets the lead work until a function in another thread has returned.
+
+    Before the run begins, it is called in this thread.
+    """
+    if not self._begun.is_set():
+      return task()
+    done = self._pool.submit(task)
+    self.until(done.done)
+    return done.result()
 
   def begin(self, state=None):
     """Starts the run, once all are there, or goes on from a state."""
@@ -272,7 +293,8 @@ class Lead:
 class Worker:
   """The streams of a worker, without a worker behind them."""
 
-  def __init__(self, address, index, process=PROCESS):
+  def __init__(self, address, index, during, process=PROCESS):
+    self._during = during
     hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
     self.control = connect(address, hello, Security(), 10.0)
     welcome = self.control.receive().header
@@ -284,6 +306,9 @@ class Worker:
     self.control.send({'ready': True})
 
   def pull(self):
+    self._during(self._pull)
+
+  def _pull(self):
     self._sizes = []
     for stream in self._streams:
       message = stream.receive()

@@ -1,6 +1,7 @@
 """Tests for ranks: one process holds one, and another of that rank waits."""
 
 import contextlib
+import functools
 import itertools
 import signal
 import threading
@@ -242,7 +243,7 @@ class ServersTest(_TestCase):
     self.assertRegex(greeting['held'], held)
     other = lead.host(1, process=_OTHER, start_s=0.5)
     with self.assertRaisesRegex(Unmendable, 'Server 1 gives up: ' + held):
-      other.result(timeout=leads.START_S)
+      lead.during(functools.partial(other.result, timeout=leads.START_S))
     if not begun:
       lead.begin()
     lead.until(lambda: lead.ledger.iterations >= 10)
