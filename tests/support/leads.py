@@ -72,6 +72,7 @@ class Lead:
     kept=lambda: None,
     dedicated=True,
     reserved=types.MappingProxyType({}),
+    exits=False,
   ):
     """Starts to wait for all.
 
@@ -89,15 +90,16 @@ class Lead:
       kept: As of the runtime.
       dedicated: As of the reception.
       reserved: As of the reception.
+      exits: Whether a lead that hangs exits its process, as a real one does.
     """
     self._learner = learner
     self.servers = []
     self._members = []
     self._closing = contextlib.ExitStack()
-    # A test that waits for too long fails; the process of the tests goes on.
-    self._closing.enter_context(
-      mock.patch.object(reception_, 'exit_hung', self._hung)
-    )
+    if not exits:  # A test that waits for too long fails, and no other does.
+      self._closing.enter_context(
+        mock.patch.object(reception_, 'exit_hung', self._hung)
+      )
     self._begun = threading.Event()
     self._parts = directory or pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)

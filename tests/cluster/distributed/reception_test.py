@@ -176,7 +176,7 @@ class MembersTest(parameterized.TestCase):
 
   def test_a_lead_that_does_not_go_on_ends_its_process(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))
-    lead = self._lead(start_s=_STARTING_S)
+    lead = self._lead(exits=True, start_s=_STARTING_S)
     lead.member(0)
     lead.begin()
     lead.step_for(0.1)
@@ -187,7 +187,7 @@ class MembersTest(parameterized.TestCase):
 
   def test_so_does_one_whose_checkpoint_hangs(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))
-    lead = self._lead(start_s=_STARTING_S)
+    lead = self._lead(exits=True, start_s=_STARTING_S)
     lead.member(0)
     lead.begin()
     lead.jobs.begin('a checkpoint')
