@@ -243,17 +243,12 @@ class Lead:
 
   def member(self, index, **fields):
     """Returns the streams of a worker, without one behind them."""
-    member = Worker(self.address, index, self.during, **fields)
+    member = Worker(self.address, index, **fields)
     self._members.append(member)
     return member
 
   def during(self, task):
-    """Lets the lead work until a function in another thread has returned.
-
-    Before the run begins, it is called in this thread.
-    """
-    if not self._begun.is_set():
-      return task()
+    """Lets the lead work until a function in another thread has returned."""
     done = self._pool.submit(task)
     self.until(done.done)
     return done.result()
@@ -295,8 +290,7 @@ class Lead:
 class Worker:
   """The streams of a worker, without a worker behind them."""
 
-  def __init__(self, address, index, during, process=PROCESS):
-    self._during = during
+  def __init__(self, address, index, process=PROCESS):
     hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
     self.control = connect(address, hello, Security(), 10.0)
     welcome = self.control.receive().header
@@ -308,9 +302,6 @@ class Worker:
     self.control.send({'ready': True})
 
   def pull(self):
-    self._during(self._pull)
-
-  def _pull(self):
     self._sizes = []
     for stream in self._streams:
       message = stream.receive()

@@ -117,7 +117,7 @@ class WorkersTest(_TestCase):
     old.push()  # It goes on.
     old.beat(['compute', 0, 1])
     lead.until(lambda: lead.ledger.lost)
-    new.pull()
+    lead.during(new.pull)
     new.push()
     lead.until(lambda: lead.ledger.iterations >= 1)
     self.assertEqual(lead.ledger.iterations, 1)
@@ -146,8 +146,7 @@ class WorkersTest(_TestCase):
 
     lead.until(lost)
     new = lead.member(0, process=_ONE)
-    lead.step_for(0.1)
-    new.pull()
+    lead.during(new.pull)
     new.push()
     lead.until(lambda: lead.ledger.iterations == 1)
     self.assertEqual(lead.reception.members[0].life, 1)
