@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,8 @@ from cluster.transport.heart import LOST, STOPPED, Unmendable
 from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import named
+from learning import placement
+from learning.learning import Learner
 from route.route import Served
 from wire.flat import check_servers, pieces, share
 
@@ -230,21 +232,8 @@ class ServedSite(Process):
   def _server(
     self, index: int, report: Report, greeting: Mapping[str, Any]
   ) -> Server:
-    params, stats = self._flat.initial(index)
-    make = self.parts.learned.learner
-    if self._plan.pipelined:
-      servers = self._plan.servers
-      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
-      count = pieces(servers, push_bytes)
-      learner = Pieces(make, params, wire=self.parts.wire, count=count)
-    else:
-      learner = make(params, stats)
-    held: dict[int, Any] = {}
-    if greeting['restore'] is not None:
-      states = sharded.read_servers(self._directory, *greeting['restore'])
-      state = share(states, self._flat.sizes, index)
-      held = state.pop('held')
-      learner.restore(state)
+    with placement.on_cpu():
+      learner, held = self._share(index, greeting['restore'])
     return Server(
       index,
       learner=learner,
@@ -257,6 +246,33 @@ class ServedSite(Process):
       ),
       report=report,
     )
+
+  def _share(
+    self, index: int, restore: Sequence[int] | None
+  ) -> tuple[Learner | Pieces, dict[int, Any]]:
+    """Returns the learner of a server's share, and the versions it holds.
+
+    Args:
+      index: Rank of the server.
+      restore: Number of a checkpoint and of the servers in it, to resume from;
+        None to start from scratch.
+    """
+    params, stats = self._flat.initial(index)
+    make = self.parts.learned.learner
+    if self._plan.pipelined:
+      servers = self._plan.servers
+      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
+      count = pieces(servers, push_bytes)
+      learner = Pieces(make, params, wire=self.parts.wire, count=count)
+    else:
+      learner = make(params, stats)
+    if restore is None:
+      return learner, {}
+    states = sharded.read_servers(self._directory, *restore)
+    state = share(states, self._flat.sizes, index)
+    held = state.pop('held')
+    learner.restore(state)
+    return learner, held
 
   def _before_save(self, index: int, step: int) -> None:
     who = f'server:{index}'
