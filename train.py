@@ -168,7 +168,7 @@ def _run(
   journal = Journal(
     milestones=milestones,
     holder=site.holder,
-    evaluate=learned.evaluate,
+    evaluate=site.evaluate,
     files=files,
     console=console,
     later=site.later,

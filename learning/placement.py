@@ -21,7 +21,7 @@ def keep_cpu() -> None:
   JAX_PLATFORMS=cuda leaves the CPU out, which servers and predictors need.  The
   first platform remains the default.  Does nothing once JAX has started.
   """
-  platforms = jax.config.jax_platforms
+  platforms = _platforms()
   if platforms and _CPU not in platforms.split(','):
     jax.config.update('jax_platforms', f'{platforms},{_CPU}')
 
@@ -33,7 +33,7 @@ def use_cpu_only() -> None:
 
 def is_cpu_only() -> bool:
   """Returns whether JAX starts, or has started, without accelerators."""
-  return jax.config.jax_platforms == _CPU
+  return _platforms() == _CPU
 
 
 def has_accelerator() -> bool:
@@ -50,13 +50,18 @@ def on_cpu() -> contextlib.AbstractContextManager[None]:
   return jax.default_device(_cpu())
 
 
+def _platforms() -> str:
+  """Returns JAX's platforms, with commas between; '' if they are not chosen."""
+  return jax.config.jax_platforms or ''  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _cpu() -> jax.Device:
   keep_cpu()
   try:
     return jax.local_devices(backend=_CPU)[0]
   except RuntimeError as error:
-    platforms = jax.config.jax_platforms
+    platforms = _platforms()
     raise ValueError(
       f"JAX_PLATFORMS: expected 'cpu' among them, got {platforms!r}."
     ) from error

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from cluster.distributed.faults import Kind, Phase
 from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.served import checkpoints as sharded
+from cluster.distributed.served.evaluation import Evaluator, RemoteEvaluation
 from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
@@ -36,7 +37,7 @@ from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import named
 from learning import placement
-from learning.learning import Learner
+from learning.learning import Evaluation, Learner
 from route.route import Served
 from wire.flat import check_servers, pieces, share
 
@@ -97,6 +98,16 @@ class ServedSite(Process):
         **self._checkpoint,
       )
 
+  @functools.cached_property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions, in the coordinator's process."""
+    own = self.parts.learned.evaluate
+    if own is None or not self._plan.dedicated:
+      return own
+    return RemoteEvaluation(
+      own, settings=self.settings, deadlines=self.deadlines
+    )
+
   @property
   def leads(self) -> bool:
     """True if the coordinator is in this process."""
@@ -116,6 +127,8 @@ class ServedSite(Process):
       deadlines=self.deadlines,
       **self._of_reception,
     )
+    if isinstance(self.evaluate, RemoteEvaluation):
+      self.evaluate.attach(reception)
     return ServedRuntime(
       lead=lead,
       orders=self.holder,
@@ -165,7 +178,21 @@ class ServedSite(Process):
       lead=lead,
       settings=self.settings,
       hung=self._hung,
+      evaluator=self._evaluator(),
     )
+
+  def _evaluator(self) -> Evaluator | None:
+    """Returns an evaluator, if the coordinator has no accelerator as this has.
+
+    It has none where servers have processes of their own.
+    """
+    learned = self.parts.learned
+    if not self._plan.dedicated or learned.evaluate is None:
+      return None
+    if not placement.has_accelerator():
+      return None
+    like = learned.params, learned.stats
+    return Evaluator(learned.evaluate, like, self.settings)
 
   def _hung(self, said: str) -> None:
     """Exits the process of a worker that hangs, unless others need it.
