@@ -37,6 +37,16 @@ def environment(
   return own
 
 
+def inherited() -> dict[str, str]:
+  """Returns the variables of a process that has this one's kind of devices.
+
+  The CPU; the fake accelerator if all tests have it (see `tests/conftest.py`).
+  """
+  if os.environ.get('SYNCOPATE_FAKE_GPU'):
+    return {'PYTHONPATH': f'{FOLDER}{os.pathsep}{_ROOT}', 'JAX_PLATFORMS': ''}
+  return {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+
+
 @dataclasses.dataclass
 class Client:
   """One client of JAX in one process.

@@ -158,7 +158,13 @@ def _run_hidden():
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get('SYNCOPATE_FAKE_GPU'):
+def _is_installed():
+  return any(
+    type(each).__name__ == _AfterImport.__name__ for each in sys.meta_path
+  )
+
+
+if os.environ.get('SYNCOPATE_FAKE_GPU') and not _is_installed():
   sys.meta_path.insert(
     0,
     _AfterImport(
@@ -168,4 +174,5 @@ if os.environ.get('SYNCOPATE_FAKE_GPU'):
       }
     ),
   )
-_run_hidden()
+if __name__ == 'sitecustomize':
+  _run_hidden()
