@@ -1,53 +1,14 @@
 """Tests that need a GPU: `pytest -m gpu`, or `make gpu`, runs them."""
 
-import json
-import pathlib
-import tempfile
-
 import jax
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
 from learning import build, digest, placement
-from outputs import stores
 from tests.support import accelerators, small
 
 pytestmark = pytest.mark.gpu
-
-
-def _main(**fields):
-  """Runs main.py on JAX's default device; returns the folder of the run."""
-  folder = pathlib.Path(tempfile.mkdtemp(), 'run')
-  words = [f'--config={_config(**fields)}']
-  done = small.python('main.py', *words, f'--workdir={folder}', **_own())
-  if done.returncode:
-    raise AssertionError(done.stderr)
-  return folder
-
-
-def _config(**fields):
-  """Returns the file of a small config."""
-  path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
-  path.write_text(
-    'from tests.support import small\n'
-    f'def get_config(): return small.config(**{fields!r})\n'
-  )
-  return path
-
-
-def _own():
-  """Returns the variables of a process whose default device is this one's."""
-  return accelerators.inherited() | {'JAX_PLATFORMS': ''}
-
-
-def _digest(folder):
-  """Returns the digest of the arrays of a virtual run's newest checkpoint."""
-  step = stores.steps(folder / 'checkpoints')[-1]
-  tree = stores.read(folder / 'checkpoints' / str(step))
-  arrays = sorted(name for name in tree if name.startswith('array'))
-  assert arrays, list(tree)
-  return digest.digest({name: tree[name] for name in arrays})
 
 
 class GradientTest(parameterized.TestCase):
@@ -80,15 +41,10 @@ class GradientTest(parameterized.TestCase):
 
 class RunTest(absltest.TestCase):
   def test_equal_runs_have_equal_digests_and_accounts(self):
-    fields = {'epochs': 1.0, 'checkpoint__every_examples': 96}
-    folders = [_main(**fields) for _ in range(2)]
-    one, other = map(_digest, folders)
-    self.assertEqual(one, other)
-    summaries = [
-      small.timeless(json.loads((folder / 'summary.json').read_text()))
-      for folder in folders
-    ]
-    self.assertEqual(*summaries)
+    (one, account), (other, again) = (small.trained() for _ in range(2))
+    states = [run.runtime.lead.holder.learner.state() for run in (one, other)]
+    self.assertEqual(*map(digest.digest, states))
+    self.assertEqual(small.timeless(account), small.timeless(again))
 
 
 class PlaceTest(absltest.TestCase):
@@ -101,7 +57,9 @@ class PlaceTest(absltest.TestCase):
       'cpu = jax.local_devices(backend="cpu")[0]; '
       'print(jax.numpy.ones(2).devices() == {cpu})'
     )
-    done = small.python('-c', code, **_own())
+    done = small.python(
+      '-c', code, **accelerators.inherited() | {'JAX_PLATFORMS': ''}
+    )
     self.assertEqual(done.stdout.split(), ['True'] * 3, done.stderr)
 
 
