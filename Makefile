@@ -5,7 +5,7 @@ DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test slurm compare lint bench peers soak docs clean
+.PHONY: train test slurm gpu compare lint bench peers soak docs clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -15,6 +15,9 @@ test: .venv/dev
 
 slurm: .venv/dev
 	$(BIN)/python -m pytest -m slurm
+
+gpu: .venv/dev
+	$(BIN)/python -m pytest -m gpu
 
 compare: .venv/run
 	$(BIN)/python -m tools.compare --config=configs/compare.py:$(DATA) --out=runs/compare$(if $(filter-out digits,$(DATA)),-$(DATA))

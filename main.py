@@ -53,7 +53,11 @@ def _run(process: dict[str, str]) -> None:
   """Trains; an error that may pass ends the process with LOST."""
   config = _CONFIG.value
   build = functools.partial(
-    train.build, config, workdir=_WORKDIR.value, process=process
+    train.build,
+    config,
+    workdir=_WORKDIR.value,
+    process=process,
+    own_process=True,
   )
   try:
     run = transient.retry(

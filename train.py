@@ -28,7 +28,7 @@ from configs.checks import require
 from configs.sections import Choose, made, named
 from data.dataset import Dataset
 from learning import build as learning
-from learning import compilations
+from learning import compilations, placement
 from learning.learning import Learning
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -51,6 +51,7 @@ def build(
   task: 'Task | None' = None,
   dataset: Dataset | None = None,
   process: Mapping[str, str] | None = None,
+  own_process: bool = False,
 ) -> Run | Site:
   """Returns the run that a config describes, or this process's part in it.
 
@@ -63,6 +64,8 @@ def build(
     dataset: Replaces the one that config.data names.
     process: Which one of a distributed run this is: what `roles.find` takes as
       role and lead, as far as the environment does not say it.
+    own_process: Whether this process trains no model in another run: if this
+      run has none, JAX then starts without accelerators.
 
   Raises:
     ValueError: If anything about the config is wrong; names the field, what
@@ -80,7 +83,10 @@ def build(
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
   with files.given_back():
-    run, described = _made(config, own, learn, manifest, files, process or {})
+    run, described = _made(
+      *(config, own, learn, manifest, files, process or {}),
+      own_process=own_process,
+    )
   if isinstance(run, Run):
     run.checkpoints.check('scheme, task', run.runtime.state())
     run.files.claim(described)
@@ -117,14 +123,19 @@ def _made(
   describe: Callable[..., Mapping[str, Any]],
   files: RunFiles,
   process: Mapping[str, str],
+  *,
+  own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
   """Returns the run, or this process's part in it, and what describes it."""
   choose = _checked(config, own)
+  placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or made(
     'sync', choose, num_workers=config.cluster.workers
   )
   wire = made('wire', choose)
   plan = _plan(config, choose, scheme, wire)
+  if own_process and not _uses_accelerators(config, plan):
+    placement.use_cpu_only()
   place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
   meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)
@@ -157,7 +168,7 @@ def _run(
   journal = Journal(
     milestones=milestones,
     holder=site.holder,
-    evaluate=learned.evaluate,
+    evaluate=site.evaluate,
     files=files,
     console=console,
     later=site.later,
@@ -215,6 +226,13 @@ def _plan(
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
   return plan
+
+
+def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
+  """Returns whether workers compute on accelerators, or XLA sums on them."""
+  real = config.cluster.runtime == 'distributed'
+  native = isinstance(plan, Reduced) and plan.forest is None
+  return config.model.name != 'none' or (real and native)
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cluster.distributed.reduced import handover
+from cluster.distributed import handover
 from cluster.transport.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 from batching.batching import Batching
 from cluster.lead import Lead
 from cluster.speed.speed import Speed
-from learning.learning import Holder, Learning
+from learning.learning import Evaluation, Holder, Learning
 from outputs.files import RunFiles
 from route.route import Plan
 from wire.codec import Wire
@@ -139,6 +139,7 @@ class Site(Protocol):
     clock: What times are.
     holder: Of the learner.
     checkpoints: Of the run.
+    evaluate: Gives the accuracy of a version; None if nothing is learned.
     later: Calls a function in another thread, where time goes on meanwhile;
       None to call it at once.
   """
@@ -147,6 +148,7 @@ class Site(Protocol):
   clock: Literal['real', 'virtual']
   holder: Holder
   checkpoints: Saving
+  evaluate: Evaluation | None
   later: Callable[[Callable[[], Any]], Future] | None
 
   def runtime(self, lead: Lead) -> Runtime:

@@ -102,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
       bound=given.bound,
     )
     with tempfile.TemporaryDirectory() as folder:
-      rows[scheme] = row(train.build(made, workdir=f'{folder}/run')())
+      rows[scheme] = row(
+        train.build(made, workdir=f'{folder}/run', own_process=True)()
+      )
   print('scheme  ', *(column.rjust(12) for column in _COLUMNS))
   for scheme, cells in rows.items():
     print(scheme.ljust(8), *(cell.rjust(12) for cell in cells))

@@ -51,13 +51,7 @@ class TaskEvaluation:
   def __call__(self, params: Any, stats: Any) -> dict[str, float]:
     """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
     right = [
-      self._right(
-        params,
-        stats,
-        padded(self._inputs[start : start + self._batch], self._batch),
-        padded(self._targets[start : start + self._batch], self._batch),
-        np.int32(min(self._batch, len(self._targets) - start)),
-      )
+      self._of_batch(params, stats, start)
       for start in range(0, len(self._targets), self._batch)
     ]
     total = len(self._targets)
@@ -65,6 +59,21 @@ class TaskEvaluation:
       name: sum(float(count[name]) for count in right) / total
       for name in right[0]
     }
+
+  def warm_up(self, params: Any, stats: Any) -> None:
+    """Compiles the evaluation of versions like this one."""
+    jax.block_until_ready(self._of_batch(params, stats, 0))
+
+  def _of_batch(self, params: Any, stats: Any, start: int) -> Any:
+    """Returns how many examples of a batch are right, by name."""
+    stop = start + self._batch
+    return self._right(
+      params,
+      stats,
+      padded(self._inputs[start:stop], self._batch),
+      padded(self._targets[start:stop], self._batch),
+      np.int32(min(self._batch, len(self._targets) - start)),
+    )
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""

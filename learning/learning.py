@@ -215,6 +215,9 @@ class Evaluation(Protocol):
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""
 
+  def warm_up(self, params: Any, stats: Any) -> None:
+    """Compiles the evaluation of versions like this one."""
+
 
 class Learning(Protocol):
   """All that a run needs to know of what it learns.

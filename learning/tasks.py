@@ -16,6 +16,7 @@ from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
 from learning import optimizer as optimizers
+from learning import placement
 from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
@@ -150,14 +151,17 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       flip=config.data.flip,
       input_shape=dataset.input_shape,
     )
-  model = made(
-    'model',
-    choose,
-    input_shape=dataset.input_shape,
-    num_classes=dataset.num_classes,
-    seed=config.seed,
-    dtype=jnp.dtype(config.precision.dtype),
-  )
+  # Drawn on the CPU, so that a seed means the same on all devices, as nearly as
+  # processors agree; and no copy of them stays in an accelerator's memory.
+  with placement.on_cpu():
+    model = made(
+      'model',
+      choose,
+      input_shape=dataset.input_shape,
+      num_classes=dataset.num_classes,
+      seed=config.seed,
+      dtype=jnp.dtype(config.precision.dtype),
+    )
   with named(f'config.model.{config.model.name}'):
     return classification(model, dataset.prepare, augment, top=top)
 

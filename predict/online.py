@@ -18,6 +18,7 @@ Everything that is kept between calls is in NumPy arrays, so that a copy of the
 state goes on bit for bit.  What is compiled is compiled by `make`.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -143,8 +144,7 @@ class Online:
   def _advance(self, windows: np.ndarray, gains: np.ndarray) -> np.ndarray:
     """Fits the network to samples and returns what it expects, float64 [n]."""
     batches = (self.fitting.steps, self.fitting.minibatch)
-    # Too small to be worth a trip to an accelerator.
-    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    with _on_cpu():
       weights, expected = _fit_and_predict(
         self.shape,
         self.fitting,
@@ -209,7 +209,8 @@ def make(
   predictor.check_share('averaging', averaging)
   if not 0 <= decay < 1:
     raise ValueError(f'decay: expected 0 <= decay < 1, got {decay!r}.')
-  params = _parameters(shape, seed)
+  with _on_cpu():
+    params = _parameters(shape, seed)
   made = Online(
     shape=shape,
     fitting=Fitting(steps, minibatch, learning_rate, decay, averaging),
@@ -230,6 +231,11 @@ def make(
   )
   _compile(made)
   return made
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[None]:
+  """Returns a context for networks that are too small for an accelerator."""
+  return jax.default_device(jax.local_devices(backend='cpu')[0])
 
 
 def _compile(made: Online) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 import train
@@ -13,11 +12,6 @@ from sweeps import plan
 
 # Parts of a run that its config does not describe: none.
 _OWN = dict.fromkeys(('scheme', 'task', 'dataset'))
-
-
-def on_cores() -> None:
-  """Leaves accelerators to the runs: nothing is computed here."""
-  jax.config.update('jax_platforms', 'cpu')
 
 
 def checked(line: tuple[str, ...]) -> plan.Checked:

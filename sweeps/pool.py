@@ -209,9 +209,9 @@ def _server() -> multiprocessing.context.ForkServerContext:
 
 def _begin_checking() -> None:
   child.bound()
-  from sweeps import checking
+  from learning import placement
 
-  checking.on_cores()
+  placement.use_cpu_only()
 
 
 def _checked(line: tuple[str, ...]) -> Checked:

@@ -1,10 +1,23 @@
-"""Settings of every test: nothing is compiled twice, one thread for NumPy."""
+"""Settings of every test: devices, nothing compiled twice, one NumPy thread.
+
+Tests, and the processes that they start, compute on the CPU, whatever the host
+has.  `pytest -m gpu` runs those that need a GPU, on it.  If the environment has
+SYNCOPATE_FAKE_GPU=1, all tests have the fake accelerator of `tests/support` as
+JAX's default device.
+"""
 
 import atexit
 import os
+import pathlib
+import runpy
 import shutil
 import signal
 import tempfile
+
+import pytest
+
+_FAKE = pathlib.Path(__file__).parent / 'support/fake_gpu'
+_GPU = 'SYNCOPATE_TESTS_GPU'  # Set in a run of the tests that need one.
 
 # All that tests leave is in one folder, which goes with the process that has
 # made it.  Workers of one test run inherit it.
@@ -25,3 +38,31 @@ os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 for _number in (signal.SIGINT, signal.SIGHUP):
   if signal.getsignal(_number) == signal.SIG_IGN:
     signal.signal(_number, lambda *_: None)
+
+
+def pytest_configure(config):
+  """Chooses JAX's devices, before it is imported."""
+  if config.option.markexpr == 'gpu':
+    os.environ[_GPU] = '1'
+    # Processes that tests start share the GPU with this one.
+    os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+  if os.environ.get('SYNCOPATE_FAKE_GPU'):
+    os.environ.pop('JAX_PLATFORMS', None)
+    os.environ['CUDA_VISIBLE_DEVICES'] = ''  # Real ones take no part.
+    runpy.run_path(str(_FAKE / 'sitecustomize.py'))  # Here; then in others.
+    paths = [str(_FAKE), os.environ.get('PYTHONPATH')]
+    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
+  elif _GPU not in os.environ:
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+
+
+def pytest_runtest_setup(item):
+  """Skips tests that need a GPU where JAX computes on none."""
+  if item.get_closest_marker('gpu') is None:
+    return
+  if not {_GPU, 'SYNCOPATE_FAKE_GPU'} & os.environ.keys():
+    pytest.skip('needs a GPU: `pytest -m gpu` (make gpu) runs it')
+  import jax
+
+  if jax.default_backend() == 'cpu':
+    pytest.skip('needs a GPU, and JAX sees none')

@@ -71,7 +71,7 @@ _MAY = {
     'train'
   ),
   'sweep': 'configs outputs.transient sweeps',
-  'sweeps': 'configs outputs train',
+  'sweeps': 'configs learning.placement outputs train',
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '

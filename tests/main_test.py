@@ -16,7 +16,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from configs import default
-from tests.support import locks, processes, small
+from tests.support import accelerators, locks, processes, small
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIMIT_S = 100.0
@@ -55,7 +55,7 @@ def _main_until(text, then, flags):
   with subprocess.Popen(
     [sys.executable, 'main.py', *flags],
     cwd=_ROOT,
-    env=os.environ | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
+    env=os.environ | accelerators.inherited(),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
@@ -225,7 +225,7 @@ runpy.run_path('main.py', run_name='__main__')
     done = subprocess.run(
       [sys.executable, '-c', code, *flags],
       cwd=_ROOT,
-      env=os.environ | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
+      env=os.environ | accelerators.inherited(),
       capture_output=True,
       text=True,
       timeout=_LIMIT_S,

@@ -32,6 +32,7 @@ from ml_collections import ConfigDict
 
 import train
 from configs.checks import require
+from learning import placement
 from outputs import atomic, console
 from tools.calibrating import links, reduced, served, tables, timeline
 from tools.reading import manifests, records
@@ -116,6 +117,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(
       f'Expected one folder of a run, and others with --check, got {argv[1:]}.'
     )
+  placement.use_cpu_only()
   try:
     calibration = measure(argv[1])
     write(calibration, given.out)

@@ -172,7 +172,7 @@ def trained(run: Planned) -> Mapping[str, Any]:
     Refused: If its config or its folder is.
   """
   try:
-    start = train.build(run.config, workdir=str(run.folder))
+    start = train.build(run.config, workdir=str(run.folder), own_process=True)
     before = records.read_summary(run.folder)
   except (OSError, ValueError) as error:
     raise Refused(f'{run.folder.name}: {error}') from error

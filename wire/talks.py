@@ -54,7 +54,7 @@ class Talks:
       codec.early if codec.early and codec.early.count(size) else None
       for codec in self.codecs
     ]
-    self._hosted = hosted
+    self.hosted = hosted
     self._rounds: list[list[Callable[..., Any]]] = [
       [*map(jax.jit, rounds), _Last(last, size)]
       for *rounds, last in (codec.rounds for codec in self.codecs)
@@ -79,7 +79,7 @@ class Talks:
       room: Used again by the next conversation; the sum is in it, on hosts.
     """
     hosted = self.codecs[stage].hosted
-    if self._hosted and hosted:
+    if self.hosted and hosted:
       return hosted(state, vector, scale, room)
     return self._compiled(state, vector, stage, scale)
 
@@ -120,7 +120,7 @@ class Talks:
     talks = {
       worker: self.talk(
         states[worker],
-        np.array(vector) if self._hosted else vector,
+        np.array(vector) if self.hosted else vector,
         stage=stage,
         scale=scale,
         room=Room(),

@@ -38,6 +38,13 @@ def _is_doing(value: Any) -> bool:
   return is_text(value) and len(value) <= _DOING and value.isprintable()
 
 
+def is_figures(value: Any) -> bool:
+  """Returns whether it is numbers by name, or None for none."""
+  if not isinstance(value, dict):
+    return value is None
+  return all(is_text(name) and is_number(n) for name, n in value.items())
+
+
 def is_address(value: Any) -> bool:
   """Returns whether it is 'IPv4 address:port'."""
   if not is_text(value):

@@ -29,6 +29,7 @@ class Visit:
     told: Whether the worker was sent the addresses of the servers.
     began: Time of the admission, monotonic seconds.
     ready: Whether the worker has reported that it can begin.
+    accelerator: Whether the worker has reported that it computes on one.
     evicted: Reason for which its messages are ignored; '' while they count.
   """
 
@@ -41,6 +42,7 @@ class Visit:
   told: bool = False
   began: float = dataclasses.field(default_factory=time.monotonic)
   ready: bool = False
+  accelerator: bool = False
   evicted: str = ''
 
 

@@ -193,6 +193,19 @@ class Deadlines:
     """
     return still_s > max(self.start_s, self._limit(longest_s))
 
+  def evaluation_s(self, longest_s: float | None) -> float:
+    """Returns how long a worker's evaluation may take, seconds.
+
+    Half of what a job may, so that another process can do it in time.
+
+    Args:
+      longest_s: Longest earlier one, seconds; None at first, when the run has
+        not begun.
+    """
+    if longest_s is None:
+      return self._limit(None)
+    return max(self.start_s, self._limit(longest_s)) / 2
+
   def _first(
     self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
   ) -> list[tuple[int, str, Seen]]:

@@ -19,6 +19,7 @@ from cluster.distributed.pace import Deadlines, Jobs
 from cluster.runtime import Parts
 from cluster.transport.greeting import Security
 from cluster.transport.heart import STOPPED
+from learning.learning import Evaluation
 from outputs.manifests import fingerprint
 
 
@@ -159,6 +160,11 @@ class Process:
       'start_s': self.settings.start_s,
       'deadlines': self.deadlines,
     }
+
+  @property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions, in the coordinator's process; None for none."""
+    return self.parts.learned.evaluate
 
   @functools.cached_property
   def later(self) -> Callable[[Callable[[], Any]], Future]:

@@ -25,6 +25,7 @@ from cluster.transport import (
 from cluster.transport.greeting import Security
 from configs.checks import require
 from configs.sections import Choose, named
+from learning import placement
 from outputs.files import RunFiles
 from route.route import Plan, Reduced, Served
 
@@ -66,7 +67,9 @@ def meet(
     memory.advise()
   if role.kind == 'server':
     count = 0
-    jax.config.update('jax_platforms', 'cpu')
+    placement.use_cpu_only()
+  elif placement.is_cpu_only():
+    pass  # Without a model: it takes no GPU from others.
   elif seen := len(devices.gpus(os.environ)):
     own = devices.own(os.environ, seen, count=count)
     if len(own) < seen:

@@ -92,6 +92,7 @@ class VirtualSite:
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
     self._config, self._parts = config, parts
+    self.evaluate = parts.learned.evaluate
 
   def runtime(self, lead: Lead) -> VirtualRuntime:
     """Returns what runs the events."""

@@ -17,6 +17,7 @@ from absl.testing import absltest, parameterized
 from outputs import arrays, checkpoints, stores
 from outputs.checkpoints import Checkpoints
 from sync import scheme
+from tests.support import accelerators
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _NEVER = {'every_s': float('inf'), 'every_examples': 0, 'keep': 2}
@@ -148,7 +149,7 @@ class AllTest(parameterized.TestCase):
     done = subprocess.run(
       [sys.executable, '-c', code],
       cwd=_ROOT,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+      env=os.environ | accelerators.inherited(),
       capture_output=True,
       text=True,
     )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.support import accelerators
 from tests.tools import lab_test
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def launched(
   words = [word.replace('FOLDER', str(folder / 'run')) for word in words]
   environ = {k: v for k, v in os.environ.items() if not k.startswith(own)}
   environ.pop('GLIBC_TUNABLES', None)
-  environ |= {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  environ |= accelerators.inherited()
   environ |= fields.pop('environ', {})
   stdout = fields.pop('stdout', subprocess.PIPE)
   fields = {'servers': 1, 'dedicated': False} | fields

@@ -23,6 +23,7 @@ from absl.testing import absltest
 
 from cluster.distributed.served import checkpoints as sharded
 from outputs import checkpoints, stores
+from tests.support import accelerators
 from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
@@ -250,11 +251,10 @@ def again(launch: Launch, role: str) -> Iterator[Launch]:
 def _running(
   argv: list[str], folder: pathlib.Path, environ: Mapping[str, str]
 ) -> Iterator[Launch]:
-  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
   process = subprocess.Popen(
     argv,
     cwd=_ROOT,
-    env=os.environ | own | environ,
+    env=os.environ | accelerators.inherited() | environ,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

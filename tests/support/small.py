@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 import train
 from configs import default
+from tests.support import accelerators
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -112,11 +113,10 @@ def python(
   *argv: str, cwd: pathlib.Path = _ROOT, **environment: str
 ) -> subprocess.CompletedProcess:
   """Runs Python in a process of its own, which finds the project's modules."""
-  own = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(_ROOT)}
   return subprocess.run(
     [sys.executable, *argv],
     cwd=cwd,
-    env=os.environ | own | environment,
+    env=os.environ | accelerators.inherited() | environment,
     capture_output=True,
     text=True,
     timeout=100,

@@ -21,7 +21,7 @@ from absl.testing import absltest, parameterized
 import topology
 from cluster.distributed import roles
 from cluster.distributed.links import flows, trials
-from tests.support import shared_links
+from tests.support import accelerators, shared_links
 from tests.tools import lab_test
 from tools import probe
 from topology.clusters import cluster
@@ -51,11 +51,10 @@ def _launched(*words, workers, before=()):
   # No process holds what others cannot do without.
   argv += [f'--workers={workers}', '--servers=1', '--module=tools.probe']
   argv += [f'--workdir={folder}', '--', *words]
-  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
   process = subprocess.Popen(
     argv,
     cwd=_ROOT,
-    env=os.environ | own,
+    env=os.environ | accelerators.inherited(),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

@@ -18,6 +18,7 @@ import tempfile
 from absl import app, flags
 
 from configs.checks import require
+from learning import placement
 from tools import pack
 from tools.advise import clusters, needed, ranking, recorded
 from tools.advise.simulating import Workload
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> None:
   given = flags.FLAGS
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  placement.use_cpu_only()
   try:
     with tempfile.TemporaryDirectory() as folder:
       cluster, workload = asked(

@@ -20,6 +20,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.distributed import handover
 from cluster.distributed.faults import Faults, Kind, Phase, flipped
 from cluster.distributed.host import Host
 from cluster.distributed.life import Life, explained
@@ -27,7 +28,6 @@ from cluster.distributed.links import traffic
 from cluster.distributed.links.measurer import Measurer
 from cluster.distributed.pace import Pace
 from cluster.distributed.process import Settings
-from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.books import Books, Entry
 from cluster.distributed.reduced.executor.errors import (
   Abandoned,

@@ -34,6 +34,7 @@ class ServedLife(Life):
     settings: Settings,
     *,
     save: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
+    evaluate: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
     **of_life: Any,
   ):
     """Joins the lead: see `Life`.
@@ -44,13 +45,14 @@ class ServedLife(Life):
       settings: What all processes of the run agree on.
       save: Called with what the lead says of a checkpoint that is to be made,
         and what answers, in a thread of the heart.
+      evaluate: Called likewise, with what it says of an evaluation.
       **of_life: As of `Life`.
 
     Raises:
       TransportError: If it cannot be joined.
     """
     self._servers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    self._settings, self._save = settings, save
+    self._settings, self._save, self._evaluate = settings, save, evaluate
     self.streams: list[Stream] = []
     self.pieces: list[list[int]] = []
     super().__init__(
@@ -96,6 +98,8 @@ class ServedLife(Life):
   def _told(self, told: dict[str, Any]) -> None:
     if 'save' in told:
       self._save(told, self.say)
+    elif 'evaluate' in told:
+      self._evaluate(told, self.say)
     else:
       self._servers.put(told)
 

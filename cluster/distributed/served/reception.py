@@ -14,6 +14,11 @@ A worker that was asked to write its part of a checkpoint answers:
                   the state that belongs into it; error: why the part could not
                   be written, or None
 
+One that was asked for an evaluation answers:
+
+  told 'evaluated'  number of the evaluation; figures, by name, or None; error:
+                    why there are none, or None
+
 Workers are sent the addresses of the servers once all servers can be reached.
 Until the run begins, a server that is lost may rejoin.  From then on the loss
 of a server ends the run, and no other process can take its rank.  If servers
@@ -33,6 +38,7 @@ from cluster.distributed import checked
 from cluster.distributed.members import Rank, RemoteServer, Visit
 from cluster.distributed.pace import Deadlines
 from cluster.distributed.reception import Reception
+from cluster.distributed.served import evaluation
 from cluster.distributed.served.answers import Answers
 from cluster.distributed.served.orders import Key, Orders
 from cluster.distributed.served.remembered import Since
@@ -44,13 +50,24 @@ from cluster.transport.streams import Closed, Corrupt, Stream, TransportError
 class ServedReception(Reception):
   """The coordinator's control streams to all workers and servers."""
 
-  _words = checked.OF_WORKERS | {'told': {'told': lambda value: False}}
+  _words = checked.OF_WORKERS | {
+    'told': {'told': lambda value: False},
+    'ready': {
+      **checked.OF_WORKERS['ready'],
+      'accelerator': lambda value: value in (True, False, None),
+    },
+  }
   _told = {
     'kept': {
       'step': checked.is_count,
       'known': lambda value: type(value) is bool,
       'error': lambda value: value is None or checked.is_text(value),
-    }
+    },
+    'evaluated': {
+      'number': checked.is_count,
+      'figures': checked.is_figures,
+      'error': lambda value: value is None or checked.is_text(value),
+    },
   }
 
   def __init__(
@@ -87,6 +104,7 @@ class ServedReception(Reception):
     self._begun = False
     # By worker and life, and by checkpoint: whether its part is written.
     self._parts: dict[Key, dict[int, Future]] = {}
+    self._evaluations: dict[Key, dict[int, Future]] = {}  # By number.
     self._ended: set[Key] = set()
 
   def open(self, make: Callable[[Report, Mapping[str, Any]], Server]) -> str:
@@ -150,26 +168,82 @@ class ServedReception(Reception):
     self.send(member.stream, {'save': step, 'since': since})
     return part
 
-  def _tell(self, event: dict[str, Any]) -> None:
-    if event['told'] != 'kept':
-      super()._tell(event)
-      return
-    key = event['worker'], event['life']
+  def ask(
+    self, number: int, address: str, passed: set[Key]
+  ) -> evaluation.Asked | None:
+    """Asks the first worker that has an accelerator for an evaluation.
+
+    Args:
+      number: Number of the evaluation, under which its version is fetched.
+      address: Address where it is fetched.
+      passed: Workers and incarnations that are not asked.
+
+    Returns:
+      The question; None if there is no such worker.
+    """
     with self._lock:
-      part = self._parts.get(key, {}).pop(event['step'], None)
-    if part is None:
-      raise Corrupt(f'Worker {key[0]} answers what it was not asked.')
-    if event['error'] is None:
-      part.set_result(event['known'])
+      able = (
+        member.holder
+        for member in self.members
+        if member.holder and member.holder.ready and member.holder.accelerator
+      )
+      keys = ((visit, (visit.index, visit.life)) for visit in able)
+      visit, key = next(
+        (each for each in keys if each[1] not in passed | self._ended),
+        (None, (-1, -1)),
+      )
+      if visit is None:
+        return None
+      answer: Future = Future()
+      self._evaluations.setdefault(key, {})[number] = answer
+    self.send(visit.stream, {'evaluate': number, 'address': address})
+    return evaluation.Asked(*key, answer)
+
+  def _take_ready(self, visit: Visit, event: dict[str, Any]) -> None:
+    visit.accelerator = event.pop('accelerator', None) is True
+    super()._take_ready(visit, event)
+
+  def _tell(self, event: dict[str, Any]) -> None:
+    key = event['worker'], event['life']
+    if event['told'] == 'kept':
+      part = self._asked(self._parts, key, event['step'])
+      if event['error'] is None:
+        part.set_result(event['known'])
+      else:
+        part.set_exception(OSError(f'Worker {key[0]}: {event["error"]}'))
+    elif event['told'] == 'evaluated':
+      answer = self._asked(self._evaluations, key, event['number'])
+      if event['figures'] is None:
+        answer.set_exception(evaluation.Lost(str(event['error'])))
+      else:
+        answer.set_result(event['figures'])
     else:
-      part.set_exception(OSError(f'Worker {key[0]}: {event["error"]}'))
+      super()._tell(event)
+
+  def _asked(
+    self, questions: dict[Key, dict[int, Future]], key: Key, number: int
+  ) -> Future:
+    """Returns a future that a worker was asked for, which is no longer open.
+
+    Raises:
+      Corrupt: If it was not asked.
+    """
+    with self._lock:
+      future = questions.get(key, {}).pop(number, None)
+    if future is None:
+      raise Corrupt(f'Worker {key[0]} answers what it was not asked.')
+    return future
 
   def _gone(self, index: int, life: int) -> None:
+    key = index, life
     with self._lock:
-      self._ended.add((index, life))
-      parts = self._parts.pop((index, life), {})
+      self._ended.add(key)
+      parts = self._parts.pop(key, {})
+      answers = self._evaluations.pop(key, {})
     for part in parts.values():
       part.set_result(False)
+    for answer in answers.values():
+      answer.set_exception(evaluation.Lost('it is lost'))
 
   @property
   def obeyed(self) -> int:

@@ -6,7 +6,6 @@ it a version once the lead releases the worker, and then takes in its push.
 """
 
 import contextlib
-import functools
 import itertools
 import queue
 import threading
@@ -32,6 +31,7 @@ from cluster.transport.streams import (
   TransportError,
   chunked,
 )
+from learning import placement
 from learning.learning import Learner
 from wire.codec import Payload
 from wire.flat import Flat, views
@@ -120,7 +120,7 @@ class Server:
       host: Address to listen on, at any free port.
       security: Of the streams.
     """
-    with _on_cpu():
+    with placement.on_cpu():
       self._outgoing()
       if self._pieces:
         self._pieces.warm_up()
@@ -257,7 +257,7 @@ class Server:
     """Returns the payload of a push once it has arrived whole."""
     sent = memory.aligned(self._flat.push_bytes(self.index, stage))
     message.read(sent)
-    with _on_cpu():
+    with placement.on_cpu():
       return self._payload(sent, stage)
 
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
@@ -278,14 +278,14 @@ class Server:
       self._piped.add(key)
     if not message.header['finite']:
       self._pieces.void(key)
-    with _on_cpu():
+    with placement.on_cpu():
       for number, chunk in enumerate(message.chunks):
         self._pieces.take(key, number, chunk)
     return sender
 
   def _execute(self) -> None:
     try:
-      with _on_cpu():
+      with placement.on_cpu():
         while (ordered := self._orders.get()) is not None:
           self._obey(*ordered)
     except Exception as error:  # The lead has to know, whatever it is.
@@ -379,12 +379,3 @@ def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
   # Who receives from the stream meets the error, too, and tells of it.
   with contextlib.suppress(TransportError, ValueError):
     stream.send({}, pieces, size)
-
-
-@functools.cache
-def _cpu() -> jax.Device:
-  return jax.local_devices(backend='cpu')[0]
-
-
-def _on_cpu() -> contextlib.AbstractContextManager:
-  return jax.default_device(_cpu())

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from cluster.distributed.faults import Kind, Phase
 from cluster.distributed.process import Meeting, Process, end
 from cluster.distributed.served import checkpoints as sharded
+from cluster.distributed.served.evaluation import Evaluator, RemoteEvaluation
 from cluster.distributed.served.hosting import host
 from cluster.distributed.served.keeping import Keeping
 from cluster.distributed.served.orders import Orders
@@ -35,6 +36,8 @@ from cluster.transport.heart import LOST, STOPPED, Unmendable
 from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import named
+from learning import placement
+from learning.learning import Evaluation, Learner
 from route.route import Served
 from wire.flat import check_servers, pieces, share
 
@@ -95,6 +98,16 @@ class ServedSite(Process):
         **self._checkpoint,
       )
 
+  @functools.cached_property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions, in the coordinator's process."""
+    own = self.parts.learned.evaluate
+    if own is None or not self._plan.dedicated:
+      return own
+    return RemoteEvaluation(
+      own, settings=self.settings, deadlines=self.deadlines
+    )
+
   @property
   def leads(self) -> bool:
     """True if the coordinator is in this process."""
@@ -114,6 +127,8 @@ class ServedSite(Process):
       deadlines=self.deadlines,
       **self._of_reception,
     )
+    if isinstance(self.evaluate, RemoteEvaluation):
+      self.evaluate.attach(reception)
     return ServedRuntime(
       lead=lead,
       orders=self.holder,
@@ -163,7 +178,21 @@ class ServedSite(Process):
       lead=lead,
       settings=self.settings,
       hung=self._hung,
+      evaluator=self._evaluator(),
     )
+
+  def _evaluator(self) -> Evaluator | None:
+    """Returns an evaluator, if the coordinator has no accelerator as this has.
+
+    It has none where servers have processes of their own.
+    """
+    learned = self.parts.learned
+    if not self._plan.dedicated or learned.evaluate is None:
+      return None
+    if not placement.has_accelerator():
+      return None
+    like = learned.params, learned.stats
+    return Evaluator(learned.evaluate, like, self.settings)
 
   def _hung(self, said: str) -> None:
     """Exits the process of a worker that hangs, unless others need it.
@@ -230,21 +259,8 @@ class ServedSite(Process):
   def _server(
     self, index: int, report: Report, greeting: Mapping[str, Any]
   ) -> Server:
-    params, stats = self._flat.initial(index)
-    make = self.parts.learned.learner
-    if self._plan.pipelined:
-      servers = self._plan.servers
-      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
-      count = pieces(servers, push_bytes)
-      learner = Pieces(make, params, wire=self.parts.wire, count=count)
-    else:
-      learner = make(params, stats)
-    held: dict[int, Any] = {}
-    if greeting['restore'] is not None:
-      states = sharded.read_servers(self._directory, *greeting['restore'])
-      state = share(states, self._flat.sizes, index)
-      held = state.pop('held')
-      learner.restore(state)
+    with placement.on_cpu():
+      learner, held = self._share(index, greeting['restore'])
     return Server(
       index,
       learner=learner,
@@ -257,6 +273,33 @@ class ServedSite(Process):
       ),
       report=report,
     )
+
+  def _share(
+    self, index: int, restore: Sequence[int] | None
+  ) -> tuple[Learner | Pieces, dict[int, Any]]:
+    """Returns the learner of a server's share, and the versions it holds.
+
+    Args:
+      index: Rank of the server.
+      restore: Number of a checkpoint and of the servers in it, to resume from;
+        None to start from scratch.
+    """
+    params, stats = self._flat.initial(index)
+    make = self.parts.learned.learner
+    if self._plan.pipelined:
+      servers = self._plan.servers
+      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
+      count = pieces(servers, push_bytes)
+      learner = Pieces(make, params, wire=self.parts.wire, count=count)
+    else:
+      learner = make(params, stats)
+    if restore is None:
+      return learner, {}
+    states = sharded.read_servers(self._directory, *restore)
+    state = share(states, self._flat.sizes, index)
+    held = state.pop('held')
+    learner.restore(state)
+    return learner, held
 
   def _before_save(self, index: int, step: int) -> None:
     who = f'server:{index}'

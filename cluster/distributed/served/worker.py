@@ -30,6 +30,7 @@ from cluster.distributed.host import Host
 from cluster.distributed.life import explained
 from cluster.distributed.pace import Pace
 from cluster.distributed.process import Settings
+from cluster.distributed.served.evaluation import Evaluator
 from cluster.distributed.served.life import ServedLife
 from cluster.distributed.served.remembered import Remembered, Since
 from cluster.distributed.served.window import Window
@@ -63,6 +64,7 @@ class Worker:
     lead: str,
     settings: Settings,
     hung: Callable[[str], None],
+    evaluator: Evaluator | None = None,
   ):
     """Connects to nobody yet.
 
@@ -78,6 +80,7 @@ class Worker:
       settings: What all processes agree on.
       hung: Called with what the lead has said, from another thread, if this
         worker does not heed it: 'left', 'lost' or 'over'.
+      evaluator: Evaluates for the coordinator; None if this worker does not.
     """
     self.index = index
     self._gradient = gradient
@@ -87,13 +90,15 @@ class Worker:
     self._faults = faults
     self._lead, self._settings = lead, settings
     self._hung = hung
+    self._evaluator = evaluator
     self._warm = False
     self._host = Host(index, batching, speed)
     servers = range(len(flat.sizes))
     self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
-    # A pull and a push at a time of each server; the next input; a checkpoint.
-    self._pool = _Threads(2 * len(servers) + 2)
+    # A pull and a push at a time of each server; the next input; a checkpoint;
+    # an evaluation.
+    self._pool = _Threads(2 * len(servers) + 3)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
     self._doing: list[Future] = []
@@ -113,6 +118,8 @@ class Worker:
     for buffer in self._buffers:
       buffer[:] = 0
     jax.block_until_ready(self._pulled())
+    if self._evaluator:
+      self._evaluator.warm_up()
 
   def __call__(self) -> bool:
     """Takes part in the run until it is over.
@@ -140,6 +147,7 @@ class Worker:
         with_beats=pace.told,
         hung=self._hung,
         save=functools.partial(self._pool.submit, self._remembered.answer),
+        evaluate=functools.partial(self._pool.submit, self._evaluates),
       ) as life,
       life.lived(self._faults),
     ):
@@ -148,7 +156,8 @@ class Worker:
       self._windows = list(map(Window, life.pieces))
       start = self._faults.due(self.index, life.number, Phase.START)
       self._faults.happen(start)
-      life.say({'ready': True})
+      able = self._evaluator is not None
+      life.say({'ready': True, 'accelerator': able})
       while not life.heart.ended.is_set():
         self._iterate(life.streams, life.heart)
     return life.heart.verdict
@@ -247,6 +256,13 @@ class Worker:
     first = (self.index + 1) % len(pushes)
     turned = [*pushes[first:], *pushes[:first]]
     self._doing = [preparing, *map(self._pool.submit, turned)]
+
+  def _evaluates(
+    self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
+  ) -> None:
+    """Evaluates a version; the coordinator asks those that say they can."""
+    if self._evaluator:
+      self._evaluator.answer(asked, say)
 
   def _ways(self, *moments: Fault | None) -> list[Through]:
     """Returns what chunks from or to each server go through.

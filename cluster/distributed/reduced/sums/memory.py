@@ -5,12 +5,14 @@ before it.  If others have heard all of it and this worker has not, it has still
 sent its part, and goes on without.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from learning import placement
 from learning.pool import Pool
 from wire.codec import State, Summed
 from wire.talks import Talks
@@ -80,7 +82,24 @@ class Memory:
 
   def fresh(self) -> State:
     """Returns what this worker begins with."""
-    return self._placed(self.talks.init(self._index))
+    with self.place():
+      return self._placed(self.talks.init(self._index))
+
+  def place(self) -> contextlib.AbstractContextManager[None]:
+    """Returns a context of the device of the codec: the CPU if hosts sum."""
+    if self.talks.hosted:
+      return placement.on_cpu()
+    return contextlib.nullcontext()
+
+  def warm_up(self, vector: Any) -> Iterator[Summed]:
+    """Compiles all conversations; yields what comes of each."""
+    talks = self.talks.warm_up(vector)
+    while True:
+      with self.place():
+        summed = next(talks, None)
+      if summed is None:
+        return
+      yield summed
 
   @property
   def common(self) -> Any:
@@ -153,9 +172,10 @@ class Memory:
     self.forget()
     self.version = version
     if saved is not None:
-      kept = jax.tree.map(
-        lambda _, tree: self._whole(tree), self._state.kept, saved['kept']
-      )
+      with self.place():
+        kept = jax.tree.map(
+          lambda _, tree: self._whole(tree), self._state.kept, saved['kept']
+        )
       state = self._state._replace(kept=kept, common=saved['common'])
       self._state = self._placed(state)
 
@@ -177,7 +197,8 @@ class Talking:
 
   def begin(self) -> jax.Array:
     """Returns what is said first, float32 [n]."""
-    return next(self._talk)
+    with self._memory.place():
+      return next(self._talk)
 
   @property
   def last(self) -> bool:
@@ -187,12 +208,13 @@ class Talking:
   def hear(self, heard: Any) -> jax.Array | None:
     """Takes in the sum; returns what is said next, None at the end."""
     self._left -= 1
-    try:
-      return self._talk.send(heard)
-    except StopIteration as end:
-      # What it has heard may be written over from here on.
-      self.summed, self._after = jax.block_until_ready(end.value)
-      return None
+    with self._memory.place():
+      try:
+        return self._talk.send(heard)
+      except StopIteration as end:
+        # What it has heard may be written over from here on.
+        self.summed, self._after = jax.block_until_ready(end.value)
+        return None
 
   def unheard(self, heard: Any) -> None:
     """The last was said, and its sum will not be heard.

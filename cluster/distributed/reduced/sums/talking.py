@@ -77,7 +77,7 @@ class TalkingSumming(HostSumming):
     """Compiles everything."""
     super().warm_up(learner, examples, changing=changing)
     vector = np.zeros(self._pool.gradient, np.float32)
-    for summed in self.memory.talks.warm_up(vector):
+    for summed in self.memory.warm_up(vector):
       learner.warm_up_pool(self._pool, self._arrived(summed.arrived))
 
   def close(self) -> None:

@@ -9,9 +9,9 @@ from absl.testing import absltest, parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.distributed import handover
 from cluster.distributed.faults import Faults
 from cluster.distributed.links.failed import FailedLinks
-from cluster.distributed.reduced import handover
 from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.transport.errors import TransportError
 from cluster.transport.heart import Unmendable
