@@ -1,27 +1,112 @@
-"""Repeatable compilations, and their number: none are to happen late."""
+"""Flags and precision of compilations, and their number: none happens late.
+
+Kernels of GPUs repeat bit for bit with --xla_gpu_deterministic_ops alone:
+besides refusing or replacing operations whose order of sums is up to chance, as
+--xla_gpu_exclude_nondeterministic_ops does, it switches autotuning off, which
+takes the kernel that was the fastest at the moment, and so other ones, with
+other roundings, in the next process.
+"""
 
 import logging
 import os
+import pathlib
 
 import jax
 
-_REPEATABLE = '--xla_gpu_deterministic_ops=true'
+# JAX has no public function that says whether XLA has started.
+from jax._src import xla_bridge
+from ml_collections import ConfigDict
+
+DETERMINISTIC = '--xla_gpu_deterministic_ops'
 _EVENT = '/jax/core/compile/backend_compile_duration'
+_TRUE, _FALSE = ('true', '1'), ('false', '0')  # As XLA reads them.
 _seen: list[float] = []
+_added = ''  # What this process has appended to XLA_FLAGS.
 
 
-def make_repeatable() -> None:
-  """Asks for repeatable GPU kernels, unless XLA has started, and for quiet."""
-  flags = os.environ.get('XLA_FLAGS', '')
-  if _REPEATABLE.split('=')[0] not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {_REPEATABLE}'.strip()
+def configure(config: ConfigDict) -> None:
+  """Sets XLA's flags as a config asks for them; call it before XLA starts.
+
+  XLA reads XLA_FLAGS once, when it starts.  Child processes inherit them.
+
+  Args:
+    config: Checked; config.deterministic is read.
+
+  Raises:
+    ValueError: If XLA_FLAGS contradicts the config, or if XLA has started with
+      other flags on a GPU; names both.
+  """
+  global _added
   # JAX logs each kind of accelerator that is not there.
   logging.getLogger('jax').setLevel(logging.WARNING)
+  wanted = config.deterministic
+  flags = _read(os.environ.get('XLA_FLAGS', ''))
+  given = flags.removesuffix(_added).strip()  # By the user.
+  asked = _value(given)
+  if asked not in (None, wanted):
+    raise ValueError(
+      f'XLA_FLAGS: expected no {DETERMINISTIC}={str(asked).lower()}, because '
+      f'config.deterministic is {wanted}, got {given!r}.'
+    )
+  if is_started() and bool(_value(flags)) != wanted and _has_gpu():
+    raise ValueError(
+      f'config.deterministic: expected {not wanted}, because XLA has started '
+      f'in this process with XLA_FLAGS={flags!r} and reads them only once, got '
+      f'{wanted}.  Use a new process, or set XLA_FLAGS='
+      f'{DETERMINISTIC}={str(wanted).lower()} before JAX is used.'
+    )
+  _added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
+  _set(f'{given} {_added}'.strip())
+
+
+def is_started() -> bool:
+  """Returns whether XLA has started, and so has read its flags."""
+  return xla_bridge.backends_are_initialized()
 
 
 def count() -> int:
   """Returns how many programs have been compiled since the import."""
   return len(_seen)
+
+
+def _read(flags: str) -> str:
+  """Returns XLA's flags, from the file that they name if they name one."""
+  flags = flags.strip()
+  if not flags or flags.startswith('-'):
+    return flags
+  try:
+    return ' '.join(pathlib.Path(flags).read_text().split())
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f'XLA_FLAGS: expected flags, or a file of flags, got {error}.'
+    ) from error
+
+
+def _set(flags: str) -> None:
+  if flags:
+    os.environ['XLA_FLAGS'] = flags
+  else:
+    os.environ.pop('XLA_FLAGS', None)
+
+
+def _value(flags: str) -> bool | None:
+  """Returns the deterministic flag, whose last value counts; None without."""
+  found = None
+  for flag in flags.split():
+    name, has_value, value = flag.partition('=')
+    if name != DETERMINISTIC:
+      continue
+    value = value.lower() if has_value else 'true'
+    if value not in _TRUE + _FALSE:
+      raise ValueError(
+        f'XLA_FLAGS: expected {DETERMINISTIC}=true or false, got {flag!r}.'
+      )
+    found = value in _TRUE
+  return found
+
+
+def _has_gpu() -> bool:
+  return any(device.platform == 'gpu' for device in jax.local_devices())
 
 
 def _listen(event: str, duration_s: float, **_: str | int) -> None:

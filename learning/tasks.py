@@ -120,7 +120,7 @@ def make(
     num_train=num_train,
     stream=stream,
     gradient=_gradient(config, devices, task, dataset, stream, scaled),
-    evaluate=TaskEvaluation(task, dataset.test),
+    evaluate=TaskEvaluation(task, dataset.test, matmul=config.precision.matmul),
     schedule=schedule,
     scaling=scaling,
     params=task.params,
@@ -187,6 +187,7 @@ def _gradient(
       seed=config.seed,
       devices=devices[:count],
       scaled=scaled,
+      matmul=config.precision.matmul,
     )
 
 

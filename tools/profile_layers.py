@@ -28,7 +28,6 @@ from cluster.speed import layers
 from configs import sections
 from configs.checks import require
 from learning import build as learning
-from learning import compilations
 from learning.gradient import micro_batches
 from outputs import atomic
 
@@ -92,7 +91,6 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   require(rounds > 0, 'rounds', 'at least 1', rounds)
   batch = config.batching.worker_batch if batch is None else batch
   require(batch > 0, 'batch', 'at least 1', batch)
-  compilations.make_repeatable()
   learned = learning.of_config(config)
   params, task = learned.params, learned.gradient.task
   shown = _Shown(task.loss)
