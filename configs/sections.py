@@ -140,6 +140,13 @@ def check_values(config: ConfigDict) -> None:
       f'config.precision.matmul: expected one of {list(MATMULS)}, got '
       f'{precision.matmul!r}.'
     )
+  half = precision.dtype != 'float32'
+  if half and precision.matmul != 'float32':
+    raise ValueError(
+      "config.precision.matmul: expected the default 'float32', because "
+      f'config.precision.dtype is {precision.dtype!r} and leaves no products '
+      f'of float32, got {precision.matmul!r}.'
+    )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:

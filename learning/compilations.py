@@ -10,6 +10,8 @@ other roundings, in the next process.
 import logging
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -19,6 +21,7 @@ from ml_collections import ConfigDict
 
 DETERMINISTIC = '--xla_gpu_deterministic_ops'
 _EVENT = '/jax/core/compile/backend_compile_duration'
+_TF32 = 8  # Compute capability of the first NVIDIA GPUs that multiply in it.
 _TRUE, _FALSE = ('true', '1'), ('false', '0')  # As XLA reads them.
 _seen: list[float] = []
 _added = ''  # What this process has appended to XLA_FLAGS.
@@ -57,6 +60,43 @@ def configure(config: ConfigDict) -> None:
     )
   _added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
   _set(f'{given} {_added}'.strip())
+
+
+def matmul(config: Mapping[str, Any]) -> str | None:
+  """Returns the precision of a run's programs for jax.default_matmul_precision.
+
+  It is that of the config where layers compute in float32.  None, JAX's own
+  default, has no effect on products of half precision.
+
+  Args:
+    config: Checked.
+  """
+  precision = config['precision']
+  return precision['matmul'] if precision['dtype'] == 'float32' else None
+
+
+def numerics(config: Mapping[str, Any], device: jax.Device) -> dict[str, Any]:
+  """Returns how a device computes what a config asks for.
+
+  Args:
+    config: Checked; its XLA flags are set.
+    device: That computes gradients.
+
+  Returns:
+    `deterministic`: Whether programs repeat bit for bit.
+    `matmul`: Precision of products of float32; None if there are none.  CPUs
+      have float32 alone, and NVIDIA GPUs float32 and, from Ampere on, TF32:
+      XLA takes both other precisions for it.
+  """
+  deterministic = device.platform == 'cpu' or config['deterministic']
+  found = matmul(config) if config['model']['name'] != 'none' else None
+  if found and device.platform == 'cpu':
+    found = 'float32'
+  capability = str(getattr(device, 'compute_capability', ''))
+  major = capability.partition('.')[0]
+  if found not in (None, 'float32') and major.isdecimal():  # Of NVIDIA.
+    found = 'tensorfloat32' if int(major) >= _TF32 else 'float32'
+  return {'deterministic': deterministic, 'matmul': found}
 
 
 def is_started() -> bool:

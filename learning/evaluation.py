@@ -19,7 +19,7 @@ class TaskEvaluation:
     test: Split,
     *,
     batch: int = 512,
-    matmul: str = 'float32',
+    matmul: str | None = 'float32',
   ):
     """Keeps the split.
 

@@ -71,7 +71,7 @@ class TaskGradient:
     seed: int,
     devices: Sequence[jax.Device] = (),
     scaled: bool = False,
-    matmul: str = 'float32',
+    matmul: str | None = 'float32',
   ):
     """Compiles nothing yet.
 

@@ -28,6 +28,7 @@ from cluster.speed import layers
 from configs import sections
 from configs.checks import require
 from learning import build as learning
+from learning import compilations
 from learning.gradient import micro_batches
 from outputs import atomic
 
@@ -93,7 +94,7 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   require(batch > 0, 'batch', 'at least 1', batch)
   learned = learning.of_config(config)
   params, task = learned.params, learned.gradient.task
-  shown = _Shown(task.loss)
+  shown = _Shown(task.loss, compilations.matmul(config))
   train = learned.gradient.train
   parts = [
     tuple(np.resize(each, (size, *each.shape[1:])) for each in train)
@@ -155,7 +156,8 @@ def describe(profile: Profile) -> str:
 class _Shown:
   """A gradient that notes when each of its leaves is there."""
 
-  def __init__(self, loss: Callable[..., Any]):
+  def __init__(self, loss: Callable[..., Any], matmul: str | None):
+    self._matmul = matmul
     self._seen_s: dict[int, float] = {}
 
     def total(params: Any, inputs: Any, targets: Any) -> jax.Array:
@@ -175,7 +177,8 @@ class _Shown:
     """
     self._seen_s.clear()
     start_s = time.perf_counter()
-    jax.block_until_ready(self._gradient(params, inputs, targets))
+    with jax.default_matmul_precision(self._matmul):
+      jax.block_until_ready(self._gradient(params, inputs, targets))
     whole_s = time.perf_counter() - start_s
     count = len(jax.tree.leaves(params))
     seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]
