@@ -16,9 +16,8 @@ from configs.sections import Choose, made, named
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
-from learning import compilations
+from learning import compilations, placement
 from learning import optimizer as optimizers
-from learning import placement
 from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation

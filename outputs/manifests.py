@@ -28,6 +28,9 @@ LOCAL = (
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
 )
+# Of a config: fields that runs of before do not have, and their values there on
+# CPUs.  At these they are no part of a fingerprint, which so stays as it was.
+_YOUNGER = {'deterministic': True, 'precision.matmul': 'float32'}
 # Of a manifest: what a start of a run may have in another way than the first.
 START = (
   *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
@@ -125,11 +128,20 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   parts = {'config': copy.deepcopy(described['config'])}
   del parts['config']['checkpoint']
   for field in LOCAL:
-    *above, name = field.split('.')
-    section = functools.reduce(operator.getitem, above, parts)
+    section, name = _section(parts, field)
     del section[name]
+  for field, value in _YOUNGER.items():
+    section, name = _section(parts['config'], field)
+    if section.get(name) == value:
+      del section[name]
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def _section(parts: Any, field: str) -> tuple[Any, str]:
+  """Returns the section of a field, and the field's name in it."""
+  *above, name = field.split('.')
+  return functools.reduce(operator.getitem, above, parts), name
 
 
 def _fingerprint(value: Any) -> str:
