@@ -19,18 +19,20 @@ import jax
 from jax._src import xla_bridge
 from ml_collections import ConfigDict
 
+# Of the environment: what of XLA_FLAGS was appended here, by this process or by
+# one that has started it, and so was not asked for by the user.
+_ADDED = 'SYNCOPATE_XLA_FLAGS'
 DETERMINISTIC = '--xla_gpu_deterministic_ops'
 _EVENT = '/jax/core/compile/backend_compile_duration'
 _TF32 = 8  # Compute capability of the first NVIDIA GPUs that multiply in it.
 _TRUE, _FALSE = ('true', '1'), ('false', '0')  # As XLA reads them.
 _seen: list[float] = []
-_added = ''  # What this process has appended to XLA_FLAGS.
 
 
 def configure(config: ConfigDict) -> None:
   """Sets XLA's flags as a config asks for them; call it before XLA starts.
 
-  XLA reads XLA_FLAGS once, when it starts.  Child processes inherit them.
+  XLA reads XLA_FLAGS once, when it starts.
 
   Args:
     config: Checked; config.deterministic is read.
@@ -39,12 +41,11 @@ def configure(config: ConfigDict) -> None:
     ValueError: If XLA_FLAGS contradicts the config, or if XLA has started with
       other flags on a GPU; names both.
   """
-  global _added
   # JAX logs each kind of accelerator that is not there.
   logging.getLogger('jax').setLevel(logging.WARNING)
   wanted = config.deterministic
   flags = _read(os.environ.get('XLA_FLAGS', ''))
-  given = flags.removesuffix(_added).strip()  # By the user.
+  given = flags.removesuffix(os.environ.get(_ADDED, '')).strip()
   asked = _value(given)
   if asked not in (None, wanted):
     raise ValueError(
@@ -58,8 +59,9 @@ def configure(config: ConfigDict) -> None:
       f'{wanted}.  Use a new process, or set XLA_FLAGS='
       f'{DETERMINISTIC}={str(wanted).lower()} before JAX is used.'
     )
-  _added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
-  _set(f'{given} {_added}'.strip())
+  added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
+  _set('XLA_FLAGS', f'{given} {added}'.strip())
+  _set(_ADDED, added)
 
 
 def matmul(config: Mapping[str, Any]) -> str | None:
@@ -122,11 +124,11 @@ def _read(flags: str) -> str:
     ) from error
 
 
-def _set(flags: str) -> None:
-  if flags:
-    os.environ['XLA_FLAGS'] = flags
+def _set(variable: str, value: str) -> None:
+  if value:
+    os.environ[variable] = value
   else:
-    os.environ.pop('XLA_FLAGS', None)
+    os.environ.pop(variable, None)
 
 
 def _value(flags: str) -> bool | None:
