@@ -1,10 +1,11 @@
 """Flags and precision of compilations, and their number: none happens late.
 
-Kernels of GPUs repeat bit for bit with --xla_gpu_deterministic_ops alone:
-besides refusing or replacing operations whose order of sums is up to chance, as
---xla_gpu_exclude_nondeterministic_ops does, it switches autotuning off, which
-takes the kernel that was the fastest at the moment, and so other ones, with
-other roundings, in the next process.
+Kernels of GPUs repeat bit for bit with --xla_gpu_deterministic_ops: it refuses
+or replaces operations whose order of sums is up to chance, and switches
+autotuning off, which takes the kernel that was the fastest at the moment, and
+so other ones, with other roundings, in the next process.  The narrower
+--xla_gpu_exclude_nondeterministic_ops does the first, and the second only in
+some versions of XLA (openxla/xla#12520, and `select_first_config` there).
 """
 
 import logging
@@ -56,8 +57,8 @@ def configure(config: ConfigDict) -> None:
     raise ValueError(
       f'config.deterministic: expected {not wanted}, because XLA has started '
       f'in this process with XLA_FLAGS={flags!r} and reads them only once, got '
-      f'{wanted}.  Use a new process, or set XLA_FLAGS='
-      f'{DETERMINISTIC}={str(wanted).lower()} before JAX is used.'
+      f'{wanted}.  Call learning.compilations.configure(config) before JAX is '
+      'used, or use a new process.'
     )
   added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
   _set('XLA_FLAGS', f'{given} {added}'.strip())

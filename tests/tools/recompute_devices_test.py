@@ -81,7 +81,8 @@ def _of_an_accelerator(route):
 def _found(*words, **environment):
   """Returns what a process yields that calls a function of this module."""
   done = small.python(
-    *('-m', 'tests.tools.recompute_devices_test', *words), **environment
+    *('-m', 'tests.tools.recompute_devices_test', *words),
+    **{'JAX_PLATFORMS': 'cpu'} | environment,
   )
   if done.returncode:
     raise RuntimeError(done.stderr)
