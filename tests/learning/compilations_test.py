@@ -1,5 +1,6 @@
 """Tests for learning.compilations and for the precision of products."""
 
+import json
 import os
 import pathlib
 import re
@@ -208,10 +209,18 @@ class PrecisionTest(parameterized.TestCase):
     self.assertIn(expected, ' '.join(logs.output))
 
   def test_runs_differ_in_it(self):
-    made = [
-      small.build(small.config(**fields)).files.workdir
-      for fields in ({}, {'precision__matmul': 'tensorfloat32'})
-    ]
+    made = []
+    for fields in ({}, {'precision__matmul': 'tensorfloat32'}):
+      run = small.build(small.config(**fields))
+      made.append(run.files.workdir)
+      run.files.release()
+    found = [json.loads((path / 'manifest.json').read_text()) for path in made]
+    precisions = [each['config']['precision']['matmul'] for each in found]
+    self.assertEqual(precisions, ['float32', 'tensorfloat32'])
+    on_cpu = {'deterministic': True, 'matmul': 'float32'}
+    self.assertEqual([each['numerics'] for each in found], [on_cpu] * 2)
+    for each in found:
+      self.assertIn(_ON, each['xla_flags'])
     with (
       self.assertRaisesRegex(
         ValueError, "precision.matmul: expected 'tensorfloat32', got 'float32'"
