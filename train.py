@@ -74,17 +74,18 @@ def build(
     Unmendable: If another process leads a distributed run, and has not written
       in time where it is to be found; starting again may help.
   """
-  compilations.make_repeatable()
   own = {
     'scheme': scheme,
     'task': task and (task.params, task.stats),
     'dataset': dataset,
   }
+  choose = _checked(config, own)
+  compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
   with files.given_back():
     run, described = _made(
-      *(config, own, learn, manifest, files, process or {}),
+      *(config, choose, own, learn, manifest, files, process or {}),
       own_process=own_process,
     )
   if isinstance(run, Run):
@@ -109,8 +110,9 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
+  choose = _checked(config, own)
   run, resolved = _made(
-    config, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
+    config, choose, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
   )
   run.checkpoints.close()
   return resolved
@@ -118,6 +120,7 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
 
 def _made(
   config: ConfigDict,
+  choose: Choose,
   own: Mapping[str, Any],
   learn: Callable[..., Learning],
   describe: Callable[..., Mapping[str, Any]],
@@ -127,7 +130,6 @@ def _made(
   own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
   """Returns the run, or this process's part in it, and what describes it."""
-  choose = _checked(config, own)
   placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or made(
     'sync', choose, num_workers=config.cluster.workers

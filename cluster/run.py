@@ -88,7 +88,9 @@ class Run:
 
   def _train(self) -> Mapping[str, Any]:
     self.files.begin(
-      num_workers=len(self.runtime.lead.workers), sizes=self.sizes
+      num_workers=len(self.runtime.lead.workers),
+      sizes=self.sizes,
+      examples=self.journal.ledger.examples,
     )
     ended, warm = 'interrupted', 0
     try:

@@ -14,6 +14,8 @@ def get_config() -> ml_collections.ConfigDict:
   """Returns the defaults, locked: a misspelt field is an error."""
   config = ConfigDict()
   config.seed = 0  # Of parameters, data order, dropout and jitter.
+  # GPU kernels that repeat bit for bit; CPUs repeat anyway.
+  config.deterministic = True
   config.epochs = 40.0  # Length of the run, fractions allowed.
   config.eval_every = 1.0  # Epochs between evaluations on the test split.
   config.log_every = 100  # Iterations between log rows.
@@ -235,6 +237,10 @@ def get_config() -> ml_collections.ConfigDict:
   # In what do layers compute?  Parameters, sums, norms and losses are float32.
   config.precision = ConfigDict()
   config.precision.dtype = 'float32'  # Or 'bfloat16', 'float16'.
+  # Of products and convolutions of float32 on accelerators, forward and
+  # backward: 'float32', or 'tensorfloat32', 'bfloat16' to round what they
+  # multiply.  CPUs multiply in float32 anyway.
+  config.precision.matmul = 'float32'
   # With float16 one has to say 'dynamic', or 'none' to go without.
   config.precision.loss_scaling = ''
   # Gradients in turn without overflow after which a dynamic scale doubles.

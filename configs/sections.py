@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 # Chooses a section of a config: returns a name and the fields of its own.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
+# What config.precision.matmul may be, as jax.default_matmul_precision has it.
+MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
 AUTO = 'auto'  # What config.route.range_bytes may be beside numbers.
 
 # Where the modules are that a section names.
@@ -132,6 +134,19 @@ def check_values(config: ConfigDict) -> None:
         f"config.optimizer: expected 'sgd' without momentum, {reason}, got "
         f'{optimizer.name!r} with {optimizer[optimizer.name].to_dict()}.'
       )
+  precision = config.precision
+  if precision.matmul not in MATMULS:
+    raise ValueError(
+      f'config.precision.matmul: expected one of {list(MATMULS)}, got '
+      f'{precision.matmul!r}.'
+    )
+  half = precision.dtype != 'float32'
+  if half and precision.matmul != 'float32':
+    raise ValueError(
+      "config.precision.matmul: expected the default 'float32', because "
+      f'config.precision.dtype is {precision.dtype!r} and leaves no products '
+      f'of float32, got {precision.matmul!r}.'
+    )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:

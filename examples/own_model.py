@@ -22,6 +22,7 @@ from flax import nnx
 import train
 from configs import default
 from data.dataset import Dataset, Split
+from learning import compilations
 from models import task
 
 _SAMPLES = 64
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   config.time_to = (0.9,)
   config.sync.name = given.scheme
   config.optimizer.learning_rate = 0.05
+  compilations.configure(config)  # XLA's flags, before the model starts it.
   data = Dataset(train=signals(1600, seed=1), test=signals(400, seed=2))
   with tempfile.TemporaryDirectory() as folder:
     run = train.build(

@@ -11,6 +11,7 @@ from configs.checks import require
 from configs.sections import Choose, made, named
 from data.dataset import Dataset
 from data.stream import Stream
+from learning import compilations
 from learning.learning import Learning
 from learning.nothing import Nothing
 
@@ -88,6 +89,7 @@ def of_config(config: ConfigDict) -> Learning:
   sections.check_values(config)
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
+  compilations.configure(config)
   choose = functools.partial(sections.chosen, config, defaults)
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 

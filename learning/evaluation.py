@@ -13,7 +13,14 @@ from models.task import Task
 class TaskEvaluation:
   """The shares of a split that a version of the model gets right."""
 
-  def __init__(self, task: Task, test: Split, *, batch: int = 512):
+  def __init__(
+    self,
+    task: Task,
+    test: Split,
+    *,
+    batch: int = 512,
+    matmul: str | None = 'float32',
+  ):
     """Keeps the split.
 
     Args:
@@ -21,6 +28,7 @@ class TaskEvaluation:
       test: N examples.
       batch: Examples computed at once, at most; the last ones are padded and
         masked.
+      matmul: Precision of products and convolutions, as of `TaskGradient`.
     """
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
@@ -36,7 +44,8 @@ class TaskEvaluation:
     ) -> dict[str, jax.Array]:
       mask, found = jnp.arange(len(targets)) < real, {}
       for name, function in functions.items():
-        correct = function(params, stats, inputs, targets)
+        with jax.default_matmul_precision(matmul):
+          correct = function(params, stats, inputs, targets)
         check_each('task.correct', correct, mask)
         found[name] = jnp.sum(jnp.where(mask, correct, 0.0))
       return found

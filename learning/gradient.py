@@ -71,6 +71,7 @@ class TaskGradient:
     seed: int,
     devices: Sequence[jax.Device] = (),
     scaled: bool = False,
+    matmul: str | None = 'float32',
   ):
     """Compiles nothing yet.
 
@@ -84,6 +85,8 @@ class TaskGradient:
         computes those that are smaller than their number.  With fewer than two
         devices, JAX chooses where to compute.
       scaled: Whether losses are multiplied by a scale: see `learning.scaling`.
+      matmul: Precision of products and convolutions of float32, as
+        `jax.default_matmul_precision` takes it.
 
     Raises:
       ValueError: If `micro_batch` is not a power of two, or if the number of
@@ -105,6 +108,7 @@ class TaskGradient:
     self._micro_batch = micro_batch
     self._root = jax.random.key(seed)
     self._scaled = scaled
+    self._matmul = matmul
     if count > 1:
       self._spread = _Spread(self.part, devices, others=2 + scaled)
     else:
@@ -172,7 +176,8 @@ class TaskGradient:
       loss = jnp.sum(jnp.where(mask, each, 0.0))
       return loss if scale is None else loss * scale, (loss, stats)
 
-    gradient, (loss, stats) = jax.grad(total, has_aux=True)(params)
+    with jax.default_matmul_precision(self._matmul):
+      gradient, (loss, stats) = jax.grad(total, has_aux=True)(params)
     stats = jax.tree.map(lambda s: s * real, stats)
     return Payload(gradient, stats), loss
 

@@ -4,7 +4,7 @@
 nothing (`learning.nothing`), which takes time and bytes alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -235,6 +235,8 @@ class Learning(Protocol):
     other_bytes: Of their other numbers, which travel as they are.
     sizes: Bytes of the gradient's leaves, in the order in which the backward
       pass makes them; none if nothing is learned.
+    devices: Kinds of this process's devices that compute gradients; none if no
+      gradient is computed here.
   """
 
   num_train: int
@@ -247,6 +249,10 @@ class Learning(Protocol):
   stats: Any
   elements: tuple[int, int]
   other_bytes: int
+
+  @property
+  def devices(self) -> Sequence[str]:
+    """Kinds of this process's devices that compute gradients."""
 
   @property
   def sizes(self) -> list[int]:

@@ -166,6 +166,7 @@ class Nothing:
   other_bytes = 0
   params = stats = ()
   sizes: Sequence[int] = ()
+  devices: Sequence[str] = ()
 
   def __init__(self, *, size_bytes: int, num_train: int, stream: Stream):
     """Keeps how much there is of it.

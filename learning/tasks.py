@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
@@ -15,8 +16,8 @@ from configs.sections import Choose, made, named
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
+from learning import compilations, placement
 from learning import optimizer as optimizers
-from learning import placement
 from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
@@ -44,6 +45,7 @@ class TaskLearning:
   params: Any
   stats: Any
   learner: Callable[[Any, Any], TaskLearner]
+  devices: Sequence[str]
 
   @property
   def elements(self) -> tuple[int, int]:
@@ -120,12 +122,15 @@ def make(
     num_train=num_train,
     stream=stream,
     gradient=_gradient(config, devices, task, dataset, stream, scaled),
-    evaluate=TaskEvaluation(task, dataset.test),
+    evaluate=TaskEvaluation(
+      task, dataset.test, matmul=compilations.matmul(config)
+    ),
     schedule=schedule,
     scaling=scaling,
     params=task.params,
     stats=task.stats,
     learner=functools.partial(_learner, config, choose, schedule, scaled),
+    devices=[device.device_kind for device in jax.local_devices()[:devices]],
   )
 
 
@@ -178,6 +183,7 @@ def _gradient(
   most = f'at most {len(devices)}, the devices of this process'
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)
+  _tell_precision(config, devices[0])
   with named('config.batching'):
     return TaskGradient(
       task,
@@ -187,6 +193,22 @@ def _gradient(
       seed=config.seed,
       devices=devices[:count],
       scaled=scaled,
+      matmul=compilations.matmul(config),
+    )
+
+
+def _tell_precision(config: ConfigDict, device: jax.Device) -> None:
+  """Logs a precision that the device does not have."""
+  asked, found = (
+    compilations.matmul(config),
+    compilations.numerics(config, device)['matmul'],
+  )
+  if asked != found:
+    logging.warning(
+      'config.precision.matmul is %r, but %s multiplies in %s.',
+      asked,
+      device.device_kind,
+      found,
     )
 
 

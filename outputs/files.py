@@ -5,6 +5,7 @@ trace format), TensorBoard events and summary.json.  An unknown value is null,
 never NaN.
 """
 
+import collections
 import contextlib
 import datetime
 import json
@@ -15,12 +16,12 @@ from typing import Any
 
 from absl import logging
 
-from outputs import atomic
+from outputs import atomic, manifests
 from outputs.manifests import FORMAT, LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
 # Fields of a manifest that must be equal for bit-identical results.
-_EXACT = ('versions', 'devices', 'cores', 'xla_flags', 'git_revision')
+_EXACT = ('versions', 'cores', 'xla_flags', 'git_revision')
 # Fields that may change when a run on real hosts resumes.
 _HOSTS = (
   *LOCAL,
@@ -66,6 +67,8 @@ class RunFiles:
       workdir = f'runs/{now}-{os.getpid()}'
     self.workdir = pathlib.Path(workdir)
     self._lock: FolderLock | None = None
+    self._manifest: dict[str, Any] = {}  # Of the folder, with its starts.
+    self._start: dict[str, Any] = {}  # The last of them.
 
   def hold(self, cluster: Mapping[str, Any]) -> FolderLock:
     """Makes the folder, and holds its lock until `close` or `release`.
@@ -135,24 +138,25 @@ class RunFiles:
     path = self.workdir / 'manifest.json'
     if not path.exists():
       self._check_free()
-      _write(path, manifest)
+      self._open(manifest, [], manifest)
       return
     before = atomic.read_object(path)
     if before is None:
       self._check_known(run, fingerprint(manifest))
-      _write(path, manifest)
+      self._open(manifest, [], manifest)
       return
     if before.get('format') != FORMAT:
       raise ValueError(
         f'workdir: {self.workdir} holds a run of another version of Syncopate, '
         'with which this one cannot go on; name a new folder.'
       )
+    known = manifests.completed(before)
     differing = [
       (field, line)
       for part in ('config', 'own')
-      for field, line in _differences(before[part], manifest[part], part)
+      for field, line in _differences(known[part], manifest[part], part)
     ]
-    both = before['config'], manifest['config']
+    both = known['config'], manifest['config']
     runtimes = {config['cluster']['runtime'] for config in both}
     free = _HOSTS if runtimes == {'distributed'} else ()
     for field, line in differing:
@@ -164,6 +168,7 @@ class RunFiles:
         f'workdir: {self.workdir} holds a run of another config.  '
         + '  '.join(refused)
       )
+    earlier = manifests.starts(before)
     for field in _EXACT:
       if before[field] != manifest[field]:
         logging.warning(
@@ -173,6 +178,65 @@ class RunFiles:
           before[field],
           manifest[field],
         )
+    for start in earlier:
+      if start['devices'] != manifest['devices']:
+        logging.warning(
+          'The run resumes on %s; %s on %s: its digits may differ from those '
+          'of an uninterrupted one.',
+          counted(manifest['devices']),
+          'it began' if start is earlier[0] else 'it was',
+          counted(start['devices']),
+        )
+        break
+    self._open(before, earlier, manifest)
+
+  def _open(
+    self,
+    kept: Mapping[str, Any],
+    earlier: Sequence[Mapping[str, Any]],
+    manifest: Mapping[str, Any],
+  ) -> None:
+    """Writes the manifest of a new folder; prepares the entry of this start.
+
+    Args:
+      kept: Manifest that the folder has, or is to have.
+      earlier: Starts of the run so far.
+      manifest: Manifest of this start.
+    """
+    if not earlier:
+      _write(self.workdir / 'manifest.json', kept)
+    self._start = manifests.start_of(manifest)
+    self._manifest = {**kept, 'starts': [*earlier, self._start]}
+
+  def record_workers(self, workers: Mapping[int, Sequence[str]]) -> None:
+    """Adds to the manifest on which devices workers compute, from now on.
+
+    Logs workers that did so on other devices at an earlier start.
+
+    Args:
+      workers: Kinds of the devices of each, by rank; some or all of them.
+    """
+    *earlier, start = self._manifest['starts']
+    known = start.setdefault('workers', {})
+    for worker, kinds in sorted(workers.items()):
+      before = [
+        other['workers'][str(worker)]
+        for other in [*earlier, start]
+        if str(worker) in other.get('workers', {})
+      ]
+      if before and before[-1] != list(kinds):
+        logging.warning(
+          'Worker %d computes on %s, and did so on %s before: digits may '
+          'differ from those of an uninterrupted run.',
+          worker,
+          counted(kinds),
+          counted(before[-1]),
+        )
+      known[str(worker)] = list(kinds)
+    self._write_manifest()
+
+  def _write_manifest(self) -> None:
+    _write(self.workdir / 'manifest.json', self._manifest)
 
   def finished(self) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
@@ -204,16 +268,25 @@ class RunFiles:
         )
 
   def begin(
-    self, *, num_workers: int, sizes: Mapping[str, int] | None = None
+    self,
+    *,
+    num_workers: int,
+    sizes: Mapping[str, int] | None = None,
+    examples: int = 0,
   ) -> None:
     """Opens the files that are written during the run.
+
+    The manifest gets an entry of this start.
 
     Args:
       num_workers: Number of workers.
       sizes: Bytes of each file at the checkpoint to resume from, as `state`
         returned them; None for a new run.
+      examples: Examples applied until then.
     """
     sizes = sizes or {}
+    self._start['examples'] = examples
+    self._write_manifest()
     kept = dict(zip(_APPENDED, (True, self.events, self.timeline), strict=True))
     names = [name for name in _APPENDED if kept[name]]
     self._files = {name: (self.workdir / name).open('a') for name in names}
@@ -359,12 +432,21 @@ class RunFiles:
         self._board.add_scalar(field, value, row['examples'])
 
 
+def counted(kinds: Sequence[str]) -> str:
+  """Returns kinds of devices as text, such as '2 x NVIDIA A100, cpu'."""
+  numbers = collections.Counter(kinds)
+  each = [f'{n} x {kind}' if n > 1 else kind for kind, n in numbers.items()]
+  return ', '.join(each) or 'no device'
+
+
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
   """Returns the fields that differ, each with a message."""
   if path == 'config.checkpoint':
     return []  # The frequency of checkpoints changes no result.
   if not (isinstance(before, dict) and isinstance(now, dict)):
     line = f'{path}: expected {before!r}, got {now!r}.'
+    if before is None and path.startswith('config.'):
+      line = f'{path}: younger than the run, which has none; got {now!r}.'
     return [] if before == now else [(path, line)]
   return [
     difference

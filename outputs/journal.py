@@ -7,7 +7,7 @@ says when the run has finished.
 
 import math
 import time as wall
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -162,6 +162,10 @@ class Journal:
   def drift(self, row: Mapping[str, Any]) -> None:
     """Records that a replica differed from the reference: see docs/files.md."""
     self._files.event({'told': 'drift', **row})
+
+  def computes_on(self, workers: Mapping[int, Sequence[str]]) -> None:
+    """Records kinds of the devices on which workers compute, by rank."""
+    self._files.record_workers(workers)
 
   def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
     """Counts an iteration of a worker, with its seconds by phase."""

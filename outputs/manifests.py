@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from data import embedded
+from learning import compilations
 
 FORMAT = 2  # Of a run's folder.
 # Of a config: what each host may have in its own way.
@@ -26,6 +27,14 @@ LOCAL = (
   *('config.cluster.interface', 'config.cluster.devices_per_worker'),
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
+)
+# Of a config: fields that runs of before do not have, and their values there on
+# CPUs.  At these they are no part of a fingerprint, which so stays as it was.
+_YOUNGER = {'deterministic': True, 'precision.matmul': 'float32'}
+# Of a manifest: what a start of a run may have in another way than the first.
+START = (
+  *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
+  *('numerics', 'git_revision'),
 )
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 
@@ -40,6 +49,7 @@ def manifest(
     own: Parts that the config does not describe, by name: pytrees of arrays
       and of what `repr` tells apart; None for those that it does.
   """
+  devices = jax.local_devices()
   git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
   return {
     'format': FORMAT,
@@ -49,12 +59,48 @@ def manifest(
     'host': platform.node(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},
-    'devices': [device.device_kind for device in jax.local_devices()],
+    'devices': [device.device_kind for device in devices],
     'cores': len(os.sched_getaffinity(0)),
     'xla_flags': os.environ.get('XLA_FLAGS', ''),
+    'numerics': compilations.numerics(config, devices[0]),
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),
   }
+
+
+def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a manifest with the fields that are younger than its run.
+
+  They have the values at which runs of before were computed: kernels of GPUs
+  were deterministic, and products of float32 of JAX's own precision, TF32 on
+  GPUs.
+
+  Args:
+    manifest: Of this format, of any version.
+  """
+  found = copy.deepcopy(dict(manifest))
+  config = found['config']
+  if 'deterministic' not in config:
+    config['deterministic'] = True
+  precision = config.get('precision', {})
+  if 'matmul' not in precision:
+    on_cpus = set(found.get('devices', ['cpu'])) <= {'cpu'}
+    half = precision.get('dtype', 'float32') != 'float32'
+    matmul = 'float32' if on_cpus or half else 'tensorfloat32'
+    config['precision'] = {**precision, 'matmul': matmul}
+  return found
+
+
+def starts(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns the starts of a run so far; earlier versions wrote the first."""
+  if 'starts' in manifest:
+    return list(manifest['starts'])
+  return [{'examples': 0} | start_of(manifest)]
+
+
+def start_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a manifest says of the process that wrote it."""
+  return {name: manifest[name] for name in START if name in manifest}
 
 
 def described(
@@ -82,11 +128,20 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   parts = {'config': copy.deepcopy(described['config'])}
   del parts['config']['checkpoint']
   for field in LOCAL:
-    *above, name = field.split('.')
-    section = functools.reduce(operator.getitem, above, parts)
+    section, name = _section(parts, field)
     del section[name]
+  for field, value in _YOUNGER.items():
+    section, name = _section(parts['config'], field)
+    if section.get(name) == value:
+      del section[name]
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def _section(parts: Any, field: str) -> tuple[Any, str]:
+  """Returns the section of a field, and the field's name in it."""
+  *above, name = field.split('.')
+  return functools.reduce(operator.getitem, above, parts), name
 
 
 def _fingerprint(value: Any) -> str:

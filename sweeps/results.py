@@ -17,7 +17,7 @@ from sweeps.plan import Run, differing
 # Of a manifest: what a result may depend on beside the config.
 _MADE = (
   *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
-  'git_revision',
+  *('numerics', 'git_revision'),
 )
 # Of a summary: of each worker, over time, or a histogram.
 _LEFT_OUT = ('staleness', 'worker_breakdown', 'bandwidth')

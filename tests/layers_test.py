@@ -42,7 +42,8 @@ _MAY = {
   'wire': 'configs',
   'learning': 'configs data models wire',
   'outputs': (
-    'configs data.embedded learning.learning sync.record sync.scheme'
+    'configs data.embedded learning.compilations learning.learning sync.record '
+    'sync.scheme'
   ),
   'cluster.transport': 'configs',
   'cluster.speed': 'configs',
@@ -86,7 +87,8 @@ _MAY = {
     'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
-    'outputs.atomic outputs.checkpoints outputs.console outputs.ledger '
+    'outputs.atomic outputs.checkpoints outputs.console outputs.files '
+    'outputs.ledger outputs.manifests '
     'outputs.transient '
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.hosted wire.kept wire.talks'

@@ -29,7 +29,6 @@ from batching.curves import Curve
 from configs import sections
 from configs.checks import require
 from learning import build as learning
-from learning import compilations
 from outputs import atomic
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
@@ -88,7 +87,6 @@ def measure(
   Raises:
     ValueError: If an argument is wrong, or if times do not grow.
   """
-  compilations.make_repeatable()
   learned = learning.of_config(config)
   largest = config.batching.micro_batch
   batches = batches or _default(2 * largest)

@@ -92,10 +92,9 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   require(rounds > 0, 'rounds', 'at least 1', rounds)
   batch = config.batching.worker_batch if batch is None else batch
   require(batch > 0, 'batch', 'at least 1', batch)
-  compilations.make_repeatable()
   learned = learning.of_config(config)
   params, task = learned.params, learned.gradient.task
-  shown = _Shown(task.loss)
+  shown = _Shown(task.loss, compilations.matmul(config))
   train = learned.gradient.train
   parts = [
     tuple(np.resize(each, (size, *each.shape[1:])) for each in train)
@@ -157,7 +156,8 @@ def describe(profile: Profile) -> str:
 class _Shown:
   """A gradient that notes when each of its leaves is there."""
 
-  def __init__(self, loss: Callable[..., Any]):
+  def __init__(self, loss: Callable[..., Any], matmul: str | None):
+    self._matmul = matmul
     self._seen_s: dict[int, float] = {}
 
     def total(params: Any, inputs: Any, targets: Any) -> jax.Array:
@@ -177,7 +177,8 @@ class _Shown:
     """
     self._seen_s.clear()
     start_s = time.perf_counter()
-    jax.block_until_ready(self._gradient(params, inputs, targets))
+    with jax.default_matmul_precision(self._matmul):
+      jax.block_until_ready(self._gradient(params, inputs, targets))
     whole_s = time.perf_counter() - start_s
     count = len(jax.tree.leaves(params))
     seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]

@@ -8,6 +8,13 @@ The parameters must be those of the newest checkpoint, to the last bit on the
 same kind of processor; to rounding, where XLA has summed (route.name=native).
 The exit code is 1 if they are not.
 
+Gradients are computed on as many devices as a worker had, of the same kind, and
+with the run's XLA flags and precision; updates where the run made them, which
+is the CPU for parameter servers.  A run of CPUs needs JAX_PLATFORMS=cpu, and
+JAX_NUM_CPU_DEVICES if its workers had several.  Refused are runs on devices
+that this process does not have, whose workers had unlike ones, or on GPUs
+without config.deterministic.
+
 Batches must be of a fixed size, and a run that was started again must have had
 as many workers and servers as before.
 """
@@ -17,7 +24,7 @@ import importlib
 import operator
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +38,11 @@ from cluster.lead import Lead
 from configs import default
 from configs.checks import require
 from learning import build as learning
+from learning import compilations, placement
 from learning.learning import Learning
 from learning.scaling import factor, of
+from outputs import manifests as manifests_of_runs
+from outputs.files import counted
 from tools import replay
 from tools.reading import manifests, records
 from tools.recomputing import reduced
@@ -73,8 +83,10 @@ def compared(path: pathlib.Path) -> Comparison:
 
   Arguments and errors are those of `difference`.
   """
-  recorded = records.config(path)
+  manifest = manifests_of_runs.completed(records.manifest(path))
+  recorded = manifest['config']
   config = _config(path, recorded)
+  _set_devices(path, manifest, config)
   route = recorded['route'].get('name', 'server')
   if route != 'server':
     config.route = manifests.section(recorded, 'route')
@@ -96,6 +108,49 @@ def compared(path: pathlib.Path) -> Comparison:
     float(np.abs(learner.params - params).max()) for learner, params in pairs
   )
   return Comparison(apart, 0.0, 'sums are in the order of events')
+
+
+def _set_devices(
+  path: pathlib.Path, manifest: Mapping[str, Any], config: ConfigDict
+) -> None:
+  """Makes this process compute as each worker of the run did.
+
+  Args:
+    path: Folder of the run.
+    manifest: Manifest of the run.
+    config: Config of the run; gets the number of devices.
+
+  Raises:
+    ValueError: If this process cannot; says what was expected.
+  """
+  of_workers = [
+    devices
+    for start in manifest.get('starts', ())
+    for devices in start.get('workers', {}).values()
+  ]
+  if 'starts' not in manifest:  # Only the coordinator's are known.
+    count = manifest['config']['cluster'].get('devices_per_worker', 1)
+    of_workers = [manifest['devices'][:count]]
+  own, *others = _unique(of_workers) or [['cpu']]
+  expected = 'workers with devices of one kind and number, at all starts'
+  got = ' and '.join(map(counted, [own, *others]))
+  require(not others, f'{path}: devices', expected, got)
+  config.cluster.devices_per_worker = len(own)
+  compilations.configure(config)
+  here = jax.local_devices()
+  found = [device.device_kind for device in here][: len(own)]
+  hint = f' (JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={len(own)})'
+  expected = f'{counted(own)} in this process, as each worker had'
+  expected += hint if set(own) == {'cpu'} else ''
+  require(found == own, f'{path}: devices', expected, counted(found))
+  repeats = here[0].platform == 'cpu' or config.deterministic
+  expected = 'True, as kernels of GPUs do not repeat bit for bit without'
+  field = f'{path}: config.deterministic'
+  require(repeats, field, expected, config.deterministic)
+
+
+def _unique(workers: Iterable[Sequence[str]]) -> list[list[str]]:
+  return [list(kinds) for kinds in sorted(set(map(tuple, workers)))]
 
 
 def _shown(path: pathlib.Path) -> bool:
@@ -159,10 +214,11 @@ class _Again:
   ):
     self.version, workers = 0, config.cluster.workers
     self._learned = learned
-    self.learners = [
-      learned.learner(*flat.initial(server))
-      for server in range(len(flat.sizes))
-    ]
+    with placement.on_cpu():
+      self.learners = [
+        learned.learner(*flat.initial(server))
+        for server in range(len(flat.sizes))
+      ]
     first = learned.scaling
     self.scalings = [first] * workers if first else []
     self._flat = flat
@@ -234,10 +290,12 @@ class _Again:
     before = self._states.get(worker) or self._flat.init(worker)
     messages, after, finite = self._flat.encode(before, payload, stage, scale)
     self._states[worker] = after if finite else before
-    self._pushed[worker] = [
-      self._flat.taken(message, server, stage)
-      for server, message in enumerate(messages)
-    ]
+    messages = jax.device_get(messages)  # They travel.
+    with placement.on_cpu():
+      self._pushed[worker] = [
+        self._flat.taken(message, server, stage)
+        for server, message in enumerate(messages)
+      ]
     self._lead.push(
       worker,
       row['time'],
@@ -263,22 +321,22 @@ class _Again:
     pieces = self._pieces.setdefault(update, {}) if self._pipelined else None
     if not finite:
       return
-    if pieces is not None:
-      pieces[worker] = (
-        [_divided(share, factor(own)) for share in shares],
-        examples,
-      )
-      return
-    for learner, share in zip(self.learners, shares, strict=True):
-      learner.add(update, share, examples, scale=factor(own))
+    with placement.on_cpu():
+      if pieces is not None:
+        divided = [_divided(share, factor(own)) for share in shares]
+        pieces[worker] = divided, examples
+        return
+      for learner, share in zip(self.learners, shares, strict=True):
+        learner.add(update, share, examples, scale=factor(own))
 
   def commit(self, update: int) -> bool:
     """Applies an update."""
     self.version += 1
-    if self._pipelined:
-      self._sum(update)
-    for learner in self.learners:
-      learner.commit(update)
+    with placement.on_cpu():
+      if self._pipelined:
+        self._sum(update)
+      for learner in self.learners:
+        learner.commit(update)
     return True
 
   def _sum(self, update: int) -> None:
@@ -297,8 +355,9 @@ class _Again:
 
   def _release(self, index: int) -> None:
     worker = self._lead.workers[index]
-    sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
-    params, _ = self._flat.pulled(sent)
+    with placement.on_cpu():
+      sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
+    params, _ = self._flat.pulled(jax.device_get(sent))
     self._released[index] = params, worker.ranges, worker.iteration
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.transport import sockets
 from cluster.transport.streams import Closed, Refused
 
+_MOST_DEVICES = 1024  # Of a process.
 _DOING = 200  # Characters that are shown again and again.
 _PROCESS = re.compile('[0-9a-f]{32}')
 
@@ -74,6 +75,14 @@ def _is_orders(value: Any) -> bool:
   )
 
 
+def is_devices(value: Any) -> bool:
+  """Returns whether it is kinds of devices, or None for unknown ones."""
+  if value is None:
+    return True
+  known = isinstance(value, list) and len(value) <= _MOST_DEVICES
+  return known and all(map(_is_doing, value))
+
+
 # Of a push; None stands for a loss that there is not.
 _REPORT: Fields = {
   'iteration': is_count,
@@ -94,7 +103,7 @@ _LIFE: Fields = {'worker': is_count, 'life': is_count}
 Words = Mapping[str, Fields]
 OF_WORKERS: Words = {
   'doing': {'doing': _is_doing},
-  'ready': {'ready': lambda value: value is True},
+  'ready': {'ready': lambda value: value is True, 'devices': is_devices},
   'beat': {'beat': is_number, 'pace': _is_pace},
 }
 _SERVER: Mapping[str, Fields] = {

@@ -18,6 +18,7 @@ from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.reception import Reception
 from cluster.lead import Lead
 from cluster.transport.heart import BEATS, Unmendable
+from outputs.files import counted
 
 _TELL_S = 10.0  # Between two lines on who is not there.
 
@@ -65,11 +66,14 @@ class Leading:
     self._began: float | None = None  # Monotonic seconds.
     self._before: dict[str, Any] = {}  # The lead's state to go on from.
     self._look_at = 0.0  # Monotonic seconds.
+    # Kinds of devices of workers, as they have been recorded.
+    self._devices: dict[int, list[str]] = {}
 
   def start(self) -> None:
     """Releases the first iterations."""
     self._began = time.monotonic() - self.time
     self._started = True
+    self._record_devices()
     self.lead.start(self.time)
 
   def close(self) -> None:
@@ -189,7 +193,40 @@ class Leading:
     member.life = event['life']
     member.stream, member.seen = event['stream'], time.monotonic()
     member.pace = Seen(moved=member.seen)
+    member.devices = event.get('devices') or ()
+    if self._started:
+      self._record_devices()
     return True
+
+  def _record_devices(self) -> None:
+    """Records on which devices workers compute, and logs it once it changes."""
+    kinds = {k: list(m.devices) for k, m in enumerate(self._members)}
+    changed = {
+      k: devices
+      for k, devices in kinds.items()
+      if devices and devices != self._devices.get(k)
+    }
+    if not changed:
+      return
+    before = {tuple(devices) for devices in self._devices.values()}
+    self._devices |= changed
+    self.lead.journal.computes_on(changed)
+    found = {tuple(devices) for devices in self._devices.values()}
+    if found != before:
+      described = [f'{counted(each)} ({self._on(each)})' for each in found]
+      logging.info('Workers compute on %s.', ' and '.join(sorted(described)))
+    if len(found) > 1 and found != before:
+      logging.warning(
+        'Workers compute on devices of different kinds or numbers: what they '
+        'compute differs by rounding.'
+      )
+
+  def _on(self, kinds: tuple[str, ...]) -> str:
+    """Returns which workers compute on some devices, as text."""
+    on = [k for k, devices in self._devices.items() if tuple(devices) == kinds]
+    if len(on) == 1:
+      return f'worker {on[0]}'
+    return 'workers ' + ', '.join(map(str, sorted(on)))
 
   def _unmendable(self, event: dict[str, Any]) -> None:
     raise Unmendable(event['reason'])

@@ -7,7 +7,7 @@ process to a rank starts a session with a new incarnation number.
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.distributed.pace import Seen
@@ -95,6 +95,7 @@ class Member(Rank):
     counted: Last iteration whose push all servers have received; None if
       there was none.
     pace: Its progress.
+    devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
   """
 
@@ -104,6 +105,7 @@ class Member(Rank):
   arrived: int = 0
   counted: int | None = None
   pace: Seen = dataclasses.field(default_factory=Seen)
+  devices: Sequence[str] = ()
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     start_s: Seconds within which all processes have to join.
     process: Random identity of this process.  By it the coordinator
       distinguishes a process that reconnects from another one of its rank.
+    devices: Kinds of this process's devices that compute gradients.
     adapt: Whether links are measured during the run and forests adapted to
       them: see `route.route.Reduced`.
   """
@@ -63,6 +64,7 @@ class Settings(NamedTuple):
   timeout_s: float
   start_s: float
   process: str
+  devices: Sequence[str] = ()
   adapt: bool = False
 
 
@@ -110,6 +112,7 @@ class Process:
       config.cluster.timeout_s,
       config.cluster.start_s,
       process=secrets.token_hex(16),
+      devices=tuple(parts.learned.devices),
     )
     self.faults = faults.make(config, servers, parts.files.workdir / 'faults')
     self.deadlines = Deadlines(

@@ -1,7 +1,9 @@
 """Runs on real hosts whose processes are threads of this one, for tests."""
 
+import copy
 import pathlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,23 +13,33 @@ import train
 from cluster.distributed import process, roles
 
 
-def run(config: ConfigDict, folder: pathlib.Path, **own: Any) -> list[Any]:
+def run(
+  config: ConfigDict,
+  folder: pathlib.Path,
+  *,
+  devices: Sequence[int] = (),
+  **own: Any,
+) -> list[Any]:
   """Returns the parts of a run that has ended; that of the lead comes first.
 
   Args:
     config: Of workers who sum among themselves.
     folder: Of the run.
+    devices: Of each worker's process; by default as the config has it.
     **own: Of train.build.
   """
   lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
+  configs = [copy.deepcopy(config) for _ in range(config.cluster.workers)]
+  for each, count in zip(configs, devices, strict=False):
+    each.cluster.devices_per_worker = count
   parts = [
     train.build(
-      config,
+      each,
       workdir=str(folder),
       process={'role': f'worker:{index}', 'lead': lead},
       **own,
     )
-    for index in range(config.cluster.workers)
+    for index, each in enumerate(configs)
   ]
   # Signals are for main threads.
   with mock.patch.object(process, '_leave_it_to_the_lead'):

@@ -24,7 +24,10 @@ from tools.reading import records
 _FORMAT, _VERSION = 'syncopate.result', 1
 _ALONE = 'checkpoints'  # Not part of a result.
 _AGREE = ('time', 'iterations', 'examples', 'updates')
-_HARDWARE = ('host', 'cores', 'devices', 'python', 'versions', 'xla_flags')
+_HARDWARE = (
+  *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
+  'numerics',
+)
 
 
 def main(argv: list[str]) -> None:

@@ -145,11 +145,16 @@ def config(path: pathlib.Path) -> dict[str, Any]:
     ValueError: If there is no run, or if its manifest is broken.
     OSError: If it cannot be read.
   """
+  return manifest(path)['config']
+
+
+def manifest(path: pathlib.Path) -> dict[str, Any]:
+  """Returns a run's manifest; arguments and errors are those of `config`."""
   file = path / 'manifest.json'
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
     raise ValueError(f'{path}: expected a run with manifest.json, got {got}.')
-  return _read(file, _CONFIG)['config']
+  return _read(file, _CONFIG)
 
 
 def has_events(run: RunRecord) -> bool:

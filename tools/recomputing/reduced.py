@@ -20,6 +20,7 @@ from batching import fixed
 from cluster.distributed.reduced.sums.summing import CheckedFilling
 from cluster.lead import Lead
 from configs.checks import require
+from learning import placement
 from learning.learning import Learning
 from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling, factor
@@ -110,7 +111,8 @@ class _Again:
     self._talking: Conversations | None = None
     if before and before._talking:
       self._talking = before._talking
-      self._talking.begin_again(before._sums)
+      with placement.on_cpu():
+        self._talking.begin_again(before._sums)
     self._pool: Pool | None = None
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
@@ -229,7 +231,8 @@ class _Again:
     if self._talking:
       before = dict(self._talking.states)
       scale = factor(self.learner.scaling)
-      summed = self._talking(self._sums, vectors, scale=scale)
+      with placement.on_cpu():  # As the workers' codecs.
+        summed = self._talking(self._sums, vectors, scale=scale)
     else:
       layout = self._pool.ranges, self._pool.dtypes
       total = self._sums(vectors, *layout)

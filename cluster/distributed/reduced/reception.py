@@ -51,7 +51,7 @@ class ReducedReception(Reception):
 
   _words = checked.OF_WORKERS | {
     'ready': {
-      'ready': lambda value: value is True,
+      **checked.OF_WORKERS['ready'],
       'executor': checked.is_address,
       'handover': checked.is_address,
     },

@@ -189,6 +189,7 @@ class Replica:
     life.say(
       {
         'ready': True,
+        'devices': list(settings.devices),
         'executor': address or giving.address,
         'handover': giving.address,
       }

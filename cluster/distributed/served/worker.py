@@ -156,8 +156,7 @@ class Worker:
       self._windows = list(map(Window, life.pieces))
       start = self._faults.due(self.index, life.number, Phase.START)
       self._faults.happen(start)
-      able = self._evaluator is not None
-      life.say({'ready': True, 'accelerator': able})
+      self._report_ready(life)
       while not life.heart.ended.is_set():
         self._iterate(life.streams, life.heart)
     return life.heart.verdict
@@ -171,6 +170,15 @@ class Worker:
     life.say({'doing': 'waiting for servers'})
     self._doing = []
     self._remembered.begin()
+
+  def _report_ready(self, life: ServedLife) -> None:
+    life.say(
+      {
+        'ready': True,
+        'devices': list(self._settings.devices),
+        'accelerator': self._evaluator is not None,
+      }
+    )
 
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)

@@ -97,7 +97,7 @@ class _Played:
       batching=fixed.make(num_workers=workers, worker_batch=8),
       speed=None,
       faults=faults,
-      settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt),
+      settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
       hung=self.hung,
       completed=self.said.put,
     )

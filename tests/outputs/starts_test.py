@@ -1,0 +1,148 @@
+"""Tests for the starts of a run in its manifest, and for older manifests."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+import train
+from outputs import manifests
+from outputs.files import RunFiles
+from tests.support import small, stopping
+
+
+def _older(manifest):
+  """Makes a manifest look as versions before these fields wrote it."""
+  for name in ('starts', 'numerics'):
+    manifest.pop(name, None)
+  del manifest['config']['deterministic']
+  del manifest['config']['precision']['matmul']
+
+
+class ResumeTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    run = self._build()
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[20], killed_at=40)
+    run.files.release()
+
+  def _build(self, **changed):
+    config = stopping.eventful('asp', **changed)
+    return train.build(config, workdir=str(self.folder))
+
+  @property
+  def _manifest(self):
+    return json.loads((self.folder / 'manifest.json').read_text())
+
+  def _change(self, change):
+    manifest = self._manifest
+    change(manifest)
+    (self.folder / 'manifest.json').write_text(json.dumps(manifest))
+
+  def test_each_start_has_an_entry(self):
+    (first,) = self._manifest['starts']
+    self._build()()
+
+    before, after = self._manifest['starts']
+    self.assertEqual(before, first)
+    self.assertEqual(before['examples'], 0)
+    self.assertGreater(after.pop('examples'), 0)
+    self.assertEqual(after, manifests.start_of(self._manifest))
+    # It has finished: nothing starts any more.
+    self._build()()
+    self.assertLen(self._manifest['starts'], 2)
+
+  def test_another_kind_of_device_is_told_and_recorded(self):
+    def on_gpu(manifest):
+      for part in (manifest, manifest['starts'][0]):
+        part['devices'] = ['NVIDIA H100'] * 2
+
+    self._change(on_gpu)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      run = self._build()
+    expected = 'resumes on cpu; it began on 2 x NVIDIA H100: its digits may'
+    self.assertIn(expected, ' '.join(logs.output))
+    run()
+    manifest = self._manifest
+    found = [start['devices'] for start in manifest['starts']]
+    self.assertEqual(found, [['NVIDIA H100'] * 2, ['cpu']])
+    self.assertEqual(manifest['devices'], ['NVIDIA H100'] * 2)
+
+  def test_one_in_between_is_told_too(self):
+    def between(manifest):
+      start = dict(manifest['starts'][0], devices=['NVIDIA A100'])
+      manifest['starts'].append(start)
+
+    self._change(between)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self._build()
+    self.assertIn('resumes on cpu; it was on NVIDIA A100', logs.output[0])
+
+  def test_a_folder_of_an_earlier_version_resumes(self):
+    self._change(_older)
+    with self.assertNoLogs('absl', 'WARNING'):
+      run = self._build()
+    run()
+    expected, _ = stopping.straight('asp')
+    self.assertEqual(stopping.results(run)['events'], expected['events'])
+    self.assertLen(self._manifest['starts'], 2)
+
+  def test_one_with_other_values_than_it_had_is_refused(self):
+    self._change(_older)
+    with self.assertRaisesRegex(
+      ValueError, 'config.deterministic: expected True, got False'
+    ):
+      self._build(deterministic=False)
+
+    def on_gpu(manifest):
+      manifest['devices'] = ['NVIDIA H100']
+
+    self._change(on_gpu)
+    with self.assertRaisesRegex(
+      ValueError,
+      "config.precision.matmul: expected 'tensorfloat32', got 'float32'",
+    ):
+      self._build()
+
+  def test_any_other_younger_field_is_named_as_that(self):
+    def without(manifest):
+      del manifest['config']['log_every']
+
+    self._change(without)
+    with self.assertRaisesRegex(ValueError, 'config.log_every: younger than'):
+      self._build()
+
+
+class WorkersTest(absltest.TestCase):
+  def test_their_devices_are_recorded_and_others_than_before_told(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    found = manifests.manifest(small.config().to_dict(), {})
+    for start, kind in enumerate(('NVIDIA A100', 'NVIDIA H100')):
+      files = RunFiles(str(folder))
+      files.claim(found)
+      files.begin(num_workers=2, examples=start * 64)
+      if start == 0:
+        with self.assertNoLogs('absl', 'WARNING'):
+          files.record_workers({0: ['cpu'], 1: [kind]})
+      else:
+        with self.assertLogs('absl', 'WARNING') as logs:
+          files.record_workers({0: ['cpu'], 1: [kind]})
+        self.assertLen(logs.output, 1)
+        expected = 'Worker 1 computes on NVIDIA H100, and did so on NVIDIA A100'
+        self.assertIn(expected, logs.output[0])
+      files.close({'ended': 'stopped'})
+    starts = json.loads((folder / 'manifest.json').read_text())['starts']
+    self.assertEqual(
+      [(start['examples'], start['workers']) for start in starts],
+      [
+        (0, {'0': ['cpu'], '1': ['NVIDIA A100']}),
+        (64, {'0': ['cpu'], '1': ['NVIDIA H100']}),
+      ],
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
