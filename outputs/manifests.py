@@ -26,6 +26,7 @@ LOCAL = (
   *('config.cluster.interface', 'config.cluster.devices_per_worker'),
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
+  'config.cluster.workers_per_gpu',
 )
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 
