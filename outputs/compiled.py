@@ -33,11 +33,28 @@ def variables(
   }
 
 
-def here(folder: pathlib.Path, cores: int) -> pathlib.Path:
-  """Returns the part of a shared folder that this host may use.
+def use(folder: pathlib.Path) -> None:
+  """Keeps in a folder all that JAX compiles in this process from now on.
+
+  Does nothing if JAX has another folder already.
 
   Args:
-    folder: Shared by runs.
-    cores: Number of cores of each.
+    folder: Made if it does not exist.
   """
+  import jax  # Launchers do without it.
+
+  if jax.config.values['jax_compilation_cache_dir']:
+    return
+  jax.config.update('jax_compilation_cache_dir', str(folder.absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def here(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the part of a folder for processes of this host, of as many cores.
+
+  Args:
+    folder: Shared by hosts.
+  """
+  cores = len(os.sched_getaffinity(0))
   return folder / f'{os.uname().nodename}-{cores}'

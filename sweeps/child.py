@@ -84,33 +84,30 @@ def run(
   _main(arguments, pathlib.Path(folder))
 
 
-def _main(
-  arguments: Sequence[str], folder: pathlib.Path, *, job: bool = False
-) -> None:
+def _main(arguments: Sequence[str], folder: pathlib.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open('ab') as log:
     for stream in (1, 2):
       os.dup2(log.fileno(), stream)
-  if job:
-    _share_programs(folder.parent)
+  _share_programs(folder.parent)
   script = _ROOT / 'main.py'
   sys.argv = [os.path.relpath(script), *arguments]
   runpy.run_path(str(script), run_name='__main__')
 
 
 def _share_programs(out: pathlib.Path) -> None:
-  """Shares compiled programs with other jobs on this host, if it has GPUs."""
+  """Shares compiled programs with other runs on this host, if it has GPUs.
+
+  On CPUs programs depend on more than their keys say: see `outputs.compiled`.
+  """
   try:
     has_gpus = bool(devices.gpus(os.environ))
   except (OSError, ValueError) as error:
     transient.leave(error)
   if has_gpus:
-    cores = len(os.sched_getaffinity(0))
-    cache = compiled.here(out / CACHE, cores)
-    os.environ.update(compiled.variables(os.environ, cache))
+    compiled.use(compiled.here(out / CACHE))
 
 
 if __name__ == '__main__':
   *_, _own = sys.argv
-  _folder = pathlib.Path(_own.removeprefix('--workdir='))
-  _main(sys.argv[1:], _folder, job=True)
+  _main(sys.argv[1:], pathlib.Path(_own.removeprefix('--workdir=')))

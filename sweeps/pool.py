@@ -20,9 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster.distributed import devices
 from configs.checks import require
-from outputs import compiled
 from sweeps import child
-from sweeps.folder import CACHE, Folder, State
+from sweeps.folder import Folder, State
 from sweeps.plan import Checked, Run
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -126,26 +125,15 @@ def division(given: Sequence[Slot]) -> str:
   return f'{text}, {most} on each{share}' if most > 1 else text
 
 
-def environ(
-  given: Sequence[Slot], folder: Folder, *, learn: bool
-) -> dict[str, str]:
+def environ(given: Sequence[Slot], *, learn: bool) -> dict[str, str]:
   """Returns variables for all runs, which libraries read when they are loaded.
-
-  Runs on GPUs share what they compile.
 
   Args:
     given: What the runs may use.
-    folder: Of the sweep.
     learn: Whether any has a model; others leave GPUs alone.
   """
-  cores = len(given[0].cores)
-  found = dict.fromkeys(_THREADS, str(cores))
-  if not learn:
-    return {**found, 'JAX_PLATFORMS': 'cpu'}
-  if not given[0].environ:
-    return found
-  cache = compiled.here(folder.file(CACHE), cores)
-  return found | compiled.variables(os.environ, cache)
+  found = dict.fromkeys(_THREADS, str(len(given[0].cores)))
+  return found if learn else {**found, 'JAX_PLATFORMS': 'cpu'}
 
 
 def checked(lines: Sequence[tuple[str, ...]]) -> list[Checked]:

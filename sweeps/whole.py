@@ -83,7 +83,7 @@ def swept(
   elif parameters:
     require(False, '--submit_with', 'nothing without --submit', parameters)
   folder = Folder(wanted.out)
-  given = _divided(wanted, folder, len(points), learn)
+  given = _divided(wanted, len(points), learn)
   runs = plan.planned(base, points, pool.checked)
   if wanted.dry:
     return _show(folder.check(runs), folder)
@@ -110,9 +110,7 @@ def swept(
   return code or (_FAILED if display.failed else 0)
 
 
-def _divided(
-  wanted: Wanted, folder: Folder, runs: int, learn: bool
-) -> list[pool.Slot]:
+def _divided(wanted: Wanted, runs: int, learn: bool) -> list[pool.Slot]:
   """Returns the slots of runs here, and sets the environment of processes.
 
   The slots do not depend on the number of runs that are left, because the last
@@ -125,7 +123,7 @@ def _divided(
   given = pool.slots(jobs, learn=learn)
   own = dict(os.environ)  # The user's variables have precedence.
   path = {'PYTHONPATH': child.python_path()}
-  os.environ.update(pool.environ(given, folder, learn=learn) | own | path)
+  os.environ.update(pool.environ(given, learn=learn) | own | path)
   return given
 
 

@@ -8,7 +8,7 @@ import tempfile
 from unittest import mock
 
 import jax
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import train
 from cluster.distributed import devices, roles
@@ -358,6 +358,30 @@ class MeetTest(parameterized.TestCase):
     field = 'config.cluster.workers_per_gpu'
     with self.assertRaisesRegex(ValueError, f'{field}: .* no GPU .* got 4'):
       self._build(1, count=1, share=4)
+
+
+class MainTest(absltest.TestCase):
+  def _run(self, host, *flags, **environ):
+    words = ['main.py', '--config=configs/vgg16_bsp.py', *flags]
+    return subprocess.run(
+      [sys.executable, *words, f'--workdir={tempfile.mkdtemp()}/run'],
+      cwd=gpus.ROOT,
+      env=host.variables(**environ),
+      capture_output=True,
+      text=True,
+      timeout=100,
+    )
+
+  def test_a_model_is_not_trained_beside_gpus_by_a_jax_without_cuda(self):
+    host = gpus.Host(gpus.listed(2), cuda=False)
+    done = self._run(host)
+    self.assertEqual(done.returncode, 1)
+    message = 'Refused: jax: expected CUDA support, as nvidia-smi lists 2 GPUs'
+    self.assertIn(message, done.stderr)
+    self.assertIn('JAX_PLATFORMS=cpu', done.stderr)
+    none = ('--config.model.name=none', '--config.epochs=0.01')
+    done = self._run(host, *none)
+    self.assertEqual(done.returncode, 0, done.stderr)
 
 
 def _native(**fields):
