@@ -374,7 +374,7 @@ class MainTest(absltest.TestCase):
 
   def test_a_model_is_not_trained_beside_gpus_by_a_jax_without_cuda(self):
     host = gpus.Host(gpus.listed(2), cuda=False)
-    done = self._run(host)
+    done = self._run(host, '--config.epochs=0.01')
     self.assertEqual(done.returncode, 1)
     message = 'Refused: jax: expected CUDA support, as nvidia-smi lists 2 GPUs'
     self.assertIn(message, done.stderr)
