@@ -33,21 +33,24 @@ def variables(
   }
 
 
-def use(folder: pathlib.Path) -> None:
-  """Keeps in a folder all that JAX compiles in this process from now on.
+def use(folder: pathlib.Path, *, everything: bool) -> None:
+  """Keeps in a folder what JAX compiles in this process from now on.
 
   Does nothing if JAX has another folder already.
 
   Args:
     folder: Made if it does not exist.
+    everything: Whether programs are kept, too, that JAX by itself does not
+      keep, because they take less than a second to compile.
   """
   import jax  # Launchers do without it.
 
   if jax.config.values['jax_compilation_cache_dir']:
     return
   jax.config.update('jax_compilation_cache_dir', str(folder.absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+  if everything:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
 def here(folder: pathlib.Path) -> pathlib.Path:

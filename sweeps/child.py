@@ -99,13 +99,15 @@ def _share_programs(out: pathlib.Path) -> None:
   """Shares compiled programs with other runs on this host, if it has GPUs.
 
   On CPUs programs depend on more than their keys say: see `outputs.compiled`.
+  Most of those that GPU runs have on the CPU compile in less than a second, and
+  are not kept.
   """
   try:
     has_gpus = bool(devices.gpus(os.environ))
   except (OSError, ValueError) as error:
     transient.leave(error)
   if has_gpus:
-    compiled.use(compiled.here(out / CACHE))
+    compiled.use(compiled.here(out / CACHE), everything=False)
 
 
 if __name__ == '__main__':

@@ -252,7 +252,7 @@ def compiled_once() -> Iterator[None]:
     yield
     return
   with tempfile.TemporaryDirectory() as folder:
-    compiled.use(pathlib.Path(folder))
+    compiled.use(pathlib.Path(folder), everything=True)
     yield
 
 
