@@ -1,13 +1,15 @@
 # Every target sets up what it needs in .venv; PYTHON chooses the interpreter
-# (3.11 or later).  Hosts with an NVIDIA GPU get JAX for CUDA.
+# (3.11 or later).  Hosts with an NVIDIA GPU get JAX for CUDA, also where another
+# host has made a .venv without it, in a folder that both see.
 PYTHON ?= python3
 DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
+RUN := .venv/$(REQUIREMENTS:.txt=)
 
 .PHONY: train test slurm gpu compare lint bench peers soak docs clean
 
-train: .venv/run
+train: $(RUN)
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
 
 test: .venv/dev
@@ -19,7 +21,7 @@ slurm: .venv/dev
 gpu: .venv/dev
 	$(BIN)/python -m pytest -m gpu
 
-compare: .venv/run
+compare: $(RUN)
 	$(BIN)/python -m tools.compare --config=configs/compare.py:$(DATA) --out=runs/compare$(if $(filter-out digits,$(DATA)),-$(DATA))
 
 lint: .venv/dev
@@ -27,7 +29,7 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/run
+bench: $(RUN)
 	$(BIN)/python -m bench
 
 peers: .venv-peers/run
@@ -43,17 +45,17 @@ docs: .venv/docs
 clean:
 	rm -rf .venv .venv-peers runs docs/_build docs/api/rooms .pytest_cache .ruff_cache .hypothesis
 
-.venv/run: $(REQUIREMENTS) requirements-cpu.txt
+$(RUN): $(REQUIREMENTS) requirements-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	touch $@
 
-.venv/dev: .venv/run requirements-dev.txt
+.venv/dev: $(RUN) requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-.venv/docs: .venv/run requirements-docs.txt
+.venv/docs: $(RUN) requirements-docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	touch $@
 

@@ -9,14 +9,17 @@ import copy
 import functools
 import importlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 from ml_collections import ConfigDict
 
 from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
+from cluster.distributed import devices
 from cluster.lead import Lead
 from cluster.run import Run
 from cluster.runtime import Parts, Site
@@ -138,6 +141,9 @@ def _made(
   plan = _plan(config, choose, scheme, wire)
   if own_process and not _uses_accelerators(config, plan):
     placement.use_cpu_only()
+  if config.cluster.runtime == 'virtual' and config.model.name != 'none':
+    platforms = {'JAX_PLATFORMS': jax.config.values['jax_platforms'] or ''}
+    devices.require_cuda({**os.environ, **platforms})
   place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
   meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)

@@ -13,7 +13,7 @@ from absl import logging
 
 from claims import derived, entries
 from configs.published import Entry
-from outputs import atomic
+from outputs import atomic, compiled
 from sweeps import grid, plan, whole
 from sweeps.child import bound_command, python_path
 from sweeps.folder import Folder
@@ -154,9 +154,7 @@ def _swept(
   learn = learn or 'model.name' in points[0]
   if learn:  # Runs share what they compile.
     cache = out.parent / 'compiled'
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache.absolute()))
-    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-    os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+    os.environ.update(compiled.variables(os.environ, cache))
   wanted = whole.Wanted(None, str(out), 0, False, None, None, ())
   code = whole.swept(base, points, wanted, learn=learn)
   if code > 1:

@@ -176,6 +176,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.runtime = 'virtual'
   config.cluster.workers = 4  # Data-parallel replicas (n).
   config.cluster.devices_per_worker = 1  # Of its host; they split batches.
+  config.cluster.workers_per_gpu = 1  # Of its host; they share its memory.
   # Deaths and returns: ((seconds, 'leave' or 'join', worker), ...).
   config.cluster.script = ()
   # Of real hosts only: silence after which a process counts as lost, seconds.

@@ -58,12 +58,14 @@ _NO_MODEL = (
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
+  'cluster.workers_per_gpu',
 )
 _REAL = (
   *('cluster.timeout_s', 'cluster.start_s', 'cluster.faults'),
   *('cluster.interface', 'cluster.token_file'),
   *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
+  'cluster.workers_per_gpu',
 )
 # Recipes describe a virtual cluster (network, speed) beside all else; a real
 # one says that it makes no use of that.
@@ -113,7 +115,7 @@ def check_values(config: ConfigDict) -> None:
   positive = (
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
     *('batching.worker_batch', 'batching.micro_batch'),
-    *('cluster.timeout_s', 'cluster.start_s'),
+    *('cluster.timeout_s', 'cluster.start_s', 'cluster.workers_per_gpu'),
     *('model.none.size_bytes', 'model.none.num_train'),
   )
   for field in positive:

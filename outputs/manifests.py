@@ -27,6 +27,7 @@ LOCAL = (
   *('config.cluster.interface', 'config.cluster.devices_per_worker'),
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
+  'config.cluster.workers_per_gpu',
 )
 # Of a config: fields that runs of before do not have, and their values there on
 # CPUs.  At these they are no part of a fingerprint, which so stays as it was.

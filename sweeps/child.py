@@ -12,7 +12,9 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from sweeps.folder import LOG
+from cluster.distributed import devices
+from outputs import compiled, transient
+from sweeps.folder import CACHE, LOG
 
 _BOUND = """
 import runpy, sys
@@ -87,9 +89,25 @@ def _main(arguments: Sequence[str], folder: pathlib.Path) -> None:
   with (folder / LOG).open('ab') as log:
     for stream in (1, 2):
       os.dup2(log.fileno(), stream)
+  _share_programs(folder.parent)
   script = _ROOT / 'main.py'
   sys.argv = [os.path.relpath(script), *arguments]
   runpy.run_path(str(script), run_name='__main__')
+
+
+def _share_programs(out: pathlib.Path) -> None:
+  """Shares compiled programs with other runs on this host, if it has GPUs.
+
+  On CPUs programs depend on more than their keys say: see `outputs.compiled`.
+  Most of those that GPU runs have on the CPU compile in less than a second, and
+  are not kept.
+  """
+  try:
+    has_gpus = bool(devices.gpus(os.environ))
+  except (OSError, ValueError) as error:
+    transient.leave(error)
+  if has_gpus:
+    compiled.use(compiled.here(out / CACHE), everything=False)
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ from outputs import atomic, transient
 from sweeps.plan import Run
 
 LOG = 'log.txt'  # Of a run.
+CACHE = 'compiled'  # Of programs that runs share.
 _SWEEP = 'sweep.json'
 _FORMAT = 1
 _DIVERGED = 'FloatingPointError'  # How `ended` begins.

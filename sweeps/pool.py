@@ -9,16 +9,16 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
-import pathlib
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple, Protocol
 
+from cluster.distributed import devices
 from configs.checks import require
 from sweeps import child
 from sweeps.folder import Folder, State
@@ -33,7 +33,6 @@ _TOGETHER = 8  # Runs that are checked together.
 _LOOK_S = 0.5  # Between two looks at time and signals.
 _GRACE_S = 60.0  # To save a checkpoint.
 _THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
-_GPUS = 'CUDA_VISIBLE_DEVICES'
 
 
 class Slot(NamedTuple):
@@ -41,7 +40,7 @@ class Slot(NamedTuple):
 
   Attributes:
     cores: Numbers of cores.
-    environ: Variables that say which GPU.
+    environ: Variables that say which GPU, and how much of its memory.
   """
 
   cores: tuple[int, ...]
@@ -80,25 +79,50 @@ def jobs_here(runs: int, jobs: int, *, learn: bool) -> int:
     learn: Whether any has a model.
   """
   require(jobs >= 0, '--jobs', 'at least 0', jobs)
-  each = (learn and len(_gpus())) or len(os.sched_getaffinity(0))
+  each = len(_gpus(learn)) or len(os.sched_getaffinity(0))
   return max(min(runs, jobs or each), 1)
 
 
 def slots(jobs: int, *, learn: bool) -> list[Slot]:
   """Returns how cores and GPUs are divided.
 
+  Runs that share a GPU have equal parts of its memory, as many as there are on
+  the GPU with the most, so that a run is the same on each of them.
+
   Args:
     jobs: How many runs go on at a time.
     learn: Whether any has a model; others leave GPUs alone.
   """
-  cores, gpus = sorted(os.sched_getaffinity(0)), _gpus()
+  cores, gpus = sorted(os.sched_getaffinity(0)), _gpus(learn)
+  share = -(-jobs // max(len(gpus), 1))
   each = max(len(cores) // jobs, 1)
   found = []
   for number in range(jobs):
     first = number * each % len(cores)
-    own = {_GPUS: gpus[number % len(gpus)]} if gpus and learn else {}
+    own: dict[str, str] = {}
+    if gpus:
+      own = devices.mask(os.environ, [gpus[number % len(gpus)]])
+      own |= devices.memory(os.environ, share)
     found.append(Slot(tuple(cores[first : first + each]), own))
   return found
+
+
+def division(given: Sequence[Slot]) -> str:
+  """Returns how cores and GPUs are divided, in words.
+
+  Args:
+    given: What the runs may use.
+  """
+  cores = len(given[0].cores)
+  text = f'{len(given)} at a time, {cores} core{"" if cores == 1 else "s"} each'
+  on = Counter(slot.environ.get(devices.MASK) for slot in given)
+  if None in on:
+    return text
+  text += f', on {len(on)} GPU{"" if len(on) == 1 else "s"}'
+  most = max(on.values())
+  fraction = given[0].environ.get(devices.FRACTION)
+  share = f' with {float(fraction):.0%} of its memory each' if fraction else ''
+  return f'{text}, {most} on each{share}' if most > 1 else text
 
 
 def environ(given: Sequence[Slot], *, learn: bool) -> dict[str, str]:
@@ -236,11 +260,5 @@ def _stops() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def _gpus() -> list[str]:
-  if os.environ.get('JAX_PLATFORMS') == 'cpu':
-    return []
-  visible = os.environ.get(_GPUS)
-  if visible is not None:
-    return [each for each in visible.split(',') if each]
-  count = len(list(pathlib.Path('/dev').glob('nvidia[0-9]*')))
-  return [str(number) for number in range(count)]
+def _gpus(learn: bool) -> list[str]:
+  return devices.gpus(os.environ) if learn else []

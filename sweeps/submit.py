@@ -1,12 +1,13 @@
 """Runs of a sweep as jobs of SLURM, an array of them, through submitit."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.checks import require
-from sweeps import child
+from sweeps import child, pool
 from sweeps.folder import Folder
 from sweeps.plan import Run
 from sweeps.pool import Follower
@@ -51,6 +52,7 @@ def execute(
   *,
   cluster: str,
   jobs: int,
+  learn: bool,
   given: Mapping[str, Any],
 ) -> None:
   """Submits runs and waits until all of them have ended.
@@ -64,6 +66,7 @@ def execute(
     follower: Is told what happens.
     cluster: 'slurm' or 'local'.
     jobs: Most that run at a time; 0 for what SLURM allows.
+    learn: Whether any has a model; others leave GPUs alone.
     given: Parameters of submitit.
   """
   submitit = require_submitit()
@@ -72,13 +75,13 @@ def execute(
   more = {'slurm_array_parallelism': jobs} if jobs else {}
   executor.update_parameters(name='sweep', **more, **given)
   began = {run.name: folder.log_size(run) for run in runs}
-  path = f'PYTHONPATH={child.python_path()}'
-  command = ['env', path, sys.executable, '-m', child.__name__]
   task = submitit.helpers.CommandFunction
   with executor.batch():
     left = [
       (run, executor.submit(task([*command, *run.arguments(folder.out)])))
-      for run in runs
+      for run, command in zip(
+        runs, _commands(len(runs), cluster, learn=learn), strict=True
+      )
     ]
   for run, _ in left:
     follower.started(run)
@@ -89,3 +92,20 @@ def execute(
       follower.ended(run, folder.ended(run, code, began[run.name]))
     follower.look()
     time.sleep(_LOOK_S[cluster] if left else 0)
+
+
+def _commands(count: int, cluster: str, *, learn: bool) -> list[list[str]]:
+  """Returns the commands of jobs, without the flags of their runs.
+
+  Jobs of this host all start at once, without a GPU unless they are given one;
+  SLURM gives its own.
+  """
+  words = [f'PYTHONPATH={child.python_path()}']
+  if not learn and 'JAX_PLATFORMS' not in os.environ:
+    words.append('JAX_PLATFORMS=cpu')
+  each: list[list[str]] = [[]] * count
+  if cluster == 'local':
+    given = pool.slots(count, learn=learn)
+    each = [[f'{k}={v}' for k, v in slot.environ.items()] for slot in given]
+  module = [sys.executable, '-m', child.__name__]
+  return [['env', *words, *own, *module] for own in each]

@@ -102,7 +102,7 @@ def swept(
   if len(left) < len(runs):
     display.say(f'{len(runs) - len(left)} of {len(runs)} runs are over already')
   try:
-    code = _execute(wanted, left, folder, display, given)
+    code = _execute(wanted, left, folder, display, given, learn=learn)
   finally:
     results.write()
     display.close()
@@ -116,12 +116,14 @@ def _divided(wanted: Wanted, runs: int, learn: bool) -> list[pool.Slot]:
   The slots do not depend on the number of runs that are left, because the last
   bits of results depend on the cores of a run.
   """
+  if wanted.submit:  # Other hosts have other cores and GPUs.
+    require(wanted.jobs >= 0, '--jobs', 'at least 0', wanted.jobs)
+    return []
   jobs = pool.jobs_here(runs, wanted.jobs, learn=learn)
   given = pool.slots(jobs, learn=learn)
-  if not wanted.submit:  # Other hosts have other cores.
-    own = dict(os.environ)  # The user's variables have precedence.
-    path = {'PYTHONPATH': child.python_path()}
-    os.environ.update(pool.environ(given, learn=learn) | own | path)
+  own = dict(os.environ)  # The user's variables have precedence.
+  path = {'PYTHONPATH': child.python_path()}
+  os.environ.update(pool.environ(given, learn=learn) | own | path)
   return given
 
 
@@ -131,6 +133,8 @@ def _execute(
   folder: Folder,
   display: Display,
   given: Sequence[pool.Slot],
+  *,
+  learn: bool,
 ) -> int:
   """Runs the runs that are left; returns the exit code of a signal, or 0."""
   if not left:
@@ -142,14 +146,11 @@ def _execute(
       display,
       cluster=wanted.submit,
       jobs=wanted.jobs,
+      learn=learn,
       given=submit.parameters(wanted.submit_with),
     )
     return 0
-  cores = len(given[0].cores)
-  display.say(
-    f'{len(left)} runs, {len(given)} at a time, {cores} core'
-    f'{"" if cores == 1 else "s"} each'
-  )
+  display.say(f'{len(left)} runs, {pool.division(given)}')
   stop = pool.execute(left, folder, given, display)
   if stop:
     display.say('Stopped; the same command goes on.')

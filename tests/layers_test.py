@@ -61,9 +61,9 @@ _MAY = {
     'learning outputs route.choosing route.links route.route topology wire'
   ),
   'train': (
-    'batching.batching batching.build cluster cluster.speed '
-    'cluster.virtual.tuning configs data.dataset learning models.task '
-    'outputs route.links route.route '
+    'batching.batching batching.build cluster cluster.distributed.devices '
+    'cluster.speed cluster.virtual.tuning configs data.dataset learning '
+    'models.task outputs route.links route.route '
     'sync.scheme '
     'wire.codec'
   ),
@@ -72,7 +72,9 @@ _MAY = {
     'train'
   ),
   'sweep': 'configs outputs.transient sweeps',
-  'sweeps': 'configs learning.placement outputs train',
+  'sweeps': (
+    'cluster.distributed.devices configs learning.placement outputs train'
+  ),
   'tools': (
     'batching.curves batching.fixed cluster.distributed.devices '
     'cluster.distributed.links.content cluster.distributed.links.flows '
@@ -87,14 +89,14 @@ _MAY = {
     'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
-    'outputs.atomic outputs.checkpoints outputs.console outputs.files '
-    'outputs.ledger outputs.manifests '
-    'outputs.transient '
+      'outputs.atomic outputs.checkpoints outputs.compiled outputs.console '
+      'outputs.files outputs.ledger outputs.manifests outputs.transient '
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.hosted wire.kept wire.talks'
   ),
   'claims': (
-    'bench configs outputs.atomic sweeps sync topology tools.reading.records'
+    'bench configs outputs.atomic outputs.compiled sweeps sync topology '
+    'tools.reading.records'
   ),
   'reproduce': 'claims outputs.transient',
   'bench': None,  # All below.

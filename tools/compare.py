@@ -22,7 +22,7 @@ from ml_collections import ConfigDict, config_flags
 
 import train
 from configs import default, sections
-from outputs import atomic
+from outputs import atomic, compiled
 from tools import report
 from tools.reading import records
 
@@ -252,9 +252,7 @@ def compiled_once() -> Iterator[None]:
     yield
     return
   with tempfile.TemporaryDirectory() as folder:
-    jax.config.update('jax_compilation_cache_dir', folder)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+    compiled.use(pathlib.Path(folder), everything=True)
     yield
 
 

@@ -9,7 +9,8 @@
 Lines of all processes come out behind their names; only the lead, server 0 if
 it is dedicated, else worker 0, draws progress.  --module names what runs in the
 place of main.py.  In a lab (tools/lab.py) dedicated servers are on the first
-hosts, workers on those that follow, and around.  Workers get GPUs of their own.
+hosts, workers on those that follow, and around.  Workers get GPUs of their own,
+or as many share one as --workers_per_gpu says.
 
 When a process ends, this happens:
 
@@ -64,7 +65,7 @@ from cluster.distributed import roles
 from cluster.transport import memory
 from cluster.transport.heart import LOST, STOPPED
 from configs.checks import require
-from outputs import transient
+from outputs import compiled, transient
 from tools import lab
 from tools.launching.children import Exit, Processes, Screen
 from tools.launching.plan import Plan
@@ -295,8 +296,8 @@ class _Run:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
-    compiled = _compiled(self._plan)
-    environ = {**compiled, **memory.ENVIRONMENT, **os.environ}
+    cache = compiled.variables(os.environ, _cache(self._plan))
+    environ = {**cache, **memory.ENVIRONMENT, **os.environ}
     environ |= self._devices[name] | self._screen.environ(name)
     environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
     pid = self._processes.start(name, argv, environ)
@@ -315,16 +316,11 @@ class _Run:
     self._lead = f'{host}:{roles.free_ports(1)[0]}'
 
 
-def _compiled(plan: Plan) -> dict[str, str]:
-  """Returns what makes JAX keep all that it compiles, for who starts again."""
+def _cache(plan: Plan) -> pathlib.Path:
+  """Returns the folder of compiled programs, for processes that restart."""
   folder = plan.workdir.resolve() / 'compiled'
-  if plan.only:  # Hosts differ, and so may what is compiled for them.
-    folder /= socket.gethostname()
-  return {
-    'JAX_COMPILATION_CACHE_DIR': str(folder),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-  }
+  # Hosts differ, and so may what is compiled for them.
+  return folder / socket.gethostname() if plan.only else folder
 
 
 def main(argv: list[str]) -> None:
@@ -344,6 +340,7 @@ def main(argv: list[str]) -> None:
       restarts=given.restarts,
       grace_s=given.grace_s,
       devices_per_worker=given.devices_per_worker,
+      workers_per_gpu=given.workers_per_gpu,
       only=only,
       told=tuple(f'--{flag}={value}' for flag, value in told.items()),
     )
@@ -382,6 +379,9 @@ def _parse(argv: list[str]) -> list[str]:
     'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
   )
   flags.DEFINE_integer('devices_per_worker', 1, 'GPUs of each worker.')
+  flags.DEFINE_integer(
+    'workers_per_gpu', 1, 'Workers that share each GPU, and its memory.'
+  )
   flags.DEFINE_bool('rank', False, 'Launch one process, whose host this is.')
   flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
   flags.DEFINE_string('lead', '', 'With --rank: HOST:PORT where all meet.')

@@ -29,6 +29,8 @@ from learning import placement
 from outputs.files import RunFiles
 from route.route import Plan, Reduced, Served
 
+_SHARE = 'config.cluster.workers_per_gpu'
+
 
 def meet(
   config: ConfigDict,
@@ -49,6 +51,10 @@ def meet(
     Unmendable: If the lead has not done so in time.
   """
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
+  is_native = isinstance(plan, Reduced) and plan.forest is None
+  share, ids = config.cluster.workers_per_gpu, range(0)
+  alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
+  require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
   with named('config.cluster'):
@@ -69,22 +75,26 @@ def meet(
     count = 0
     placement.use_cpu_only()
   elif placement.is_cpu_only():
-    pass  # Without a model: it takes no GPU from others.
-  elif seen := len(devices.gpus(os.environ)):
-    own = devices.own(os.environ, seen, count=count)
-    if len(own) < seen:
-      jax.config.update('jax_cuda_visible_devices', ','.join(map(str, own)))
+    # Without a model, or by JAX_PLATFORMS: it takes no GPU from others.
+    require(share == 1, _SHARE, '1, as this process uses no GPU', share)
+  elif seen := devices.gpus(os.environ):
+    ids = devices.claim(os.environ, seen, count=count, share=share)
+    if len(ids) < len(seen):
+      jax.config.update('jax_cuda_visible_devices', ','.join(map(str, ids)))
+  else:
+    require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security = Security()
   if finished:
     role = role._replace(lead=role.lead or f'{address}:0')  # Of no use.
   else:
     role, security = _found(config, role, dedicated, address, files)
-    if isinstance(plan, Reduced) and plan.forest is None:
+    if is_native:
       native.join(
         role.lead,
         config.route.native.port,
         index=role.index,
         workers=workers,
+        devices=ids,
         start_s=config.cluster.start_s,
       )
   return Meeting(role, address, finished, devices=count, security=security)

@@ -6,6 +6,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from sweeps import pool
+from tests.support import gpus
 
 
 def _machine(cores, **environ):
@@ -28,23 +29,56 @@ class SlotsTest(parameterized.TestCase):
     here, environ = _machine(cores, JAX_PLATFORMS='')
     with here, environ:
       slots = pool.slots(jobs, learn=False)
-    self.assertEqual([slot.cores for slot in slots], expected)
-    told = pool.environ(slots, learn=False)
-    self.assertEqual(told['OMP_NUM_THREADS'], str(len(expected[0])))
-    self.assertEqual(told['JAX_PLATFORMS'], 'cpu')
-    self.assertNotIn('JAX_PLATFORMS', pool.environ(slots, learn=True))
+      self.assertEqual([slot.cores for slot in slots], expected)
+      told = pool.environ(slots, learn=False)
+      self.assertEqual(told['OMP_NUM_THREADS'], str(len(expected[0])))
+      self.assertEqual(told['JAX_PLATFORMS'], 'cpu')
+      told = pool.environ(slots, learn=True)
+      self.assertNotIn('JAX_PLATFORMS', told)
 
-  def test_runs_with_a_model_take_turns_on_gpus(self):
-    here, environ = _machine(
-      range(8), JAX_PLATFORMS='', CUDA_VISIBLE_DEVICES='4,6'
-    )
-    with here, environ:
-      slots = pool.slots(4, learn=True)
-      self.assertEqual(pool.jobs_here(9, 0, learn=True), 2)
+  @parameterized.parameters(
+    (gpus.listed(8), '4,6', 4, ['4', '6', '4', '6'], '0.3750'),
+    (gpus.listed(8), '4,-1,6', 2, ['4', '4'], '0.3750'),
+    (gpus.listed(1), None, 8, ['0'] * 8, '0.0937'),
+    (gpus.listed(8), None, 8, [*'01234567'], None),
+    # Runs that are alone on a GPU have no more than others.
+    (gpus.listed(2), None, 3, ['0', '1', '0'], '0.3750'),
+    (gpus.listed(1, 2), None, 2, [gpus.mig(0, 0), gpus.mig(0, 1)], None),
+    ('', None, 2, [None, None], None),
+  )
+  def test_runs_with_a_model_share_gpus(
+    self, output, given, jobs, masks, fraction
+  ):
+    mask = {} if given is None else {'CUDA_VISIBLE_DEVICES': given}
+    here, _ = _machine(range(8))
+    with here, gpus.Host(output).here(**mask):
+      slots = pool.slots(jobs, learn=True)
+      default = pool.jobs_here(99, 0, learn=True)
+      self.assertEqual(default, len(set(masks)) if masks[0] else 8)
       self.assertEqual(pool.jobs_here(9, 0, learn=False), 8)
-    gpus = [slot.environ['CUDA_VISIBLE_DEVICES'] for slot in slots]
-    self.assertEqual(gpus, ['4', '6', '4', '6'])
-    self.assertEqual([len(slot.cores) for slot in slots], [2] * 4)
+      for slot in pool.slots(jobs, learn=False):
+        self.assertEmpty(slot.environ)
+    found = [slot.environ.get('CUDA_VISIBLE_DEVICES') for slot in slots]
+    self.assertEqual(found, masks)
+    for slot in slots:
+      own = slot.environ.get('XLA_CLIENT_MEM_FRACTION')
+      self.assertEqual(own, fraction)
+      self.assertLen(slot.cores, 8 // jobs)
+
+  def test_what_runs_share_is_said(self):
+    for output, jobs, expected in (
+      ('', 2, '2 at a time, 4 cores each'),
+      (gpus.listed(2), 2, '2 at a time, 4 cores each, on 2 GPUs'),
+      (
+        gpus.listed(1),
+        8,
+        '8 at a time, 1 core each, on 1 GPU, 8 on each with 9% of its memory '
+        'each',
+      ),
+    ):
+      here, _ = _machine(range(8))
+      with here, gpus.Host(output).here():
+        self.assertEqual(pool.division(pool.slots(jobs, learn=True)), expected)
 
   @parameterized.parameters((9, 0, 4), (2, 0, 2), (9, 7, 7), (1, 7, 1))
   def test_there_are_no_more_jobs_than_runs_or_cores(self, runs, jobs, number):

@@ -12,14 +12,16 @@ import tempfile
 import time
 from unittest import mock
 
+import jax
 import pytest
 from absl.testing import absltest
 from pyarrow import parquet
 
 import train
 from configs import cells
+from sweeps import child as child_process
 from sweeps import folder, plan, results, submit
-from tests.support import locks, small, sweeping
+from tests.support import gpus, locks, small, sweeping
 from tools.pages import sources
 
 # The last run fails: nobody is left who could go on.
@@ -223,6 +225,76 @@ child._main([*words, '--workdir={out}/a'], pathlib.Path('{out}/a'))
     self.assertEqual(state.status, 'failed')
     self.assertIn('exit code 75', state.error)
     self.assertRegex(state.error, f'another run writes to .*process {pid} on')
+
+
+class GpusTest(absltest.TestCase):
+  def test_runs_on_one_gpu_share_its_memory_and_their_programs(self):
+    host = gpus.Host(gpus.listed(2))
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    fields = {
+      'model.name': 'mlp',
+      'model.mlp.hidden': '(4,)',
+      'data.name': 'synthetic',
+      'data.synthetic.num_train': '64',
+      'data.synthetic.num_test': '8',
+      'cluster.workers': '1',
+      'cluster.speed.slowdown': '(1.0,)',
+      'epochs': '1.0',
+    }
+    flags = [f'--config.{field}={value}' for field, value in fields.items()]
+    words = sweeping.command(out, 'seed=0,1')[:4]
+    done = subprocess.run(
+      [*words, '--config=configs/vgg16_bsp.py', *flags, '--jobs=2'],
+      cwd=sweeping.ROOT,
+      env=host.variables(CUDA_VISIBLE_DEVICES='1,-1,0'),
+      capture_output=True,
+      text=True,
+      timeout=100,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn('on 1 GPU, 2 on each with 38% of its memory', done.stdout)
+    self.assertLen(sweeping.finished(out), 2)
+    runs = [seen for seen in host.seen() if seen['XLA_CLIENT_MEM_FRACTION']]
+    self.assertLen(runs, 2)
+    for seen in runs:
+      self.assertEqual(seen['CUDA_VISIBLE_DEVICES'], '1')
+      self.assertEqual(seen['XLA_CLIENT_MEM_FRACTION'], '0.3750')
+    # A program is there once, whichever run has compiled it.
+    (cache,) = (out / 'compiled').iterdir()
+    self.assertNotEmpty([*cache.glob('jit_*')])
+    self.assertEndsWith(cache.name, f'-{runs[0]["cores"]}')
+
+  def test_jobs_of_this_host_share_gpus_and_those_of_slurm_have_theirs(self):
+    with gpus.Host(gpus.listed(1)).here():
+      local = submit._commands(2, 'local', learn=True)
+      slurm = submit._commands(2, 'slurm', learn=True)
+      os.environ.pop('JAX_PLATFORMS')
+      timing = submit._commands(2, 'local', learn=False)
+    for command in local:
+      self.assertIn('CUDA_VISIBLE_DEVICES=0', command)
+      self.assertIn('XLA_CLIENT_MEM_FRACTION=0.3750', command)
+    for command in [*slurm, *timing]:
+      self.assertNotIn('CUDA_VISIBLE_DEVICES', ' '.join(command))
+    for command in timing:
+      self.assertIn('JAX_PLATFORMS=cpu', command)
+
+  def test_programs_are_shared_on_hosts_with_gpus_alone(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    for listed, given, expected in (
+      (gpus.listed(1), None, [str(out / 'compiled')]),
+      # The user's own stays, and CPUs have none.
+      (gpus.listed(1), '/own', []),
+      ('', None, []),
+    ):
+      values = {'jax_compilation_cache_dir': given}
+      with (
+        gpus.Host(listed).here(),
+        mock.patch.object(type(jax.config), 'values', values),
+        mock.patch.object(jax.config, 'update') as update,
+      ):
+        child_process._share_programs(out)
+      folders = [call.args[1] for call in update.call_args_list[:1]]
+      self.assertEqual([os.path.dirname(path) for path in folders], expected)
 
 
 class ResultsTest(absltest.TestCase):

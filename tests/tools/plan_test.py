@@ -1,13 +1,11 @@
 """Tests for plans: the flags, variables and devices of each process."""
 
-import os
 import pathlib
-from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from outputs import files, manifests
-from tests.support import launches, small
+from tests.support import gpus, launches, small
 from tools.launching.plan import Plan
 
 
@@ -19,12 +17,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
 """
     words = ['--workers=2', '--servers=2', '--dedicated', '--', '--a=b']
     folder = launches.new_folder()
-    tool = folder / 'nvidia-smi'
-    tool.write_text(
-      '#!/bin/sh\nfor n in 0 1; do echo "GPU $n: H200 (UUID: GPU-$n)"; done\n'
-    )
-    tool.chmod(0o755)
-    environ = {'PATH': f'{folder}:{os.environ["PATH"]}', 'JAX_PLATFORMS': ''}
+    environ = gpus.Host(gpus.listed(2)).environ
     fields = {'words': words, 'cwd': folder, 'environ': environ}
     with launches.launched(body, **fields) as (process, _):
       out, errors = process.communicate(timeout=30)
@@ -60,26 +53,71 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       workdir=pathlib.Path(),
       devices_per_worker=2,
     )
-    given = plan.devices({'CUDA_VISIBLE_DEVICES': '4,5,6,7,0'})
-    for worker, mine in enumerate(('4,5', '6,7')):
-      own = {'CUDA_VISIBLE_DEVICES': mine, 'SYNCOPATE_LOCAL_RANK': '0'}
-      self.assertEqual(given[f'worker {worker}'], own)
-    server = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
-    self.assertEqual(given['server 0'], server)
-    for none in ({'CUDA_VISIBLE_DEVICES': ''}, {'JAX_PLATFORMS': 'cpu'}):
-      given = plan.devices(none)
-      self.assertEqual(given['worker 1'], {'JAX_NUM_CPU_DEVICES': '2'})
-    with self.assertRaisesRegex(ValueError, 'per_worker: .* 3 GPUs .* got 2'):
-      plan.devices({'CUDA_VISIBLE_DEVICES': '0,1,2'})
+    with gpus.Host(gpus.listed(8)).here():
+      given = plan.devices({'CUDA_VISIBLE_DEVICES': '4,5,6,7,0'})
+      for worker, mine in enumerate(('4,5', '6,7')):
+        own = {'CUDA_VISIBLE_DEVICES': mine, 'SYNCOPATE_LOCAL_RANK': '0'}
+        self.assertEqual(given[f'worker {worker}'], own)
+      server = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
+      self.assertEqual(given['server 0'], server)
+      for none in ({'CUDA_VISIBLE_DEVICES': ''}, {'JAX_PLATFORMS': 'cpu'}):
+        given = plan.devices(none)
+        self.assertEqual(given['worker 1'], {'JAX_NUM_CPU_DEVICES': '2'})
+
+  @parameterized.parameters(
+    (1, 4, 1, 'workers: expected at most 1, as 1 GPU can .*per_gpu=4 .*got 4'),
+    (8, 9, 1, 'workers: expected at most 8, as 8 GPUs .*per_gpu=2 .*, got 9'),
+    (3, 2, 2, 'workers: expected at most 1, .*per_worker is 2 .*, got 2'),
+    (2, 1, 4, 'devices_per_worker: expected at most 2, as 2 GPUs .*, got 4'),
+  )
+  def test_too_few_gpus_are_named_with_what_to_do(
+    self, seen, workers, count, message
+  ):
+    plan = Plan(
+      workers=workers,
+      servers=1,
+      dedicated=False,
+      workdir=pathlib.Path(),
+      devices_per_worker=count,
+    )
+    with gpus.Host(gpus.listed(seen)).here():
+      with self.assertRaisesRegex(ValueError, f'^{message}') as caught:
+        plan.devices({})
+      self.assertIn('JAX_PLATFORMS=cpu', str(caught.exception))
+      self.assertLen(plan.devices({'JAX_PLATFORMS': 'cpu'}), workers)
+
+  @parameterized.parameters(
+    (gpus.listed(1), 4, 4, ['0'] * 4),
+    (gpus.listed(2), 5, 3, ['0', '1', '0', '1', '0']),
+    (gpus.listed(1, 2), 3, 2, [gpus.mig(0, n) for n in (0, 1, 0)]),
+  )
+  def test_workers_share_gpus_when_asked(self, output, workers, share, masks):
+    plan = Plan(
+      workers=workers,
+      servers=0,
+      dedicated=False,
+      workdir=pathlib.Path(),
+      workers_per_gpu=share,
+    )
+    flag = f'--config.cluster.workers_per_gpu={share}'
+    self.assertIn(flag, plan.flags())
+    with gpus.Host(output).here():
+      given = plan.devices({})
+    found = [
+      given[f'worker {n}']['CUDA_VISIBLE_DEVICES'] for n in range(workers)
+    ]
+    self.assertEqual(found, masks)
+    with (
+      gpus.Host().here(),
+      self.assertRaisesRegex(ValueError, 'workers_per_gpu: .* no GPU'),
+    ):
+      plan.devices({})
 
   def test_gpus_that_do_not_answer_are_an_error(self):
     plan = Plan(workers=1, servers=1, dedicated=False, workdir=pathlib.Path())
-    folder = launches.new_folder()
-    with mock.patch.dict(os.environ, PATH=str(folder)):
+    with gpus.Host().here():
       self.assertEqual(plan.devices({}), {'worker 0': {}})
-      tool = folder / 'nvidia-smi'
-      tool.write_text('#!/bin/sh\necho no driver >&2; exit 9\n')
-      tool.chmod(0o755)
+    with gpus.Host('no driver', code=9).here():
       message = "nvidia-smi -L: expected a list of GPUs .* got 'no driver'"
       with self.assertRaisesRegex(ValueError, message):
         plan.devices({})
@@ -87,6 +125,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
 
   @parameterized.parameters(
     ({'workers': 0}, 'workers: expected at least 1, got 0'),
+    ({'workers_per_gpu': 0}, 'workers_per_gpu: expected at least 1, got 0'),
     ({'servers': 5}, 'servers: expected at most the 4 workers, .* got 5'),
     ({'restarts': -1}, 'restarts: expected at least 0'),
     ({'grace_s': float('nan')}, 'grace_s: expected seconds'),

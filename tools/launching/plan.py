@@ -4,9 +4,9 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from cluster.distributed.devices import gpus as visible
+from cluster.distributed import devices
 from configs.checks import require
 
 # Flags that the launcher gives.
@@ -14,6 +14,7 @@ _OWN = (
   *('workdir', 'role', 'lead'),
   *('config.cluster.runtime', 'config.cluster.workers'),
   *('config.route.server.servers', 'config.route.server.dedicated'),
+  'config.cluster.workers_per_gpu',
 )
 
 
@@ -31,6 +32,7 @@ class Plan:
     restarts: How often all may be started again.
     grace_s: Seconds that the lead has to end after a signal.
     devices_per_worker: GPUs of each; where there are none, CPU devices.
+    workers_per_gpu: Workers that share each GPU, and its memory.
     only: The one process of the run that is launched here, as others launch
       the others; '' for all.
     told: Flags that tell it so, as far as the environment does not.
@@ -44,11 +46,12 @@ class Plan:
   restarts: int = 3
   grace_s: float = 30.0
   devices_per_worker: int = 1
+  workers_per_gpu: int = 1
   only: str = ''
   told: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    for field in ('workers', 'devices_per_worker'):
+    for field in ('workers', 'devices_per_worker', 'workers_per_gpu'):
       value = getattr(self, field)
       require(value > 0, field, 'at least 1', value)
     least = int(self.dedicated)
@@ -119,6 +122,8 @@ class Plan:
     ]
     if self.dedicated:
       words.append('--config.route.server.dedicated=True')
+    if self.workers_per_gpu > 1:
+      words.append(f'--config.cluster.workers_per_gpu={self.workers_per_gpu}')
     return words
 
   def places(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -145,26 +150,44 @@ class Plan:
       environ: The environment.
 
     Raises:
-      ValueError: If there are GPUs, but too few.
+      ValueError: If there are GPUs, but too few; or none to share.
+      TimeoutError: If nvidia-smi does not end.
     """
-    count, gpus = self.devices_per_worker, visible(environ)
-    cpu = {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}
+    cpu = {devices.MASK: '', 'JAX_PLATFORMS': 'cpu'}
     if self.only.startswith('server'):
       return {self.only: cpu}
+    count, gpus = self.devices_per_worker, devices.gpus(environ)
     several = {'JAX_NUM_CPU_DEVICES': str(count)} if count > 1 else {}
     if self.only:  # It knows which of a host's are its own.
       return {self.only: {} if gpus else several}
-    enough = not gpus or self.workers * count <= len(gpus)
-    most = f'at most {len(gpus) // self.workers}, {len(gpus)} GPUs being there'
-    require(enough, 'devices_per_worker', most, count)
+    self._check_devices(gpus)
     variables = dict.fromkeys(self.names, cpu)
     for worker in range(self.workers):
       own = several
       if gpus:
-        mine = gpus[worker * count : (worker + 1) * count]
-        own = {'CUDA_VISIBLE_DEVICES': ','.join(mine)}
-        own['SYNCOPATE_LOCAL_RANK'] = '0'  # Nobody else sees these.
-        if 'CUDA_VISIBLE_DEVICES' not in environ:
-          own['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'  # That of nvidia-smi.
+        first = worker % (len(gpus) // count) * count
+        own = devices.mask(environ, gpus[first : first + count])
+        own['SYNCOPATE_LOCAL_RANK'] = '0'  # It sees these alone.
       variables[f'worker {worker}'] = own
     return variables
+
+  def _check_devices(self, gpus: Sequence[str]) -> None:
+    """Refuses more workers than the GPUs are for, and shares of none."""
+    count, share = self.devices_per_worker, self.workers_per_gpu
+    if not gpus:
+      none = '1, as no GPU is seen here'
+      require(share == 1, 'workers_per_gpu', none, share)
+      return
+    seen, cpu = devices.counted(len(gpus)), 'JAX_PLATFORMS=cpu uses none'
+    most = f'at most {len(gpus)}, as {seen} can be used here ({cpu})'
+    require(count <= len(gpus), 'devices_per_worker', most, count)
+    places = len(gpus) // count
+    fewer = (
+      f'at most {places * share}, as {seen} can be used here, '
+      f'devices_per_worker is {count} and workers_per_gpu is {share} '
+      f'(--workers_per_gpu={-(-self.workers // places)} shares them; {cpu})'
+    )
+    require(self.workers <= places * share, 'workers', fewer, self.workers)
+    one = '1, as CUDA shows a process one MIG device'
+    is_mig = any(gpu.startswith('MIG-') for gpu in gpus)
+    require(count == 1 or not is_mig, 'devices_per_worker', one, count)

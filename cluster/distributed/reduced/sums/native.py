@@ -50,18 +50,29 @@ _LOOK_S = 1.0  # Between two looks at whether the lead of a run still listens.
 
 
 def join(
-  lead: str, port: int, *, index: int, workers: int, start_s: float
+  lead: str,
+  port: int,
+  *,
+  index: int,
+  workers: int,
+  devices: Sequence[int],
+  start_s: float,
 ) -> None:
   """Meets all other processes in jax.distributed, before XLA starts.
 
   Its coordination service listens beside the lead.  It knows no token, and nor
   do gloo and NCCL.
 
+  JAX's detection of clusters is off: under SLURM and Open MPI it would take the
+  GPU whose index is the local rank, of this process or not.
+
   Args:
     lead: 'host:port' where the lead listens.
     port: Of the coordination service; 0 for the one after the lead's.
     index: Of this worker.
     workers: How many there are.
+    devices: Positions of this worker's GPUs among those that it sees; none on
+      CPUs.
     start_s: Until all have to be there: if they are not, then JAX ends this
       process with SIGABRT.
 
@@ -86,7 +97,12 @@ def join(
     _wait_for_the_next_run(lead, index, start_s)
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
-    address, workers, index, initialization_timeout=max(round(start_s), 1)
+    address,
+    workers,
+    index,
+    local_device_ids=[*devices],
+    cluster_detection_method='deactivate',
+    initialization_timeout=max(round(start_s), 1),
   )
 
 

@@ -136,14 +136,14 @@ class ProgramTest(parameterized.TestCase):
 class JoinTest(absltest.TestCase):
   def test_there_is_no_port_after_the_last(self):
     with self.assertRaisesRegex(ValueError, 'route.native.port: .* 65535'):
-      join('127.0.0.1:65535', 0, index=0, workers=1, start_s=1.0)
+      join('127.0.0.1:65535', 0, index=0, workers=1, devices=(), start_s=1.0)
 
   @mock.patch.object(jax.distributed, 'initialize')
   def test_a_run_that_has_begun_with_another_process_is_waited_for(self, meet):
     with socket.create_server(('127.0.0.1', 0)) as lead:
       address = '127.0.0.1:{1}'.format(*lead.getsockname())
       with self.assertRaisesRegex(Unmendable, 'worker 1 is held by another'):
-        join(address, 0, index=1, workers=2, start_s=1.5)
+        join(address, 0, index=1, workers=2, devices=(), start_s=1.5)
       meet.assert_not_called()
       ending = threading.Timer(1.0, lead.close)
       ending.start()
