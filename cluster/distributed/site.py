@@ -77,6 +77,8 @@ def meet(
   else:
     role, security = _found(config, role, dedicated, address, files)
     if isinstance(plan, Reduced) and plan.forest is None:
+      with named('config.cluster'):
+        native.use_interface(config.cluster.interface)
       native.join(
         role.lead,
         config.route.native.port,

@@ -80,6 +80,7 @@ class ReducedSite(Process):
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
+    self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
@@ -173,18 +174,19 @@ class ReducedSite(Process):
     summing: Summing
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
-      summing = NativeSumming(
-        gradient, self._pool, like, books=self._books.size
-      )
+      native: Callable[..., NativeSumming] = NativeSumming
       if self._talks:
-        summing = TalkingNative(
-          gradient,
-          self._pool,
-          like,
-          books=self._books.size,
-          talks=self._talks,
-          index=self.meeting.role.index,
+        native = functools.partial(
+          TalkingNative, talks=self._talks, index=self.meeting.role.index
         )
+      summing = native(
+        gradient,
+        self._pool,
+        like,
+        books=self._books.size,
+        workers=self._workers,
+        combine_bytes=self._combine_bytes,
+      )
     else:
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
       host = HostSumming
