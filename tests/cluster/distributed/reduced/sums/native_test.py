@@ -12,7 +12,9 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import types
 from unittest import mock
 
 import jax
@@ -22,12 +24,15 @@ import pytest
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
+import train
+from cluster.distributed.reduced.sums import native
 from cluster.distributed.reduced.sums.native import NativeSum, join
+from cluster.transport import interfaces
 from cluster.transport.heart import Unmendable
 from configs import default
 from learning import compilations
 from learning.pool import Pool
-from tests.support import processes
+from tests.support import processes, small
 from tools import recompute
 from wire.codec import Payload
 
@@ -60,24 +65,24 @@ def _summed(range_bytes, dtype='float32', combine_bytes=0.0):
     books=_BOOKS,
     dtype=dtype,
   )
-  native = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  native_sum = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
   split = NamedSharding(
     jax.sharding.Mesh(np.array(jax.devices()), ('workers',)),
     PartitionSpec('workers'),
   )
-  parts = [native.buckets(*each) for each in every]
+  parts = [native_sum.buckets(*each) for each in every]
   rows = [
     np.concatenate(part)
     for part in zip(*map(jax.device_get, parts), strict=True)
   ]
   shared = [jax.device_put(row, split) for row in rows]
-  text = native.program.lower(shared).compile().as_text()
-  cuda = native.program.trace(shared).lower(lowering_platforms=('cuda',))
-  native.program(shared)
+  text = native_sum.program.lower(shared).compile().as_text()
+  cuda = native_sum.program.trace(shared).lower(lowering_platforms=('cuda',))
+  native_sum.program(shared)
   given = [jnp.copy(jax.device_put(row, split)) for row in rows]
   places = [part.unsafe_buffer_pointer() for part in _shards(given)]
   before = compilations.count()
-  sums = native.program(given)
+  sums = native_sum.program(given)
   late = compilations.count() - before
   in_place = [part.unsafe_buffer_pointer() for part in _shards(sums)] == places
   ends = [np.asarray(each) for each in sums]
@@ -128,15 +133,15 @@ def _of_many(dtype, combine_bytes):
   pool = Pool(
     leaves, (), range(len(leaves)), range_bytes=2**20, books=_BOOKS, dtype=dtype
   )
-  native = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
-  sizes = [each.end - each.start for each in native.sent]
+  native_sum = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  sizes = [each.end - each.start for each in native_sum.sent]
   shared = [
     jax.ShapeDtypeStruct(
       (_DEVICES, size), np.float32 if each.dtype == np.float32 else np.uint16
     )
-    for size, each in zip(sizes, native.sent, strict=True)
+    for size, each in zip(sizes, native_sum.sent, strict=True)
   ]
-  text = native.program.trace(shared).lower(lowering_platforms=('cuda',))
+  text = native_sum.program.trace(shared).lower(lowering_platforms=('cuda',))
   kinds = 'all_reduce', 'all_to_all', 'all_gather'
   return [text.as_text().count(f'stablehlo.{kind}') for kind in kinds]
 
@@ -207,6 +212,95 @@ class JoinTest(absltest.TestCase):
       join(address, 0, index=1, workers=2, start_s=20.0)
       self.assertTrue(ending.finished.is_set())
     meet.assert_called_once()
+
+
+class DevicesTest(parameterized.TestCase):
+  def test_processes_that_xla_does_not_join_are_refused(self):
+    config = small.config(
+      cluster__runtime='distributed',
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      route__name='native',
+    )
+    folder = f'{tempfile.mkdtemp()}/run'
+    rank = {'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0', 'SLURM_PROCID': '0'}
+    rank |= {'SLURM_STEP_NUM_TASKS': '2', 'JAX_PLATFORMS': 'cpu'}
+    message = (
+      "config.cluster.workers: expected 1, as XLA .* platform 'cpu' .*, got 2"
+    )
+    found = []
+
+    def join(*args, **kwargs):  # As if nothing came of it.
+      del args, kwargs
+      found.append(os.environ['NCCL_SOCKET_IFNAME'])
+
+    with (
+      mock.patch.dict(os.environ, rank),
+      mock.patch.object(native, 'join', join),
+      self.assertRaisesRegex(ValueError, message),
+    ):
+      os.environ.pop('NCCL_SOCKET_IFNAME', None)
+      train.build(config, workdir=folder)
+    self.assertEqual(found, ['=lo'])  # Known before XLA's processes meet.
+
+  def test_devices_of_each_process_count_once(self):
+    made = [
+      types.SimpleNamespace(id=number, process_index=process)
+      for number, process in ((3, 1), (0, 0), (2, 1), (1, 0), (4, 2))
+    ]
+    with mock.patch.object(jax, 'devices', lambda: made):
+      found = native.devices(3)
+      with self.assertRaisesRegex(ValueError, 'expected 3, as XLA .* got 4'):
+        native.devices(4)
+    self.assertEqual([each.id for each in found], [0, 2, 4])
+
+
+class InterfaceTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    addresses = {'lo': '127.0.0.1', 'eth0': '10.0.0.7', 'eth01': '172.16.0.7'}
+    self.enterContext(
+      mock.patch.object(interfaces, '_addresses', lambda: addresses)
+    )
+    self.environ = self.enterContext(mock.patch.dict(os.environ))
+    self.environ.pop('NCCL_SOCKET_IFNAME', None)
+
+  @parameterized.parameters(
+    ('lo', '=lo'), ('eth0', '=eth0'), ('10.0.0.0/8', '=eth0')
+  )
+  def test_nccl_gets_the_interface_of_the_config(self, interface, expected):
+    with self.assertNoLogs('absl', 'WARNING'):
+      native.use_interface(interface)
+    self.assertEqual(os.environ['NCCL_SOCKET_IFNAME'], expected)
+
+  @parameterized.parameters(
+    ('=eth0', False),
+    ('eth', False),
+    ('ib,eth0', False),
+    ('=ib0,eth0', False),
+    ('^docker,lo', False),
+    ('^=eth', False),
+    ('=eth', True),
+    ('eth1', True),
+    ('=eth01', True),
+    ('^eth', True),
+    ('^=lo,eth0', True),
+  )
+  def test_the_users_own_wins_and_a_contradiction_is_told(self, own, told):
+    self.environ['NCCL_SOCKET_IFNAME'] = own
+    if told:
+      with self.assertLogs('absl', 'WARNING') as logs:
+        native.use_interface('10.0.0.0/8')
+      self.assertIn(f"is '{own}'", logs.output[0])
+      self.assertIn("interface='10.0.0.0/8'", logs.output[0])
+    else:
+      with self.assertNoLogs('absl', 'WARNING'):
+        native.use_interface('10.0.0.0/8')
+    self.assertEqual(os.environ['NCCL_SOCKET_IFNAME'], own)
+
+  def test_unknown_interfaces_are_named(self):
+    with self.assertRaisesRegex(ValueError, "interface: .* got 'eth7'"):
+      native.use_interface('eth7')
 
 
 class ProcessesTest(parameterized.TestCase):
