@@ -154,6 +154,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
   # Where processes of jax.distributed meet; 0: the one after the lead's.
   config.route.native.port = 0
+  # Between accelerators, ranges are summed together until they have so many
+  # bytes; 0: each by itself, as between CPUs.
+  config.route.native.combine_bytes = 2.0**25
   config.route.ring = ConfigDict()
   # Of this and those below.  The links: a file of them, a builder such as
   # 'star([1, 2])', 'probe': measured at the start, or in the last 24 hours

@@ -98,24 +98,29 @@ class TaskLearner:
       params: Any,
       stats: Any,
       state: Any,
-      payload: Payload,
+      gradient: Any,
+      pushed: Any,
+      arrived: Any,
       examples: jax.Array,
       scaled: jax.Array,
       scale: jax.Array,
       kept: jax.Array,
     ) -> tuple[Any, Any, Any]:
-      mean = jax.tree.map(lambda total: total / scaled, payload.gradient)
+      mean = jax.tree.map(lambda total: total / scaled, gradient)
       updates, after = tx.update(mean, state, params)
       updates = jax.tree.map(lambda u: u * scale, updates)
-      if jax.tree.leaves(payload.arrived):
-        updates, after = _masked(tx, payload.arrived, (updates, after), state)
-      seen = jax.tree.map(lambda total: total / examples, payload.stats)
+      if jax.tree.leaves(arrived):
+        updates, after = _masked(tx, arrived, (updates, after), state)
+      seen = jax.tree.map(lambda total: total / examples, pushed)
       stats = jax.tree.map(
         lambda old, new: kept * old + (1 - kept) * new, stats, seen
       )
       return optax.apply_updates(params, updates), stats, after
 
-    self._apply = jax.jit(apply, donate_argnums=2)
+    # An accelerator has new parameters where the gradient was.  On CPUs a pool
+    # lends its memory, and without that the program stays as it is.
+    lent = (3, 4) if _on_accelerator() else ()
+    self._apply = jax.jit(apply, donate_argnums=(2, *lent))
     self._add = jax.jit(add_trees, donate_argnums=0)
     self._copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
     self._divided = jax.jit(
@@ -293,12 +298,20 @@ class TaskLearner:
       self.params,
       self.stats,
       state,
-      payload,
+      *payload,
       np.float32(examples),
       np.float32(examples * factor(self.scaling)),
       np.float32(self.learning_rate * examples / unit),
       np.float32(_KEPT ** (examples / self._worker_batch)),
     )
+
+
+def _on_accelerator() -> bool:
+  """Returns whether arrays are put on one where nothing else is said."""
+  if jax.default_backend() == 'cpu':
+    return False
+  (device,) = jax.device_put(np.float32(0)).devices()
+  return device in jax.local_devices()  # And not `jax.default_device`.
 
 
 def _is_partial(payload: Payload) -> bool:

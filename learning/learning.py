@@ -4,6 +4,7 @@
 nothing (`learning.nothing`), which takes time and bytes alone.
 """
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,14 @@ from learning.scaling import Scaling
 from learning.schedule import Schedule
 from wire.codec import Payload, Wire
 from wire.flat import Flat
+
+
+class Overlap(enum.StrEnum):
+  """What still runs while the first parts of a gradient are already sent."""
+
+  BACKWARD = 'backward'  # The backward pass.
+  COPIES = 'copies'  # Copies of later parts from an accelerator to its host.
+  NONE = 'none'  # Nothing.
 
 
 class Gradient(Protocol):
@@ -57,10 +66,10 @@ class Streaming(Gradient, Protocol):
   """Computes what is summed with others', and hands it out leaf by leaf.
 
   Attributes:
-    overlaps: Whether leaves come during the backward pass, or all after it.
+    overlap: What still runs while leaves are handed out.
   """
 
-  overlaps: bool
+  overlap: Overlap
 
   def stream(
     self,
@@ -276,6 +285,13 @@ class Learning(Protocol):
     multiple: int = 1,
   ) -> Pool:
     """Returns what lies where in the pool of a replica."""
+
+  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
+    """Returns what sending gradients overlaps with, and a sentence about it.
+
+    Args:
+      wanted: config.route.overlap.
+    """
 
   def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:
     """Returns what computes the gradient range by range."""

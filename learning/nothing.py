@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
+from learning.learning import Overlap
 from learning.pool import FLOAT32, Into, Pool
 from wire.codec import Payload, Wire
 from wire.flat import Flat
@@ -23,7 +24,7 @@ class NoGradient:
   """Computes nothing; its attributes are those of a Gradient."""
 
   computed = 0
-  overlaps = False
+  overlap = Overlap.NONE
 
   def __call__(
     self,
@@ -211,6 +212,22 @@ class Nothing:
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
     sizes['multiple'] = multiple
     return Pool((), (), (), blank=self.elements[0], **sizes)
+
+  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
+    """Returns that a simulated backward pass overlaps with sending, if wanted.
+
+    Args:
+      wanted: config.route.overlap.
+    """
+    if wanted:
+      return Overlap.BACKWARD, (
+        'Without a model, buckets are sent while the time of a backward pass '
+        'goes by.'
+      )
+    return Overlap.NONE, (
+      'Without a model, buckets are sent once the time of a backward pass has '
+      'gone by: config.route.overlap is False.'
+    )
 
   def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:
     """Returns what hands out nothing."""

@@ -206,8 +206,8 @@ class Pool:
     ):
       vector[start:end].reshape(shape)[...] = array
 
-  def books(self, vector: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the books, a view."""
+  def books(self, vector: Any) -> Any:
+    """Returns the numbers of the books, a view; a traced vector will do."""
     return vector[self._books :]
 
 

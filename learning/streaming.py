@@ -1,13 +1,18 @@
-"""Gradients that are handed out while the backward pass goes on.
+"""Gradients that are handed out bucket by bucket, in the order of sending.
 
-The parameters of each range of the pool pass through an identity whose
-derivative shows their cotangents, which are leaves of the gradient, to a
-function of ours: in a thread of XLA's, in its memory, as soon as all of them
-have been computed.  A callback takes about 0.1 ms of the processor, so one for
-each range costs less than one for each leaf, and makes none later.
+On one device of a CPU they are handed out during the backward pass.  The
+parameters of each range of the pool pass through an identity whose derivative
+shows their cotangents, which are leaves of the gradient, to a function of ours:
+in a thread of XLA's, in its memory, as soon as all of them have been computed.
+A callback takes about 0.1 ms of the processor, so one for each range costs less
+than one for each leaf, and makes none later.
+
+On an accelerator all leaves exist once its program ends.  Copies to the host
+are requested in the order in which the leaves lie in the pool, and each leaf is
+handed out when its copy has landed, while later ones are still copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +21,39 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from data.stream import Ranges
 from learning.gradient import TaskGradient
+from learning.learning import Overlap
 from learning.pool import Into
 from wire.codec import Payload
+
+
+def find_overlap(
+  gradient: TaskGradient, *, wanted: bool
+) -> tuple[Overlap, str]:
+  """Returns what sending a gradient overlaps with, and a sentence about it.
+
+  Args:
+    gradient: What is computed.
+    wanted: config.route.overlap.
+  """
+  platform = jax.default_backend()
+  if not wanted:
+    return Overlap.NONE, (
+      'Gradients are sent after the backward pass, once all of them are on the '
+      'host: config.route.overlap is False.'
+    )
+  if platform != 'cpu':
+    return Overlap.COPIES, (
+      'Gradients are sent bucket by bucket after the backward pass, while '
+      f'later buckets are still copied from the accelerator ({platform}).'
+    )
+  if gradient.is_spread:
+    return Overlap.NONE, (
+      'Gradients are sent after the backward pass: several devices of the CPU '
+      'compute them (config.cluster.devices_per_worker).'
+    )
+  return Overlap.BACKWARD, (
+    'Gradients are sent bucket by bucket while the backward pass runs.'
+  )
 
 
 class StreamingGradient:
@@ -26,8 +62,7 @@ class StreamingGradient:
   They are to the last bit those that the TaskGradient returns.
 
   Attributes:
-    overlaps: Whether leaves come during the backward pass.  They may on one
-      device of a CPU; otherwise they come after it.
+    overlap: What still runs while leaves are handed out.
     early: Leaves that have come during backward passes so far.
   """
 
@@ -44,10 +79,9 @@ class StreamingGradient:
       gradient: What is computed.
       groups: Leaves of the gradient, by index, that are handed out together;
         as `Pool.leaves_of`.
-      overlap: Whether leaves may come during the backward pass.
+      overlap: Whether leaves may come before all of them are on the host.
     """
-    on_cpu = jax.default_backend() == 'cpu'
-    self.overlaps = overlap and on_cpu and not gradient.is_spread
+    self.overlap, _ = find_overlap(gradient, wanted=overlap)
     self.early = 0
     self._gradient = gradient
     self._groups = groups
@@ -118,13 +152,34 @@ class StreamingGradient:
     """
     stamp = {'worker': worker, 'iteration': iteration}
     parts = self._gradient.parts(ranges, **stamp, scale=scale)
-    if self.overlaps:
+    if self.overlap == Overlap.BACKWARD:
       return self._overlapped(params, parts, into)
     payload, loss = self._gradient.summed(params, parts)
-    leaves = jax.device_get(jax.tree.leaves(payload.gradient))
-    for leaf, array in enumerate(leaves):
+    copies = self._copies(payload, loss)
+    if self.overlap == Overlap.NONE:
+      copies = iter([*copies])
+    for leaf, array in copies:
       into.put(leaf, array)
     return jax.block_until_ready((payload.stats, loss))
+
+  def _copies(
+    self, payload: Payload, loss: jax.Array
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the gradient's leaves, each as soon as it is on the host.
+
+    All copies are requested before the first one is waited for, in the order of
+    the buckets, as a device carries them out one after the other.  Those of the
+    statistics and the loss, which are asked for last, come last.
+    """
+    leaves = jax.tree.leaves(payload.gradient)
+    order = [leaf for group in self._groups for leaf in group]
+    for array in (
+      *(leaves[leaf] for leaf in order),
+      *jax.tree.leaves((payload.stats, loss)),
+    ):
+      array.copy_to_host_async()
+    for leaf in order:
+      yield leaf, np.asarray(leaves[leaf])
 
   def _overlapped(
     self, params: Any, parts: list[tuple[Any, ...]], into: Into
@@ -154,8 +209,8 @@ class StreamingGradient:
     payload, loss = jax.block_until_ready(self._shown(params, *last))
     self.early += len(taken)
     # Of parameters that the task does not use.
-    for leaf, array in enumerate(jax.tree.leaves(payload.gradient)):
-      take(leaf, np.asarray(array))
+    for leaf, array in self._copies(payload, loss):
+      take(leaf, array)
     if errors:
       raise errors[0]
     if before is None:

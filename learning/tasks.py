@@ -23,9 +23,10 @@ from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
+from learning.learning import Overlap
 from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling
-from learning.streaming import StreamingGradient
+from learning.streaming import StreamingGradient, find_overlap
 from models.task import Task, classification
 from wire import trees
 from wire.codec import Wire
@@ -85,6 +86,10 @@ class TaskLearning:
     sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
     sizes['multiple'] = multiple
     return Pool(self.params, self.stats, order, **sizes)
+
+  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
+    """Returns what sending gradients overlaps with, and a sentence about it."""
+    return find_overlap(self.gradient, wanted=wanted)
 
   def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:
     """Returns what computes the gradient range by range."""

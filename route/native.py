@@ -33,15 +33,18 @@ class NativeRoute:
     return Reduced('native', None, None, range_bytes, overlap=False)
 
 
-def make(*, port: int) -> NativeRoute:
+def make(*, port: int, combine_bytes: float) -> NativeRoute:
   """Returns the route.
 
   Args:
     port: Where the processes of real hosts meet; 0 for the one after the
       lead's.
+    combine_bytes: Bytes that one collective between accelerators has at least.
 
   Raises:
-    ValueError: If it is none.
+    ValueError: If one of them is out of range.
   """
+  valid = combine_bytes >= 0
+  require(valid, 'combine_bytes', 'at least 0', combine_bytes)
   require(0 <= port < 2**16, 'port', 'a port, or 0', port)
   return NativeRoute()

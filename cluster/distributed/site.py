@@ -89,6 +89,8 @@ def meet(
   else:
     role, security = _found(config, role, dedicated, address, files)
     if is_native:
+      with named('config.cluster'):
+        native.use_interface(config.cluster.interface)
       native.join(
         role.lead,
         config.route.native.port,

@@ -32,10 +32,12 @@ class Layer(NamedTuple):
   Attributes:
     bytes: Of its numbers.
     ready: Part of the iteration's time after which it is there, 0 to 1.
+    copy_s: Seconds from then on until the host has it.
   """
 
   bytes: int
   ready: float
+  copy_s: float = 0.0
 
 
 class Range(NamedTuple):
@@ -44,10 +46,12 @@ class Range(NamedTuple):
   Attributes:
     bytes: Of its numbers.
     ready: Part of the iteration's time after which all of it is there.
+    copy_s: Seconds from then on until the host has all of it.
   """
 
   bytes: int
   ready: float
+  copy_s: float = 0.0
 
 
 def in_proportion(sizes: Sequence[int]) -> list[Layer]:
@@ -145,14 +149,16 @@ def ranges(
     range_bytes: At least 0; inf for all in one.
     rest_bytes: Of what comes last.
   """
-  found, size, ready = [], 0, 0.0
+  found, size, ready, copy_s = [], 0, 0.0, 0.0
   for layer in layers:
     size, ready = size + layer.bytes, max(ready, layer.ready)
+    copy_s = max(copy_s, layer.copy_s)
     if size and size >= range_bytes:
-      found.append(Range(size, ready))
+      found.append(Range(size, ready, copy_s))
       size, ready = 0, 0.0
   if size or rest_bytes or not found:
-    found.append(Range(size + rest_bytes, 1.0 if rest_bytes else ready))
+    ready = 1.0 if rest_bytes else ready
+    found.append(Range(size + rest_bytes, ready, copy_s))
   return found
 
 
@@ -176,10 +182,11 @@ def spread(parts: Sequence[Range], sizes: Sequence[int]) -> list[Range]:
   total, sent = sum(each.bytes for each in parts), max(sum(sizes), 1)
   ends = [*itertools.accumulate(each.bytes for each in parts)]
   ready = [*itertools.accumulate((each.ready for each in parts), max)]
+  copy_s = [*itertools.accumulate((each.copy_s for each in parts), max)]
   found = []
   for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
     place = bisect.bisect_left(ends, -(-end * total // sent))
-    found.append(Range(size, ready[place]))
+    found.append(Range(size, ready[place], copy_s[place]))
   return found
 
 
@@ -197,6 +204,8 @@ def of_run(
   learned: Any,
   range_bytes: float,
   dtype: np.dtype,
+  *,
+  copy_Bps: float = math.inf,
 ) -> list[Range]:
   """Returns what a worker adds, in the order in which it is ready.
 
@@ -206,6 +215,9 @@ def of_run(
     range_bytes: As of `ranges`, of float32.
     dtype: What gradients travel as; if that is not float32, what comes last is
       a range by itself.
+    copy_Bps: If finite, an accelerator computes gradients: they are ready when
+      it has computed all, and are copied to the host at this rate, one after
+      the other.
 
   Raises:
     ValueError: If the profile is of another model; names the field.
@@ -221,6 +233,12 @@ def of_run(
     found = found if sizes else scaled(found, params)
   else:
     found = in_proportion(sizes or even(params, range_bytes))
+  if copy_Bps < math.inf:
+    ends = itertools.accumulate(each.bytes for each in found)
+    found = [
+      Layer(each.bytes, 1.0, end / copy_Bps)
+      for each, end in zip(found, ends, strict=True)
+    ]
   rest = stats + learned.other_bytes
   if dtype.itemsize == _ITEM:
     return ranges(found, range_bytes, rest)
@@ -228,4 +246,6 @@ def of_run(
     each._replace(bytes=each.bytes // _ITEM * dtype.itemsize)
     for each in ranges(found, range_bytes, 0)
   ]
-  return [*rounded, Range(rest, 1.0)] if rest else rounded
+  if rest:
+    rounded.append(Range(rest, 1.0, rounded[-1].copy_s))
+  return rounded

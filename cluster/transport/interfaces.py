@@ -44,6 +44,21 @@ def interface_address(name: str) -> str:
   return mine[0]
 
 
+def interface_name(name: str) -> str:
+  """Returns the interface of this host that an interface or network means.
+
+  Args:
+    name: As of `interface_address`.
+
+  Raises:
+    ValueError: As of `interface_address`.
+  """
+  address = interface_address(name)
+  if '/' not in name:
+    return name
+  return min(own for own, found in _addresses().items() if found == address)
+
+
 def is_loopback(address: str) -> bool:
   """Returns whether only this host can reach an IPv4 address."""
   return ipaddress.IPv4Address(address).is_loopback

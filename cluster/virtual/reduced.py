@@ -80,6 +80,9 @@ class Sums:
       np.array([each.ready if overlap else 1.0 for each in first])
       for first, *_ in stages
     ]
+    self._copy_s = [
+      np.array([each.copy_s for each in first]) for first, *_ in stages
+    ]
     self._stages = stages
     self._range_s, self._chunk_bytes = range_s, chunk_bytes
     self._over = functools.cache(self._formed)
@@ -102,14 +105,14 @@ class Sums:
     """
     members = tuple(sorted(started))
     (first, of_chunk), *others = self._group(members, stage).rounds
-    ready = self._ready[stage]
+    ready, copy_s = self._ready[stage], self._copy_s[stage]
     start_s, stop_s = (
       np.array([times[index] for index in members])[:, None]
       for times in (started, computed)
     )
     # Exact at the end, where rounding would make it later than it is.
     ready_s = np.where(ready == 1, stop_s, start_s + (stop_s - start_s) * ready)
-    end_s = first(ready_s[:, of_chunk])
+    end_s = first((ready_s + copy_s)[:, of_chunk])
     for allreduce, of_chunk in others:
       end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
     return end_s

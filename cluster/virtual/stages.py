@@ -1,5 +1,7 @@
 """What a worker adds to sums among workers, as it becomes ready."""
 
+import math
+
 from ml_collections import ConfigDict
 
 from cluster import talks
@@ -18,6 +20,8 @@ def of_run(
   learned: Learning,
   wire: Wire,
   talked: Talks | None,
+  *,
+  copy_Bps: float = math.inf,
 ) -> list[list[list[Range]]]:
   """Returns it by stage of the wire and round of a conversation.
 
@@ -27,10 +31,12 @@ def of_run(
     learned: What is learned.
     wire: What travels.
     talked: The conversations, if the wire has some.
+    copy_Bps: As of `layers.of_run`.
   """
   size = plan.range_bytes
   if talked is None:
-    return [[layers.of_run(config, learned, size, wire.push.dtype)]]
+    dtype = wire.push.dtype
+    return [[layers.of_run(config, learned, size, dtype, copy_Bps=copy_Bps)]]
   stats = talks.ITEM * learned.elements[1] + learned.other_bytes
   rest = [Range(stats, 1.0)] if stats else []
   found = []
@@ -42,9 +48,10 @@ def of_run(
       alone = talks.ITEM * (talked.said[stage][0] - count)
       parts = early.parts(talked.size, size)
       each = (sizes[0] - alone) // (count // early.chunk)  # Of a chunk.
-      dense = layers.of_run(config, learned, size, FLOAT32)
+      dense = layers.of_run(config, learned, size, FLOAT32, copy_Bps=copy_Bps)
       # As if what is chosen lay evenly in the gradient.
       spread = layers.spread(dense, [each * (end - at) for at, end in parts])
-      rounds, last = [], [*spread, Range(alone, 1.0)]
-    found.append([*rounds, [*last, *rest]])
+      rounds, last = [], [*spread, Range(alone, 1.0, spread[-1].copy_s)]
+    after = [each._replace(copy_s=last[-1].copy_s) for each in rest]
+    found.append([*rounds, [*last, *after]])
   return found

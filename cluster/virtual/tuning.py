@@ -5,6 +5,9 @@ Small ranges begin early, and each of them costs what beginning costs
 there is a best in between, which depends on the links, on the forest and on
 when gradients appear.
 
+On real hosts with accelerators gradients do not overlap with the backward pass:
+they are ready at its end, and reach the host one after the other from then on.
+
 An iteration is simulated with 0, powers of 2 and inf; those that make the same
 ranges count once.  Where chunks travel that were chosen before, it is whole
 chunks, 1, 2, 4 and so on.  Of those within 1 % of the best the largest is
@@ -24,7 +27,7 @@ from cluster.virtual.reduced import Sums
 from configs import sections
 from configs.checks import require
 from configs.sections import Choose
-from learning.learning import Learning
+from learning.learning import Learning, Overlap
 from route import links
 from route.links import Links
 from route.route import LATENCY_S, Plan, Reduced
@@ -34,6 +37,9 @@ from wire.talks import Talks
 
 _FIELD = 'config.route.range_bytes'
 _SLACK = 1.01
+# From an accelerator to ordinary memory of its host: a guess, half of what PCIe
+# 4.0 with 16 lanes carries.
+_COPY_Bps = 12e9
 
 
 def tuned(
@@ -61,17 +67,25 @@ def tuned(
     return plan
   talked = talks.of_run(config, plan, wire, learned)
   _check(config, plan, talked)
+  virtual = _virtual(config)
+  overlaps, copy_Bps = plan.overlap, math.inf
+  if not virtual:
+    overlap, _ = learned.find_overlap(wanted=plan.overlap)
+    overlaps = overlap != Overlap.NONE
+    copy_Bps = _COPY_Bps if overlap == Overlap.COPIES else math.inf
   made: dict[tuple[Range, ...], float] = {}
   for size in _sizes(learned, talked):
     each = plan._replace(range_bytes=size)
-    *_, (ranges,) = stages.of_run(config, each, learned, wire, talked)
+    *_, (ranges,) = stages.of_run(
+      config, each, learned, wire, talked, copy_Bps=copy_Bps
+    )
     made[tuple(ranges)] = size  # The largest that makes them.
   sums = Sums(
     _links(config, plan),
-    believed=plan.cluster if _virtual(config) else None,
+    believed=plan.cluster if virtual else None,
     forest=plan.forest,
     stages=[[ranges] for ranges in made],
-    overlap=plan.overlap,
+    overlap=overlaps,
     range_s=config.cluster.network.range_s,
     chunk_bytes=CHUNK_BYTES,
   )

@@ -132,7 +132,7 @@ def _updated(gradient, params, expected):
   same = jax.tree.map(np.array_equal, pool.payload(vector), expected)
   return {
     'same': all(jax.tree.leaves(same)),
-    'overlaps': streaming.overlaps,
+    'overlap': streaming.overlap,
     'compilations': compilations.count() - before,
   }
 
@@ -244,8 +244,8 @@ class PushTest(parameterized.TestCase):
 
   def test_it_is_handed_out_as_it_is_and_its_update_compiles_nothing(self):
     for name, push in _in_a_process()['pushes'].items():
-      overlaps = name.endswith(('0', '1'))
-      expected = {'same': True, 'overlaps': overlaps, 'compilations': 0}
+      overlap = 'backward' if name.endswith(('0', '1')) else 'none'
+      expected = {'same': True, 'overlap': overlap, 'compilations': 0}
       self.assertEqual(push['updated'], expected, name)
 
   def test_devices_exchange_sums_and_no_examples(self):

@@ -1,7 +1,12 @@
 """Tests for learning.streaming: what is handed out is what is returned."""
 
 import functools
+import hashlib
+import json
 import math
+import sys
+import threading
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +18,16 @@ from flax import nnx
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
+from learning.learning import Overlap
 from learning.nothing import Nothing
 from learning.pool import Filling, Pool
-from learning.streaming import StreamingGradient
+from learning.streaming import StreamingGradient, find_overlap
 from models import mlp, norm, task, transformer
 from models.task import Task
-from tests.support import drawn
+from tests.support import accelerators, drawn, small
 
 _EXAMPLES = 16
+_MODULE = 'tests.learning.streaming_test'
 
 
 class _Conv(nnx.Module):
@@ -41,18 +48,19 @@ class _Conv(nnx.Module):
     return self.last(x)
 
 
-def _gradient(learned, inputs, targets, micro_batch=4):
+def _gradient(learned, inputs, targets, micro_batch=4, devices=()):
   return TaskGradient(
     learned,
     Split(inputs, targets),
     lambda ranges: np.arange(*ranges[0]),
     micro_batch=micro_batch,
     seed=0,
+    devices=devices,
   )
 
 
 @functools.cache
-def _made(kind):
+def _made(kind, devices=()):
   rng = np.random.default_rng(0)
   inputs = rng.normal(size=(_EXAMPLES, 6, 6, 1)).astype(np.float32)
   targets = rng.integers(5, size=_EXAMPLES).astype(np.int32)
@@ -68,7 +76,69 @@ def _made(kind):
     inputs, targets = rng.integers(5, size=(2, _EXAMPLES, 6)).astype(np.int32)
   model = drawn.model(make)
   learned = task.classification(model, lambda x: x, lambda x, _: x)
-  return _gradient(learned, inputs, targets)
+  return _gradient(learned, inputs, targets, devices=devices)
+
+
+def _digests():
+  """Returns digests of pools that streams have filled, by model and devices."""
+  found = {'backend': jax.default_backend()}
+  for kind, count in (('conv', 1), ('mlp', 2)):
+    gradient = _made(kind, tuple(jax.local_devices()[:count]))
+    pool = _pool(gradient, range_bytes=100.0)
+    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+    params = gradient.placed(gradient.task.params)
+    streaming.warm_up_stream(params, 15, changing=False)
+    before = compilations.count()
+    vector, told = _streamed(streaming, gradient, pool, 15)
+    found[f'{kind} {count}'] = {
+      'digest': hashlib.sha256(vector.tobytes()).hexdigest(),
+      'some': int(np.count_nonzero(vector)),
+      'in_order': told == sorted(told),
+      'overlap': streaming.overlap,
+      'late': compilations.count() - before,
+    }
+  return found
+
+
+def _in_a_process(**environ):
+  done = small.python('-W', 'error', '-m', _MODULE, 'digests', **environ)
+  if done.returncode:
+    raise AssertionError(done.stderr)
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+class _Copied:
+  """A leaf on an accelerator, whose copy to the host lands when it may."""
+
+  def __init__(self, leaf, array, log, may_land):
+    self.leaf, self.array = leaf, np.asarray(array)
+    self.log, self.may_land = log, may_land
+
+  def copy_to_host_async(self):
+    """Asks for the copy."""
+    self.log.append(('request', self.leaf))
+
+  def __array__(self, dtype=None, copy=None):
+    """Waits for the copy."""
+    if not self.may_land[self.leaf].wait(10):
+      raise AssertionError(f'Leaf {self.leaf} was waited for too early.')
+    self.log.append(('land', self.leaf))
+    return self.array
+
+
+def _with_copies(gradient, log, may_land):
+  """Returns what makes a gradient that has to be copied to the host."""
+  summed = gradient.summed
+
+  def wrapped(params, parts):
+    payload, loss = summed(params, parts)
+    leaves, tree = jax.tree.flatten(payload.gradient)
+    copied = [
+      _Copied(leaf, array, log, may_land) for leaf, array in enumerate(leaves)
+    ]
+    return payload._replace(gradient=jax.tree.unflatten(tree, copied)), loss
+
+  return mock.patch.object(gradient, 'summed', wrapped)
 
 
 def _pool(gradient, range_bytes=0.0):
@@ -116,7 +186,7 @@ class StreamingTest(parameterized.TestCase):
     gradient = _made(kind)
     pool = _pool(gradient, range_bytes=100.0)
     streaming = StreamingGradient(gradient, pool.leaves_of, overlap=overlap)
-    self.assertEqual(streaming.overlaps, bool(overlap))
+    self.assertEqual(streaming.overlap, 'backward' if overlap else 'none')
     for examples in (4, 15, 7):  # Of 4 each: few programs.
       vector, told = _streamed(streaming, gradient, pool, examples)
       expected = _expected(gradient, pool, examples)
@@ -209,6 +279,85 @@ class StreamingTest(parameterized.TestCase):
     self.assertLen(streaming.warm_up(params, 4, changing=False), 1)
 
 
+class AcceleratorTest(parameterized.TestCase):
+  @mock.patch.object(jax, 'default_backend', lambda: 'fake')
+  def test_a_bucket_is_sent_before_later_copies_land(self):
+    gradient = _made('transformer')
+    pool = _pool(gradient, range_bytes=300.0)
+    buckets = [leaves for leaves in pool.leaves_of if leaves]
+    self.assertGreater(len(buckets), 4)
+    log, may_land = [], [threading.Event() for _ in pool.order]
+    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+    vector = np.zeros(pool.size, np.float32)
+
+    def ready(number):
+      log.append(('send', number))
+      for leaf in dict(enumerate(buckets)).get(number + 1, ()):
+        may_land[leaf].set()  # Not before this one is sent.
+
+    for leaf in buckets[0]:
+      may_land[leaf].set()
+    filling = Filling(pool, vector, ready)
+    call = {'worker': 1, 'iteration': 7, 'into': filling}
+    with _with_copies(gradient, log, may_land):
+      stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
+    filling.finish(stats, [loss])
+
+    self.assertNotEqual(pool.order, tuple(sorted(pool.order)))
+    count = len(pool.order)
+    self.assertEqual(log[:count], [('request', leaf) for leaf in pool.order])
+    events = []
+    for number, leaves in enumerate(pool.leaves_of):
+      events += [('land', leaf) for leaf in leaves] + [('send', number)]
+    self.assertEqual(log[count:], events)
+    expected = _expected(gradient, pool, 7)
+    np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
+
+  @mock.patch.object(jax, 'default_backend', lambda: 'fake')
+  def test_without_overlap_all_copies_land_before_the_first_is_sent(self):
+    gradient = _made('mlp')
+    pool = _pool(gradient)
+    log, may_land = [], [threading.Event() for _ in pool.order]
+    for event in may_land:
+      event.set()
+    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=False)
+    vector = np.zeros(pool.size, np.float32)
+    filling = Filling(pool, vector, lambda number: log.append(('send', number)))
+    call = {'worker': 0, 'iteration': 0, 'into': filling}
+    with _with_copies(gradient, log, may_land):
+      streaming.stream(gradient.task.params, ((0, 4),), **call)
+    kinds = [kind for kind, _ in log]
+    count = len(pool.order)
+    self.assertEqual(kinds[: 2 * count], ['request'] * count + ['land'] * count)
+    self.assertEqual({*kinds[2 * count :]}, {'send'})
+
+  def test_pools_are_those_of_the_cpu_to_the_last_bit(self):
+    fake = _in_a_process(**accelerators.environment(devices=2))
+    cpu = _in_a_process(JAX_NUM_CPU_DEVICES='2')
+    self.assertEqual((fake.pop('backend'), cpu.pop('backend')), ('fake', 'cpu'))
+    for name, expected in cpu.items():
+      got = fake[name]
+      self.assertEqual(got['digest'], expected['digest'], name)
+      self.assertGreater(got['some'], 100)
+      self.assertTrue(got['in_order'])
+      self.assertEqual((got['late'], expected['late']), (0, 0), name)
+      self.assertEqual(got['overlap'], 'copies')
+      overlap = 'none' if name.endswith('2') else 'backward'
+      self.assertEqual(expected['overlap'], overlap)
+
+  @parameterized.parameters(
+    ('gpu', True, 'copies', 'still copied from the accelerator .gpu.'),
+    ('cpu', True, 'backward', 'while the backward pass runs'),
+    ('gpu', False, 'none', 'config.route.overlap is False'),
+    ('cpu', False, 'none', 'config.route.overlap is False'),
+  )
+  def test_what_overlaps_is_said(self, platform, wanted, overlap, sentence):
+    with mock.patch.object(jax, 'default_backend', lambda: platform):
+      found, why = find_overlap(_made('mlp'), wanted=wanted)
+    self.assertEqual(found, Overlap(overlap))
+    self.assertRegex(why, sentence)
+
+
 class NothingTest(absltest.TestCase):
   def test_a_pool_of_nothing_is_as_large_and_full_at_once(self):
     learning = Nothing(size_bytes=4000, num_train=10, stream=None)
@@ -230,4 +379,7 @@ class NothingTest(absltest.TestCase):
 
 
 if __name__ == '__main__':
-  absltest.main()
+  if sys.argv[1:] == ['digests']:
+    print(json.dumps(_digests()))
+  else:
+    absltest.main()

@@ -22,6 +22,7 @@ from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
 from cluster.distributed.reduced.runtime import ReducedRuntime
 from cluster.distributed.reduced.sums.memory import Nothing
+from learning.learning import Overlap
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.journal import Journal, Milestones
@@ -103,6 +104,7 @@ class World:
         self.formation, surveyor, None, workers=workers
       ),
       books=self.books,
+      overlap=Overlap.BACKWARD,
       timeout_s=timeout_s,
       start_s=timeout_s,
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),

@@ -18,6 +18,7 @@ from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
 from cluster.traffic import Traffic
 from cluster.transport.heart import Unmendable
+from learning.learning import Overlap
 
 
 class ReducedRuntime(Generations):
@@ -34,6 +35,7 @@ class ReducedRuntime(Generations):
     lead: Lead,
     reception: ReducedReception,
     books: Books,
+    overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
     **of_generations: Any,
   ):
@@ -43,6 +45,7 @@ class ReducedRuntime(Generations):
       lead: Asks the scheme.
       reception: Talks to the workers.
       books: Of iterations.
+      overlap: What sending gradients overlaps with in the lead's process.
       iteration_bytes: As of `Booking`.
       **of_generations: `holder`, of the learner, the lead's; `formation`, which
         makes groups; `linking`, which makes what knows the links, given what
@@ -51,7 +54,7 @@ class ReducedRuntime(Generations):
     super().__init__(lead=lead, reception=reception, **of_generations)
     self._carrying = Carrying(self._formation, Traffic(lead.journal))
     self._booking = Booking(lead, books, reception.members, iteration_bytes)
-    self._pausing = False
+    self._pausing, self._overlap = False, overlap
     # Who keeps some of its gradients says it before a checkpoint: at which
     # version all have, and in which generation they were asked, and when.
     self._collected = 0
@@ -157,6 +160,7 @@ class ReducedRuntime(Generations):
     """Returns what summary.json says of this runtime alone."""
     own = {
       'generations': self._formation.generation + 1,
+      'overlap': self._overlap,
       'drift': self._check.agreement.totals,
     }
     return super().summary() | own

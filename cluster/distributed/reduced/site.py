@@ -30,6 +30,7 @@ from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
+from learning.learning import Overlap
 from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from route.route import Reduced
@@ -79,6 +80,8 @@ class ReducedSite(Process):
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
+    self._combine_bytes = config.route.native.combine_bytes
+    self._overlap = self._find_overlap(config.wire.name)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.holder = ReplicaHolder(
@@ -136,10 +139,29 @@ class ReducedSite(Process):
         workers=self._workers,
       ),
       books=self._books,
+      overlap=self._overlap,
       local=lambda lead: functools.partial(self._replica, lead),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       **self._of_leading,
     )
+
+  def _find_overlap(self, wire: str) -> Overlap:
+    """Returns what sending gradients overlaps with here, and logs it."""
+    plan = self._plan
+    if plan.forest is None:
+      overlap = Overlap.NONE
+      why = 'XLA sums gradients after the backward pass (native).'
+    elif self._talks and not any(self._talks.early):
+      overlap = Overlap.NONE
+      why = (
+        f'Gradients are sent after the backward pass: {wire} sends nothing '
+        'before all is computed, as it is set.'
+      )
+    else:
+      learned = self.parts.learned
+      overlap, why = learned.find_overlap(wanted=plan.overlap)
+    logging.info('%s', why)
+    return overlap
 
   def _take_part(self) -> bool:
     finished = self._replica(self.meeting.role.lead)
@@ -152,18 +174,19 @@ class ReducedSite(Process):
     summing: Summing
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
-      summing = NativeSumming(
-        gradient, self._pool, like, books=self._books.size
-      )
+      native: Callable[..., NativeSumming] = NativeSumming
       if self._talks:
-        summing = TalkingNative(
-          gradient,
-          self._pool,
-          like,
-          books=self._books.size,
-          talks=self._talks,
-          index=self.meeting.role.index,
+        native = functools.partial(
+          TalkingNative, talks=self._talks, index=self.meeting.role.index
         )
+      summing = native(
+        gradient,
+        self._pool,
+        like,
+        books=self._books.size,
+        workers=self._workers,
+        combine_bytes=self._combine_bytes,
+      )
     else:
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
       host = HostSumming

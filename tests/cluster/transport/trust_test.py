@@ -9,7 +9,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from cluster.transport import interfaces, trust
-from cluster.transport.interfaces import interface_address
+from cluster.transport.interfaces import interface_address, interface_name
 from configs import default
 
 _SECRET = 'a secret of sixteen or more'
@@ -116,15 +116,16 @@ class InterfaceAddressTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    ('lo', '127.0.0.1'),
-    ('eth0', '10.0.0.4'),
-    ('10.0.0.0/16', '10.0.0.4'),
-    ('10.1.0.0/255.255.0.0', '10.1.0.4'),
-    ('10.1.0.4/32', '10.1.0.4'),
-    ('127.0.0.0/8', '127.0.0.1'),
+    ('lo', 'lo', '127.0.0.1'),
+    ('eth0', 'eth0', '10.0.0.4'),
+    ('10.0.0.0/16', 'eth0', '10.0.0.4'),
+    ('10.1.0.0/255.255.0.0', 'ib0', '10.1.0.4'),
+    ('10.1.0.4/32', 'ib0', '10.1.0.4'),
+    ('127.0.0.0/8', 'lo', '127.0.0.1'),
   )
-  def test_by_name_or_network(self, name, address):
+  def test_by_name_or_network(self, name, interface, address):
     self.assertEqual(interface_address(name), address)
+    self.assertEqual(interface_name(name), interface)
 
   @parameterized.parameters(
     ('eth1', r"one of \['eth0', 'ib0', 'lo'\], got 'eth1'"),

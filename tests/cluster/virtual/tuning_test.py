@@ -1,15 +1,22 @@
 """Tests for cluster.virtual.tuning: ranges that are the best by prediction."""
 
+import functools
 import json
 import math
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 import train
-from configs import default
+from cluster.virtual import tuning
+from configs import default, sections
+from learning import build as learning
+from learning.learning import Overlap
+from route import ring
+from wire import dense
 
 _MB = 10**6
 _LAYERS, _COMPUTE_S = 64, 0.1
@@ -46,6 +53,32 @@ def _config(range_bytes, **fields) -> ConfigDict:
 
 def _time_s(config: ConfigDict) -> float:
   return train.build(config, workdir=f'{tempfile.mkdtemp()}/run')()['time_s']
+
+
+def _predicted(overlap, dtype, Gbps, **fields):
+  """Returns what is chosen for real hosts, and the predicted times by size."""
+  config = _config('auto', **fields)
+  config.cluster.runtime = 'distributed'
+  choose = functools.partial(sections.chosen, config, default.get_config())
+  plan = ring.make(cluster=f'star({[Gbps] * 4})').plan(
+    None,
+    num_workers=4,
+    distributed=True,
+    divisible=True,
+    range_bytes=0.0,
+    overlap=overlap != Overlap.NONE,
+  )
+  learned = learning.make(config, choose, None, None, 1)
+  with (
+    mock.patch.object(
+      learned, 'find_overlap', lambda wanted: (overlap, ''), create=True
+    ),
+    mock.patch.object(tuning.logging, 'info') as log,
+  ):
+    wire = dense.make(dtype=dtype)
+    chosen = tuning.tuned(config, choose, plan, learned, wire).range_bytes
+  rows = [call.args[1:3] for call in log.call_args_list if len(call.args) > 3]
+  return chosen, dict(rows)
 
 
 class TuningTest(parameterized.TestCase):
@@ -98,6 +131,27 @@ class TuningTest(parameterized.TestCase):
       found = _time_s(_config(size, **{'route.overlap': False})) / 3
       expected = _COMPUTE_S + bytes_s + count * 0.002
       self.assertAlmostEqual(found, expected, delta=6 * 49152 / 1e9 + 1e-9)
+
+  # Ranges cost 0.1 ms each; copying all takes 5.3 ms.
+  @parameterized.parameters(('float32', 10), ('bfloat16', 5))
+  def test_real_hosts_with_accelerators_begin_when_all_is_computed(
+    self, dtype, Gbps
+  ):
+    fields = {'cluster.network.range_s': 1e-4, 'cluster.speed.fixed_s': 0.05}
+    during, early_s = _predicted(Overlap.BACKWARD, dtype, Gbps, **fields)
+    copies, late_s = _predicted(Overlap.COPIES, dtype, Gbps, **fields)
+    none, none_s = _predicted(Overlap.NONE, dtype, Gbps, **fields)
+
+    self.assertEqual(none, math.inf)
+    self.assertLess(during, copies)
+    self.assertLess(copies, math.inf)
+    self.assertEqual(late_s.keys(), early_s.keys())
+    for size, each_s in late_s.items():
+      # Once the first range has landed, links never rest.
+      layers = min(math.ceil(size / _MB), _LAYERS) if size < math.inf else 64
+      waits_s = each_s - none_s[size]
+      self.assertAlmostEqual(waits_s, layers * _MB / 12e9, delta=1e-6)
+      self.assertLess(early_s[size], each_s)
 
   @parameterized.parameters(
     ({'route.name': 'native'}, 'a number, as what XLA does'),

@@ -1,9 +1,10 @@
 """Sums by XLA's collectives, over all processes of jax.distributed.
 
 NCCL on GPUs, gloo on CPUs.  A range is summed in one collective, so that a
-compiled program has as many as there are ranges.  XLA's collectives
-do not survive a process: when one is lost, all begin again from the newest
-checkpoint.
+compiled program has as many as there are ranges.  Between accelerators each
+collective costs a launch, and nothing is gained by many: ranges are joined
+until they have `config.route.native.combine_bytes`.  XLA's collectives do not
+survive a process: when one is lost, all begin again from the newest checkpoint.
 
 What travels in half of float32 is not left to psum: on CPUs XLA would send
 bfloat16 as float32, and add float16 in float16; NCCL adds both rounded at each
@@ -15,11 +16,12 @@ numbers as a ring sends.
 
 import contextlib
 import math
+import os
 import random
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
 from cluster.distributed.reduced.sums.memory import Nothing
-from cluster.transport import sockets
+from cluster.transport import interfaces, sockets
 from cluster.transport.errors import Closed
 from cluster.transport.heart import Unmendable
 from configs.checks import require
@@ -46,6 +48,7 @@ OPTIONS = {
   )
 }
 AXIS = 'workers'
+_NCCL = 'NCCL_SOCKET_IFNAME'
 _LOOK_S = 1.0  # Between two looks at whether the lead of a run still listens.
 
 
@@ -106,6 +109,49 @@ def join(
   )
 
 
+def use_interface(interface: str) -> None:
+  """Has NCCL connect over the interface that the config names.
+
+  To be called before XLA starts.  A NCCL_SOCKET_IFNAME of the user's own is
+  left as it is.  Gloo has no such variable: it uses the address that the host's
+  name resolves to.
+
+  Args:
+    interface: config.cluster.interface.
+
+  Raises:
+    ValueError: If it names no interface of this host.
+  """
+  name = interfaces.interface_name(interface)
+  own = os.environ.get(_NCCL)
+  if not own:
+    os.environ[_NCCL] = f'={name}'
+  elif not _selects(own, name):
+    logging.warning(
+      '%s is %r, which NCCL follows, and leaves out %s, the interface that '
+      'config.cluster.interface=%r names.',
+      *(_NCCL, own, name, interface),
+    )
+
+
+def _selects(filters: str, name: str) -> bool:
+  """Returns whether NCCL uses an interface with this NCCL_SOCKET_IFNAME.
+
+  A list of prefixes, with commas between them; '=' before the list: of whole
+  names; '^' before it: of those that are left out (NCCL user guide,
+  "Environment Variables").
+  """
+  without = filters.startswith('^')
+  listed = filters.removeprefix('^')
+  whole = listed.startswith('=')
+  texts = [each for each in listed.removeprefix('=').split(',') if each]
+  if whole:
+    found = name in texts
+  else:
+    found = any(name.startswith(each) for each in texts)
+  return found != without
+
+
 def _wait_for_the_next_run(lead: str, index: int, start_s: float) -> None:
   """Waits while a lead listens: its workers have all met already.
 
@@ -144,22 +190,68 @@ def _listens(address: str) -> bool:
   return False
 
 
-class NativeSum:
-  """Sums vectors of all workers, range by range, on the first device of each.
+class Bucket(NamedTuple):
+  """Numbers of a pool that one collective sums.
 
   Attributes:
-    program: Compiled: the sums of a pool's ranges.
-    ranges: Compiled: what lies in each, [1, n].
+    start: Position of the first of them.
+    end: Position after the last of them.
+    dtype: Dtype that they travel as.
   """
 
-  def __init__(self, pool: Pool, devices: Sequence[jax.Device]):
+  start: int
+  end: int
+  dtype: np.dtype
+
+  @property
+  def bytes(self) -> int:
+    """Bytes that a worker adds, as they travel."""
+    return (self.end - self.start) * self.dtype.itemsize
+
+
+def buckets_of(pool: Pool, combine_bytes: float) -> list[Bucket]:
+  """Returns the ranges of a pool, joined until they have so many bytes.
+
+  Args:
+    pool: What lies where.
+    combine_bytes: 0 for one bucket for each range.  A range is never divided.
+  """
+  found: list[Bucket] = []
+  for (start, end), dtype in zip(pool.ranges, pool.dtypes, strict=True):
+    last = found[-1] if found else None
+    if last and last.dtype == dtype and last.bytes < combine_bytes:
+      found[-1] = last._replace(end=end)
+    else:
+      found.append(Bucket(start, end, dtype))
+  return found
+
+
+class NativeSum:
+  """Sums vectors of all workers bucket by bucket, on the first device of each.
+
+  Attributes:
+    sent: Which numbers each collective sums, in order.
+    program: Compiled: the sums of buckets of all workers, [workers, n] each and
+      a row on each device, in the place of what is summed.
+    buckets: Compiled: what a worker adds to each, [1, n].
+  """
+
+  def __init__(
+    self,
+    pool: Pool,
+    devices: Sequence[jax.Device],
+    *,
+    combine_bytes: float = 0.0,
+  ):
     """Compiles nothing yet.
 
     Args:
       pool: What lies where.
       devices: The first of each worker, in order.
+      combine_bytes: As of `buckets_of`.
     """
     self._pool, self._count = pool, len(devices)
+    self.sent = buckets_of(pool, combine_bytes)
     mesh = Mesh(np.array(devices), (AXIS,))
     self._split = NamedSharding(mesh, PartitionSpec(AXIS))
     self.device = next(
@@ -170,16 +262,13 @@ class NativeSum:
         self._summed,
         mesh=mesh,
         in_specs=PartitionSpec(AXIS),
-        out_specs=PartitionSpec(),
-        # That all have what has been gathered is not seen.
-        check_vma=all(dtype == jnp.float32 for dtype in pool.dtypes),
+        out_specs=PartitionSpec(AXIS),
       ),
       compiler_options=OPTIONS,
+      donate_argnums=0,
     )
-    self.ranges = jax.jit(self._cut)
-    self._payload = jax.jit(
-      lambda ranges: pool.payload(_joined(ranges, pool.size))
-    )
+    self.buckets = jax.jit(self._cut)
+    self._received = jax.jit(self._joined)
 
   def shared(self, payload: Payload, books: np.ndarray) -> list[jax.Array]:
     """Returns what this worker adds, as parts of arrays over all workers."""
@@ -187,7 +276,7 @@ class NativeSum:
       jax.make_array_from_single_device_arrays(
         (self._count, part.size), self._split, [part]
       )
-      for part in self.ranges(payload, books)
+      for part in self.buckets(payload, books)
     ]
 
   def __call__(
@@ -201,12 +290,12 @@ class NativeSum:
     """
     shared = self.shared(payload, books)
     with together():
-      summed = [each.addressable_data(0) for each in self.program(shared)]
-      last = np.asarray(summed[-1])
-    return self._payload(summed), last[last.size - books.size :]
+      sums = [each.addressable_data(0) for each in self.program(shared)]
+      received, numbers = self._received(sums)
+      return received, np.asarray(numbers)
 
   def _cut(self, payload: Payload, books: jax.Array) -> list[jax.Array]:
-    """Returns what lies in each range, [1, n], as it travels.
+    """Returns what lies in each bucket, [1, n], as it travels.
 
     Halves of float32 look like integers, of which XLA makes nothing else.
     """
@@ -215,17 +304,24 @@ class NativeSum:
       # XLA's concatenation is many times slower on CPUs.
       whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
     return [
-      narrowed(whole[None, start:end], dtype)
-      for (start, end), dtype in zip(
-        self._pool.ranges, self._pool.dtypes, strict=True
-      )
+      narrowed(whole[None, each.start : each.end], each.dtype)
+      for each in self.sent
     ]
 
-  def _summed(self, ranges: list[jax.Array]) -> list[jax.Array]:
+  def _summed(self, parts: list[jax.Array]) -> list[jax.Array]:
     return [
-      summed(part, dtype, self._count)
-      for part, dtype in zip(ranges, self._pool.dtypes, strict=True)
+      summed(part, each.dtype, self._count)
+      for part, each in zip(parts, self.sent, strict=True)
     ]
+
+  def _joined(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
+    """Returns payload and books that lie in buckets, [1, n], as they travel."""
+    whole = jnp.zeros(self._pool.size, jnp.float32)
+    for part, each in zip(sums, self.sent, strict=True):
+      whole = jax.lax.dynamic_update_slice(
+        whole, widened(part[0], each.dtype), (each.start,)
+      )
+    return self._pool.payload(whole), self._pool.books(whole)
 
 
 class NativeSumming:
@@ -238,7 +334,14 @@ class NativeSumming:
   memory = Nothing()
 
   def __init__(
-    self, gradient: Gradient, pool: Pool, like: Payload, *, books: int
+    self,
+    gradient: Gradient,
+    pool: Pool,
+    like: Payload,
+    *,
+    books: int,
+    workers: int,
+    combine_bytes: float,
   ):
     """Compiles nothing yet.
 
@@ -247,9 +350,16 @@ class NativeSumming:
       pool: What lies where.
       like: What a payload looks like.
       books: How many numbers they are.
+      workers: How many there are.
+      combine_bytes: config.route.native.combine_bytes.
+
+    Raises:
+      ValueError: If XLA does not see the devices of all workers.
     """
     self._gradient, self._pool, self._like = gradient, pool, like
-    self._sum = NativeSum(pool, devices())
+    self._devices = devices(workers)
+    least = 0.0 if jax.default_backend() == 'cpu' else combine_bytes
+    self._sum = NativeSum(pool, self._devices, combine_bytes=least)
     self._looks = jnp.float16 in pool.dtypes
     self._payload: Payload = like
     self._numbers = np.zeros(books, np.float32)
@@ -371,24 +481,24 @@ def _is_finite(payload: Payload) -> jax.Array:
 
 
 def summed(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
-  """Returns the sum over all workers, rounded, as float32 [n]; traced.
+  """Returns the sum over all workers, rounded; traced.
 
   Args:
-    part: This worker's, [1, n], as `narrowed` has it.
+    part: This worker's, [1, n], as `narrowed` has it, and so is what comes out.
     dtype: What it travels as.
     count: Of the workers.
   """
   if dtype == jnp.float32:
-    return jax.lax.psum(part, AXIS)[0]
+    return jax.lax.psum(part, AXIS)
   shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
   mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
   # XLA's sum along an axis is many times slower on CPUs.
-  total = _widened(mine[0], dtype)
+  total = widened(mine[0], dtype)
   for each in range(1, count):
-    total = total + _widened(mine[each], dtype)
+    total = total + widened(mine[each], dtype)
   rounded = narrowed(total, dtype)
   whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
-  return _widened(whole[: part.size], dtype)
+  return whole[None, : part.size]
 
 
 def narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -398,22 +508,30 @@ def narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
   return jax.lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
 
 
-def _widened(part: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Returns numbers that have travelled as uint16, float32."""
+def widened(part: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Returns numbers that have travelled, float32."""
+  if dtype == jnp.float32:
+    return part
   return jax.lax.bitcast_convert_type(part, dtype).astype(jnp.float32)
 
 
-def _joined(ranges: Sequence[jax.Array], size: int) -> jax.Array:
-  whole, place = jnp.zeros(size, jnp.float32), 0
-  for part in ranges:
-    whole = jax.lax.dynamic_update_slice(whole, part, (place,))
-    place += part.size
-  return whole
+def devices(workers: int) -> list[jax.Device]:
+  """Returns the first device of each worker, in the order of workers.
 
+  Args:
+    workers: How many there are.
 
-def devices() -> list[jax.Device]:
-  """Returns the first device of each process, in the order of processes."""
+  Raises:
+    ValueError: If XLA sees devices of another number of processes: then each
+      process would sum alone, or with some of the others.
+  """
   found: dict[int, jax.Device] = {}
   for device in sorted(jax.devices(), key=lambda each: each.id):
     found.setdefault(device.process_index, device)
+  expected = (
+    f'{len(found)}, as XLA sees devices of so many processes on the platform '
+    f'{jax.default_backend()!r} (native needs processes that all have the same '
+    'platform, one that jax.distributed joins)'
+  )
+  require(len(found) == workers, 'config.cluster.workers', expected, workers)
   return [found[index] for index in sorted(found)]

@@ -15,7 +15,6 @@ from cluster.distributed.reduced.sums.native import (
   AXIS,
   OPTIONS,
   NativeSumming,
-  devices,
 )
 from learning.learning import Gradient, Learner
 from learning.pool import FLOAT32, Pool
@@ -38,9 +37,9 @@ class TalkingNative(NativeSumming):
     pool: Pool,
     like: Payload,
     *,
-    books: int,
     talks: Talks,
     index: int,
+    **of_native: Any,
   ):
     """Compiles nothing yet.
 
@@ -48,16 +47,16 @@ class TalkingNative(NativeSumming):
       gradient: Computes.
       pool: What lies where.
       like: What a payload looks like.
-      books: How many numbers they are.
       talks: The conversations.
       index: Of this worker.
+      **of_native: As of `NativeSumming`.
     """
-    super().__init__(gradient, pool, like, books=books)
+    super().__init__(gradient, pool, like, **of_native)
     self.memory = Memory(talks, pool, index, self.placed)
     self._looks |= talks.overflows
     self._stage, self._scale = 0, 1.0
     self._whole, self._leaves = jax.jit(pool.whole), jax.jit(pool.leaves)
-    self._each = _sums(devices())
+    self._each = _sums(self._devices)
     self._ended: Talking | None = None
 
   def warm_up(
@@ -151,7 +150,9 @@ def _sums(
   mesh = Mesh(np.array(each), (AXIS,))
   split = NamedSharding(mesh, PartitionSpec(AXIS))
 
-  @functools.partial(jax.jit, static_argnums=1, compiler_options=OPTIONS)
+  @functools.partial(
+    jax.jit, static_argnums=1, donate_argnums=0, compiler_options=OPTIONS
+  )
   def program(rows: Any, dtypes: Sequence[np.dtype]) -> Any:
     return jax.shard_map(
       lambda parts: [
@@ -160,13 +161,18 @@ def _sums(
       ],
       mesh=mesh,
       in_specs=PartitionSpec(AXIS),
-      out_specs=PartitionSpec(),
-      # That all have what has been gathered is not seen.
-      check_vma={*dtypes} == {FLOAT32},
+      out_specs=PartitionSpec(AXIS),
     )(rows)
 
   row = jax.jit(
     lambda part, dtype: native.narrowed(part[None], dtype), static_argnums=1
+  )
+  heard = jax.jit(
+    lambda rows, dtypes: [
+      native.widened(row[0], dtype)
+      for row, dtype in zip(rows, dtypes, strict=True)
+    ],
+    static_argnums=1,
   )
 
   def summed(
@@ -180,6 +186,6 @@ def _sums(
     ]
     with native.together():
       totals = jax.block_until_ready(program(rows, dtypes))
-    return [total.addressable_data(0) for total in totals]
+    return heard([total.addressable_data(0) for total in totals], dtypes)
 
   return summed

@@ -78,6 +78,10 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     summary = launch.summary
     self.assertEqual(summary['ended'], 'finished', launch.text)
     self.assertGreaterEqual(summary['updates'], iterations)
+    native = route == 'native'
+    self.assertEqual(summary['overlap'], 'none' if native else 'backward')
+    sentence = 'after' if native else 'bucket by bucket while'
+    self.assertLen(launch.times(f'{sentence} the backward pass'), _WORKERS)
     self.assertEqual(summary['lives'], [1, 1])
     self.assertEmpty(summary['lost'])
     self.assertEqual(summary['late_compilations'], 0, launch.text)

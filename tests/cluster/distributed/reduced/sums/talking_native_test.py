@@ -38,7 +38,14 @@ class AloneTest(parameterized.TestCase):
     pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS, multiple=4)
     talks = Talks(wire, pool.gradient, pool.rows, hosted=False)
     like = Payload(_PARAMS, ())
-    worker = TalkingNative(None, pool, like, books=_BOOKS, talks=talks, index=0)
+    worker = TalkingNative(
+      *(None, pool, like),
+      books=_BOOKS,
+      workers=1,
+      combine_bytes=0.0,
+      talks=talks,
+      index=0,
+    )
     states, lost = {0: talks.init(0)}, 0.0
     rng = np.random.default_rng(0)
     for version in range(1, 4):

@@ -1,0 +1,116 @@
+"""Tests that updates on accelerators use the memory of gradients again.
+
+The accelerator is a fake one, in a process of its own.
+"""
+
+import hashlib
+import json
+import sys
+
+import jax
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+
+from cluster.transport import memory
+from learning.learner import TaskLearner
+from learning.pool import Pool
+from tests.support import accelerators, small
+from wire.codec import Payload
+
+_MODULE = 'tests.learning.donation_test'
+_RUNS = {
+  'asp': {'sync__name': 'asp'},
+  'bsp': {'sync__name': 'bsp', 'optimizer__name': 'adamw'},
+  'topk': {'sync__name': 'ssp', 'wire__name': 'topk'},
+  'sparse': {
+    'sync__name': 'bsp',
+    'route__name': 'ring',
+    'wire__name': 'sparse',
+    'wire__sparse__chunk': 16,
+  },
+}
+
+
+def _tree(seed):
+  rng = np.random.default_rng(seed)
+  shapes = {'a': (30, 2), 'b': (4,)}
+  return {
+    name: rng.normal(size=shape).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+
+
+def _learner():
+  return TaskLearner(
+    params=jax.device_put(_tree(0)),
+    stats={'mean': jax.device_put(np.ones(3, np.float32))},
+    tx=optax.sgd(1.0, momentum=0.9),
+    schedule=lambda examples, updates: 0.1,
+    reduction='sum',
+    num_workers=1,
+    worker_batch=8,
+  )
+
+
+def _digest(tree):
+  leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+  return hashlib.sha256(b''.join(leaves)).hexdigest()
+
+
+def _updated():
+  """Returns what updates by payloads and by pools make, and what is deleted."""
+  learner, other = _learner(), _learner()
+  stats = {'mean': np.full(3, 5.0, np.float32)}
+  pool = Pool(_tree(0), stats, (1, 0), range_bytes=0, books=0)
+  given, pulled, kept = [], [learner.params], True
+  for seed in range(1, 4):
+    payload = jax.device_put(Payload(_tree(seed), stats))
+    vector = memory.aligned(4 * pool.size).view(np.float32)  # Is not copied.
+    vector[:] = 0.0
+    for start, leaf in pool.parts(payload, np.zeros(0)):
+      vector[start : start + leaf.size] = np.ravel(leaf)
+    before = vector.copy()
+    learner.add(learner.version, payload, 8)
+    learner.commit(learner.version)
+    other.apply_pool(pool, vector, 8, pushes=1)
+    kept = kept and np.array_equal(vector, before)
+    given += jax.tree.leaves(payload)
+    pulled.append(learner.params)
+  return {
+    'deleted': sum(leaf.is_deleted() for leaf in given) / len(given),
+    'kept': kept,  # The pool is not written to.
+    'digest': _digest(pulled),  # And who pulled a version keeps it.
+    'same': _digest(learner.state()) == _digest(other.state()),
+  }
+
+
+def _found():
+  found = {'updated': _updated()}
+  for name, fields in _RUNS.items():
+    run, summary = small.trained(epochs=1.0, **fields)
+    learner = run.runtime.lead.holder.learner
+    found[name] = _digest((learner.params, learner.stats))
+    found[f'{name} compilations'] = summary['compilations']
+  return found
+
+
+class DonationTest(parameterized.TestCase):
+  def test_results_are_those_of_the_cpu_and_gradients_are_deleted(self):
+    environ = accelerators.environment()
+    done = small.python('-W', 'error', '-m', _MODULE, 'found', **environ)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    fake = json.loads(done.stdout.splitlines()[-1])
+    cpu = _found()
+    deleted = fake['updated'].pop('deleted'), cpu['updated'].pop('deleted')
+    self.assertEqual(deleted, (1, 0))
+    self.assertTrue(fake['updated']['kept'])
+    self.assertTrue(fake['updated']['same'])
+    self.assertEqual(fake, cpu)
+
+
+if __name__ == '__main__':
+  if sys.argv[1:] == ['found']:
+    print(json.dumps(_found()))
+  else:
+    absltest.main()
