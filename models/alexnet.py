@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from models import gradients, sizes
 from models import norm as norms
-from models import sizes
 from models.initializers import FLOAT32, dense
 
 
@@ -39,7 +39,7 @@ class _Net(NamedTuple):
   hidden: tuple[int, ...]
 
 
-_pool = functools.partial(nnx.max_pool, window_shape=(3, 3), strides=(2, 2))
+_pool = functools.partial(gradients.max_pool, window=(3, 3), strides=(2, 2))
 # On an even number of pixels the last window reaches over the edge, as Caffe's.
 _pool_even = functools.partial(_pool, padding='SAME')
 _average_even = functools.partial(

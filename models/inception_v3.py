@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from models import gradients, sizes
 from models import norm as norms
-from models import sizes
 from models.initializers import FLOAT32, dense
 
 _SMALLEST = 75  # Pixels that leave one at the end.
@@ -132,7 +132,7 @@ class _Pool(nnx.Module):
 class _Halve(_Pool):
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     del train
-    return nnx.max_pool(inputs, (3, 3), strides=(2, 2))
+    return gradients.max_pool(inputs, (3, 3), strides=(2, 2))
 
 
 class _Smooth(_Pool):

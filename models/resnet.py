@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from models import gradients, sizes
 from models import norm as norms
-from models import sizes
 from models.initializers import FLOAT32, dense, he_normal
 
 # Channels and number of blocks of each stage.
@@ -131,7 +131,7 @@ class ResNet(nnx.Module):
     train = rngs is not None
     x = nnx.relu(self.stem(inputs, train=train))
     if self.large:
-      x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+      x = gradients.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
     for block in self.blocks:
       x = block(x, train=train)
     return self.logits(x.mean(axis=(1, 2)))

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
+
+from models import gradients
 
 
 class Task(NamedTuple):
@@ -139,9 +140,7 @@ def classification(
   """
 
   def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return _mean_of_places(
-      optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    )
+    return _mean_of_places(gradients.softmax_cross_entropy(logits, targets))
 
   def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return _mean_of_places(jnp.argmax(logits, axis=-1) == targets)

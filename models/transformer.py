@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models import sizes
+from models import gradients, sizes
 from models.initializers import FLOAT32, dense
 
 _EXPANSION = 4  # Hidden units of the dense branch per unit of width.
@@ -104,8 +104,10 @@ class Transformer(nnx.Module):
     drop = functools.partial(
       self.dropout, deterministic=rngs is None, rngs=rngs
     )
+    table = self.tokens.embedding[...]
+    tokens = gradients.embed(table, inputs, self.dtype)
     positions = self.positions[None, : inputs.shape[1]].astype(self.dtype)
-    x = drop(self.tokens(inputs) + positions)
+    x = drop(tokens + positions)
     for layer in self.layers:
       x = layer(x, drop)
     return self.logits(self.norm(x))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models import sizes
+from models import gradients, sizes
 from models.initializers import FLOAT32, dense, he_normal
 
 _CONVS_PER_BLOCK = {
@@ -117,7 +117,7 @@ class VGG(nnx.Module):
     for convs in self.blocks:
       for conv in convs:
         x = nnx.relu(_convolve(conv, x))
-      x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+      x = gradients.max_pool(x, (2, 2), strides=(2, 2))
     x = x.reshape(len(x), -1)
     for layer in self.hidden:
       x = nnx.relu(layer(x))

@@ -192,7 +192,8 @@ class _Chunks(NamedTuple):
     """Returns a vector of n numbers, zeros but for those of the chunks."""
     blank = jnp.zeros((self.all_of(n), self.chunk), values.dtype)
     rows = values.reshape(-1, self.chunk)
-    return blank.at[chunks].set(rows).reshape(-1)[:n]
+    whole = blank.at[chunks].set(rows, unique_indices=True)
+    return whole.reshape(-1)[:n]
 
   def without(self, kept: Vectors, chunks: jax.Array, lost: Any) -> Vectors:
     """Returns what is kept once the chunks have been sent.
@@ -204,8 +205,9 @@ class _Chunks(NamedTuple):
     """
 
     def put(vector: jax.Array, rest: Any) -> jax.Array:
-      rows = self._cut(vector).at[chunks].set(rest)
-      return rows.reshape(-1)[: vector.size]
+      rows = self._cut(vector).at[chunks]
+      whole = rows.set(rest, unique_indices=True)
+      return whole.reshape(-1)[: vector.size]
 
     rests = {'left': lost, 'velocity': 0.0}
     return {what: put(vector, rests[what]) for what, vector in kept.items()}
@@ -291,7 +293,8 @@ class _Chunks(NamedTuple):
       if self.dtype != jnp.float32:
         lost = self._cut(exact - values)
       kept = self.without(kept, chunks, lost)
-      common = common.at[chunks].set(0) if self.lags else ()
+      if self.lags:
+        common = common.at[chunks].set(0, unique_indices=True)
     return values, chunks, state._replace(kept=kept, common=common)
 
   def _rounded(self, values: jax.Array) -> jax.Array:

@@ -38,13 +38,14 @@ def make(*, sparsity: float) -> Wire:
     if count == vector.size:
       return left, State(jnp.zeros_like(left))
     _, places = jax.lax.top_k(jnp.abs(left), count)  # Of equal ones the first.
-    return (left[places], places), State(left.at[places].set(0))
+    rest = left.at[places].set(0, unique_indices=True)
+    return (left[places], places), State(rest)
 
   def decode(message: Message, n: int) -> jax.Array:
     if sent_of(n) == n:
       return message
     values, places = message
-    return jnp.zeros(n).at[places].set(values)
+    return jnp.zeros(n).at[places].set(values, unique_indices=True)
 
   exact = dense.cast(jnp.dtype('float32'))
   push = Codec(
