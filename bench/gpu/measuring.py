@@ -35,7 +35,7 @@ _SYNTHETIC = {
   'data.synthetic.num_train': 512,
   'data.synthetic.num_test': 32,
 }
-_MODELS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
   'vgg16': {},
   'vgg16_full': {
     **_SYNTHETIC,
@@ -63,24 +63,21 @@ _MODELS: dict[str, dict[str, Any]] = {
     'wire.name': 'topk',
   },
 }
-# What makes them tiny.
+# Of a dry run, in which convolutions would take a minute to compile.
+_TINY = {'model.name': 'mlp', 'model.mlp.hidden': (16,)}
 _DRY: dict[str, dict[str, Any]] = {
-  'vgg16': {'model.vgg.width': 1 / 64, 'batching.worker_batch': 2},
-  'vgg16_full': {'model.vgg.width': 1 / 64, 'batching.worker_batch': 2},
-  'alexnet': {'model.alexnet.width': 1 / 64, 'batching.worker_batch': 2},
-  'resnet50': {
-    'data.synthetic.pixels': 32,
-    'model.resnet.depth': 20,  # Of 50 layers compiling takes a minute.
-    'model.resnet.width': 1 / 16,
-    'batching.worker_batch': 2,
+  **{
+    name: {**_SYNTHETIC, **_TINY}
+    for name in ('vgg16', 'vgg16_full', 'alexnet', 'resnet50')
   },
   'transformer': {
+    'data.name': 'text',
+    'data.text.length': 16,
+    'model.name': 'transformer',
     'model.transformer.layers': 1,
     'model.transformer.width': 8,
-    'data.text.length': 16,
-    'batching.worker_batch': 2,
   },
-  'topk': {'model.mlp.hidden': (4,), 'batching.worker_batch': 2},
+  'topk': {**_SYNTHETIC, **_TINY, 'wire.name': 'topk'},
 }
 _PRECISIONS: dict[str, dict[str, Any]] = {
   'float32': {'precision.matmul': 'float32'},
@@ -91,7 +88,6 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     'precision.loss_scaling': 'dynamic',
   },
 }
-_TINY = {'model.name': 'mlp', 'model.mlp.hidden': (16,)}
 
 
 def measure(name: str, context: Context) -> None:
@@ -108,10 +104,20 @@ def measure(name: str, context: Context) -> None:
   _MEASURES[name](context)
 
 
+def model(name: str, *, is_dry: bool) -> dict[str, Any]:
+  """Returns the fields of a model and its data, which differ from defaults.
+
+  Args:
+    name: Name of a job that measures steps.
+    is_dry: Whether it is to be tiny.
+  """
+  return (_DRY if is_dry else MODELS)[name]
+
+
 def _steps(context: Context) -> None:
   """Measures steps of a model with and without determinism, and a bare loop."""
   name = context.folder.name
-  fields = _MODELS[name] | (_DRY[name] if context.is_dry else {})
+  fields = model(name, is_dry=context.is_dry)
   env = processes.environ(2)
   with_, without = (
     Stepper(context, str(flag), {**fields, 'deterministic': flag}, env)
@@ -169,9 +175,7 @@ def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, str]:
 
 def _precision(context: Context) -> None:
   """Measures errors and steps of a model in all precisions."""
-  fields = dict(_MODELS['vgg16_full'])
-  if context.is_dry:
-    fields |= _DRY['vgg16_full']
+  fields = model('vgg16_full', is_dry=context.is_dry)
   env = processes.environ(len(_PRECISIONS))
   cpu = processes.environ(JAX_PLATFORMS='cpu')
   steppers = {
@@ -540,7 +544,7 @@ def _pytest(context: Context) -> None:
 
 
 _MEASURES: dict[str, Callable[[Context], None]] = {
-  **dict.fromkeys(_MODELS, _steps),
+  **dict.fromkeys(MODELS, _steps),
   'virtual': _virtual,
   'digits': _digits,
   'server': _server,

@@ -89,18 +89,21 @@ def measure(
   values.unlink(missing_ok=True)
   left = {row.name: row for row in job.rows}
   start = time.monotonic()
-  for line, why in _lines(words, values, log, start + limit_s):
-    if line is not None and (row := left.pop(line['row'], None)):
+  ended = ''
+  for line in _lines(words, values, log, start + limit_s):
+    if isinstance(line, str):
+      ended = line
+    elif row := left.pop(line['row'], None):
       yield _judged(job, row, line, is_dry=is_dry)
   values.unlink(missing_ok=True)
   for row in left.values():
-    yield _row(job, row, None, MISSED, why)
+    yield _row(job, row, None, MISSED, ended)
 
 
 def _lines(
   words: list[str], values: pathlib.Path, log: pathlib.Path, deadline: float
-) -> Iterator[tuple[Mapping[str, Any] | None, str]]:
-  """Yields what a process reports, and at last how it has ended."""
+) -> Iterator[Mapping[str, Any] | str]:
+  """Yields the values of a process, and at last how it has ended."""
   lines, begun = Lines(values), time.monotonic()
   with log.open('wb') as output:
     process = subprocess.Popen(
@@ -121,15 +124,15 @@ def _lines(
         if time.monotonic() > deadline:
           ended = f'not within its {deadline - begun:.0f} s'
       for line in lines.more():
-        yield json.loads(line), ''
+        yield json.loads(line)
   finally:
     # What the job has started is in its group, and may outlive it.
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
   for line in lines.more():
-    yield json.loads(line), ''
-  yield None, ended
+    yield json.loads(line)
+  yield ended
 
 
 def _judged(
