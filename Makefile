@@ -5,7 +5,7 @@ DATA ?= digits
 BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 
-.PHONY: train test slurm gpu compare lint bench peers soak docs clean
+.PHONY: train test slurm gpu compare lint requirements bench peers soak docs clean
 
 train: .venv/run
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -26,6 +26,9 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+requirements: .venv/dev
+	$(BIN)/python -m tools.resolve_requirements
 
 bench: .venv/run
 	$(BIN)/python -m bench
