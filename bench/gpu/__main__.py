@@ -27,6 +27,7 @@ from typing import Any
 
 from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
+from cluster.distributed import devices
 from outputs import atomic
 from tools.pack_result import __main__ as pack_result
 from tools.reading import benchmarks
@@ -62,6 +63,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.error(f'--out: expected a new folder, got {out}')
   jobs = [job for job in JOBS if job.name in chosen]
   found = machine.find()
+  if machine.is_gpu(found):  # All of this is for one GPU.
+    names = devices.gpus(os.environ)
+    os.environ.update(devices.mask(os.environ, names[:1]))
+  elif not machine.is_accelerator(found):
+    # Runs refuse a CPU where there are GPUs that JAX cannot use.
+    os.environ['JAX_PLATFORMS'] = 'cpu'
   sys.exit(bench(jobs, out, found, is_dry=given.dry_run))
 
 

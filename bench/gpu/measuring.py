@@ -5,6 +5,7 @@ A function measures a job, and reports each value as soon as it has it.
 
 import json
 import math
+import os
 import pathlib
 import re
 import signal
@@ -20,7 +21,7 @@ import numpy as np
 from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
-from cluster.distributed import roles
+from cluster.distributed import devices, roles
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -381,16 +382,19 @@ def _ring(context: Context) -> None:
     fields |= {**_TINY, 'epochs': 0.5}
     del fields['model.vgg.width']
   took: dict[bool, list[float]] = {True: [], False: []}
-  says = ''
   for turn, overlap in enumerate((True, False, True)):
     own = {**fields, 'route.overlap': overlap}
     folder = processes.launched(context, f'run{turn}', own, workers=2)
     took[overlap].append(routes.iteration_s(folder))
-    if overlap:
-      says = _said(folder.with_suffix('.log'), 'overlap')
+  summary = json.loads((folder / 'summary.json').read_text())
   ratio = statistics.mean(took[True]) / took[False][0]
-  times = ', '.join(f'{1e3 * s:.3g} ms' for s in (*took[True], *took[False]))
-  context.report('overlap', ratio, f'{times}; the log: {says or "nothing"}')
+  with_, without = (
+    ' and '.join(f'{1e3 * s:.3g} ms' for s in took[overlap])
+    for overlap in (True, False)
+  )
+  context.report('overlap time', ratio, f'{with_} over {without}')
+  kind = summary['overlap']
+  context.report('overlap', float(kind != 'none'), f'of sending and {kind}')
   apart, _ = _recomputed(context, folder)
   context.report('recompute', apart)
 
@@ -420,53 +424,47 @@ def _copies(context: Context) -> list[dict[str, float]]:
   return [*map(json.loads, lines)]
 
 
-def _said(log: pathlib.Path, word: str) -> str:
-  """Returns the first line of a log with a word, without its prefix."""
-  for line in log.read_text(errors='replace').splitlines():
-    if word in line and '--' not in line:
-      return line.rpartition('] ')[2].strip()
-  return ''
-
-
 def _sweep(context: Context) -> None:
-  """Runs two sweeps of the same programs on one device."""
-  jobs, fields = 4, {'epochs': 0.5}
+  """Runs a sweep of several runs at a time on one device, and one of one."""
+  jobs, fields = 4, {'epochs': 1.0}
   if context.is_dry:
     jobs, fields = 2, {**_TINY, 'epochs': 0.2}
-  cache = context.folder / 'compiled'
-  env = processes.environ(
-    JAX_COMPILATION_CACHE_DIR=str(cache),
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
-    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
-  )
-  took, programs, finished = [], [], []
-  for number in range(2):
-    seeds = range(number * jobs, (number + 1) * jobs)
-    out = context.folder / f'sweep{number}'
+  took, programs, finished = {}, {}, 0
+  for count in (jobs, 1):
+    out = context.folder / f'sweep{count}'
     words = ['sweep', '--config=configs/default.py', f'--out={out}']
-    words += [f'--jobs={jobs}', *training.flags(fields)]
-    words += [f'--grid=seed={",".join(map(str, seeds))}']
-    start = time.monotonic()
-    log = out.with_suffix('.log')
-    process = processes.start(words, log, env)
-    process.wait()
-    took.append(time.monotonic() - start)
-    summaries = [*out.rglob('summary.json')]
-    finished.append(
-      sum(_ended(path) == 'finished' for path in summaries) / jobs
+    words += [f'--jobs={count}', *training.flags(fields)]
+    words += [f'--grid=seed={",".join(map(str, range(count)))}']
+    # Only on GPUs sweeps have a cache of their own.
+    cache, own = out / 'compiled', {}
+    if not devices.gpus(os.environ):
+      cache = context.folder / f'compiled{count}'
+      own = _cache(cache)
+    log, start = out.with_suffix('.log'), time.monotonic()
+    processes.start(words, log, processes.environ(**own)).wait()
+    took[count] = time.monotonic() - start
+    finished += sum(
+      json.loads(path.read_text())['ended'] == 'finished'
+      for path in out.rglob('summary.json')
     )
-    programs.append({path.name for path in cache.glob('*-cache')})
-  context.report('finished', min(finished), f'{jobs} runs at a time, twice')
-  new = programs[1] - programs[0]
-  share = len(new) / len(programs[0]) if programs[0] else math.nan
-  shown = f'{len(new)} beside {len(programs[0])}'
-  context.report('compiled again', share, shown)
-  times = ' and '.join(f'{s:.1f} s' for s in took)
-  context.report('time', took[1] / took[0], times)
+    programs[count] = len([*cache.rglob('*-cache')])
+  share = finished / (jobs + 1)
+  context.report('finished', share, '' if share == 1 else processes.tail(log))
+  more = programs[jobs] - programs[1]
+  shown = f'{programs[jobs]} of {jobs} runs, {programs[1]} of one'
+  known = share == 1 and programs[1] > 0
+  context.report('compiled again', more if known else math.nan, shown)
+  times = f'{took[jobs]:.1f} s of {jobs} runs, {took[1]:.1f} s of one'
+  context.report('time', took[jobs] / (jobs * took[1]), times)
 
 
-def _ended(path: pathlib.Path) -> str:
-  return json.loads(path.read_text())['ended']
+def _cache(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the variables with which JAX keeps all programs in a folder."""
+  return {
+    'JAX_COMPILATION_CACHE_DIR': str(folder),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
 
 
 def _placement(context: Context) -> None:
@@ -488,12 +486,17 @@ def _placement(context: Context) -> None:
   folder = processes.launched(
     context, 'servers', fields, workers=1, servers=2, dedicated=True
   )
-  servers = [
-    report
-    for report in processes.reports(folder)
-    if report['role'].startswith('server')
-  ]
-  _report_started(context, 'servers', servers)
+  roles_of = {
+    kind: [
+      report
+      for report in processes.reports(folder)
+      if report['role'].startswith(kind)
+    ]
+    for kind in ('server', 'worker')
+  }
+  if not any(_started(report) for report in roles_of['worker']):
+    raise RuntimeError('servers: the worker has started no accelerator either')
+  _report_started(context, 'servers', roles_of['server'])
 
 
 def _report_started(
@@ -502,13 +505,17 @@ def _report_started(
   """Reports how many platforms but the CPU's have been started."""
   if not found:
     raise RuntimeError(f'{row}: no process has written a report')
-  started = [
+  started = [name for report in found for name in _started(report)]
+  context.report(row, len(started), ', '.join(started))
+
+
+def _started(report: Mapping[str, Any]) -> list[str]:
+  """Returns the accelerators that a process has started."""
+  return [
     f'{name} with {arrays} arrays'
-    for report in found
     for name, arrays in report['platforms'].items()
     if name != 'cpu'
   ]
-  context.report(row, len(started), ', '.join(started))
 
 
 def _pytest(context: Context) -> None:

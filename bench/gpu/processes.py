@@ -1,7 +1,8 @@
 """Processes that a job starts: they end with it, and write to logs of its own.
 
-Several that share the GPU must divide its memory, of which JAX takes three
-quarters when it starts.
+Those that share the GPU have shares of its memory, of which JAX takes three
+quarters when it starts: here for processes of one virtual run each, by
+config.cluster.workers_per_gpu for real runs.
 """
 
 import json
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 
 from bench.gpu import training
 from bench.gpu.running import Report
+from cluster.distributed import devices
 from sweeps import child
 
-_SHARED = 0.8  # Of the GPU's memory, divided by the processes on it.
 _TAIL = 4  # Lines of a log in an error.
 
 
@@ -42,9 +43,7 @@ def environ(sharing: int = 1, **own: str) -> dict[str, str]:
     sharing: Processes that use the GPU at the same time.
     **own: Further variables.
   """
-  share = {}
-  if sharing > 1:
-    share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{_SHARED / sharing:.3f}'
+  share = devices.memory(os.environ, sharing)
   path = {'PYTHONPATH': child.python_path()}
   return {**os.environ, **path, **share, **own}
 
@@ -108,11 +107,13 @@ def launched(
     RuntimeError: If the run fails.
   """
   folder = context.folder / name
+  if workers > 1 and len(devices.gpus(os.environ)) == 1:
+    fields = {**fields, 'cluster.workers_per_gpu': workers}
   words = ['tools.launch', f'--workers={workers}', f'--servers={servers}']
   words += [f'--{"" if dedicated else "no"}dedicated', '--restarts=0']
   words += [f'--workdir={folder}', '--module=bench.gpu.training', '--']
   words += [f'--report={folder}.reports', *training.flags(fields)]
-  run(words, folder.with_suffix('.log'), environ(workers))
+  run(words, folder.with_suffix('.log'), environ())
   return folder
 
 

@@ -175,10 +175,15 @@ JOBS = (
         sized=True,
       ),
       Row(
-        'overlap',
+        'overlap time',
         'step time of a ring of 2 processes with overlap over without',
         Aim(most=1.0),
         sized=True,
+      ),
+      Row(
+        'overlap',
+        '1 if summary.json names what sending overlaps with, else 0',
+        Aim(1, 1),
       ),
       Row('recompute', 'largest difference of parameters, recomputed', NONE),
     ),
@@ -188,16 +193,18 @@ JOBS = (
     44,
     (
       Row(
-        'finished', 'share of the runs of a sweep that finish', Aim(1.0, 1.0)
+        'finished',
+        'share of runs that finish, of sweeps of 4 at a time and of one',
+        Aim(1, 1),
       ),
       Row(
         'compiled again',
-        'share of the programs in the cache that a second sweep adds',
+        'programs in the cache of 4 runs beyond those of one run',
         NONE,
       ),
       Row(
         'time',
-        'wall time of the second sweep over the first',
+        'wall time of 4 runs at a time over 4 times that of one',
         Aim(most=1.0),
         sized=True,
       ),

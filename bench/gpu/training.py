@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     config(given.config, words),
     workdir=given.workdir,
     process={name: value for name, value in process.items() if value},
+    own_process=True,
   )
   result = run()
   report = {
