@@ -1,4 +1,4 @@
-"""Checks that the pinned requirements resolve wherever they are to be installed.
+"""Checks that the pinned requirements resolve wherever they are installed.
 
   python -m tools.resolve_requirements [FILE ...]
 
@@ -54,7 +54,7 @@ def resolve(
     ConnectionError: If the index is not reached.
     FileNotFoundError: If uv is not installed.
   """
-  words = [_uv(), 'pip', 'compile', '--quiet', '--only-binary=:all:']
+  words = [find_uv(), 'pip', 'compile', '--quiet', '--only-binary=:all:']
   words += [f'--python-version={python}', '--no-python-downloads']
   words += [f'--python-platform={machine}-{_GLIBC}', *options, str(file)]
   try:
@@ -71,6 +71,19 @@ def resolve(
   return problem
 
 
+def find_uv() -> str:
+  """Returns the path of uv, of this environment or of PATH.
+
+  Raises:
+    FileNotFoundError: If it is not installed.
+  """
+  here = str(pathlib.Path(sys.executable).parent)
+  path = os.pathsep.join([here, os.environ.get('PATH', '')])
+  if found := shutil.which('uv', path=path):
+    return found
+  raise FileNotFoundError('uv is not installed; requirements-dev.txt has it.')
+
+
 def main(argv: list[str]) -> None:
   """Resolves the files for all Pythons and processors."""
   files = [*map(pathlib.Path, argv[1:])] or FILES
@@ -84,15 +97,6 @@ def main(argv: list[str]) -> None:
     failed += bool(problem)
     print(f'{file.name}, Python {python}, {machine}: {problem or "resolves"}')
   sys.exit(failed > 0)
-
-
-def _uv() -> str:
-  """Returns the path of uv, of this environment or of PATH."""
-  here = str(pathlib.Path(sys.executable).parent)
-  path = os.pathsep.join([here, os.environ.get('PATH', '')])
-  if found := shutil.which('uv', path=path):
-    return found
-  raise FileNotFoundError('uv is not installed; requirements-dev.txt has it.')
 
 
 if __name__ == '__main__':

@@ -28,6 +28,11 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _PART_S = 0.5  # Of a turn of steps.
 _TURNS = 3, 9  # Least and most.
 _SHARE = 0.75  # Of a job's limit, after which no turn begins.
+# Whatever time they take to compile, so that numbers of them can be compared.
+_ALL_PROGRAMS = {
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+}
 _DIFFERS = re.compile(r'parameters differ by (\S+) at most')
 _NO_TESTS = 5  # Exit code of pytest.
 
@@ -102,7 +107,7 @@ def measure(name: str, context: Context) -> None:
     RuntimeError: If a process that it starts fails; what it has reported by
       then counts.
   """
-  _MEASURES[name](context)
+  MEASURES[name](context)
 
 
 def model(name: str, *, is_dry: bool) -> dict[str, Any]:
@@ -435,11 +440,10 @@ def _sweep(context: Context) -> None:
     words = ['sweep', '--config=configs/default.py', f'--out={out}']
     words += [f'--jobs={count}', *training.flags(fields)]
     words += [f'--grid=seed={",".join(map(str, range(count)))}']
-    # Only on GPUs sweeps have a cache of their own.
-    cache, own = out / 'compiled', {}
-    if not devices.gpus(os.environ):
+    cache, own = out / 'compiled', dict(_ALL_PROGRAMS)
+    if not devices.gpus(os.environ):  # Sweeps share programs on GPUs alone.
       cache = context.folder / f'compiled{count}'
-      own = _cache(cache)
+      own['JAX_COMPILATION_CACHE_DIR'] = str(cache)
     log, start = out.with_suffix('.log'), time.monotonic()
     processes.start(words, log, processes.environ(**own)).wait()
     took[count] = time.monotonic() - start
@@ -456,15 +460,6 @@ def _sweep(context: Context) -> None:
   context.report('compiled again', more if known else math.nan, shown)
   times = f'{took[jobs]:.1f} s of {jobs} runs, {took[1]:.1f} s of one'
   context.report('time', took[jobs] / (jobs * took[1]), times)
-
-
-def _cache(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the variables with which JAX keeps all programs in a folder."""
-  return {
-    'JAX_COMPILATION_CACHE_DIR': str(folder),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-  }
 
 
 def _placement(context: Context) -> None:
@@ -550,7 +545,7 @@ def _pytest(context: Context) -> None:
     context.report('failures', count, shown)
 
 
-_MEASURES: dict[str, Callable[[Context], None]] = {
+MEASURES: dict[str, Callable[[Context], None]] = {
   **dict.fromkeys(MODELS, _steps),
   'virtual': _virtual,
   'digits': _digits,

@@ -110,9 +110,11 @@ def load(folder: pathlib.Path) -> Benchmark:
       if a verdict or a count is not that of the values.
     OSError: If a file cannot be read.
   """
-  whole = (folder / SUMMARY).exists()
-  finished = 'a benchmark that has finished'
-  require(whole, f'{folder}', finished, f'one without {SUMMARY}')
+  if not (folder / SUMMARY).exists():
+    raise ValueError(
+      f'{folder}: expected a benchmark that has finished, got one without '
+      f'{SUMMARY}.'
+    )
   manifest = json.loads((folder / MANIFEST).read_text())
   summary = json.loads((folder / SUMMARY).read_text())
   ended = summary.get('ended')
