@@ -62,7 +62,10 @@ def main(argv: list[str] | None = None) -> None:
   except FileExistsError:
     parser.error(f'--out: expected a new folder, got {out}')
   jobs = [job for job in JOBS if job.name in chosen]
-  found = machine.find()
+  try:
+    found = machine.find()
+  except RuntimeError as error:
+    sys.exit(str(error))
   if machine.is_gpu(found):  # All of this is for one GPU.
     names = devices.gpus(os.environ)
     os.environ.update(devices.mask(os.environ, names[:1]))
@@ -173,7 +176,7 @@ def _measure(given: argparse.Namespace) -> None:
   """Measures one job, in its own process."""
   context = processes.Context(
     folder=pathlib.Path(given.out),
-    limit_s=given.limit_s,
+    deadline=time.monotonic() + given.limit_s,
     is_dry=given.dry_run,
     report=running.Report(pathlib.Path(given.values)),
   )

@@ -30,13 +30,19 @@ def find() -> dict[str, Any]:
   Raises:
     RuntimeError: If JAX does not start there, with the end of its output.
   """
-  done = subprocess.run(
-    child.bound_command('bench.gpu.machine'),
-    env=os.environ | {'PYTHONPATH': child.python_path()},
-    capture_output=True,
-    text=True,
-    timeout=_LIMIT_S,
-  )
+  try:
+    done = subprocess.run(
+      child.bound_command('bench.gpu.machine'),
+      env=os.environ | {'PYTHONPATH': child.python_path()},
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+      check=False,
+    )
+  except subprocess.TimeoutExpired as error:
+    raise RuntimeError(
+      f'JAX has not started within {error.timeout:g} s'
+    ) from error
   if done.returncode:
     end = done.stderr.strip().splitlines()[-3:]
     raise RuntimeError(f'JAX does not start here: {" | ".join(end)}')
@@ -73,6 +79,7 @@ def _driver() -> str:
     capture_output=True,
     text=True,
     timeout=_LIMIT_S,
+    check=False,
   )
   return done.stdout.strip() if done.returncode == 0 else ''
 

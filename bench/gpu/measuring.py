@@ -27,7 +27,7 @@ from tools import same
 _ROOT = pathlib.Path(__file__).parents[2]
 _PART_S = 0.5  # Of a turn of steps.
 _TURNS = 3, 9  # Least and most.
-_SHARE = 0.75  # Of a job's limit, after which no turn begins.
+_LATE_S = 6.0  # Before a job's deadline, when no turn begins any more.
 # Whatever time they take to compile, so that numbers of them can be compared.
 _ALL_PROGRAMS = {
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
@@ -154,17 +154,16 @@ def _turns(
     context: Of the job.
     ways: By name: a process and what it is asked for.
   """
-  start = time.monotonic()
   few = 2
-  for process, order in ways.values():  # Compiles, and warms caches.
-    first_s = process.ask(order, few)
+  for process, order in ways.values():  # Compiles.
+    process.ask(order, few)
   first_s = max(process.ask(order, few) for process, order in ways.values())
   part_s = _PART_S / 10 if context.is_dry else _PART_S
   steps = max(round(part_s * few / first_s), few)
   least, most = _TURNS
   took: dict[str, list[float]] = {name: [] for name in ways}
   for turn in range(most):
-    late = time.monotonic() - start > _SHARE * context.limit_s
+    late = time.monotonic() > context.deadline - _LATE_S
     if turn >= least and (late or context.is_dry):
       break
     for name, (process, order) in ways.items():

@@ -25,13 +25,13 @@ class Context(NamedTuple):
 
   Attributes:
     folder: Folder of its runs and logs, a new one.
-    limit_s: Seconds after which it is killed.
+    deadline: When it is killed, on the clock of time.monotonic.
     is_dry: Whether sizes are tiny, as for a dry run.
     report: Takes the values of its rows.
   """
 
   folder: pathlib.Path
-  limit_s: float
+  deadline: float
   is_dry: bool
   report: Report
 
@@ -113,7 +113,9 @@ def launched(
   words += [f'--{"" if dedicated else "no"}dedicated', '--restarts=0']
   words += [f'--workdir={folder}', '--module=bench.gpu.training', '--']
   words += [f'--report={folder}.reports', *training.flags(fields)]
-  run(words, folder.with_suffix('.log'), environ())
+  # Runs of one job have the same programs.
+  cache = {'JAX_COMPILATION_CACHE_DIR': str(context.folder / 'compiled')}
+  run(words, folder.with_suffix('.log'), environ(**cache))
   return folder
 
 

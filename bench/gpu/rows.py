@@ -2,7 +2,8 @@
 
 A job is one process, so that one that fails or hangs takes no other with it.
 Aims are of ratios within a job or of differences that must be 0, because
-absolute times differ between machines.
+absolute times differ between machines.  The shares leave some seconds of the
+ten minutes for finding the machine.
 """
 
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ JOBS = (
   _steps('topk', 18, 'a million numbers through wire topk'),
   Job(
     'virtual',
-    46,
+    44,
     (
       Row('equal runs', 'files and digests that differ, two equal runs', NONE),
       Row(
@@ -123,7 +124,7 @@ JOBS = (
   ),
   Job(
     'server',
-    40,
+    38,
     (
       Row(
         'recompute',
@@ -147,19 +148,22 @@ JOBS = (
     ),
     GPU,
   ),
+  # On the CPU, at a quarter of the width, errors were 0.12 and 0.05 in bfloat16
+  # and float16.  TF32 has the digits of float16; in float32 only the order of
+  # sums differs.
   Job(
     'precision',
     44,
     (
-      *_precision('float32', 1e-4, base=True),
-      *_precision('TF32', 3e-2),
+      *_precision('float32', 1e-3, base=True),
+      *_precision('TF32', 0.1),
       *_precision('bfloat16', 0.3),
-      *_precision('float16', 5e-2),
+      *_precision('float16', 0.1),
     ),
   ),
   Job(
     'ring',
-    46,
+    50,
     (
       Row(
         'copy to host',
@@ -190,7 +194,7 @@ JOBS = (
   ),
   Job(
     'sweep',
-    44,
+    42,
     (
       Row(
         'finished',
