@@ -7,7 +7,7 @@ BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 RUN := .venv/$(REQUIREMENTS:.txt=)
 
-.PHONY: train test slurm gpu compare lint bench peers soak docs clean
+.PHONY: train test slurm gpu compare lint requirements bench peers soak docs clean
 
 train: $(RUN)
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -28,6 +28,9 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+requirements: .venv/dev
+	$(BIN)/python -m tools.resolve_requirements
 
 bench: $(RUN)
 	$(BIN)/python -m bench

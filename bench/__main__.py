@@ -8,7 +8,8 @@ run), python -m bench.faults (every fault in every phase, needs root), python -m
 bench.allreduce and python -m bench.adapt (sums between hosts, and links that
 change; both need root), python -m bench.advice (what is advised, beside all
 else in a lab; root), python -m bench.gradientflow (512 virtual GPUs, a
-minute) and, or `make soak`, python -m bench.soak (killed
+minute), python -m bench.gpu (everything that is to hold on a GPU, ten
+minutes) and, or `make soak`, python -m bench.soak (killed
 processes).
 """
 

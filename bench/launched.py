@@ -21,7 +21,7 @@ _SETTLED_S, _PUSHES = 15.0, 100
 _PAGE_MIB = os.sysconf('SC_PAGE_SIZE') / 2**20
 
 
-class _Lines:
+class Lines:
   """The lines of a file that grows, and is cut where a run goes on again."""
 
   def __init__(self, path: pathlib.Path):
@@ -63,8 +63,8 @@ class Launched:
     self.grown: dict[str, tuple[float, int]] = {}
     self._first: dict[int, tuple[float, int]] = {}
     self._before: dict[int, int] = {}  # Pushes before a process was started.
-    self._launch = _Lines(workdir / 'launch.jsonl')
-    self._events = _Lines(workdir / 'events.jsonl')
+    self._launch = Lines(workdir / 'launch.jsonl')
+    self._events = Lines(workdir / 'events.jsonl')
     self._short: Counter[str] = Counter()
 
   def look(self) -> None:

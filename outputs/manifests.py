@@ -50,20 +50,29 @@ def manifest(
     own: Parts that the config does not describe, by name: pytrees of arrays
       and of what `repr` tells apart; None for those that it does.
   """
-  devices = jax.local_devices()
-  git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
   return {
     'format': FORMAT,
     **described(config, own),
     'seed': config['seed'],
+    **environment(),
+    'numerics': compilations.numerics(config, jax.local_devices()[0]),
+  }
+
+
+def environment() -> dict[str, Any]:
+  """Returns command, machine, versions and code of this process.
+
+  Starts XLA, to list its devices.
+  """
+  git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
+  return {
     'command': sys.argv,
     'host': platform.node(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},
-    'devices': [device.device_kind for device in devices],
+    'devices': [device.device_kind for device in jax.local_devices()],
     'cores': len(os.sched_getaffinity(0)),
     'xla_flags': os.environ.get('XLA_FLAGS', ''),
-    'numerics': compilations.numerics(config, devices[0]),
     'git_revision': _output([*git, 'rev-parse', 'HEAD']),
     'git_changes': _output([*git, 'status', '--porcelain']),
   }

@@ -105,5 +105,75 @@ class PackResultTest(parameterized.TestCase):
       pack_result.write(result, out)
 
 
+def _benchmark(**changed):
+  """A benchmark's folder with two rows, as of a GPU and committed code."""
+  folder = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
+  folder.mkdir()
+  row = {
+    'job': 'vgg16',
+    'row': 'determinism',
+    'quantity': 'ratio',
+    'aim': [None, 1.3],
+    'value': 1.1,
+    'verdict': 'held',
+    'detail': '',
+  }
+  failed = row | {'row': 'bare loop', 'value': None, 'verdict': 'missed'}
+  rows = [row | changed.get('row', {}), failed]
+  (folder / 'rows.jsonl').write_text(
+    ''.join(f'{json.dumps(each)}\n' for each in rows)
+  )
+  manifest = {
+    'benchmark': 'bench.gpu',
+    'dry_run': False,
+    'cores': 16,
+    'git_revision': '0123abc',
+    'git_changes': '',
+  }
+  verdicts = {'held': 1, 'missed': 1, 'not measured': 0}
+  summary = {'ended': 'finished', 'verdicts': verdicts}
+  for name, content in (('manifest', manifest), ('summary', summary)):
+    text = json.dumps(content | changed.get(name, {}))
+    (folder / f'{name}.json').write_text(text)
+  (folder / 'scratch').mkdir()
+  (folder / 'scratch/large').write_text('')
+  return folder
+
+
+class BenchmarkTest(parameterized.TestCase):
+  def test_a_result_has_its_rows_and_no_scratch(self):
+    folder = _benchmark()
+    out = folder.with_name('result.json')
+    pack_result.write(pack_result.packed(folder), out)
+
+    result = json.loads(out.read_text())
+    self.assertEqual([row['value'] for row in result['rows']], [1.1, None])
+    self.assertEqual(result['hardware']['cores'], 16)
+    self.assertEqual(
+      {*result['files']}, {'manifest.json', 'rows.jsonl', 'summary.json'}
+    )
+
+  @parameterized.parameters(
+    ('manifest', {'dry_run': True}, 'dry_run: expected false.*got True'),
+    ('manifest', {'git_changes': ' M train.py'}, 'git_changes.*train.py'),
+    ('manifest', {'git_revision': None}, 'git_revision.*a commit'),
+    ('summary', {'ended': 'interrupted'}, "'finished', got 'interrupted'"),
+    ('summary', {'verdicts': {'held': 2}}, "verdicts: expected {'held': 1"),
+    ('row', {'value': 1.4}, "line 1: verdict: expected .*got 'held'"),
+    ('row', {'value': None}, "line 1: verdict: expected .*got 'held'"),
+  )
+  def test_what_was_changed_or_measured_nothing_is_refused(
+    self, name, fields, message
+  ):
+    with self.assertRaisesRegex(ValueError, message):
+      pack_result.packed(_benchmark(**{name: fields}))
+
+  def test_one_that_was_cut_is_refused(self):
+    folder = _benchmark()
+    (folder / 'summary.json').unlink()
+    with self.assertRaisesRegex(ValueError, 'got one without summary.json'):
+      pack_result.packed(folder)
+
+
 if __name__ == '__main__':
   absltest.main()

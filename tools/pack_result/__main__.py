@@ -6,6 +6,9 @@ The file has the manifest, the summary, the hardware, and the checksums of the
 run's files.  Refused is a run that has not finished, one of code with changes
 that are not committed, one whose files do not agree with each other, and one
 that is not as it was when it was packed before.
+
+RUN_DIR may also be the folder of a benchmark that writes rows with aims, such
+as bench.gpu; the file then has its rows, too.  A dry run is refused.
 """
 
 import hashlib
@@ -19,10 +22,11 @@ from absl import app, flags
 
 from configs.checks import require
 from outputs import atomic
-from tools.reading import records
+from tools.reading import benchmarks, records
 
 _FORMAT, _VERSION = 'syncopate.result', 1
-_ALONE = 'checkpoints'  # Not part of a result.
+# Folders that are no part of a result.
+_ALONE = ('checkpoints', benchmarks.SCRATCH)
 _AGREE = ('time', 'iterations', 'examples', 'updates')
 _HARDWARE = (
   *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
@@ -47,13 +51,15 @@ def packed(folder: pathlib.Path) -> dict[str, Any]:
   """Returns a run's result.
 
   Args:
-    folder: Of the run.
+    folder: Of the run, or of a benchmark.
 
   Raises:
     ValueError: If it has not finished, if its code is not known, or if its
       files do not agree.
     OSError: If a file cannot be read.
   """
+  if benchmarks.is_benchmark(folder):
+    return _packed_benchmark(folder)
   run = records.load(folder)
   if run.summary is None:
     raise ValueError(
@@ -72,11 +78,29 @@ def packed(folder: pathlib.Path) -> dict[str, Any]:
       f'{run.summary["iterations"]}, as in summary.json',
       pushes,
     )
+  return _result(folder, manifest, run.summary)
+
+
+def _packed_benchmark(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the result of a benchmark, with its rows."""
+  benchmark = benchmarks.load(folder)
+  dry = benchmark.manifest.get('dry_run')
+  measured = 'false, as a dry run measures nothing'
+  where = f'{folder}/{benchmarks.MANIFEST}: dry_run'
+  require(dry is False, where, measured, dry)
+  _check_code(folder, benchmark.manifest)
+  result = _result(folder, benchmark.manifest, benchmark.summary)
+  return {**result, 'rows': benchmark.rows}
+
+
+def _result(
+  folder: pathlib.Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, Any]:
   return {
     'format': _FORMAT,
     'version': _VERSION,
     'manifest': manifest,
-    'summary': run.summary,
+    'summary': summary,
     'hardware': {name: manifest.get(name) for name in _HARDWARE},
     'files': dict(_checksums(folder)),
   }
@@ -150,7 +174,7 @@ def _checksums(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields the files of a run with their sizes and SHA-256."""
   for path in sorted(folder.rglob('*')):
     name = path.relative_to(folder)
-    if path.is_file() and name.parts[0] != _ALONE and name.name[0] != '.':
+    if path.is_file() and name.parts[0] not in _ALONE and name.name[0] != '.':
       with path.open('rb') as file:
         digest = hashlib.file_digest(file, 'sha256').hexdigest()
       yield str(name), {'bytes': path.stat().st_size, 'sha256': digest}

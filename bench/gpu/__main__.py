@@ -1,0 +1,212 @@
+"""First run on a GPU: ten minutes of rows, each with its aim and verdict.
+
+  python -m bench.gpu [--out=DIR] [--jobs=vgg16,virtual,...] [--dry_run]
+
+DIR, a new folder under runs/ by default, gets manifest.json, rows.jsonl with a
+row as soon as it is measured, the logs of all jobs, and summary.json at the
+end; then DIR.result.json is packed as docs/submitting.md wants it.  Each job
+is a process with a share of the time; one that fails or takes longer misses its
+aims, and the others go on.  docs/benchmarks.md says what every row means.
+
+Without a GPU this says so and does a dry run on the CPU: the same rows with
+tiny sizes, so that the program is tried.  A dry run is no result: rows that
+depend on sizes get no verdict, and tools.pack_result refuses its folder.
+
+The exit code is 1 if a row has missed its aim.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.gpu import machine, measuring, processes, running
+from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
+from cluster.distributed import devices
+from outputs import atomic
+from tools.pack_result import __main__ as pack_result
+from tools.reading import benchmarks
+from tools.reading.benchmarks import Aim
+
+_DRY_S = 300.0  # Of each job in a dry run, which takes seconds if quiet.
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Runs all jobs and prints their rows."""
+  parser = argparse.ArgumentParser(
+    prog='bench.gpu', description=__doc__.splitlines()[0]
+  )
+  names = [job.name for job in JOBS]
+  parser.add_argument('--out', help='folder of the result, a new one')
+  parser.add_argument('--jobs', default=','.join(names))
+  parser.add_argument('--dry_run', action='store_true')
+  parser.add_argument('--job', help=argparse.SUPPRESS)
+  parser.add_argument('--values', help=argparse.SUPPRESS)
+  parser.add_argument('--limit_s', type=float, help=argparse.SUPPRESS)
+  given = parser.parse_args(argv)
+  if given.job:
+    _measure(given)
+    return
+  chosen = given.jobs.split(',')
+  if {*chosen} - {*names}:
+    parser.error(f'--jobs: expected some of {names}, got {given.jobs!r}')
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  out = pathlib.Path(given.out or f'runs/gpu-{now}').resolve()
+  try:
+    out.mkdir(parents=True)
+  except FileExistsError:
+    parser.error(f'--out: expected a new folder, got {out}')
+  jobs = [job for job in JOBS if job.name in chosen]
+  try:
+    found = machine.find()
+  except RuntimeError as error:
+    sys.exit(str(error))
+  if machine.is_gpu(found):  # All of this is for one GPU.
+    names = devices.gpus(os.environ)
+    os.environ.update(devices.mask(os.environ, names[:1]))
+  elif not machine.is_accelerator(found):
+    # Runs refuse a CPU where there are GPUs that JAX cannot use.
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+  sys.exit(bench(jobs, out, found, is_dry=given.dry_run))
+
+
+def bench(
+  jobs: Sequence[Job],
+  out: pathlib.Path,
+  found: Mapping[str, Any],
+  *,
+  is_dry: bool,
+) -> int:
+  """Runs jobs, writes their rows and packs them; returns the exit code.
+
+  Args:
+    jobs: What is run.
+    out: Folder of the result, a new one.
+    found: The machine, of `machine.find`.
+    is_dry: Whether a dry run is asked for; without a GPU it is one anyway.
+  """
+  start = time.monotonic()
+  has_gpu = machine.is_gpu(found)
+  is_dry = is_dry or not has_gpu
+  _write(
+    out / benchmarks.MANIFEST,
+    {
+      'benchmark': 'bench.gpu',
+      'dry_run': is_dry,
+      'jobs': [job.name for job in jobs],
+      **found,
+      'command': sys.argv,
+    },
+  )
+  if not has_gpu:
+    print(f'No GPU: {machine.without_gpu(found)}.')
+  if is_dry:
+    print('DRY RUN: tiny sizes; nothing here is a result.')
+  print(
+    f'{", ".join(found["devices"])}; rows and logs are in {out}\n\n'
+    '| job | row | aim | value | verdict | |\n'
+    '| --- | --- | --- | --- | --- | --- |',
+    flush=True,
+  )
+  rows = []
+  with (out / benchmarks.ROWS).open('a', encoding='utf-8') as file:
+    for row in _rows(jobs, out, found, is_dry=is_dry):
+      rows.append(row)
+      file.write(f'{json.dumps(row)}\n')
+      file.flush()
+      os.fsync(file.fileno())
+      print(_shown(row), flush=True)
+  counts = benchmarks.counts(rows)
+  summary = {
+    'ended': 'finished',
+    'dry_run': is_dry,
+    'wall_s': time.monotonic() - start,
+    'verdicts': counts,
+  }
+  _write(out / benchmarks.SUMMARY, summary)
+  verdicts = ', '.join(f'{count} {name}' for name, count in counts.items())
+  print(f'\n{verdicts}; {summary["wall_s"]:.0f} s')
+  if is_dry:
+    print('DRY RUN: nothing here is a result.')
+  else:
+    _pack(out)
+  return int(counts[benchmarks.MISSED] > 0)
+
+
+def _rows(
+  jobs: Sequence[Job],
+  out: pathlib.Path,
+  found: Mapping[str, Any],
+  *,
+  is_dry: bool,
+) -> Iterator[dict[str, Any]]:
+  """Yields the rows of all jobs as they are measured."""
+  deadline = time.monotonic() + 60 * MINUTES
+  gpu, accelerator = machine.is_gpu(found), machine.is_accelerator(found)
+  has = {'': True, GPU: gpu, ACCELERATOR: accelerator}
+  logs = out / 'logs'
+  logs.mkdir()
+  for job in jobs:
+    left_s = deadline - time.monotonic()
+    limit_s = _DRY_S if is_dry else min(job.share_s, left_s)
+    if not has[job.needs]:
+      yield from running.unmeasured(job, 'needs a GPU')
+    elif limit_s <= 0 and not is_dry:
+      yield from running.unmeasured(job, f'the {MINUTES:g} minutes are over')
+    else:
+      folder = out / benchmarks.SCRATCH / job.name
+      folder.mkdir(parents=True)
+      words = [f'--job={job.name}', f'--out={folder}', f'--limit_s={limit_s}']
+      words += ['--dry_run'] * is_dry
+      yield from running.measure(
+        job,
+        words,
+        logs / f'{job.name}.log',
+        limit_s=limit_s,
+        is_dry=is_dry,
+      )
+
+
+def _measure(given: argparse.Namespace) -> None:
+  """Measures one job, in its own process."""
+  context = processes.Context(
+    folder=pathlib.Path(given.out),
+    deadline=time.monotonic() + given.limit_s,
+    is_dry=given.dry_run,
+    report=running.Report(pathlib.Path(given.values)),
+  )
+  try:
+    measuring.measure(given.job, context)
+  except RuntimeError as error:
+    sys.exit(str(error))
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+  """Returns a row of the table."""
+  value = '-' if row['value'] is None else f'{row["value"]:.4g}'
+  words = [row['job'], row['row'], str(Aim.of(row['aim'])), value]
+  return f'| {" | ".join([*words, row["verdict"], row["detail"]])} |'
+
+
+def _pack(out: pathlib.Path) -> None:
+  """Packs the result, or says why others could not use it."""
+  path = out.with_name(f'{out.name}.result.json')
+  try:
+    pack_result.write(pack_result.packed(out), path)
+  except (OSError, ValueError) as error:
+    print(f'Not packed: {error}')
+  else:
+    print(f'Result: {path}')
+
+
+def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  atomic.write(path, f'{json.dumps(content, indent=1)}\n')
+
+
+if __name__ == '__main__':
+  main()

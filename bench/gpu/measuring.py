@@ -1,0 +1,559 @@
+"""Measures the rows of each job; `JOBS` of bench.gpu.rows has their aims.
+
+A function measures a job, and reports each value as soon as it has it.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench import routes
+from bench.gpu import processes, training
+from bench.gpu.processes import Context, Stepper
+from cluster.distributed import devices, roles
+from tools import same
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PART_S = 0.5  # Of a turn of steps.
+_TURNS = 3, 9  # Least and most.
+_LATE_S = 6.0  # Before a job's deadline, when no turn begins any more.
+# Whatever time they take to compile, so that numbers of them can be compared.
+_ALL_PROGRAMS = {
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+}
+_DIFFERS = re.compile(r'parameters differ by (\S+) at most')
+_NO_TESTS = 5  # Exit code of pytest.
+
+_SYNTHETIC = {
+  'data.name': 'synthetic',
+  'data.synthetic.num_train': 512,
+  'data.synthetic.num_test': 32,
+}
+MODELS: dict[str, dict[str, Any]] = {
+  'vgg16': {},
+  'vgg16_full': {
+    **_SYNTHETIC,
+    'model.vgg.width': 1.0,
+    'batching.worker_batch': 32,
+  },
+  'alexnet': {
+    **_SYNTHETIC,
+    'model.name': 'alexnet',
+    'batching.worker_batch': 32,
+  },
+  'resnet50': {
+    **_SYNTHETIC,
+    'data.synthetic.pixels': 224,
+    'data.synthetic.num_train': 256,
+    'model.name': 'resnet',
+    'model.resnet.depth': 50,
+    'batching.worker_batch': 32,
+  },
+  'transformer': {'model.name': 'transformer', 'data.name': 'text'},
+  'topk': {
+    **_SYNTHETIC,
+    'model.name': 'mlp',
+    'model.mlp.hidden': (320,),  # 986,570 numbers.
+    'wire.name': 'topk',
+  },
+}
+# Of a dry run, in which convolutions would take a minute to compile.
+_TINY = {'model.name': 'mlp', 'model.mlp.hidden': (16,)}
+_DRY: dict[str, dict[str, Any]] = {
+  **{
+    name: {**_SYNTHETIC, **_TINY}
+    for name in ('vgg16', 'vgg16_full', 'alexnet', 'resnet50')
+  },
+  'transformer': {
+    'data.name': 'text',
+    'data.text.length': 16,
+    'model.name': 'transformer',
+    'model.transformer.layers': 1,
+    'model.transformer.width': 8,
+  },
+  'topk': {**_SYNTHETIC, **_TINY, 'wire.name': 'topk'},
+}
+_PRECISIONS: dict[str, dict[str, Any]] = {
+  'float32': {'precision.matmul': 'float32'},
+  'TF32': {'precision.matmul': 'tensorfloat32'},
+  'bfloat16': {'precision.dtype': 'bfloat16'},
+  'float16': {
+    'precision.dtype': 'float16',
+    'precision.loss_scaling': 'dynamic',
+  },
+}
+
+
+def measure(name: str, context: Context) -> None:
+  """Measures a job.
+
+  Args:
+    name: Its name.
+    context: What it is given.
+
+  Raises:
+    RuntimeError: If a process that it starts fails; what it has reported by
+      then counts.
+  """
+  MEASURES[name](context)
+
+
+def model(name: str, *, is_dry: bool) -> dict[str, Any]:
+  """Returns the fields of a model and its data, which differ from defaults.
+
+  Args:
+    name: Name of a job that measures steps.
+    is_dry: Whether it is to be tiny.
+  """
+  return (_DRY if is_dry else MODELS)[name]
+
+
+def _steps(context: Context) -> None:
+  """Measures steps of a model with and without determinism, and a bare loop."""
+  name = context.folder.name
+  fields = model(name, is_dry=context.is_dry)
+  env = processes.environ(2)
+  with_, without = (
+    Stepper(context, str(flag), {**fields, 'deterministic': flag}, env)
+    for flag in (True, False)
+  )
+  took = _turns(
+    context,
+    {
+      'with': (with_, 'product'),
+      'bare': (with_, 'bare'),
+      'without': (without, 'product'),
+    },
+  )
+  ratio, shown = _ratio(took['with'], took['without'])
+  context.report('determinism', ratio, shown)
+  ratio, shown = _ratio(took['bare'], took['with'])
+  context.report('bare loop', ratio, shown)
+  with_.close()
+  without.close()
+
+
+def _turns(
+  context: Context, ways: Mapping[str, tuple[Stepper, str]]
+) -> dict[str, list[float]]:
+  """Returns seconds of a step by way and turn; ways take turns.
+
+  Args:
+    context: Of the job.
+    ways: By name: a process and what it is asked for.
+  """
+  few = 2
+  for process, order in ways.values():  # Compiles.
+    process.ask(order, few)
+  first_s = max(process.ask(order, few) for process, order in ways.values())
+  part_s = _PART_S / 10 if context.is_dry else _PART_S
+  steps = max(round(part_s * few / first_s), few)
+  least, most = _TURNS
+  took: dict[str, list[float]] = {name: [] for name in ways}
+  for turn in range(most):
+    late = time.monotonic() > context.deadline - _LATE_S
+    if turn >= least and (late or context.is_dry):
+      break
+    for name, (process, order) in ways.items():
+      took[name].append(process.ask(order, steps) / steps)
+  return took
+
+
+def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, str]:
+  """Returns the median of ratios of turns, and both medians as text."""
+  ratio = statistics.median(a / b for a, b in zip(over, under, strict=True))
+  above, below = (1e3 * statistics.median(times) for times in (over, under))
+  return ratio, f'{above:.3g} ms over {below:.3g} ms, {len(over)} turns'
+
+
+def _precision(context: Context) -> None:
+  """Measures errors and steps of a model in all precisions."""
+  fields = model('vgg16_full', is_dry=context.is_dry)
+  env = processes.environ(len(_PRECISIONS))
+  cpu = processes.environ(JAX_PLATFORMS='cpu')
+  steppers = {
+    name: Stepper(context, name, fields | own, env)
+    for name, own in _PRECISIONS.items()
+  }
+  reference = Stepper(context, 'reference', fields, cpu)
+  expected = _gradient(context, 'reference', reference)
+  reference.close()
+  for name, stepper in steppers.items():
+    error = _gradient(context, name, stepper) - expected
+    relative = float(np.linalg.norm(error) / np.linalg.norm(expected))
+    context.report(f'{name} error', relative)
+  took = _turns(
+    context, {name: (each, 'product') for name, each in steppers.items()}
+  )
+  for name in steppers:
+    if name != 'float32':
+      context.report(f'{name} time', *_ratio(took[name], took['float32']))
+  for each in steppers.values():
+    each.close()
+
+
+def _gradient(context: Context, name: str, stepper: Stepper) -> np.ndarray:
+  """Returns the first gradient of a process, float64 [numbers]."""
+  path = context.folder / f'{name}.npz'
+  stepper.ask('gradient', path)
+  with np.load(path) as content:
+    return content['gradient']
+
+
+def _virtual(context: Context) -> None:
+  """Compares two equal virtual runs, and one that is killed and resumed."""
+  fields: dict[str, Any] = {
+    'epochs': 20.0,
+    'log_every': 10,
+    'checkpoint.every_examples': 1437,
+  }
+  if context.is_dry:
+    fields |= {**_TINY, 'epochs': 12.0}
+  # Without a cache each process chooses its kernels anew.
+  env = processes.environ(3, JAX_ENABLE_COMPILATION_CACHE='false')
+
+  def begun(name: str) -> subprocess.Popen:
+    folder = context.folder / name
+    words = ['bench.gpu.training', f'--workdir={folder}']
+    words += [f'--report={folder}.reports', *training.flags(fields)]
+    return processes.start(words, folder.with_suffix('.log'), env)
+
+  first, second, killed = map(begun, ('first', 'second', 'killed'))
+  folder = context.folder / 'killed'
+  _kill_after_checkpoint(killed, folder)
+  resumed = begun('killed')
+  for name, process in (
+    *(('first', first), ('second', second), ('killed', resumed)),
+  ):
+    processes.finish(process, context.folder / f'{name}.log')
+    if name != 'first':
+      row = 'equal runs' if name == 'second' else 'kill and resume'
+      apart = _differences(context.folder / 'first', context.folder / name)
+      context.report(row, len(apart), '; '.join(apart))
+
+
+def _kill_after_checkpoint(
+  process: subprocess.Popen, folder: pathlib.Path
+) -> None:
+  """Kills a run between its first checkpoint and its end.
+
+  Raises:
+    RuntimeError: If it ends before.
+  """
+  checkpoints = folder / 'checkpoints'
+  while not any(checkpoints.glob('[0-9]*')):
+    if process.poll() is not None:
+      end = processes.tail(folder.with_suffix('.log'))
+      raise RuntimeError(f'the run has ended before it was killed: {end}')
+    time.sleep(0.01)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  if (folder / 'summary.json').exists():
+    raise RuntimeError('the run has finished before it was killed')
+
+
+def _differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
+  """Returns what differs between two virtual runs."""
+  found = list(same.differences(one, other))
+  digests = {processes.reports(run)[-1]['digest'] for run in (one, other)}
+  if len(digests) > 1:
+    found.append(f'digests {" and ".join(sorted(map(str, digests)))}')
+  return found
+
+
+def _digits(context: Context) -> None:
+  """Runs `make train` to its end."""
+  fields = {'epochs': 2.0, **_TINY} if context.is_dry else {}
+  folder = context.folder / 'run'
+  words = ['bench.gpu.training', f'--workdir={folder}']
+  words += ['--config=vgg16_elastic', f'--report={folder}.reports']
+  log = folder.with_suffix('.log')
+  processes.run([*words, *training.flags(fields)], log, processes.environ())
+  (report,) = processes.reports(folder)
+  summary = report['summary']
+  shown = f'{summary["wall_s"]:.1f} s of {summary["iterations"]} iterations'
+  context.report('accuracy', summary['final_accuracy'], shown)
+  context.report('compilations', summary['compilations'])
+
+
+def _server(context: Context) -> None:
+  """Recomputes a run with a parameter server."""
+  fields = _real(context)
+  folder = processes.launched(context, 'run', fields, workers=2, servers=1)
+  apart, _ = _recomputed(context, folder)
+  context.report('recompute', apart)
+
+
+def _real(context: Context, **more: Any) -> dict[str, Any]:
+  """Returns the fields of a short run of real processes."""
+  fields: dict[str, Any] = {
+    'epochs': 4.0,
+    'cluster.timeout_s': 30.0,
+    'cluster.speed.slowdown': (1.0,),
+    'checkpoint.every_examples': 1000,
+  }
+  if context.is_dry:
+    fields |= {**_TINY, 'epochs': 1.0}
+  return fields | more
+
+
+def _recomputed(context: Context, folder: pathlib.Path) -> tuple[float, int]:
+  """Returns how much a run's parameters differ when it is recomputed.
+
+  Returns:
+    The largest difference, and the exit code, which is 1 if that is more than
+    rounding.
+
+  Raises:
+    RuntimeError: If the run is refused.
+  """
+  log = context.folder / 'recompute.log'
+  env = processes.environ()
+  code = processes.start(['tools.recompute', str(folder)], log, env).wait()
+  found = _DIFFERS.search(log.read_text())
+  if not found:
+    raise RuntimeError(f'tools.recompute: code {code}: {processes.tail(log)}')
+  return float(found[1]), code
+
+
+def _native(context: Context) -> None:
+  """Recomputes a run of one worker whose sums are XLA's."""
+  fields = _real(context, **{'route.name': 'native'})
+  folder = processes.launched(context, 'run', fields, workers=1)
+  apart, code = _recomputed(context, folder)
+  within = 'within rounding' if code == 0 else 'beyond rounding'
+  context.report('recompute', apart if code else 0.0, f'{apart:.3g}, {within}')
+
+
+def _mixed(context: Context) -> None:
+  """Trains replicas on a GPU and on a CPU."""
+  fields = _real(
+    context,
+    **{
+      'route.name': 'ring',
+      'cluster.runtime': 'distributed',
+      'cluster.workers': 2,
+    },
+  )
+  folder = context.folder / 'run'
+  (port,) = roles.free_ports(1)
+  started = []
+  for worker, platform in enumerate(({}, {'JAX_PLATFORMS': 'cpu'})):
+    words = ['bench.gpu.training', f'--workdir={folder}']
+    words += [f'--report={folder}.reports', f'--lead=127.0.0.1:{port}']
+    words += [f'--role=worker:{worker}', *training.flags(fields)]
+    log = context.folder / f'worker{worker}.log'
+    started.append(
+      (processes.start(words, log, processes.environ(**platform)), log)
+    )
+  for each in started:
+    processes.finish(*each)
+  summary = json.loads((folder / 'summary.json').read_text())
+  drift = summary['drift']
+  context.report('drift', drift['largest'], f'{drift["repairs"]} repairs')
+  context.report('corrupt', drift['corrupt'])
+  digests = {report['digest'] for report in processes.reports(folder)}
+  context.report('digests', len(digests) - 1, ' and '.join(sorted(digests)))
+
+
+def _ring(context: Context) -> None:
+  """Measures copies and overlap of two processes on one device."""
+  rates = _copies(context)
+  ratios = [each['buckets'] / each['whole'] for each in rates]
+  shown = ', '.join(
+    f'{each["buckets"] / 1e9:.2f} over {each["whole"] / 1e9:.2f} GB/s'
+    for each in rates
+  )
+  context.report('copy to host', min(ratios), shown)
+  to_device = sum(each['to_device'] for each in rates) / 1e9
+  context.report('copy to device', to_device, 'sum of both')
+  fields = _real(
+    context, **{'route.name': 'ring', 'model.vgg.width': 0.5, 'epochs': 2.0}
+  )
+  if context.is_dry:
+    fields |= {**_TINY, 'epochs': 0.5}
+    del fields['model.vgg.width']
+  took: dict[bool, list[float]] = {True: [], False: []}
+  for turn, overlap in enumerate((True, False, True)):
+    own = {**fields, 'route.overlap': overlap}
+    folder = processes.launched(context, f'run{turn}', own, workers=2)
+    took[overlap].append(routes.iteration_s(folder))
+  summary = json.loads((folder / 'summary.json').read_text())
+  ratio = statistics.mean(took[True]) / took[False][0]
+  with_, without = (
+    ' and '.join(f'{1e3 * s:.3g} ms' for s in took[overlap])
+    for overlap in (True, False)
+  )
+  context.report('overlap time', ratio, f'{with_} over {without}')
+  kind = summary['overlap']
+  context.report('overlap', float(kind != 'none'), f'of sending and {kind}')
+  apart, _ = _recomputed(context, folder)
+  context.report('recompute', apart)
+
+
+def _copies(context: Context) -> list[dict[str, float]]:
+  """Returns the rates of two processes that copy at the same time."""
+  size = ['--mib=4', '--seconds=0.1'] if context.is_dry else []
+  log = context.folder / 'copying.log'
+  pair = [
+    processes.start(
+      ['bench.gpu.copying', *size],
+      log,
+      processes.environ(2),
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    for _ in range(2)
+  ]
+  for each in pair:
+    each.stdout.readline()
+  for each in pair:
+    print(file=each.stdin, flush=True)
+  lines = [each.communicate()[0] for each in pair]
+  for each in pair:
+    processes.finish(each, log)
+  return [*map(json.loads, lines)]
+
+
+def _sweep(context: Context) -> None:
+  """Runs a sweep of several runs at a time on one device, and one of one."""
+  jobs, fields = 4, {'epochs': 1.0}
+  if context.is_dry:
+    jobs, fields = 2, {**_TINY, 'epochs': 0.2}
+  took, programs, finished = {}, {}, 0
+  for count in (jobs, 1):
+    out = context.folder / f'sweep{count}'
+    words = ['sweep', '--config=configs/default.py', f'--out={out}']
+    words += [f'--jobs={count}', *training.flags(fields)]
+    words += [f'--grid=seed={",".join(map(str, range(count)))}']
+    cache, own = out / 'compiled', dict(_ALL_PROGRAMS)
+    if not devices.gpus(os.environ):  # Sweeps share programs on GPUs alone.
+      cache = context.folder / f'compiled{count}'
+      own['JAX_COMPILATION_CACHE_DIR'] = str(cache)
+    log, start = out.with_suffix('.log'), time.monotonic()
+    processes.start(words, log, processes.environ(**own)).wait()
+    took[count] = time.monotonic() - start
+    finished += sum(
+      json.loads(path.read_text())['ended'] == 'finished'
+      for path in out.rglob('summary.json')
+    )
+    programs[count] = len([*cache.rglob('*-cache')])
+  share = finished / (jobs + 1)
+  context.report('finished', share, '' if share == 1 else processes.tail(log))
+  more = programs[jobs] - programs[1]
+  shown = f'{programs[jobs]} of {jobs} runs, {programs[1]} of one'
+  known = share == 1 and programs[1] > 0
+  context.report('compiled again', more if known else math.nan, shown)
+  times = f'{took[jobs]:.1f} s of {jobs} runs, {took[1]:.1f} s of one'
+  context.report('time', took[jobs] / (jobs * took[1]), times)
+
+
+def _placement(context: Context) -> None:
+  """Counts accelerators that are started where none is needed."""
+  timing = {
+    'model.name': 'none',
+    'model.none.num_train': 2048,
+    'epochs': 1.0,
+  }
+  narx = {**timing, 'batching.name': 'lb_bsp'}
+  for row, fields in (('timing-only', timing), ('NARX', narx)):
+    folder = context.folder / row
+    words = ['bench.gpu.training', f'--workdir={folder}']
+    words += [f'--report={folder}.reports', *training.flags(fields)]
+    log = folder.with_suffix('.log')
+    processes.run(words, log, processes.environ())
+    _report_started(context, row, processes.reports(folder))
+  fields = _real(context, **_TINY, epochs=1.0)
+  folder = processes.launched(
+    context, 'servers', fields, workers=1, servers=2, dedicated=True
+  )
+  roles_of = {
+    kind: [
+      report
+      for report in processes.reports(folder)
+      if report['role'].startswith(kind)
+    ]
+    for kind in ('server', 'worker')
+  }
+  if not any(_started(report) for report in roles_of['worker']):
+    raise RuntimeError('servers: the worker has started no accelerator either')
+  _report_started(context, 'servers', roles_of['server'])
+
+
+def _report_started(
+  context: Context, row: str, found: Sequence[Mapping[str, Any]]
+) -> None:
+  """Reports how many platforms but the CPU's have been started."""
+  if not found:
+    raise RuntimeError(f'{row}: no process has written a report')
+  started = [name for report in found for name in _started(report)]
+  context.report(row, len(started), ', '.join(started))
+
+
+def _started(report: Mapping[str, Any]) -> list[str]:
+  """Returns the accelerators that a process has started."""
+  return [
+    f'{name} with {arrays} arrays'
+    for name, arrays in report['platforms'].items()
+    if name != 'cpu'
+  ]
+
+
+def _pytest(context: Context) -> None:
+  """Runs the tests that need a GPU."""
+  log = context.folder / 'pytest.log'
+  words = [
+    sys.executable,
+    '-m',
+    'pytest',
+    '-m',
+    'gpu',
+    '-p',
+    'no:cacheprovider',
+  ]
+  with log.open('wb') as file:
+    process = subprocess.run(
+      words,
+      cwd=_ROOT,
+      stdin=subprocess.DEVNULL,
+      stdout=file,
+      stderr=subprocess.STDOUT,
+      env=processes.environ(),
+    )
+  shown = processes.tail(log)
+  if 'No module named pytest' in shown:
+    context.report('failures', None, 'pytest is not installed')
+  elif process.returncode == _NO_TESTS:
+    context.report('failures', None, 'no test has the marker gpu')
+  else:
+    failed = re.search(r'(\d+) (?:failed|error)', shown)
+    count = int(failed[1]) if failed else int(process.returncode != 0)
+    context.report('failures', count, shown)
+
+
+MEASURES: dict[str, Callable[[Context], None]] = {
+  **dict.fromkeys(MODELS, _steps),
+  'virtual': _virtual,
+  'digits': _digits,
+  'server': _server,
+  'mixed': _mixed,
+  'precision': _precision,
+  'ring': _ring,
+  'sweep': _sweep,
+  'native': _native,
+  'placement': _placement,
+  'pytest': _pytest,
+}

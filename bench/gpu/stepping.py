@@ -1,0 +1,202 @@
+"""One process that takes steps when it is asked to, of a run or a bare loop.
+
+  python -m bench.gpu.stepping --workdir=DIR [--config.SECTION.FIELD=VALUE ...]
+
+It reads lines from standard input and answers each with a line of JSON:
+
+  product N   seconds that N steps of the run take
+  bare N      seconds that N steps of a bare jitted loop take
+  gradient F  0, once the gradient of the first batch is in the file F (.npz);
+              before any step
+
+Processes that differ in flags of XLA, which a process reads once, take turns
+so.  The run is a virtual one of one worker, and pauses inside its gradient, so
+that all that a step costs there is counted.  The bare loop is written in plain
+JAX: one jitted function of loss, gradient and update, which gives its arguments
+away.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+import train
+from bench.gpu import training
+from data.dataset import Split
+from models.task import Task
+
+_SCALE = 2.0**10  # Of losses in float16.
+_FIELDS = {
+  'cluster.workers': 1,
+  'cluster.speed.slowdown': (1.0,),
+  'epochs': 1e6,
+  'eval_every': 1e6,
+  'checkpoint.every_s': float('inf'),
+}
+
+
+class _Over(Exception):
+  """Standard input has ended."""
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Takes steps until standard input ends."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--workdir', required=True)
+  given, words = parser.parse_known_args(argv)
+  # What runs print is not for who reads the answers.
+  answers, sys.stdout = sys.stdout, sys.stderr
+  config = training.config('default', [*training.flags(_FIELDS), *words])
+  run = train.build(config, workdir=given.workdir)
+  run.runtime.gradient = _Paced(run.runtime.gradient, config, answers)
+  with contextlib.suppress(_Over):
+    run()
+
+
+class _Paced:
+  """A gradient that waits for orders before it computes.
+
+  All else is the gradient's.
+  """
+
+  def __init__(self, gradient: Any, config: ConfigDict, answers: TextIO):
+    self._gradient, self._config, self._answers = gradient, config, answers
+    self._left, self._start = 0, 0.0
+    self._bare: Iterator[None] | None = None
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._gradient, name)
+
+  def __call__(self, params: Any, ranges: Any, **of_call: Any) -> Any:
+    """Computes, after what has been asked for by then."""
+    if self._left == 0:
+      jax.block_until_ready(params)  # The last update's.
+      if self._start:
+        self._answer(time.perf_counter() - self._start)
+      self._left = self._ordered(params, ranges)
+      self._start = time.perf_counter()
+    self._left -= 1
+    return self._gradient(params, ranges, **of_call)
+
+  def _ordered(self, params: Any, ranges: Any) -> int:
+    """Carries out orders up to one for steps; returns how many."""
+    for line in sys.stdin:
+      order, value = line.split(maxsplit=1)
+      if order == 'product':
+        return int(value)
+      if order == 'bare':
+        self._answer(self._take_bare(params, int(value)))
+      else:
+        self._save(params, ranges, value.strip())
+        self._answer(0.0)
+    raise _Over
+
+  def _answer(self, seconds: float) -> None:
+    print(json.dumps(seconds), file=self._answers, flush=True)
+
+  def _take_bare(self, params: Any, steps: int) -> float:
+    if self._bare is None:
+      self._bare = bare_loop(
+        self._gradient.task, self._gradient.train, params, self._config
+      )
+      for _ in range(2):  # Compiles.
+        jax.block_until_ready(next(self._bare))
+    start = time.perf_counter()
+    for _ in range(steps):
+      made = next(self._bare)
+    jax.block_until_ready(made)
+    return time.perf_counter() - start
+
+  def _save(self, params: Any, ranges: Any, path: str) -> None:
+    scaled = self._config.precision.dtype == 'float16'
+    scale = _SCALE if scaled else 1.0
+    payload, _ = self._gradient(
+      params, ranges, worker=0, iteration=0, scale=scale
+    )
+    vector, _ = jax.flatten_util.ravel_pytree(payload.gradient)
+    np.savez(path, gradient=np.asarray(vector, np.float64) / scale)
+
+
+def bare_loop(
+  task: Task, data: Split, params: Any, config: ConfigDict
+) -> Iterator[Any]:
+  """Yields parameters after each step of SGD in plain JAX.
+
+  With wire `topk`, gradients are the largest numbers of what has not been
+  applied yet, as with error feedback.
+
+  Args:
+    task: What is learned.
+    data: Training examples.
+    params: Initial parameters, which stay as they are.
+    config: Of the run that it is compared with.
+  """
+  tx = optax.sgd(config.optimizer.learning_rate)
+  batch = config.batching.worker_batch
+  root = jax.random.key(config.seed)
+  params = jax.tree.map(jnp.copy, params)
+  vector, unravel = jax.flatten_util.ravel_pytree(params)
+  sparse = _largest(config, vector.size)
+  residual = jnp.zeros_like(vector) if sparse else None
+  del vector
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+  def step(
+    params: Any, state: Any, residual: Any, inputs: Any, targets: Any, n: Any
+  ) -> tuple[Any, Any, Any]:
+    key = jax.random.fold_in(root, n)
+    gradient = jax.grad(
+      lambda params: jnp.mean(task.loss(params, inputs, targets, key)[0])
+    )(params)
+    if sparse:
+      vector, residual = sparse(
+        residual + jax.flatten_util.ravel_pytree(gradient)[0]
+      )
+      gradient = unravel(vector)
+    updates, state = tx.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, residual
+
+  state, order = tx.init(params), np.random.default_rng(config.seed)
+  number = 0
+  while True:
+    rows = order.permutation(len(data.targets))
+    for first in range(0, len(rows) - batch + 1, batch):
+      chosen = rows[first : first + batch]
+      params, state, residual = step(
+        *(params, state, residual),
+        *(data.inputs[chosen], data.targets[chosen], np.uint32(number)),
+      )
+      number += 1
+      yield params
+
+
+def _largest(
+  config: ConfigDict, size: int
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]] | None:
+  """Returns what parts a vector in its largest numbers and the rest."""
+  if config.wire.name != 'topk':
+    return None
+  count = round((1 - config.wire.topk.sparsity) * size)
+
+  def parted(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+    _, places = jax.lax.top_k(jnp.abs(vector), count)
+    left = vector.at[places].set(0, unique_indices=True)
+    return vector - left, left
+
+  return parted
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,115 @@
+"""One process of a run, which reports what it has ended with.
+
+  python -m bench.gpu.training --report=DIR --workdir=DIR
+    [--config=vgg16_elastic] [--role=worker:0 --lead=HOST:PORT]
+    [--config.SECTION.FIELD=VALUE ...]
+
+tools.launch starts it with --module in the place of main.py.  The report is
+DIR/PID.json: role, summary, digest of parameters and optimizer state, and the
+platforms that JAX has started in this process, each with the number of arrays
+that live on it at the end.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src import xla_bridge  # Lists platforms without starting any.
+from ml_collections import ConfigDict
+
+import train
+from learning.digest import digest
+from outputs import atomic
+
+_FIELD = '--config.'
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Trains and writes the report."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--report', required=True)
+  parser.add_argument('--workdir', required=True)
+  parser.add_argument('--config', default='default')
+  parser.add_argument('--role', default='')
+  parser.add_argument('--lead', default='')
+  given, words = parser.parse_known_args(argv)
+  process = {'role': given.role, 'lead': given.lead}
+  run = train.build(
+    config(given.config, words),
+    workdir=given.workdir,
+    process={name: value for name, value in process.items() if value},
+    own_process=True,
+  )
+  result = run()
+  report = {
+    'role': given.role,
+    'summary': result if isinstance(result, dict) else None,
+    'digest': _digest(run),
+    'platforms': platforms(),
+  }
+  folder = pathlib.Path(given.report)
+  folder.mkdir(parents=True, exist_ok=True)
+  atomic.write(folder / f'{os.getpid()}.json', json.dumps(report))
+
+
+def config(name: str, words: Sequence[str]) -> ConfigDict:
+  """Returns a config of configs/ with the fields that flags change.
+
+  Args:
+    name: Module of configs/.
+    words: Flags, --config.SECTION.FIELD=VALUE.
+
+  Raises:
+    ValueError: If one is no such flag.
+  """
+  made = importlib.import_module(f'configs.{name}').get_config()
+  fields = {}
+  for word in words:
+    field, has_value, text = word.partition('=')
+    if not (field.startswith(_FIELD) and has_value):
+      raise ValueError(f'flags: expected {_FIELD}FIELD=VALUE, got {word!r}.')
+    fields[field.removeprefix(_FIELD)] = _value(text)
+  made.update_from_flattened_dict(fields)
+  return made
+
+
+def flags(fields: dict[str, Any]) -> list[str]:
+  """Returns flags that `config` reads."""
+  return [f'{_FIELD}{name}={value}' for name, value in fields.items()]
+
+
+def platforms() -> dict[str, int]:
+  """Returns the number of live arrays by platform that JAX has started."""
+  return {
+    name: len(client.live_arrays())
+    for name, client in xla_bridge._backends.items()
+  }
+
+
+def _value(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return float(text) if text == 'inf' else text
+
+
+def _digest(run: Any) -> str | None:
+  """Returns the digest of the parameters in this process; None without any."""
+  holder = getattr(run, 'holder', None)  # Of workers that do not coordinate.
+  if isinstance(run, train.Run):
+    holder = run.runtime.lead.holder
+  replica = getattr(holder, '_replica', holder)
+  learner = getattr(replica, 'learner', None)
+  if learner is None or learner.learning_rate is None:
+    return None
+  return digest(jax.device_get(learner.state()))
+
+
+if __name__ == '__main__':
+  main()

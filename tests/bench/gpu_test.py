@@ -1,0 +1,318 @@
+"""Tests for bench.gpu: its rows, its limits, and a dry run of some of them."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+import train
+from bench.gpu import __main__ as gpu
+from bench.gpu import machine, measuring, rows, running
+from bench.gpu.rows import Job, Row
+from configs import default
+from tools.pack_result import __main__ as pack_result
+from tools.reading import benchmarks
+from tools.reading.benchmarks import Aim
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FAKE = _ROOT / 'tests/support/fake_gpu'
+_FOUND = {'platform': 'gpu', 'driver': '', 'devices': ['H100']}
+# Of issue 33: what is to be measured, by job and row.
+_ASKED = {
+  **{
+    name: {'determinism': Aim(most=1.3), 'bare loop': Aim(least=0.98)}
+    for name in (
+      *('vgg16', 'vgg16_full', 'alexnet', 'resnet50', 'transformer', 'topk'),
+    )
+  },
+  'virtual': {'equal runs': Aim(0, 0), 'kill and resume': Aim(0, 0)},
+  'digits': {'accuracy': Aim(least=0.97)},
+  'server': {'recompute': Aim(0, 0)},
+  'mixed': {'drift': Aim(0, 1e-3), 'digests': Aim(0, 0)},
+  'precision': {
+    'float32 error': Aim(most=1e-3),
+    'TF32 error': Aim(most=0.1),
+    'bfloat16 time': Aim(most=1.0),
+    'float16 time': Aim(most=1.0),
+  },
+  'ring': {
+    'copy to host': Aim(least=0.5),
+    'copy to device': Aim(least=3.0),
+    'overlap': Aim(1, 1),
+  },
+  'sweep': {'finished': Aim(1, 1), 'compiled again': Aim(0, 0)},
+  'native': {'recompute': Aim(0, 0)},
+  'placement': {
+    'timing-only': Aim(0, 0),
+    'NARX': Aim(0, 0),
+    'servers': Aim(0, 0),
+  },
+  'pytest': {'failures': Aim(0, 0)},
+}
+_REPORT = """
+import json, sys
+def report(row, value):
+  path = sys.argv[-1].removeprefix('--values=')
+  with open(path, 'a') as file:
+    file.write(json.dumps({'row': row, 'value': value, 'detail': ''}) + '\\n')
+"""
+# What processes of jobs do, by name.
+_DO = {
+  'good': "report('one', 0.5); report('two', 2.0)",
+  'failing': "report('two', 1.0); sys.exit('no such kernel')",
+  'hanging': """
+import subprocess, time
+report('one', 1.0)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])
+print(child.pid, flush=True)
+time.sleep(99)
+""",
+}
+
+
+def _job(name, **fields):
+  some = (Row('one', '', Aim(0, 1)), Row('two', '', Aim(0, 1)))
+  return Job(name, **({'share_s': 60.0, 'rows': some} | fields))
+
+
+def _bench(jobs, found=_FOUND, *, is_dry=False, before=lambda _: None):
+  """Returns exit code, folder and output; processes do what `_DO` says."""
+  out = pathlib.Path(tempfile.mkdtemp())
+
+  def command(module, *words):
+    del module
+    name = words[0].removeprefix('--job=')
+    before(name)
+    return [sys.executable, '-c', _REPORT + _DO[name], *words]
+
+  printed = io.StringIO()
+  with (
+    mock.patch.object(running.child, 'bound_command', command),
+    contextlib.redirect_stdout(printed),
+  ):
+    code = gpu.bench(jobs, out, found, is_dry=is_dry)
+  return code, out, printed.getvalue()
+
+
+def _rows(out):
+  lines = (out / 'rows.jsonl').read_text().splitlines()
+  return {(row['job'], row['row']): row for row in map(json.loads, lines)}
+
+
+def _verdicts(out):
+  return {key: row['verdict'] for key, row in _rows(out).items()}
+
+
+class RowsTest(parameterized.TestCase):
+  def test_all_that_is_asked_for_has_a_row_with_its_aim(self):
+    aims = {
+      job.name: {row.name: row.aim for row in job.rows} for job in rows.JOBS
+    }
+    self.assertEqual(aims.keys(), _ASKED.keys())
+    for job, asked in _ASKED.items():
+      self.assertEqual(aims[job], aims[job] | asked, job)
+    for job in rows.JOBS:
+      for row in job.rows:
+        self.assertNotEqual(row.aim.ends, [None, None], f'{job.name} {row}')
+
+  def test_every_job_is_measured_within_ten_minutes(self):
+    self.assertEqual({*measuring.MEASURES}, {job.name for job in rows.JOBS})
+    self.assertLessEqual(sum(job.share_s for job in rows.JOBS), 600.0)
+
+  @parameterized.parameters(*measuring.MODELS)
+  def test_steps_are_of_configs_that_can_be_run(self, name):
+    for is_dry in (False, True):
+      config = default.get_config()
+      fields = measuring.model(name, is_dry=is_dry)
+      config.update_from_flattened_dict({'cluster.workers': 1, **fields})
+      config.cluster.speed.slowdown = (1.0,)
+      train.check(config)  # Or it raises.
+
+  @parameterized.parameters(
+    (0.98, Aim(least=0.98), 'held'),
+    (0.97, Aim(least=0.98), 'missed'),
+    (1.3, Aim(most=1.3), 'held'),
+    (1.31, Aim(most=1.3), 'missed'),
+    (0.0, Aim(0, 0), 'held'),
+    (1e-9, Aim(0, 0), 'missed'),
+    (float('nan'), Aim(most=1.0), 'missed'),
+    (None, Aim(most=1.0), 'not measured'),
+  )
+  def test_a_verdict_follows_from_value_and_aim(self, value, aim, expected):
+    self.assertEqual(benchmarks.verdict(value, aim), expected)
+    self.assertEqual(Aim.of(json.loads(json.dumps(aim.ends))), aim)
+
+
+class LimitsTest(parameterized.TestCase):
+  def test_what_fails_has_missed_its_aims_and_others_go_on(self):
+    code, out, printed = _bench([_job('failing'), _job('good')])
+
+    self.assertEqual(code, 1)
+    self.assertEqual(
+      _verdicts(out),
+      {
+        ('failing', 'two'): 'held',
+        ('failing', 'one'): 'missed',
+        ('good', 'one'): 'held',
+        ('good', 'two'): 'missed',
+      },
+    )
+    self.assertIn('no such kernel', _rows(out)['failing', 'one']['detail'])
+    self.assertIn('| good | one | 0 to 1 | 0.5 | held |', printed)
+    summary = json.loads((out / 'summary.json').read_text())
+    self.assertEqual(
+      summary['verdicts'], {'held': 2, 'missed': 2, 'not measured': 0}
+    )
+
+  def test_what_takes_too_long_is_ended_with_all_it_has_started(self):
+    start = time.monotonic()
+    # Long enough for what it reports before it hangs.
+    _, out, _ = _bench([_job('hanging', share_s=4.0), _job('good')])
+
+    self.assertLess(time.monotonic() - start, 60.0)
+    found = _rows(out)
+    self.assertEqual(found['hanging', 'one']['verdict'], 'held')
+    self.assertEqual(found['hanging', 'two']['verdict'], 'missed')
+    self.assertIn('not within its 4 s', found['hanging', 'two']['detail'])
+    self.assertEqual(found['good', 'one']['verdict'], 'held')
+    pid = int((out / 'logs/hanging.log').read_text())
+    path = pathlib.Path(f'/proc/{pid}/cmdline')
+    while path.exists() and path.read_bytes():
+      self.assertLess(time.monotonic() - start, 60.0)
+      time.sleep(0.05)
+
+  def test_after_ten_minutes_nothing_else_is_begun(self):
+    with mock.patch.object(gpu, 'MINUTES', 0.0):
+      code, out, _ = _bench([_job('good')])
+
+    self.assertEqual(code, 0)
+    row = _rows(out)['good', 'one']
+    self.assertEqual(row['verdict'], 'not measured')
+    self.assertIn('minutes are over', row['detail'])
+
+  def test_a_benchmark_that_is_cut_keeps_its_rows(self):
+    out = []
+
+    def cut(name):
+      if name == 'hanging':
+        raise KeyboardInterrupt
+
+    with (
+      mock.patch.object(tempfile, 'mkdtemp', _kept(out)),
+      self.assertRaises(KeyboardInterrupt),
+    ):
+      _bench([_job('good'), _job('hanging')], before=cut)
+
+    self.assertEqual(
+      _verdicts(out[0]), {('good', 'one'): 'held', ('good', 'two'): 'missed'}
+    )
+    with self.assertRaisesRegex(ValueError, 'has finished'):
+      pack_result.packed(out[0])
+
+  @parameterized.parameters(
+    ('gpu', {'', rows.ACCELERATOR, rows.GPU}),
+    ('fake', {'', rows.ACCELERATOR}),
+    ('cpu', {''}),
+  )
+  def test_what_a_machine_lacks_is_not_measured(self, platform, has):
+    jobs = [
+      _job('good', needs=needs) for needs in ('', rows.ACCELERATOR, rows.GPU)
+    ]
+    for job in jobs:
+      found = {**_FOUND, 'platform': platform}
+      _, out, printed = _bench([job], found)
+      row = _rows(out)['good', 'one']
+      self.assertEqual(row['verdict'] == 'held', job.needs in has)
+      if job.needs not in has:
+        self.assertEqual(row['detail'], 'needs a GPU')
+      self.assertEqual('DRY RUN' in printed, platform != 'gpu')
+
+  def test_a_dry_run_judges_nothing_that_depends_on_sizes(self):
+    timed = Row('one', '', Aim(0, 1), sized=True)
+    job = _job('good', rows=(timed, Row('two', '', Aim(0, 1))))
+    code, out, _ = _bench([job], is_dry=True)
+
+    self.assertEqual(code, 1)
+    self.assertEqual(
+      _verdicts(out),
+      {('good', 'one'): 'not measured', ('good', 'two'): 'missed'},
+    )
+    self.assertEqual(_rows(out)['good', 'one']['value'], 0.5)
+    with self.assertRaisesRegex(ValueError, 'dry run measures nothing'):
+      pack_result.packed(out)
+
+  def test_a_gpu_that_jax_does_not_use_is_named(self):
+    found = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
+    self.assertRegex(
+      machine.without_gpu(found), "lists NVIDIA H100.*'cpu': install req"
+    )
+
+
+def _kept(folders):
+  """Returns mkdtemp, which also notes the folders that it makes."""
+  make = tempfile.mkdtemp
+
+  def made(*given, **named):
+    folders.append(pathlib.Path(make(*given, **named)))
+    return str(folders[-1])
+
+  return made
+
+
+class DryRunTest(absltest.TestCase):
+  def test_a_dry_run_has_all_rows_and_says_that_it_is_none(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
+    jobs = ('topk', 'placement', 'mixed', 'pytest')
+    done = subprocess.run(
+      [
+        *(sys.executable, '-m', 'bench.gpu', f'--out={out}'),
+        f'--jobs={",".join(jobs)}',
+      ],
+      cwd=_ROOT,
+      env=os.environ
+      | {
+        'JAX_PLATFORMS': '',
+        'PYTHONPATH': os.pathsep.join([str(_FAKE), str(_ROOT)]),
+        'SYNCOPATE_FAKE_GPU': '1',
+      },
+      capture_output=True,
+      text=True,
+      timeout=280,
+      check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn("No GPU: JAX runs on 'fake'", done.stdout)
+    self.assertEqual(done.stdout.count('DRY RUN'), 2)
+    found = _rows(out)
+    expected = {
+      (job.name, row.name)
+      for job in rows.JOBS
+      for row in job.rows
+      if job.name in jobs
+    }
+    self.assertEqual(found.keys(), expected)
+    for (job, _), row in found.items():
+      if job == 'topk':
+        self.assertGreater(row['value'], 0.0)
+        self.assertEqual(row['verdict'], 'not measured')
+        self.assertIn('dry run', row['detail'])
+      elif job == 'placement':
+        self.assertEqual((row['value'], row['verdict']), (0.0, 'held'), row)
+      else:
+        self.assertEqual(row['detail'], 'needs a GPU')
+    manifest = json.loads((out / 'manifest.json').read_text())
+    self.assertTrue(manifest['dry_run'])
+    with self.assertRaisesRegex(ValueError, 'dry_run: expected false'):
+      pack_result.packed(out)
+
+
+if __name__ == '__main__':
+  absltest.main()
