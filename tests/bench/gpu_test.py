@@ -249,6 +249,16 @@ class LimitsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'dry run measures nothing'):
       pack_result.packed(out)
 
+  def test_what_a_gpu_has_given_is_packed(self):
+    code = {'git_revision': '0123abc', 'git_changes': ''}
+    _, out, printed = _bench([_job('good')], {**_FOUND, **code})
+
+    result = out.with_name(f'{out.name}.result.json')
+    self.assertIn(f'Result: {result}', printed)
+    packed = json.loads(result.read_text())
+    self.assertEqual(packed['rows'], [*_rows(out).values()])
+    self.assertIn('logs/good.log', packed['files'])
+
   def test_a_gpu_that_jax_does_not_use_is_named(self):
     found = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
     self.assertRegex(
