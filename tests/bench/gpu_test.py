@@ -25,7 +25,7 @@ from tools.reading.benchmarks import Aim
 _ROOT = pathlib.Path(__file__).parents[2]
 _FAKE = _ROOT / 'tests/support/fake_gpu'
 _FOUND = {'platform': 'gpu', 'driver': '', 'devices': ['H100']}
-# Of issue 33: what is to be measured, by job and row.
+# What is to be measured at least, by job and row.
 _ASKED = {
   **{
     name: {'determinism': Aim(most=1.3), 'bare loop': Aim(least=0.98)}
