@@ -25,7 +25,7 @@ from tools.reading.benchmarks import Aim
 _ROOT = pathlib.Path(__file__).parents[2]
 _FAKE = _ROOT / 'tests/support/fake_gpu'
 _FOUND = {'platform': 'gpu', 'driver': '', 'devices': ['H100']}
-# Of issue 33: what is to be measured, by job and row.
+# What is to be measured at least, by job and row.
 _ASKED = {
   **{
     name: {'determinism': Aim(most=1.3), 'bare loop': Aim(least=0.98)}
@@ -248,6 +248,16 @@ class LimitsTest(parameterized.TestCase):
     self.assertEqual(_rows(out)['good', 'one']['value'], 0.5)
     with self.assertRaisesRegex(ValueError, 'dry run measures nothing'):
       pack_result.packed(out)
+
+  def test_what_a_gpu_has_given_is_packed(self):
+    code = {'git_revision': '0123abc', 'git_changes': ''}
+    _, out, printed = _bench([_job('good')], {**_FOUND, **code})
+
+    result = out.with_name(f'{out.name}.result.json')
+    self.assertIn(f'Result: {result}', printed)
+    packed = json.loads(result.read_text())
+    self.assertEqual(packed['rows'], [*_rows(out).values()])
+    self.assertIn('logs/good.log', packed['files'])
 
   def test_a_gpu_that_jax_does_not_use_is_named(self):
     found = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
