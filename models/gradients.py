@@ -200,9 +200,6 @@ def _embed_backward(
   dtype: np.dtype, residual: Any, cotangent: jax.Array
 ) -> tuple[jax.Array, None]:
   table, tokens = residual
-  if dtype == jnp.float16:
-    # XLA has no products of float16 summed in float32 on CPUs.
-    cotangent = cotangent.astype(jnp.float32)
   axes = tuple(range(tokens.ndim))
   gradient = jnp.tensordot(
     _is_class(tokens, len(table)).astype(cotangent.dtype),
@@ -244,7 +241,9 @@ def _cross_entropy_backward(
 def _is_class(classes: jax.Array, count: int) -> jax.Array:
   """Returns which of `count` classes each one is, bool [..., count]."""
   positive = jnp.where(classes < 0, classes + count, classes)
-  return positive[..., None] == jnp.arange(count, dtype=classes.dtype)
+  shape = (*classes.shape, count)
+  numbers = jax.lax.broadcasted_iota(classes.dtype, shape, classes.ndim)
+  return positive[..., None] == numbers
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
