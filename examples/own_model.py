@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 import train
 from configs import default
 from data.dataset import Dataset, Split
 from learning import compilations
-from models import task
+from models import gradients, task
 
 _SAMPLES = 64
 _TONES = (3, 5, 8, 13)  # Periods in a signal.
@@ -68,7 +67,7 @@ def learned() -> task.Task:
   """Returns what is to be learned: parameters, a loss, and what is right."""
   return task.supervised(
     Tones(nnx.Rngs(0)),
-    loss=optax.softmax_cross_entropy_with_integer_labels,
+    loss=gradients.softmax_cross_entropy,
     correct=lambda logits, tones: jnp.argmax(logits, axis=-1) == tones,
   )
 

@@ -86,10 +86,10 @@ def numerics(config: Mapping[str, Any], device: jax.Device) -> dict[str, Any]:
     device: That computes gradients.
 
   Returns:
-    `deterministic`: Whether programs repeat bit for bit.
-    `matmul`: Precision of products of float32; None if there are none.  CPUs
-      have float32 alone, and NVIDIA GPUs float32 and, from Ampere on, TF32:
-      XLA takes both other precisions for it.
+    A dictionary with `deterministic`, whether programs repeat bit for bit, and
+    `matmul`, the precision of products of float32, None if there are none.
+    CPUs have float32 alone, and NVIDIA GPUs float32 and, from Ampere on, TF32:
+    XLA takes both other precisions for it.
   """
   deterministic = device.platform == 'cpu' or config['deterministic']
   found = matmul(config) if config['model']['name'] != 'none' else None

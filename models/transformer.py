@@ -104,10 +104,9 @@ class Transformer(nnx.Module):
     drop = functools.partial(
       self.dropout, deterministic=rngs is None, rngs=rngs
     )
-    table = self.tokens.embedding[...]
-    tokens = gradients.embed(table, inputs, self.dtype)
     positions = self.positions[None, : inputs.shape[1]].astype(self.dtype)
-    x = drop(tokens + positions)
+    table = self.tokens.embedding[...]
+    x = drop(gradients.embed(table, inputs, self.dtype) + positions)
     for layer in self.layers:
       x = layer(x, drop)
     return self.logits(self.norm(x))

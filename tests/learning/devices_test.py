@@ -23,7 +23,7 @@ from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
 from learning.pool import Filling, Pool
 from learning.streaming import StreamingGradient
-from models import norm, task
+from models import gradients, norm, task
 from tests.support import small, stopping
 
 _EXAMPLES = 17  # With at most 8 at once: 8 + 8 + 1.
@@ -35,12 +35,17 @@ class _Model(nnx.Module):
   def __init__(self):
     rngs = nnx.Rngs(0)
     self.first = nnx.Linear(7, 16, use_bias=False, rngs=rngs)
+    self.table = nnx.Param(np.eye(3, 16, dtype=np.float32))
     self.norm = norm.make('batch', 16, rngs)
     self.dropout = nnx.Dropout(0.4)
-    self.last = nnx.Linear(16, 5, rngs=rngs)
+    self.last = nnx.Linear(7, 5, rngs=rngs)
 
   def __call__(self, inputs, *, rngs=None):
-    x = nnx.relu(self.norm(self.first(inputs), train=rngs is not None))
+    tokens = (inputs[:, :2] > 0).sum(axis=1)
+    x = self.first(inputs)
+    x = x + gradients.embed(self.table[...], tokens, x.dtype)
+    x = nnx.relu(self.norm(x, train=rngs is not None))
+    x = gradients.max_pool(x[..., None], (3,), (2,))[..., 0]
     x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
     return self.last(x)
 
