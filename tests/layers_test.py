@@ -89,8 +89,8 @@ _MAY = {
     'cluster.speed.traces '
     'cluster.transport '
     'cluster.virtual.network cluster.virtual.reduced configs learning '
-      'outputs.atomic outputs.checkpoints outputs.compiled outputs.console '
-      'outputs.files outputs.ledger outputs.manifests outputs.transient '
+    'outputs.atomic outputs.checkpoints outputs.compiled outputs.console '
+    'outputs.files outputs.ledger outputs.manifests outputs.transient '
     'route.links route.ring sync.record sync.scheme topology train '
     'wire.codec wire.flat wire.hosted wire.kept wire.talks'
   ),
