@@ -209,7 +209,7 @@ class JoinTest(absltest.TestCase):
       meet.assert_not_called()
       ending = threading.Timer(1.0, lead.close)
       ending.start()
-      join(address, 0, index=1, workers=2, start_s=20.0)
+      join(address, 0, index=1, workers=2, devices=(), start_s=20.0)
       self.assertTrue(ending.finished.is_set())
     meet.assert_called_once()
 
