@@ -74,10 +74,7 @@ def meet(
   if role.kind == 'server':
     count = 0
     placement.use_cpu_only()
-  elif placement.is_cpu_only():
-    # Without a model, or by JAX_PLATFORMS: it takes no GPU from others.
-    require(share == 1, _SHARE, '1, as this process uses no GPU', share)
-  elif seen := devices.gpus(os.environ):
+  elif seen := _gpus():
     ids = devices.claim(os.environ, seen, count=count, share=share)
     if len(ids) < len(seen):
       jax.config.update('jax_cuda_visible_devices', ','.join(map(str, ids)))
@@ -100,6 +97,11 @@ def meet(
         start_s=config.cluster.start_s,
       )
   return Meeting(role, address, finished, devices=count, security=security)
+
+
+def _gpus() -> list[str]:
+  """Returns the GPUs that a worker sees; none if JAX uses the CPU alone."""
+  return [] if placement.is_cpu_only() else devices.gpus(os.environ)
 
 
 def _found(

@@ -21,7 +21,7 @@ _MB = 10**6
 
 
 def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
-  own = {'port': 0} if name == 'native' else {}
+  own = {'port': 0, 'combine_bytes': 0.0} if name == 'native' else {}
   if cluster is not None:
     own['cluster'] = cluster
   return (

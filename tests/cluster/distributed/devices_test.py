@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 
 import train
 from cluster.distributed import devices, roles
+from learning import placement
 from tests.support import gpus, small
 
 _MASK = 'CUDA_VISIBLE_DEVICES'
@@ -316,6 +317,7 @@ class MeetTest(parameterized.TestCase):
     place = {'SLURM_PROCID': str(rank), 'SLURM_LOCALID': str(rank)}
     with (
       self.host.here(**(self.environ | place | environ)),
+      mock.patch.object(placement, 'is_cpu_only', return_value=False),
       mock.patch.object(jax.config, 'update') as updated,
     ):
       try:
