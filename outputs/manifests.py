@@ -31,7 +31,12 @@ LOCAL = (
 )
 # Of a config: fields that runs of before do not have, and their values there on
 # CPUs.  At these they are no part of a fingerprint, which so stays as it was.
-_YOUNGER = {'deterministic': True, 'precision.matmul': 'float32'}
+_YOUNGER = {
+  'deterministic': True,
+  'precision.matmul': 'float32',
+  'route.native.combine_bytes': 2.0**25,
+  'cluster.workers_per_gpu': 1,
+}
 # Of a manifest: what a start of a run may have in another way than the first.
 START = (
   *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
@@ -90,14 +95,17 @@ def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
   """
   found = copy.deepcopy(dict(manifest))
   config = found['config']
-  if 'deterministic' not in config:
-    config['deterministic'] = True
-  precision = config.get('precision', {})
-  if 'matmul' not in precision:
-    on_cpus = set(found.get('devices', ['cpu'])) <= {'cpu'}
-    half = precision.get('dtype', 'float32') != 'float32'
-    matmul = 'float32' if on_cpus or half else 'tensorfloat32'
-    config['precision'] = {**precision, 'matmul': matmul}
+  values = dict(_YOUNGER)
+  on_cpus = set(found.get('devices', ['cpu'])) <= {'cpu'}
+  dtype = config.get('precision', {}).get('dtype', 'float32')
+  if not on_cpus and dtype == 'float32':
+    values['precision.matmul'] = 'tensorfloat32'
+  for field, value in values.items():
+    *above, name = field.split('.')
+    section = config
+    for each in above:
+      section = section.setdefault(each, {})
+    section.setdefault(name, value)
   return found
 
 

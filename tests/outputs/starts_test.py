@@ -18,6 +18,8 @@ def _older(manifest):
     manifest.pop(name, None)
   del manifest['config']['deterministic']
   del manifest['config']['precision']['matmul']
+  del manifest['config']['route']['native']['combine_bytes']
+  del manifest['config']['cluster']['workers_per_gpu']
 
 
 class ResumeTest(parameterized.TestCase):
