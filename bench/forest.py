@@ -9,9 +9,8 @@ JSON files, each with `topologies` and the optima that are known of them;
 without it, one of each kind that topology/clusters/ can build.
 spread: the same where links are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
-trees: the trees of the best forests before and after they are thinned; what
-few trees, trees of equal weight, and phases one after the other reach of the
-best rate.
+trees: the trees of the best forests before and after they are thinned; the
+share of the best rate that few trees, and phases one after the other, reach.
 chunks: the time of several sizes with latency, in the best chunks.
 
 All parts take about 3 minutes on two cores.
@@ -32,8 +31,8 @@ from topology.baselines import schemes
 from topology.clusters import randomized
 from topology.clusters.cluster import Cluster
 from topology.clusters.named import named
-from topology.forests import rounds, timing, trees
-from topology.packing import exact, thinning, units
+from topology.forests import timing, trees
+from topology.packing import exact, thinning
 
 _PARTS = ('speedups', 'spread', 'times', 'trees', 'chunks')
 _BASELINES = {
@@ -56,7 +55,6 @@ _CLAIM = 18.3
 _PEER_S = {'dgx_a100(2)': 9.1, 'mi250(2)': 65.0, 'dgx_a100(4)': 77.0}
 _THINNED = 2**17  # Workers times links.
 _FEW = (8, 16, 32, 64)
-_PERMUTES = 128
 _BOXES = 'dgx_a100(2)'
 _SIZES_MB = (1, 100, 1000)
 _LATENCY_S = 5e-6
@@ -233,27 +231,17 @@ def print_thinned(given: Sequence[topologies.Topology] = ()) -> None:
 
 
 def print_few() -> None:
-  """Prints the part of the optimum that so many trees and units reach."""
+  """Prints the share of the optimal rate that a few trees reach."""
   few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
-  equal = [('cluster', *(f'{count}' for count in _FEW))]
   for spec in topologies.FEW_OF:
     cluster = named(spec)
     best = topology.pack(cluster)
     found = [topology.pack(cluster, max_trees=most) for most in _FEW]
     parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
     few.append((spec, f'{len(best.trees)}', *parts))
-    found = [units.equal_units(cluster, best, count) for count in _FEW]
-    parts = [
-      f'{float(f.rate_Bps / best.rate_Bps):.3f} ({_planned(cluster, f)})'
-      for f in found
-    ]
-    equal.append((spec, *parts))
   print(
     '\nAllreduce: trees of the best forest, and the part of its rate with at '
-    f'most so many:\n\n{table(*few)}\n\n'
-    'The same with so many trees of equal weight; in brackets the permutes of '
-    'a step, and the part of\nthe rate that is lost if they run one after the '
-    f'other:\n\n{table(*equal)}',
+    f'most so many:\n\n{table(*few)}',
     flush=True,
   )
 
@@ -313,14 +301,6 @@ def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
 
 def _deepest(forest: trees.Forest) -> int:
   return max(tree.depth for tree in forest.trees)
-
-
-def _planned(cluster: Cluster, equal: trees.Forest) -> str:
-  try:
-    plan = rounds.plan(cluster, equal, max_permutes=_PERMUTES)
-  except ValueError:  # The forest needs more: no other reason is left.
-    return f'over {_PERMUTES}'
-  return f'{len(plan.pairs)}, {float(plan.loss):.0%}'
 
 
 def _gap(best: trees.Forest) -> str:

@@ -5,7 +5,7 @@ Six rooms, each of which knows those before it only:
   algorithms  on numbers: flows, exact programs, trees in graphs of integers
   clusters    workers, switches and links: built, read or measured
   bounds      how fast a collective can be at best, with certificates
-  forests     weighted trees of hops: checked, timed, exported, as rounds
+  forests     weighted trees of hops: checked, timed, exported
   packing     finds them: exactly, or grown hop by hop and weighted
   baselines   rings, hierarchies, servers and other schemes as forests
 

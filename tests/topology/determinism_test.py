@@ -11,8 +11,7 @@ from topology.baselines import schemes
 from topology.clusters import machines
 from topology.clusters import randomized
 from topology.clusters import shapes
-from topology.forests import export, rounds, trees
-from topology.packing import units
+from topology.forests import export, trees
 
 def show(graph, forest):
   print(json.dumps(export.to_json(graph, forest)))
@@ -25,8 +24,6 @@ show(graph, topology.pack(graph, max_trees=5))
 best = topology.pack(graph)
 for name, scheme in schemes.all_of(graph, best).items():
   print(name, scheme)
-plan = rounds.plan(graph, units.equal_units(graph, best, 6))
-print(plan.pairs, plan.send_slot.tolist(), plan.receive_delay.tolist())
 for graph in (randomized.random_mesh(40, 1, symmetric=True),
               randomized.random_switched(18, 5, 1), machines.dgx_a100(3)):
   for collective in trees.COLLECTIVES[:2]:
