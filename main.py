@@ -66,7 +66,8 @@ def _run(process: dict[str, str]) -> None:
       what='The start',
     )
   except (OSError, ValueError) as error:
-    transient.leave(error)
+    # Not sys.exit: jax.distributed waits at the end for all other processes.
+    end(transient.exit_code(error))
   try:
     run()
   except OSError as error:

@@ -97,6 +97,7 @@ def _found():
 
 class DonationTest(parameterized.TestCase):
   def test_results_are_those_of_the_cpu_and_gradients_are_deleted(self):
+    accelerators.skip_if_fake('this process is to have the CPU.')
     environ = accelerators.environment()
     done = small.python('-W', 'error', '-m', _MODULE, 'found', **environ)
     self.assertEqual(done.returncode, 0, done.stderr)

@@ -10,9 +10,11 @@ import dataclasses
 import json
 import os
 import pathlib
+import unittest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = _ROOT / 'tests/support/fake_gpu'
+NATIVE = 'XLA joins no processes by it.'
 
 
 def environment(
@@ -42,9 +44,26 @@ def inherited() -> dict[str, str]:
 
   The CPU; the fake accelerator if all tests have it (see `tests/conftest.py`).
   """
-  if os.environ.get('SYNCOPATE_FAKE_GPU'):
+  if is_fake():
     return {'PYTHONPATH': f'{FOLDER}{os.pathsep}{_ROOT}', 'JAX_PLATFORMS': ''}
   return {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+
+
+def cpu() -> dict[str, str]:
+  """Returns the variables of a process that has the CPU alone, in all tests."""
+  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  return own | {'SYNCOPATE_FAKE_GPU': ''}
+
+
+def is_fake() -> bool:
+  """Returns whether all tests have the fake accelerator."""
+  return bool(os.environ.get('SYNCOPATE_FAKE_GPU'))
+
+
+def skip_if_fake(reason: str) -> None:
+  """Skips a test that the fake accelerator cannot have."""
+  if is_fake():
+    raise unittest.SkipTest(f'With the fake accelerator: {reason}')
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import time
 from absl.testing import absltest, parameterized
 
 from cluster.speed import layers
-from tests.support import small
+from tests.support import accelerators, small
 from tools import profile_layers
 from tools.profile_layers import Leaf, Profile
 
@@ -17,6 +17,10 @@ _PROFILE = Profile('a model', 8, 0.1, [Leaf('b', 30, 0.5), Leaf('a', 10, 0.75)])
 
 
 class ProfileTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    accelerators.skip_if_fake('the tool measures CPUs.')
+
   def test_the_last_layer_is_there_first_and_the_first_one_last(self):
     config = small.config(
       model__mlp__hidden=(2048, 2048, 2048), batching__micro_batch=8

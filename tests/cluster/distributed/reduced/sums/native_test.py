@@ -25,6 +25,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 import train
+from cluster.distributed import roles
 from cluster.distributed.reduced.sums import native
 from cluster.distributed.reduced.sums.native import NativeSum, join
 from cluster.transport import interfaces
@@ -32,7 +33,7 @@ from cluster.transport.heart import Unmendable
 from configs import default
 from learning import compilations
 from learning.pool import Pool
-from tests.support import processes, small
+from tests.support import accelerators, processes, small
 from tools import recompute
 from wire.codec import Payload
 
@@ -42,6 +43,25 @@ _DEVICES = 8
 _SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
 _BOOKS = 6
 _RANGES = (0.0, 2000.0, float('inf'))
+# Worker 0 goes on; worker 1 is refused once both have met.
+_REFUSED = """
+import sys
+import time
+from unittest import mock
+from absl import flags
+import main
+import train
+from cluster.distributed.reduced.sums import native
+
+index, port = map(int, sys.argv[1:])
+flags.FLAGS(['main.py', '--config=configs/vgg16_bsp.py'])
+native.join(f'127.0.0.1:{port - 1}', port, index=index, workers=2, devices=(),
+            start_s=60.0)
+if index == 0:
+  time.sleep(60.0)
+with mock.patch.object(train, 'build', side_effect=ValueError('no such data')):
+  main.main(['main.py'])
+"""
 
 
 def _numbers(seed):
@@ -213,6 +233,25 @@ class JoinTest(absltest.TestCase):
       self.assertTrue(ending.finished.is_set())
     meet.assert_called_once()
 
+  def test_a_refused_process_ends_while_others_go_on(self):
+    (port,) = roles.free_ports(1)
+    command = [sys.executable, '-c', _REFUSED]
+    settings = {'env': os.environ | accelerators.cpu(), 'cwd': _ROOT}
+    with subprocess.Popen([*command, '0', str(port)], **settings) as other:
+      try:
+        done = subprocess.run(
+          [*command, '1', str(port)],
+          **settings,
+          capture_output=True,
+          text=True,
+          timeout=50.0,
+        )
+        self.assertIsNone(other.poll())
+      finally:
+        other.kill()
+    self.assertEqual(done.returncode, 1, done.stderr)
+    self.assertIn('Refused: no such data', done.stderr)
+
 
 class DevicesTest(parameterized.TestCase):
   def test_processes_that_xla_does_not_join_are_refused(self):
@@ -225,9 +264,7 @@ class DevicesTest(parameterized.TestCase):
     folder = f'{tempfile.mkdtemp()}/run'
     rank = {'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0', 'SLURM_PROCID': '0'}
     rank |= {'SLURM_STEP_NUM_TASKS': '2', 'JAX_PLATFORMS': 'cpu'}
-    message = (
-      "config.cluster.workers: expected 1, as XLA .* platform 'cpu' .*, got 2"
-    )
+    message = 'config.cluster.workers: expected 1, as XLA .* platform .*, got 2'
     found = []
 
     def join(*args, **kwargs):  # As if nothing came of it.
@@ -304,6 +341,10 @@ class InterfaceTest(parameterized.TestCase):
 
 
 class ProcessesTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    accelerators.skip_if_fake(accelerators.NATIVE)
+
   def test_replicas_are_the_same_and_nothing_is_compiled_late(self):
     self._check(workers=2)
 
