@@ -11,7 +11,7 @@ The same command goes on where it was.
 import argparse
 import sys
 
-from claims import entries, whole
+from claims import catalog, whole
 from outputs import transient
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
   wanted.add_argument('--list', action='store_true', help='of all entries')
   wanted.add_argument('--all', action='store_true', help='entries')
   wanted.add_argument('--page', action='store_true', help='alone')
-  parser.add_argument('--scale', choices=entries.SCALES, default='quick')
+  parser.add_argument('--scale', choices=catalog.SCALES, default='quick')
   parser.add_argument('--seeds', type=int, default=0, help="the entry's own")
   parser.add_argument('--out', default='results', help='folder of results')
   given = parser.parse_args(argv)

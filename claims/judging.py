@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from claims.published import Claim, Measure
 from configs.checks import require
-from configs.published import Claim, Measure
 
 CONFIRMED = 'confirmed'
 SHAPE = 'in shape'

@@ -4,9 +4,9 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-from claims import entries, judging, ranking, store
+from claims import catalog, judging, ranking, store
 from claims.judging import Judged
-from configs.published import MARKS, Claim, Entry, Range
+from claims.published import MARKS, Claim, Entry, Range
 
 NAME = 'RESULTS.md'
 _HEAD = """# Published claims
@@ -38,7 +38,7 @@ def made(folder: pathlib.Path) -> str:
   """
   parts, counts = [], dict.fromkeys(judging.VERDICTS, 0)
   family = ''
-  for name, entry in entries.every().items():
+  for name, entry in catalog.every().items():
     stored, rows = found(folder, name, entry)
     for each in rows.values():
       counts[each.verdict] += 1

@@ -6,8 +6,8 @@ from typing import Any
 
 from claims import running
 from claims.judging import known_of, middle
+from claims.published import Entry
 from claims.store import Stored
-from configs.published import Entry
 
 _DASH = '-'
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from absl import logging
 
-from claims import derived, entries
-from configs.published import Entry
+from claims import catalog, derived
+from claims.published import Entry
 from outputs import atomic, compiled
 from sweeps import grid, plan, whole
 from sweeps.child import bound_command, python_path
@@ -64,7 +64,7 @@ def points_of(
 
 def file_of(name: str) -> str:
   """Returns the config file of an entry, as commands say it."""
-  return os.path.relpath(entries.path_of(name))
+  return os.path.relpath(catalog.path_of(name))
 
 
 def fields_of(points: Sequence[grid.Point]) -> list[str]:
@@ -203,7 +203,7 @@ def _measured(
       kept.mkdir(exist_ok=True)
       done = subprocess.run(
         bound_command(*words, f'--kept={kept.absolute()}'),
-        cwd=entries.ROOT,
+        cwd=catalog.ROOT,
         env=os.environ | {'PYTHONPATH': python_path()},
         capture_output=True,
         text=True,

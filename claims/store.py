@@ -5,9 +5,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from claims import entries
+from claims import catalog
+from claims.published import Entry
 from configs.checks import require
-from configs.published import Entry
 from outputs import atomic
 
 _FORMAT = 1
@@ -62,7 +62,7 @@ def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
       write; names the file.
     Stale: If they were judged by other rules.
   """
-  for scale in reversed(entries.SCALES):
+  for scale in reversed(catalog.SCALES):
     path = file_of(folder, name, scale)
     if path.exists():
       return _read(path, entry)
@@ -87,7 +87,7 @@ def _read(path: pathlib.Path, entry: Entry) -> Stored:
     )
   found = whole.get('format')
   require(found == _FORMAT, str(path), f'format {_FORMAT}', found)
-  rules = json.loads(json.dumps(entries.rules(entry)))
+  rules = json.loads(json.dumps(catalog.rules(entry)))
   changed = sorted(
     text
     for text in whole['rules'].keys() | rules.keys()

@@ -9,9 +9,9 @@ import sys
 import time
 from importlib import metadata
 
-from claims import entries, judging, page, running, store
+from claims import catalog, judging, page, running, store
+from claims.published import Entry
 from configs.checks import require
-from configs.published import Entry
 from outputs import atomic
 from sweeps.child import bound_command, python_path
 
@@ -22,7 +22,7 @@ _UNFINISHED = 1  # Exit code if any run failed.
 def listed(out: str) -> str:
   """Returns the name, title and verdict counts of each entry, as text."""
   lines = []
-  for name, entry in entries.every().items():
+  for name, entry in catalog.every().items():
     _, rows = page.found(pathlib.Path(out), name, entry)
     found = [each.verdict for each in rows.values()]
     counts = [f'{found.count(v)} {v}' for v in dict.fromkeys(found)]
@@ -48,7 +48,7 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
     ValueError: If anything is wrong, before anything runs.
     OSError: If a file cannot be written.
   """
-  entry = entries.find(name)
+  entry = catalog.find(name)
   folder = pathlib.Path(out)
   if not _runs(entry, scale):
     print(f'{name}: nothing to run at --scale={scale}. {entry.absent}')
@@ -61,7 +61,7 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
     name, entry, scale=scale, seeds=count, out=folder / 'runs'
   )
   about = _about(name, scale, count) | {'wall_s': time.monotonic() - start}
-  stored = store.Stored(scale, about, entries.rules(entry), records)
+  stored = store.Stored(scale, about, catalog.rules(entry), records)
   path = store.write(folder, name, stored)
   print(page.table(entry, page.judged(entry, stored, '')))
   print(f'Results are in {path}')
@@ -78,7 +78,7 @@ def all_of(*, scale: str, seeds: int, out: str) -> int:
   The others run even if one fails; the failed ones are listed at the end.
   """
   failed = []
-  for name in entries.every():
+  for name in catalog.every():
     print(f'== {name}', flush=True)
     words = [name, f'--scale={scale}', f'--seeds={seeds}', f'--out={out}']
     done = subprocess.run(
@@ -117,7 +117,7 @@ def _runs(entry: Entry, scale: str) -> bool:
 
 
 def _about(name: str, scale: str, seeds: int) -> dict[str, object]:
-  git = ['git', '-C', str(entries.ROOT), 'rev-parse', 'HEAD']
+  git = ['git', '-C', str(catalog.ROOT), 'rev-parse', 'HEAD']
   found = subprocess.run(git, capture_output=True, text=True, check=False)
   return {
     'command': f'python reproduce.py {name} --scale={scale} --seeds={seeds}',

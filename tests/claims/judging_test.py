@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 from scipy import stats
 
 from claims import judging
-from configs.published import Claim, Measure
+from claims.published import Claim, Measure
 
 _INF = math.inf
 

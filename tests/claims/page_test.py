@@ -10,10 +10,10 @@ from unittest import mock
 from absl.testing import absltest
 
 import reproduce
-from claims import entries, judging, page, ranking, running, store, whole
-from configs.published import Claim, Entry, Measure
+from claims import catalog, judging, page, ranking, running, store, whole
+from claims.published import Claim, Entry, Measure
 
-_RESULTS = entries.ROOT / 'results'
+_RESULTS = catalog.ROOT / 'results'
 _ABOUT = {
   'command': 'python reproduce.py planted',
   'date': '1 January 2026',
@@ -41,7 +41,7 @@ def _entry(least: float = 1.0, **fields) -> Entry:
 
 
 def _stored(records, entry):
-  return store.Stored('quick', _ABOUT, entries.rules(entry), records)
+  return store.Stored('quick', _ABOUT, catalog.rules(entry), records)
 
 
 class StoredTest(absltest.TestCase):
@@ -56,7 +56,7 @@ class StoredTest(absltest.TestCase):
 
   def test_every_claim_has_a_row(self):
     text = (_RESULTS / page.NAME).read_text()
-    for entry in entries.every().values():
+    for entry in catalog.every().values():
       for claim in entry.claims:
         self.assertIn(f'| {claim.text} | {claim.source} ({claim.mark}) ', text)
 
@@ -88,7 +88,7 @@ class StoredTest(absltest.TestCase):
       {'seed': 1, 'status': 'failed', 'run': 'a-seed1', 'error': 'no room'},
     ]
     store.write(self.folder, 'planted', _stored(records, entry))
-    with mock.patch.object(entries, 'every', lambda: {'planted': entry}):
+    with mock.patch.object(catalog, 'every', lambda: {'planted': entry}):
       text = page.made(self.folder)
     self.assertIn('2 records, 1 of them not finished', text)
     self.assertIn('- a-seed1: failed. no room', text)
@@ -224,7 +224,7 @@ class CommandTest(absltest.TestCase):
   def test_it_lists_entries_with_their_verdicts(self):
     code, said, _ = self._said('--list', f'--out={_RESULTS}')
     self.assertEqual(code, 0)
-    for name in entries.names():
+    for name in catalog.names():
       self.assertIn(name, said)
 
   def test_what_is_wrong_is_refused_before_anything_runs(self):
@@ -245,7 +245,7 @@ class CommandTest(absltest.TestCase):
     )
     known = dict.fromkeys(('one', 'two', 'three'))
     with (
-      mock.patch.object(entries, 'every', lambda: known),
+      mock.patch.object(catalog, 'every', lambda: known),
       mock.patch.object(whole.subprocess, 'run', run),
     ):
       code, said, _ = self._said('--all', '--seeds=2', '--out=o')
@@ -259,8 +259,8 @@ class CommandTest(absltest.TestCase):
     out = tempfile.mkdtemp()
     entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
     with (
-      mock.patch.object(entries, 'find', lambda name: entry),
-      mock.patch.object(entries, 'every', lambda: {'planted': entry}),
+      mock.patch.object(catalog, 'find', lambda name: entry),
+      mock.patch.object(catalog, 'every', lambda: {'planted': entry}),
     ):
       code, said, error = self._said('planted', f'--out={out}')
     self.assertEqual(code, 1, said)

@@ -7,11 +7,11 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import train
-from claims import entries, page, running, store
+from claims import catalog, page, running, store
 from claims.measures import forest
 from sweeps import plan
 
-_RESULTS = entries.ROOT / 'results'
+_RESULTS = catalog.ROOT / 'results'
 _SCALE = 'quick'
 # What depends on the machine: libraries of mathematics, and XLA.
 _NEAR = 1e-6
@@ -50,7 +50,7 @@ def _same(new, old):
 class VerdictsTest(parameterized.TestCase):
   @parameterized.parameters(*_CHEAP.items())
   def test_runs_and_verdicts_are_those_that_are_stored(self, name, places):
-    entry = entries.find(name)
+    entry = catalog.find(name)
     stored = store.read(_RESULTS, name, entry)
     before = page.judged(entry, stored, '')
     points = running.points_of(entry, _SCALE, [0])
@@ -70,7 +70,7 @@ class VerdictsTest(parameterized.TestCase):
     )
 
   def test_rates_of_forests_are_those_that_are_stored(self):
-    entry = entries.find('forest_rates')
+    entry = catalog.find('forest_rates')
     stored = store.read(_RESULTS, 'forest_rates', entry)
     for new in forest.measure(seed=0, scale=_SCALE):
       old = next(

@@ -59,7 +59,7 @@ class ResumeTest(parameterized.TestCase):
     self, scheme
   ):
     expected, steps = stopping.straight(scheme)
-    cuts = sorted(random.sample(range(1, steps - 1), 2))
+    cuts = sorted(random.Random(scheme).sample(range(1, steps - 1), 2))
     workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     run = train.build(stopping.eventful(scheme), workdir=str(workdir))
     with self.assertRaises(stopping.Killed):
