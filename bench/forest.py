@@ -281,9 +281,12 @@ def print_chunks() -> None:
     cells = [name, f'{float(scheme.rate_Bps) / 1e9:.1f}']
     for size in _SIZES_MB:
       delays = {'latency_s': _LATENCY_S, 'message_s': _MESSAGE_S}
-      chunks, took = timing.best_chunks(cluster, scheme, size * 10**6, **delays)
-      rate = size / 1e3 / took.total_s
-      cells.append(f'{1e3 * took.total_s:.3g} ms, {rate:.3g} ({_span(chunks)})')
+      chunk_bytes, total_s = timing.best_chunk_bytes(
+        cluster, scheme, size * 10**6, **delays
+      )
+      chunks = timing.chunk_counts(scheme, size * 10**6, chunk_bytes)
+      rate = size / 1e3 / total_s
+      cells.append(f'{1e3 * total_s:.3g} ms, {rate:.3g} ({_span(chunks)})')
     rows.append(tuple(cells))
   print(
     f'\nAllreduce of {_BOXES}: rate without latency; with {_LATENCY_S * 1e6:g} '

@@ -18,7 +18,7 @@ from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
 from topology.bounds.prices import Prices, proven
 from topology.clusters.cluster import Ends
-from topology.forests import dealing, released, trees
+from topology.forests import dealing, timing, trees
 from topology.forests.dealing import CHUNK_BYTES, ahead_s
 from topology.packing import approximate
 
@@ -82,13 +82,11 @@ def predicted(
 ) -> Predicted:
   """Returns how long a forest takes, in chunks of up to 48 KiB.
 
-  As `topology.forests.released` has it if all is ready at once.  Running ahead
+  As `topology.forests.timing` predicts if all is ready at once.  Running ahead
   hides how long ways are only where senders do not meet: those that meet at a
   worker take its link from each other, as TCP has it and not in turns.
   """
-  if not isinstance(latency_s, Mapping):
-    latency_s = dict.fromkeys(cluster.capacity_Bps, latency_s)
-  seconds = released.all_ready_s(
+  seconds = timing.all_ready_s(
     cluster,
     forest,
     size_bytes,

@@ -154,25 +154,27 @@ def timed(
   latency_s: float,
   message_s: float,
 ) -> list[tuple[str, str]]:
-  """Returns rows of how long the forest takes, in the best chunks.
+  """Returns rows of the forest's predicted time, with the best chunk size.
 
   Args:
     cluster: That of the forest.
     packed: The forest.
     size: Bytes of the whole.
     latency_s: Seconds of every link.
-    message_s: Seconds that each chunk holds a hop besides its bytes.
+    message_s: Seconds for which each chunk holds the links of a hop, besides
+      its bytes.
   """
-  chunks, took = timing.best_chunks(
+  chunk_bytes, total_s = timing.best_chunk_bytes(
     cluster, packed, size, latency_s=latency_s, message_s=message_s
   )
   name = f'time of {size / 1e6:.6g} MB'
   if packed.rate_Bps is None:
     return [(name, '0 s')]
+  chunks = timing.chunk_counts(packed, size, chunk_bytes)
   most = f'{min(chunks)} to {max(chunks)}'
   return [
-    (name, f'{took.total_s:.4g} s'),
-    ('effective rate', f'{_GBps(size / took.total_s)} GB/s'),
+    (name, f'{total_s:.4g} s'),
+    ('effective rate', f'{_GBps(size / total_s)} GB/s'),
     ('without latency', f'{float(size / packed.rate_Bps):.4g} s'),
     ('chunks of a tree', most if min(chunks) < max(chunks) else f'{chunks[0]}'),
   ]

@@ -25,7 +25,7 @@ from route.route import LATENCY_S, Forests
 from topology import Cluster
 from topology.baselines.moved import moved
 from topology.clusters.pruned import without
-from topology.forests import dealing, released, usage
+from topology.forests import dealing, timing, usage
 from topology.forests.dealing import window
 
 
@@ -39,7 +39,7 @@ class _Group(NamedTuple):
     carried: Of each link what an iteration sends over it, and for how long.
   """
 
-  rounds: Sequence[tuple[released.Allreduce, np.ndarray]]
+  rounds: Sequence[tuple[timing.AllreduceTiming, np.ndarray]]
   planned: Planned
   carried: Mapping[Ends, Sent]
 
@@ -127,7 +127,7 @@ class Sums:
 
   def _formed(
     self, members: tuple[int, ...]
-  ) -> tuple[Planned, released.Allreduce, Mapping[Ends, float]]:
+  ) -> tuple[Planned, timing.AllreduceTiming, Mapping[Ends, float]]:
     """Returns a forest, an allreduce of nothing over it, and rates by index."""
     true, latency_s = self._true
     left = _left(true, members)
@@ -144,7 +144,7 @@ class Sums:
       used = moved(forest, left, dict(names))
     chunk_bytes = self._chunk_bytes
     ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
-    allreduce = released.Allreduce(
+    allreduce = timing.AllreduceTiming(
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
     names = dict(zip(believed.workers, members, strict=True))
@@ -164,7 +164,7 @@ class Sums:
       )
       sizes, of_chunk = _chunks(ranges, chunk_bytes)
       begins = np.diff(of_chunk, prepend=-1) > 0
-      through = allreduce.of(sizes, begin_s=self._range_s * begins)
+      through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
     left = _left(self._true.cluster, members).workers
     there = dict(zip(left, members, strict=True))

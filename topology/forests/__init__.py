@@ -1,1 +1,1 @@
-"""Forests as data: checked, timed, exported, drawn, divided into rounds."""
+"""Forests as data: checked, timed, exported and drawn."""
