@@ -216,7 +216,7 @@ def print_thinned(given: Sequence[topologies.Topology] = ()) -> None:
     start_s = time.process_time()
     first = exact.allreduce(cluster)
     took_s = time.process_time() - start_s
-    few = thinning.thinned(cluster, first, stopping.never)
+    few = thinning.thin(cluster, first, stopping.never)
     more_s = time.process_time() - start_s - took_s
     cells = [f'{len(cluster.workers)}']
     for count in (lambda f: len(f.trees), _deepest):

@@ -171,7 +171,7 @@ def _fewer(
     whole = dataclasses.replace(best, trees=some)
     columns = approximate.heaviest(cluster, whole, count)
     if len(columns) <= _MOST:
-      forest = trees.fitted(cluster, columns, best)
+      forest = trees.fit_forest(cluster, columns, best)
       yield f'{name}, {len(columns)} trees', forest
     kept = _KEPT if len(columns) <= 2 * _MOST else _KEPT_OF_MANY
     count = min(math.ceil(len(columns) * kept), len(columns) - 1)

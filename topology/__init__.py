@@ -1,16 +1,16 @@
 """Packs the fastest collectives of a cluster, as forests with proofs.
 
-Six rooms, each of which knows those before it only:
+Six packages; each imports only those above it in this list:
 
-  algorithms  on numbers: flows, exact programs, trees in graphs of integers
+  algorithms  flows, exact linear programs and trees in integer graphs
   clusters    workers, switches and links: built, read or measured
   bounds      how fast a collective can be at best, with certificates
   forests     weighted trees of hops: checked, timed, exported
-  packing     finds them: exactly, or grown hop by hop and weighted
+  packing     finds forests: exactly, or grown hop by hop and weighted
   baselines   rings, hierarchies, servers and other schemes as forests
 
-All is Python and NumPy and knows neither sockets nor JAX.  Equal arguments give
-equal results, bit by bit, in every process.
+All packages need only Python and NumPy, no sockets and no JAX.  Equal arguments
+give equal results, bit by bit, in every process.
 """
 
 from topology.bounds.allgather import bound as allgather_bound

@@ -54,7 +54,7 @@ def pack(
 
 
 class _Packer:
-  """What is left of the links, and the sets of nodes known to be in the way.
+  """The remaining capacity of links, and the sets of nodes that limit trees.
 
   Masks are integers of which bit i stands for set i.  `trees` are those that
   have been taken out of the links.

@@ -169,12 +169,12 @@ class Program:
 
 
 def _fits(entries: np.ndarray) -> bool:
-  """Whether these are integers of 64 bits over which a pivot needs no more."""
+  """Returns whether entries and the results of a pivot fit into 64 bits."""
   if entries.dtype == object:
     return False
   return max(entries.max(), -entries.min()) <= _SAFE
 
 
 def _narrow(entries: np.ndarray) -> np.ndarray:
-  """Integers in 64 bits, if a pivot over them needs no more."""
+  """Returns 64-bit integers if the results of a pivot fit into them."""
   return entries.astype(np.int64) if abs(entries).max() <= _SAFE else entries

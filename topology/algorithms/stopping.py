@@ -1,7 +1,7 @@
-"""How a caller with a time limit gets control back from a long computation.
+"""Stops long computations whose caller has a time limit.
 
-A computation takes a callable without arguments, asks it every few
-milliseconds of work, and raises `Stopped` once it says True.
+A computation takes a callable without arguments, calls it every few
+milliseconds of work, and raises `Stopped` once it returns True.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,26 +13,26 @@ _MANY = 1024  # Items of a long list that take a few milliseconds.
 
 
 class Stopped(Exception):
-  """The caller has asked a computation to give up; it has no result."""
+  """Ends a computation without a result, because its caller stops it."""
 
 
 def never() -> bool:
-  """Returns False: a computation that asks this runs to its end."""
+  """Returns False: a computation with this `stop` runs to its end."""
   return False
 
 
 def check(stop: Stop) -> None:
-  """Returns if the computation is to go on.
+  """Returns if the computation may continue.
 
   Raises:
-    Stopped: If `stop` says True.
+    Stopped: If `stop` returns True.
   """
   if stop():
     raise Stopped
 
 
-def asked(items: Iterable[_Item], stop: Stop) -> Iterator[_Item]:
-  """Yields the items of a long list; raises `Stopped` once `stop` says so."""
+def iterate(items: Iterable[_Item], stop: Stop) -> Iterator[_Item]:
+  """Yields the items of a long list; raises `Stopped` once `stop` is True."""
   for i, item in enumerate(items):
     if i % _MANY == 0:
       check(stop)

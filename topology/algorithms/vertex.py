@@ -67,7 +67,7 @@ def best(
   return None
 
 
-def solved(
+def solve(
   matrix: np.ndarray, right: Sequence[int], stop: stopping.Stop
 ) -> list[Fraction] | None:
   """Returns the x with `matrix . x = right`, or None if it is not found.

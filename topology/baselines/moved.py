@@ -35,4 +35,4 @@ def moved(
     )
     for tree in forest.trees
   ]
-  return trees.fitted(cluster, columns, plain)
+  return trees.fit_forest(cluster, columns, plain)

@@ -51,7 +51,7 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
 
 
 class _Ring:
-  """What rings through workers 0 to `count` - 1 use; how full: hops per GB/s.
+  """The loads of rings through workers 0 to `count` - 1, in hops per GB/s.
 
   With how full each hop `alone` makes its links, how full the fullest link is
   at `least`, and the `work` left, in changes of links to look at.
@@ -143,7 +143,7 @@ class _Ring:
 
 
 def _cuts(count: int) -> Iterator[tuple[int, int]]:
-  """Where to cut a sequence into three parts of which one is short."""
+  """Yields the cuts of a sequence into three parts, at least one short."""
   for j, k in itertools.combinations(range(1, count), 2):
     if min(j, k - j, count - k) <= _SEGMENT:
       yield j, k

@@ -115,7 +115,7 @@ def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
       )
       up = itertools.chain(*ups[1:], ups[0])
       columns.append(trees.Column(root, 1, [*up], [*itertools.chain(*downs)]))
-  return _fitted(cluster, best, columns)
+  return _fit_forest(cluster, best, columns)
 
 
 def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -140,7 +140,7 @@ def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
     for first in (order, second)
     for k in further
   ]
-  return _fitted(cluster, best, columns)
+  return _fit_forest(cluster, best, columns)
 
 
 def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -172,7 +172,7 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
     first = [(root, server)] if root != server else []
     edges = first + [(server, worker) for worker in others]
     columns.append(_spanning(ways, root, edges))
-  return _fitted(cluster, best, columns)
+  return _fit_forest(cluster, best, columns)
 
 
 def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -182,7 +182,7 @@ def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
     _spanning(ways, root, [(root, w) for w in workers if w != root])
     for root in workers
   ]
-  return _fitted(cluster, best, columns)
+  return _fit_forest(cluster, best, columns)
 
 
 def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -205,7 +205,7 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
       *([(tree, tree.share) for tree in f.trees] for f in (scatter, gather))
     )
   ]
-  return trees.fitted(cluster, columns, best, overlap=False)
+  return trees.fit_forest(cluster, columns, best, overlap=False)
 
 
 def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
@@ -228,7 +228,7 @@ def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
   }
 
 
-def _fitted(
+def _fit_forest(
   cluster: Cluster, best: trees.Forest, columns: Iterable[trees.Column]
 ) -> trees.Forest:
   """The columns as far as the collective needs them."""
@@ -238,7 +238,7 @@ def _fitted(
     columns = [column._replace(up=()) for column in columns]
   elif best.collective == 'reduce_scatter':
     columns = [column._replace(down=()) for column in columns]
-  return trees.fitted(cluster, [*columns], best)
+  return trees.fit_forest(cluster, [*columns], best)
 
 
 def _ringed(
@@ -256,7 +256,7 @@ def _ringed(
       trees.Column(root, 1, hops[i + 1 : i + 1 + last], hops[i : i + last])
       for i, root in enumerate(order)
     ]
-  return _fitted(cluster, best, columns)
+  return _fit_forest(cluster, best, columns)
 
 
 def _around(

@@ -123,7 +123,7 @@ class Ways:
   def _searches(
     self, source: int
   ) -> list[tuple[_Found, dict[int, list[int]], list[int]]]:
-    """What `_search` returns, and the workers that are sent to in this way.
+    """Returns the results of `_search`, each with the workers it serves.
 
     Once through switches only; once through all nodes, for the other workers.
     """

@@ -1,1 +1,1 @@
-"""How fast a collective can be at best, and proofs that anyone can check."""
+"""Upper bounds on the rates of collectives, with proofs to check."""

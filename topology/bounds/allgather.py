@@ -1,4 +1,4 @@
-"""How fast an allgather can be at best, exactly, and which links hold it back.
+"""Computes the exact optimal rate of an allgather, and the links that limit it.
 
 The largest k / capacity over all cuts is the bound of ForestColl (Zhao et al.,
 arXiv 2402.06787, 2024): see `bounds.cuts`.  It can be met if no switch has more
@@ -124,7 +124,7 @@ def _thinnest(graph: Graph) -> tuple[Fraction, list[int]]:
 
 
 def _newton(graph: Graph, stop: stopping.Stop) -> tuple[Fraction, list[int]]:
-  """The largest rate that all cuts allow in the graph's units, and its cut."""
+  """Returns the largest rate that all cuts allow, in graph units; its cut."""
   x, side = _thinnest(graph)
   network = _fed(graph, graph.links, x, stop)
   for worker in graph.workers:

@@ -1,4 +1,4 @@
-"""How fast an allreduce can be at best, exactly, and what proves it.
+"""Computes the exact optimal rate of an allreduce, and its proof.
 
 Sums go up trees while results go down others, all at the same time.  Each root
 has a rate, the same up and down, and each link is divided between the two

@@ -95,7 +95,7 @@ def _units(
     (weighted.multiple(weight, unit), set(nodes)) for weight, nodes in cut.parts
   ]
   found = []
-  for src, dst, _ in stopping.asked(cluster.links, stop):
+  for src, dst, _ in stopping.iterate(cluster.links, stop):
     price = price_of.get(dst, 0) - price_of.get(src, 0)
     for weight, side in sides:
       if src in side and dst not in side:

@@ -1,4 +1,4 @@
-"""Whether links can bring all workers what all workers have to send."""
+"""Checks by flows whether links can bring all data to all workers."""
 
 import math
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ def fed(
   arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
   scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))
   exact = [
-    (src, dst, int(c * scale)) for src, dst, c in stopping.asked(arcs, stop)
+    (src, dst, int(c * scale)) for src, dst, c in stopping.iterate(arcs, stop)
   ]
-  residual = flow.network(nodes + 1, stopping.asked(exact, stop))
+  residual = flow.network(nodes + 1, stopping.iterate(exact, stop))
   return Fed(residual, sum(residual[nodes].values()))

@@ -49,15 +49,15 @@ def proven_units(
 ) -> Fraction:
   """Returns what `proven` does, of the prices of all links in their order."""
   graph = cluster.graph
-  links = stopping.asked(graph.links, stop)
+  links = stopping.iterate(graph.links, stop)
   priced = [
     (src, dst, price) for (src, dst, _), price in zip(links, units, strict=True)
   ]
   if cluster.symmetric:
-    each = stopping.asked(priced, stop)
+    each = stopping.iterate(priced, stop)
     price_of = {(src, dst): price for src, dst, price in each}
     # Both directions together: twice their mean, for a tree up and down.
-    each = stopping.asked(priced, stop)
+    each = stopping.iterate(priced, stop)
     both = [(a, b, price + price_of[b, a]) for a, b, price in each if a < b]
     cost = cheapest_trees.spanning_tree(graph.worker, both)
     stopping.check(stop)
@@ -78,9 +78,9 @@ def _units(
 ) -> Sequence[int]:
   """The price of each link of the cluster, as integers of the same ratios."""
   price_of: dict[Ends, Fraction] = {}
-  links = stopping.asked(cluster.links, stop)
+  links = stopping.iterate(cluster.links, stop)
   ends = {(src, dst) for src, dst, _ in links}
-  for src, dst, price in stopping.asked(prices.links, stop):
+  for src, dst, price in stopping.iterate(prices.links, stop):
     if (src, dst) not in ends:
       raise ValueError(f'Expected prices of links, got {src} to {dst}.')
     if (src, dst) in price_of:
@@ -95,7 +95,7 @@ def _units(
   scale = weighted.scale(*price_of.values())
   whole = {
     ends: weighted.multiple(price, scale.numerator) // scale.denominator
-    for ends, price in stopping.asked(price_of.items(), stop)
+    for ends, price in stopping.iterate(price_of.items(), stop)
   }
-  links = stopping.asked(cluster.links, stop)
+  links = stopping.iterate(cluster.links, stop)
   return [whole.get((src, dst), 0) for src, dst, _ in links]

@@ -113,7 +113,7 @@ class Cluster:
 
   @functools.cached_property
   def graph(self) -> Graph:
-    """The same in integers without common denominator."""
+    """The cluster with integer capacities, scaled by the common denominator."""
     scale = math.lcm(*(GBps.denominator for _, _, GBps in self.links))
     links = tuple(
       (self.position[src], self.position[dst], weighted.multiple(GBps, scale))
@@ -125,7 +125,7 @@ class Cluster:
 
   @functools.cached_property
   def symmetric(self) -> bool:
-    """Whether every link has a reverse of the same capacity."""
+    """True if every link has a reverse of the same capacity."""
     links = set(self.graph.links)
     return all((dst, src, c) in links for src, dst, c in links)
 

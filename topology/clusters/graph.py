@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Graph(NamedTuple):
-  """What `Cluster.graph` is.
+  """A cluster whose nodes and capacities are integers.
 
   Attributes:
     nodes: Number of nodes; node v is the cluster's `nodes[v]`.

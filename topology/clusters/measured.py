@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 class Rates(NamedTuple):
-  """What the links of hosts carry.
+  """The rates of the links of hosts.
 
   Attributes:
     up_GBps: What each host can send, 1e9 bytes per second.
@@ -278,14 +278,14 @@ def _best(rates: Sequence[float], tolerance: float) -> float:
 
 
 class _Party(NamedTuple):
-  """Who talks at a level of the graph: a host, a group, or all around it.
+  """A sender and receiver at one level: a host, a group, or all around it.
 
   Attributes:
-    host: Which host it is; -1 if it is none.
+    host: Index of the host; -1 if it is none.
     src: Node that it sends from.
     dst: Node that it receives at.
-    up_GBps: What it can send.
-    down_GBps: What it can receive.
+    up_GBps: Rate at which it can send.
+    down_GBps: Rate at which it can receive.
   """
 
   host: int

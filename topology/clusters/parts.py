@@ -1,4 +1,4 @@
-"""What builders share: arguments checked by name, node ids, links both ways."""
+"""Helpers of the builders: checks of arguments, node ids, links both ways."""
 
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -39,10 +39,10 @@ def several(
   """Returns the values, one or more, each as `check` returns it, as a list."""
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
-  made = [check(value, field) if check else value for value in values]
-  if not made:
+  checked = [check(value, field) if check else value for value in values]
+  if not checked:
     raise ValueError(f'{field}: expected one or more, got none.')
-  return made
+  return checked
 
 
 def names(prefix: str, count: int, start: int = 0) -> list[str]:

@@ -96,7 +96,7 @@ def _barred(
 def _widest(
   links: Sequence[Link], workers: Sequence[str], sender: str
 ) -> dict[str, Fraction]:
-  """What the widest way through switches carries, to each worker it reaches."""
+  """Returns the width of the widest way over switches, by worker reached."""
   found: dict[str, Fraction] = {}
   frontier = {
     dst: GBps

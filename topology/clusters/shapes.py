@@ -84,12 +84,14 @@ def tree(
     raise ValueError(
       f'GBps: expected one per level, {len(counts)}, got {len(levels)}.'
     )
-  above, links, made = ['s0'], [], 1
+  above, links, nodes = ['s0'], [], 1
   for depth, (fanout, level) in enumerate(zip(counts, levels, strict=True), 1):
     count = len(above) * fanout
     leaves = depth == len(counts)
-    below = parts.names('w', count) if leaves else parts.names('s', count, made)
-    made += count
+    below = (
+      parts.names('w', count) if leaves else parts.names('s', count, nodes)
+    )
+    nodes += count
     each = level if isinstance(level, list | tuple) else [level] * count
     if len(each) != count:
       raise ValueError(
@@ -98,7 +100,7 @@ def tree(
     for i, (node, capacity) in enumerate(zip(below, each, strict=True)):
       links += parts.both_ways([(above[i // fanout], node)], capacity)
     above = below
-  return parts.of(above, parts.names('s', made - len(above)), links)
+  return parts.of(above, parts.names('s', nodes - len(above)), links)
 
 
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
@@ -234,11 +236,11 @@ def wan(
     for i, j in itertools.combinations(range(len(names)), 2)
     if site_of[i] == site_of[j]
   ]
-  made = parts.both_ways(inside, GBps)
+  all_links = parts.both_ways(inside, GBps)
   for link in parts.several(links, 'links'):
     a, b, capacity = _between(link, site_of)
-    made += parts.both_ways([(names[a], names[b])], capacity, 'links')
-  return parts.of(names, (), made)
+    all_links += parts.both_ways([(names[a], names[b])], capacity, 'links')
+  return parts.of(names, (), all_links)
 
 
 def _between(link: object, site_of: Sequence[int]) -> tuple[int, int, Capacity]:

@@ -1,4 +1,4 @@
-"""Which chunk of a message goes over which tree of a forest, and how early."""
+"""Assigns the chunks of a message to trees, and limits how early they go."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from topology.forests.trees import Forest
 # system hands to a network at once, 64 KiB.  Chunks of 64 KiB do not, and took
 # up to 1.7 times as long; 32 KiB cost up to 1.7 times as much computing.
 CHUNK_BYTES = 48 * 1024
-# Of a chunk, if not told otherwise: 8 KiB took as long, some 8 % more or less,
+# The least size of a chunk: 8 KiB took as long, some 8 % more or less,
 # and up to 1.5 times as much computing.
 _LEAST_BYTES = 16 * 1024
 _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Of a window.

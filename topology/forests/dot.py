@@ -80,8 +80,8 @@ def _hops(cluster: Cluster, tree: trees.Tree) -> _Styles:
       for ends in itertools.pairwise(hop):
         numbers.setdefault(ends, []).append(f'{number}')
     for ends, taken in numbers.items():
-      told, style = f'{stage} {",".join(taken)}', found[ends]
-      label = f'{style["label"]} {told}' if style else told
+      text, style = f'{stage} {",".join(taken)}', found[ends]
+      label = f'{style["label"]} {text}' if style else text
       mixed = f'{style["color"]}:{color}' if style else color
       found[ends] = {'label': label, 'color': mixed}
   return {ends: style or {'color': _UNUSED} for ends, style in found.items()}

@@ -218,7 +218,7 @@ def loads(
   return {ends: Fraction(units, scale) for ends, units in total.items()}
 
 
-def fitted(
+def fit_forest(
   cluster: Cluster,
   columns: Sequence[Column],
   bound: Forest,

@@ -1,4 +1,4 @@
-"""How full the links of a cluster are, and which of them hold it back."""
+"""Computes the utilisation of links, and the links that limit a forest."""
 
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
 
 
 def between(forest: Forest) -> dict[Ends, Fraction]:
-  """Returns what each worker sends to each other, bytes per second.
+  """Returns the rate of each pair of workers, bytes per second.
 
   By their ids, whatever links are between them; those alone that do send.
   """
@@ -29,7 +29,7 @@ def between(forest: Forest) -> dict[Ends, Fraction]:
 
 
 def bottleneck(cluster: Cluster, forest: Forest) -> tuple[Ends, ...]:
-  """Returns the links that hold the forest back, in the cluster's order.
+  """Returns the links that limit the forest, in the cluster's order.
 
   Those of the cut if a cut proves its bound, else the links that are full.
   """

@@ -1,4 +1,4 @@
-"""Whether a forest does what its collective asks for, recomputed from scratch.
+"""Verifies that a forest carries out its collective, from scratch.
 
 Nothing is taken from how the forest was made: hops are followed link by link,
 contributions are counted as they are sent, and loads are added up as fractions.
@@ -133,7 +133,7 @@ def _broadcast(workers: Iterable[str], tree: trees.Tree) -> None:
 
 
 def _check_order(cluster: Cluster, forest: trees.Forest) -> None:
-  """Whether the trees of a root are together: so are the bytes they carry."""
+  """Raises ValueError unless the trees of each root are adjacent."""
   places = [cluster.rank[tree.root] for tree in forest.trees]
   for number, (before, after) in enumerate(itertools.pairwise(places), start=1):
     if after < before:

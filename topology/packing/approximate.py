@@ -40,7 +40,7 @@ def allreduce(
   """Returns trees up and down for two or more workers, and a proof.
 
   Attempts end when 1 - rate / bound is at most `gap`, or when `stop` says so,
-  with one tree at least; `report` is told after each.  Raises `Stopped` once
+  with one tree at least; `report` is called after each.  Raises `Stopped` once
   `end` says that there is no time for that.
   """
   arrays = Arrays(cluster, paired=cluster.symmetric, stop=end)

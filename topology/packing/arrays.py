@@ -65,18 +65,18 @@ class Arrays:
     self.nodes = graph.nodes
     self.workers = list(graph.workers)
     self.paired = paired
-    given = stopping.asked(graph.links, stop)
+    given = stopping.iterate(graph.links, stop)
     self._ends = [(a, b) for a, b, _ in given]
     self.src = np.array([a for a, _ in self._ends])
     self.dst = np.array([b for _, b in self._ends])
     place: dict[tuple[int, int], int] = {}
-    ends = stopping.asked(self._ends, stop)
+    ends = stopping.iterate(self._ends, stop)
     keys = [(min(e), max(e)) if paired else e for e in ends]
-    for key in stopping.asked(keys, stop):
+    for key in stopping.iterate(keys, stop):
       place.setdefault(key, len(place))
-    self.use = np.array([place[key] for key in stopping.asked(keys, stop)])
+    self.use = np.array([place[key] for key in stopping.iterate(keys, stop)])
     self.capacity = np.zeros(len(place))
-    capacities = (GBps for _, _, GBps in stopping.asked(cluster.links, stop))
+    capacities = (GBps for _, _, GBps in stopping.iterate(cluster.links, stop))
     self.capacity[self.use] = [float(GBps) for GBps in capacities]
     self._uses = self.use.tolist()
     link_of = {ends: i for i, ends in enumerate(self._ends)}
@@ -91,7 +91,7 @@ class Arrays:
     # Of a pair one link will do: its hop is used in both directions.
     self._once = np.flatnonzero((self.src < self.dst) | (not paired))
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
-    links = stopping.asked(direct.tolist(), stop)
+    links = stopping.iterate(direct.tolist(), stop)
     self._direct = [
       Hop(src, dst, (link,), (self._uses[link],))
       for link, (src, dst) in ((link, self._ends[link]) for link in links)

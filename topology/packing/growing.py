@@ -28,7 +28,7 @@ _AGAIN = 1 + 1e-7  # Prices that differ by less count as equal.
 
 
 class Costs:
-  """What links cost, by how full they are: `now`, per capacity of the arrays.
+  """Prices of links that rise with their use: `now`, one for each capacity.
 
   A link of which the share z is used costs exp(20 z) over its capacity, where z
   is taken after one more tree of `unit_GBps`.  To begin with, z is `full`,
@@ -236,7 +236,7 @@ class Grower:
   def _put_back(
     self, queue: list[tuple[float, int]], hop: Hop, place: int
   ) -> bool:
-    """Whether a hop has become dearer than the next one, and waits again."""
+    """Puts a hop back if it is dearer than the next one; returns whether."""
     now = self._costs.of(hop.uses)
     dearer = bool(queue) and now > queue[0][0] * _AGAIN
     if dearer:

@@ -22,7 +22,7 @@ from topology.forests.trees import (
   Certificate,
   Forest,
   backwards,
-  fitted,
+  fit_forest,
 )
 from topology.packing import approximate, exact, thinning
 
@@ -111,25 +111,25 @@ def pack(
 
 
 class _Times(NamedTuple):
-  """When to be done: a limit, if there is one, and when it began."""
+  """The start of packing, and its time limit if there is one."""
 
   start_s: float
   limit_s: float | None
 
   def exact(self) -> bool:
-    """Whether the exact way has had its time."""
+    """Returns whether the time of the exact method is over."""
     return self._after(_EXACT_SHARE, 0)
 
   def search(self) -> bool:
-    """Whether the rest is needed to make a forest of what was found."""
+    """Returns whether the rest is needed to finish a forest."""
     return self._after(_SEARCH_SHARE, 0)
 
   def end(self) -> bool:
-    """Whether there is no time left for anything."""
+    """Returns whether all time is over."""
     return self._after(_MOST, _MORE_S)
 
   def bound(self) -> stopping.Stop:
-    """Returns what stops the search for a bound that begins now."""
+    """Returns the `stop` of a search for a bound that begins now."""
     if self.limit_s is None:
       return stopping.never
     now_s = time.monotonic()
@@ -145,7 +145,7 @@ class _Times(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Packer:
-  """What is asked for, an allreduce or an allgather."""
+  """The settings of a request for an allreduce or an allgather."""
 
   collective: str
   gap: float
@@ -154,7 +154,7 @@ class _Packer:
   progress: Callable[[str], None] | None
 
   def run(self, cluster: Cluster, times: _Times) -> Forest:
-    """Returns the forest: exact if that is asked for and can be in time."""
+    """Returns the forest: an exact one if requested and possible in time."""
     stopping.check(times.end)
     size = len(cluster.workers) * len(cluster.links)
     small, large = self._limits(cluster)
@@ -168,7 +168,7 @@ class _Packer:
     if best and self.max_trees is not None:
       few = self.max_trees
       columns = approximate.heaviest(cluster, best, few, times.search)
-      rival = fitted(cluster, columns, best, stop=times.end)
+      rival = fit_forest(cluster, columns, best, stop=times.end)
       found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
     if self.gap and found.gap > self.gap and not best and size <= large:
       # What could not be reached in one way may be in the other.
@@ -202,7 +202,7 @@ class _Packer:
       return forest
     self._tell('exact: looking for fewer and shallower trees')
     try:
-      return thinning.thinned(cluster, forest, stop)
+      return thinning.thin(cluster, forest, stop)
     except stopping.Stopped:
       return forest
 
@@ -221,7 +221,7 @@ class _Packer:
       columns = approximate.allgather(cluster, proof, **wanted)
       bound = len(cluster.workers) / cuts.proven(cluster, proof, times.end)
     known = known or Forest(self.collective, (), None, bound * _GB, proof)
-    return fitted(cluster, columns, known, stop=times.end)
+    return fit_forest(cluster, columns, known, stop=times.end)
 
   def _report(self, count: int, rate: float, bound: float) -> None:
     self._tell(

@@ -1,4 +1,4 @@
-"""The same rate with few and shallow trees.
+"""Replaces the trees of a forest by fewer and shallower ones, at its rate.
 
 A corner of all optimal weights has no more trees than links that it fills
 (Dantzig, 1951), and of all corners the one is taken at which depth costs least.
@@ -29,7 +29,7 @@ _STEEP = 14  # Doublings of that cost, from the shallowest tree on.
 _WORK = 2**27  # Rows times columns squared, at most: seconds.
 
 
-def thinned(
+def thin(
   cluster: Cluster, forest: trees.Forest, stop: stopping.Stop
 ) -> trees.Forest:
   """Returns a forest with no more trees and no deeper ones, as fast.
@@ -109,7 +109,7 @@ class _Pool:
     chosen, binding = basis
     scale = weighted.scale(*self._limits)
     limits = [int(self._limits[i] * scale) for i in binding]
-    units = vertex.solved(self._loads[np.ix_(binding, chosen)], limits, stop)
+    units = vertex.solve(self._loads[np.ix_(binding, chosen)], limits, stop)
     if units is None or min(units) < 0 or sum(units) != self._rate * scale:
       return []
     columns = [
@@ -119,8 +119,8 @@ class _Pool:
       )
       if weight
     ]
-    made = trees.fitted(self._cluster, columns, self._forest)
-    return [made] if made.rate_Bps == self._rate else []
+    forest = trees.fit_forest(self._cluster, columns, self._forest)
+    return [forest] if forest.rate_Bps == self._rate else []
 
 
 def _passed(hops: Iterable[trees.Hop]) -> Iterable[Ends]:

@@ -101,7 +101,7 @@ def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
 
 
 class _State(NamedTuple):
-  """Of the method: all above 0."""
+  """An iterate of the interior-point method: all values above 0."""
 
   x: np.ndarray  # Variables.
   slack: np.ndarray  # Of rows.

@@ -29,7 +29,7 @@ class BestTest(parameterized.TestCase):
     )
 
     matrix = rows[np.ix_(binding, chosen)]
-    x = vertex.solved(matrix, [1] * len(binding), stopping.never)
+    x = vertex.solve(matrix, [1] * len(binding), stopping.never)
     self.assertGreaterEqual(min(x), 0)
     got = sum(int(objective[j]) * v for j, v in zip(chosen, x, strict=True))
     self.assertEqual(got, want)
@@ -42,7 +42,7 @@ class BestTest(parameterized.TestCase):
   def test_it_stops_when_it_is_told_to(self):
     for work in (
       lambda stop: vertex.best(np.eye(5), np.ones(5), stop),
-      lambda stop: vertex.solved(np.eye(5, dtype=int), [1] * 5, stop),
+      lambda stop: vertex.solve(np.eye(5, dtype=int), [1] * 5, stop),
     ):
       asked = itertools.count()
       with self.assertRaises(stopping.Stopped):
@@ -63,7 +63,7 @@ class SolvedTest(parameterized.TestCase):
     ) + 3 * np.eye(count, dtype=int)
     right = [rng.randrange(10**12) for _ in range(count)]
 
-    found = vertex.solved(matrix, right, stopping.never)
+    found = vertex.solve(matrix, right, stopping.never)
 
     for row, value in zip(matrix.tolist(), right, strict=True):
       total = sum(a * x for a, x in zip(row, found, strict=True))
@@ -75,12 +75,12 @@ class SolvedTest(parameterized.TestCase):
 
     right = [int(3 * wanted[0] + wanted[1]), int(wanted[0] + 7 * wanted[1])]
     self.assertEqual(right, [1, 8])
-    self.assertEqual(vertex.solved(matrix, right, stopping.never), wanted)
+    self.assertEqual(vertex.solve(matrix, right, stopping.never), wanted)
 
   def test_no_solution_is_none(self):
     matrix = np.array([[1, 2], [2, 4]])
 
-    self.assertIsNone(vertex.solved(matrix, [1, 1], stopping.never))
+    self.assertIsNone(vertex.solve(matrix, [1, 1], stopping.never))
 
 
 if __name__ == '__main__':

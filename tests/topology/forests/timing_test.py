@@ -11,6 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import topology
+from cluster.virtual import network
 from topology.baselines import schemes
 from topology.clusters import randomized, shapes
 from topology.clusters.cluster import Link
@@ -355,6 +356,35 @@ class EventsTest(parameterized.TestCase):
       self.assertLessEqual(total_s, 2 * end_s + 1e-9)
       if not unequal:
         self.assertAlmostEqual(total_s, end_s)
+
+
+class VirtualNetworkTest(absltest.TestCase):
+  def test_star_takes_as_long_as_its_flows_in_the_virtual_network(self):
+    graph = shapes.star([8] * 5)
+    packed = topology.pack(graph, collective='allgather')
+    hosts_s = [1.0, 2.0, 3.0, 4.0, 5.0]
+    latency_s = dict(zip(graph.workers, hosts_s, strict=True)) | {'s0': 0.0}
+    net = network.Network(
+      up_Bps=[8e9] * 5, down_Bps=[8e9] * 5, latency_s=hosts_s
+    )
+    for src, dst in itertools.permutations(range(5), 2):
+      net.start(0.0, src, dst, 16e9)
+    while net.next_time() < math.inf:
+      end_s = net.next_time()
+      net.advance(end_s)
+
+    total_s = timing.all_ready_s(
+      graph,
+      packed,
+      5 * 16 * 10**9,
+      latency_s={
+        (a, b): latency_s[a] + latency_s[b] for a, b, _ in graph.links
+      },
+      chunk_bytes=16 * 10**9,
+    )
+
+    self.assertEqual(end_s, 8.0 + 5.0 + 4.0)
+    self.assertAlmostEqual(total_s, end_s)
 
 
 class RelationTest(parameterized.TestCase):

@@ -325,7 +325,7 @@ def _approximate(graph, collective, **wanted):
         for column in columns
       ]
   known = trees.Forest(collective, (), None, bound * GB, proof)
-  return trees.fitted(graph, columns, known)
+  return trees.fit_forest(graph, columns, known)
 
 
 if __name__ == '__main__':

@@ -37,14 +37,14 @@ class ThinnedTest(parameterized.TestCase):
     graph = named(spec)
     whole = getattr(exact, collective)(graph)
 
-    few = thinning.thinned(graph, whole, stopping.never)
+    few = thinning.thin(graph, whole, stopping.never)
 
     verify.check(graph, few)
     self.assertEqual(few.rate_Bps, whole.rate_Bps)
     self.assertEqual(few.gap, 0)
     for before, after in zip(_size(whole), _size(few), strict=True):
       self.assertLessEqual(after, before)
-    again = thinning.thinned(graph, whole, stopping.never)
+    again = thinning.thin(graph, whole, stopping.never)
     self.assertEqual(few, again)
 
   @parameterized.parameters(*range(8))
@@ -81,17 +81,17 @@ class ThinnedTest(parameterized.TestCase):
     graph = shapes.line(5, 3)
     whole = exact.allreduce(graph)
 
-    self.assertIs(thinning.thinned(graph, whole, stopping.never), whole)
+    self.assertIs(thinning.thin(graph, whole, stopping.never), whole)
 
   def test_it_stops_when_it_is_told_to(self):
     graph = randomized.random_mesh(6, 1)
     whole = exact.allreduce(graph)
     asked = itertools.count()
-    thinning.thinned(graph, whole, lambda: next(asked) < 0)
+    thinning.thin(graph, whole, lambda: next(asked) < 0)
     for last in range(0, next(asked), 29):
       asked = itertools.count()
       with self.assertRaises(stopping.Stopped):
-        thinning.thinned(graph, whole, lambda n=asked, k=last: next(n) == k)
+        thinning.thin(graph, whole, lambda n=asked, k=last: next(n) == k)
 
   def test_what_is_exact_in_time_stays_though_thinning_is_not(self):
     graph = machines.dgx_a100(2)
