@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.reading import records
-
 _LIMIT_S = 600.0
 _GRACE_S = 40.0  # For the launcher, which gives its lead 30 s.
 
@@ -114,24 +112,6 @@ def run(workdir: pathlib.Path, *given: Any, **fields: Any) -> pathlib.Path:
   log = workdir.with_name(f'{workdir.name}.log')
   finish(start(command(workdir, *given, **fields), log), log)
   return workdir
-
-
-def round_s(path: pathlib.Path, *, workers: int, skipped: int = 2) -> float:
-  """Returns the mean seconds of an iteration of each worker.
-
-  Args:
-    path: Folder of a run.
-    workers: Of the run.
-    skipped: Iterations of each worker at the beginning that do not count.
-
-  Raises:
-    ValueError: If there are no others.
-  """
-  times = [e['time'] for e in records.events(path) if e['told'] == 'push']
-  first, count = skipped * workers, len(times)
-  if count <= first:
-    raise ValueError(f'{path}: expected over {first} pushes, got {count}.')
-  return (times[-1] - times[first - 1]) / (count - first) * workers
 
 
 def table(*rows: tuple[str, ...]) -> str:

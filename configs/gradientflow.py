@@ -32,7 +32,7 @@ tuned; batch normalisation in AlexNet, as they have it.
 Seen, November 2026: alexnet_512_time takes 58.7 ms an iteration, 1.12 million
 images a second, 339 times those of one GPU; resnet50_512_time takes 197 ms, 488
 times.  With config.route.range_bytes='auto' 365 and 495 times.  Sparse chunks
-and hosts: python -m bench.gradientflow.
+and hosts: python reproduce.py gradientflow_gpus.
 
 Each worker has a link of 56 Gbit/s.  In a ring through hosts one after the
 other a host's link carries what one of its GPUs sends, and the others' links

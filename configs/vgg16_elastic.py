@@ -7,8 +7,7 @@ python main.py --config=configs/vgg16_elastic.py           (digits)
 python main.py --config=configs/vgg16_elastic.py:cifar10   (needs its archive)
 
 Reached on digits, seed 0: 98.3 % after 114 virtual seconds, 90 % at 25.8,
-waiting 6 %; under a minute on two cores (python -m bench.training --schemes
-elastic).
+waiting 6 %; under a minute on two cores.
 
 On CIFAR-10 (JPEG q75), --config.data.cifar10.file=cifar10_jpeg.npz, the same
 recipe reached 54.8 % in 4 epochs; longer runs and full width were not tried.

@@ -95,8 +95,10 @@ _MAY = {
     'wire.codec wire.flat wire.hosted wire.kept wire.talks'
   ),
   'claims': (
-    'bench configs outputs.atomic outputs.compiled sweeps sync topology '
-    'tools.reading.records'
+    'bench cluster.speed.layers cluster.speed.rooflines '
+    'cluster.virtual.reduced configs outputs.atomic outputs.compiled '
+    'route.choosing route.hierarchical route.links route.ring route.route '
+    'sweeps sync tools.reading.records topology'
   ),
   'reproduce': 'claims outputs.transient',
   'bench': None,  # All below.

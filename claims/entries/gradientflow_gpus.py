@@ -34,8 +34,8 @@ ENTRY = Entry(
   ours='an iteration is simulated as the virtual clock does: AlexNet (128 '
   'images a GPU) and ResNet-50 (64), hosts of 8 GPUs, a ring through all or '
   'rings in hosts and between; one allreduce per tensor in float32 after '
-  'computing, then one technique more at a time; `bench/gradientflow.py` says '
-  'what is assumed',
+  'computing, then one technique more at a time; '
+  '`claims/gradientflow.py` says what is assumed',
   differs='computed: no GPU was used. The rate of one GPU is derived from the '
   'published 410.2, so that no speed-up can confirm it; latencies, launches '
   'and when gradients appear are ours',

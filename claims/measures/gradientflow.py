@@ -1,7 +1,6 @@
-"""What GradientFlow's techniques gain on 1 to 512 GPUs, as computed.
+"""Records the computed speed-ups of GradientFlow on 1 to 512 GPUs.
 
-The model is that of bench/gradientflow.py: an iteration of workers that are
-alike, simulated as the virtual clock does.
+claims/gradientflow.py has the model and its assumptions.
 """
 
 import itertools
@@ -9,12 +8,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench import gradientflow as bench
-from bench.gradientflow import Assumed
+from claims import gradientflow
+from claims.gradientflow import Assumed
 from claims.measures import asked
 
 _ROUTES = ('ring', 'hierarchy')
-_GPUS = {'quick': (8, 64, 512), 'full': bench.GPUS}
+_GPUS = {'quick': (8, 64, 512), 'full': gradientflow.GPUS}
 _MANY = (64, 512)
 _THIN = 0.5  # GB/s of a host: 4 of the 56 Gbit/s.
 
@@ -41,7 +40,7 @@ def _rungs(
   assumed: Assumed, route: str, gpus: int, **more: float
 ) -> Iterator[Mapping[str, Any]]:
   """Yields a record per model and technique, over those before it, too."""
-  for model, own in bench.ladder(assumed, gpus, route).items():
+  for model, own in gradientflow.ladder(assumed, gpus, route).items():
     before = None
     for technique, speedup in own.items():
       yield {
@@ -60,12 +59,12 @@ def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
   """Yields for each model how much the best bytes of a range gain."""
   curves = {
     model: {
-      str(theta): bench.overlapped(Assumed(range_bytes=theta), model)
-      for theta in bench.THETAS
+      str(theta): gradientflow.overlapped(Assumed(range_bytes=theta), model)
+      for theta in gradientflow.THETAS
     }
-    for model in bench.MODELS
+    for model in gradientflow.MODELS
   }
-  found = bench.speedups(Assumed(), gpus, route, curves)
+  found = gradientflow.speedups(Assumed(), gpus, route, curves)
   for model, own in found.items():
     best = max(own, key=own.__getitem__)
     yield {

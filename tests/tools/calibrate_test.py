@@ -123,6 +123,17 @@ class PredictTest(parameterized.TestCase):
       ratio = found.predicted.iteration_s / found.measured.iteration_s
       self.assertBetween(ratio, 0.95, 1.05)
 
+  def test_a_real_run_with_dedicated_servers_predicts_itself(self):
+    def dedicate(manifest):
+      manifest['config']['route']['server']['dedicated'] = True
+      manifest['config']['cluster']['runtime'] = 'distributed'
+
+    real = small.changed(clusters.run('r2sp'), 'manifest.json', dedicate)
+    calibration = calibrate.measure(real)
+    (check,) = calibrate.check(calibration, [real])
+    ratio = check.predicted.iteration_s / check.measured.iteration_s
+    self.assertAlmostEqual(ratio, 1, delta=0.02)
+
   def test_a_noisy_run_predicts_as_well(self):
     calibration = calibrate.measure(clusters.noisy(clusters.run('r2sp'), 0.02))
     schemes = ('bsp', 'ssp', 'elastic', 'r2sp', 'asp')

@@ -12,7 +12,6 @@ from fractions import Fraction
 import pytest
 from absl.testing import absltest, parameterized
 
-from bench import adapt
 from cluster.distributed import checked
 from cluster.distributed.links.adaptation import Adaptation
 from cluster.distributed.links.traffic import TRAFFIC, Sent, Telling, Windows
@@ -20,6 +19,7 @@ from cluster.distributed.reduced.executor.executor import Usage
 from cluster.distributed.reduced.formation import Formation
 from cluster.transport.errors import Closed
 from route import forest
+from tests.support import changing_links
 from tests.tools import lab_test
 from tools.reading import records
 from topology.clusters import cluster as clusters
@@ -264,11 +264,13 @@ class LabTest(absltest.TestCase):
     self.out = pathlib.Path(tempfile.mkdtemp())
 
   def test_a_throttled_link_is_recovered(self):
-    ratio = adapt.print_throttle(self.out, 90, 4, 5.0)
-    self.assertLess(ratio, 1.1)
+    times = changing_links.throttled(self.out, 90)
+    print(times)
+    self.assertLess(times.adapted_s, 1.1 * times.fresh_s)
+    self.assertLess(times.adapted_s, 0.9 * times.fixed_s)
 
   def test_noise_of_a_tenth_changes_nothing(self):
-    self.assertEqual(adapt.print_noise(self.out, 500, 4, 5.0), 0)
+    self.assertNotIn('switch', changing_links.noisy(self.out, 500))
 
 
 if __name__ == '__main__':

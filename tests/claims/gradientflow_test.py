@@ -1,12 +1,12 @@
-"""Tests for bench.gradientflow, against closed forms and the virtual clock."""
+"""Tests for claims.gradientflow: closed forms and the virtual clock."""
 
 import tempfile
 
 from absl.testing import absltest, parameterized
 
 import train
-from bench import gradientflow
-from bench.gradientflow import Assumed, Rung
+from claims import gradientflow
+from claims.gradientflow import Assumed, Rung
 from cluster.speed.layers import Range
 from configs import gradientflow as recipes
 

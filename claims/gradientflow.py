@@ -1,0 +1,283 @@
+"""Computes the speed-up of each GradientFlow technique on 1 to 512 GPUs.
+
+AlexNet and ResNet-50 as in configs/gradientflow.py, on hosts of 8 GPUs.  One
+iteration of identical workers is simulated by the virtual clock's model of an
+allreduce; speed-ups are over one GPU.  Sun et al. (2019) publish 2.5 with 64
+GPUs for open-source systems of then, whose names we could not read, and 410.2
+with 512 for AlexNet with all techniques.
+
+`ladder` adds one technique at a time: one float32 allreduce for each tensor,
+one after the other, after computing; buckets of 8 MB; float16; overlap with
+the backward pass; a tenth of the chunks, chosen by the norms of the iteration
+before, with all norms sent at the end.  Its last rung, `wire=sparse`, is the
+sparse wire of this project with select_lag=1, in float32.
+
+The fields of `Assumed` say which inputs are published, recalled or ours.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from cluster.speed import layers, rooflines
+from cluster.speed.layers import Layer, Range
+from cluster.virtual.reduced import Sums
+from configs import gradientflow
+from route import hierarchical, ring
+from route.choosing import Latency
+from route.links import Links
+from route.route import LATENCY_S
+from topology import Cluster, Forest
+from topology.clusters import shapes
+from topology.forests.dealing import CHUNK_BYTES
+
+MODELS = ('alexnet', 'resnet50')
+GPUS = (1, 8, 16, 32, 64, 128, 256, 512)
+THETAS = (0.0, 1e6, 4e6, 8e6, 16e6, 32e6, 64e6, math.inf)
+_ROUTES = {'ring': ring.in_order, 'hierarchy': hierarchical.forest}
+_HOST = 8  # GPUs; recalled.
+_WIRE_CHUNK = 32768  # Numbers of a chunk of the sparse wire; recalled.
+_PASSES, _GPU_BPS = 4, 900e9  # Over float32 gradients, to choose; V100.
+_SPARSE_HERE = 'wire=sparse'
+
+
+class Assumed(NamedTuple):
+  """Assumptions of a result.
+
+  Attributes:
+    link_GBps: Link of a host, each way: 56 Gbit/s, published.
+    host_GBps: Link of a GPU in its host: ours, PCI Express 3.0 x16.
+    near_s: Latency between GPUs of a host: ours.
+    far_s: Latency between hosts: ours.
+    launch_s: Time for which a collective holds links before it begins: ours.
+    apart: Whether it holds them until its first bytes have arrived, too, as
+      collectives one after the other do: ours.
+    rate: Factor on the examples per second of one GPU in
+      configs/gradientflow.py: 3,297 for AlexNet, derived from published
+      numbers; 340 for ResNet-50, ours.
+    profile: 'roofline' of layers, 'tensor' with eight times the operations per
+      second, or 'bytes': in proportion to them.  Ours.
+    sparsity: Share of chunks that wait; recalled.
+    choose: Passes over the gradients for norms and residuals, not overlapped
+      with computing: ours.
+    range_bytes: Bytes of a bucket in float32; ours.
+    chunk_bytes: Bytes of one message; ours.
+  """
+
+  link_GBps: float = 7.0
+  host_GBps: float = 12.0
+  near_s: float = 2e-6
+  far_s: float = 5e-6
+  launch_s: float = 10e-6
+  apart: bool = True
+  rate: float = 1.0
+  profile: str = 'roofline'
+  sparsity: float = 0.9
+  choose: float = _PASSES
+  range_bytes: float = 8e6
+  chunk_bytes: int = CHUNK_BYTES
+
+
+class Rung(NamedTuple):
+  """Buckets that one iteration sends.
+
+  Attributes:
+    rounds: Buckets of each round; rounds follow one another.
+    compute_s: Seconds of computing in an iteration.
+  """
+
+  rounds: Sequence[Sequence[Range]]
+  compute_s: float
+
+
+def ladder(
+  assumed: Assumed, gpus: int, route: str
+) -> dict[str, dict[str, float]]:
+  """Returns the speed-up of each model with each rung."""
+  rungs = {}
+  for model in MODELS:
+    own, alone_s = appear(assumed, model), compute_s(assumed, model)
+    parts = layers.ranges(own, assumed.range_bytes, 0)
+    fused = [part._replace(ready=1.0) for part in parts]
+    rungs[model] = {
+      'a tensor each': Rung([[Range(x.bytes, 1.0)] for x in own], alone_s),
+      '+ fused': Rung([fused], alone_s),
+      '+ half': Rung([_shorter(fused, 1 / 2)], alone_s),
+      '+ overlap': overlapped(assumed, model),
+      '+ sparse': sparse(assumed, model),
+      _SPARSE_HERE: _sparse_here(assumed, model),
+    }
+  return speedups(assumed, gpus, route, rungs)
+
+
+def overlapped(assumed: Assumed, model: str) -> Rung:
+  """Returns float16 buckets, each sent as soon as it is complete."""
+  parts = layers.ranges(appear(assumed, model), assumed.range_bytes, 0)
+  return Rung([_shorter(parts, 1 / 2)], compute_s(assumed, model))
+
+
+def sparse(assumed: Assumed, model: str) -> Rung:
+  """Returns float16 buckets of the chosen chunks, then the norms of all."""
+  (parts,), alone_s = overlapped(assumed, model)
+  norms = Range(4 * _wire_chunks(assumed, model), 1.0)
+  return Rung(
+    [[*_shorter(parts, 1 - assumed.sparsity), norms]],
+    alone_s + _choose_s(assumed, model),
+  )
+
+
+def speedups(
+  assumed: Assumed,
+  gpus: int,
+  route: str,
+  rungs: Mapping[str, Mapping[str, Rung]],
+) -> dict[str, dict[str, float]]:
+  """Returns the examples per second of each rung over those of one GPU.
+
+  Args:
+    assumed: Assumptions about the cluster and the GPU.
+    gpus: Number of GPUs.
+    route: 'ring' or 'hierarchy'.
+    rungs: Rungs by model and name.
+  """
+  # Rounds are alike: each is simulated once.
+  rounds = {
+    tuple(each): number
+    for number, each in enumerate(
+      dict.fromkeys(
+        tuple(each)
+        for of_model in rungs.values()
+        for rung in of_model.values()
+        for each in rung.rounds
+      )
+    )
+  }
+  sums = _sums(assumed, gpus, route, [*rounds])
+
+  def seconds(rung: Rung) -> float:
+    """Returns the time of an iteration; later rounds overlap with nothing."""
+    first, *others = (rounds[tuple(each)] for each in rung.rounds)
+    end_s = _ends(sums, gpus, rung.compute_s, first)
+    counted = collections.Counter(others)
+    return end_s + sum(
+      n * _ends(sums, gpus, 0.0, x) for x, n in counted.items()
+    )
+
+  return {
+    model: {
+      name: gpus * compute_s(assumed, model) / seconds(rung)
+      if gpus > 1
+      else compute_s(assumed, model) / rung.compute_s
+      for name, rung in of_model.items()
+    }
+    for model, of_model in rungs.items()
+  }
+
+
+def appear(assumed: Assumed, model: str) -> list[Layer]:
+  """Returns the float32 bytes of each layer, and when its gradient is ready."""
+  batch = _config(model).batching.worker_batch
+  flops = {'tensor': 125e12}.get(assumed.profile, 15.7e12)
+  found = [Layer(*x) for x in rooflines.profile(model, batch, flops=flops)]
+  if assumed.profile == 'bytes':
+    return layers.in_proportion([each.bytes for each in found])
+  return found
+
+
+def compute_s(assumed: Assumed, model: str) -> float:
+  """Returns the seconds that one GPU computes in an iteration."""
+  config = _config(model)
+  per_example_s = config.cluster.speed.per_example_s
+  return per_example_s * config.batching.worker_batch / assumed.rate
+
+
+def cluster_of(assumed: Assumed, gpus: int) -> Links:
+  """Returns GPUs in hosts of 8 around a switch, and latencies of links."""
+  near, far = assumed.host_GBps, assumed.link_GBps
+  if gpus <= _HOST:
+    cluster = shapes.star([near] * gpus)
+  else:
+    cluster = shapes.tree([gpus // _HOST, _HOST], [far, near])
+  of_gpu = set(cluster.workers)
+  between_s = (assumed.far_s - assumed.near_s) / 2
+  return Links(
+    cluster,
+    {
+      ends: assumed.near_s / 2 if of_gpu & set(ends) else between_s
+      for ends in cluster.capacity_Bps
+    },
+  )
+
+
+def _sums(
+  assumed: Assumed, gpus: int, route: str, rounds: Sequence[Sequence[Range]]
+) -> Sums:
+  """Returns the simulator of an allreduce of each round."""
+  links = cluster_of(assumed, gpus)
+  own = route if gpus > _HOST else 'ring'  # One host has no hierarchy.
+
+  def forest(
+    cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
+  ) -> Forest:
+    del size_bytes, latency_s  # These routes depend on the cluster alone.
+    return _forest(own, cluster)
+
+  def simulator(range_s: float, *each: Sequence[Range]) -> Sums:
+    return Sums(
+      links,
+      believed=None,
+      forest=forest,
+      stages=[[parts] for parts in each],
+      overlap=True,
+      range_s=range_s,
+      chunk_bytes=assumed.chunk_bytes,
+    )
+
+  range_s = assumed.launch_s
+  if assumed.apart:
+    range_s += _ends(simulator(0.0, [Range(4, 1.0)]), gpus, 0.0, 0)
+  return simulator(range_s, *rounds)
+
+
+@functools.cache
+def _forest(route: str, cluster: Cluster) -> Forest:
+  return _ROUTES[route](cluster)
+
+
+def _ends(sums: Sums, gpus: int, computed_s: float, stage: int) -> float:
+  begun = dict.fromkeys(range(gpus), 0.0)
+  return sums.ends(begun, dict.fromkeys(begun, computed_s), stage)
+
+
+def _sparse_here(assumed: Assumed, model: str) -> Rung:
+  """Returns the buckets of config.wire.name='sparse' with select_lag=1."""
+  chunks = _wire_chunks(assumed, model)
+  sent = chunks - int(assumed.sparsity * chunks)
+  parts = layers.ranges(appear(assumed, model), assumed.range_bytes, 0)
+  said = layers.shortened(parts, 4 * sent * _WIRE_CHUNK)
+  alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
+  return Rung([[*said, Range(4 * chunks, 1.0)]], alone_s)
+
+
+def _choose_s(assumed: Assumed, model: str) -> float:
+  size = sum(each.bytes for each in appear(assumed, model))
+  return assumed.choose * size / _GPU_BPS
+
+
+def _wire_chunks(assumed: Assumed, model: str) -> int:
+  size = sum(each.bytes for each in appear(assumed, model))
+  return math.ceil(size / 4 / _WIRE_CHUNK)
+
+
+def _shorter(parts: Sequence[Range], share: float) -> list[Range]:
+  """Returns buckets with a share of their bytes."""
+  return [part._replace(bytes=round(part.bytes * share)) for part in parts]
+
+
+@functools.cache
+def _config(model: str) -> ConfigDict:
+  return gradientflow.get_config(f'{model}_64_time')
