@@ -12,8 +12,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 import train
-from cluster.distributed.process import end
-from cluster.transport.heart import LOST, Unmendable
+from cluster.process.exits import LOST, Unmendable, end
 from configs import sections
 from outputs import transient
 

@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
-from cluster.distributed import devices
 from cluster.lead import Lead
+from cluster.process import devices
 from cluster.run import Run
 from cluster.runtime import Parts, Site
 from cluster.speed import driving

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from cluster.distributed import devices
+from cluster.process import devices
 from outputs import compiled, transient
 from sweeps.folder import CACHE, LOG
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple, Protocol
 
-from cluster.distributed import devices
+from cluster.process import devices
 from configs.checks import require
 from sweeps import child
 from sweeps.folder import Folder, State

@@ -18,7 +18,7 @@ _FLOORS = (
   ('batching', 'route', 'wire'),
   ('learning',),
   ('outputs',),
-  ('cluster.transport', 'cluster.speed'),
+  ('cluster.process', 'cluster.speed', 'cluster.transport'),
   ('cluster',),
   ('cluster.distributed', 'cluster.virtual'),
   ('train',),
@@ -46,6 +46,7 @@ _MAY = {
     'sync.scheme'
   ),
   'cluster.transport': 'configs',
+  'cluster.process': 'configs',
   'cluster.speed': 'configs',
   'cluster': (
     'batching.batching cluster.speed.speed configs data.stream learning '
@@ -56,27 +57,23 @@ _MAY = {
     'route.route topology wire'
   ),
   'cluster.distributed': (
-    'batching.batching cluster cluster.speed cluster.transport configs '
+    'batching.batching cluster cluster.process cluster.speed '
+    'cluster.transport configs '
     'data.stream '
     'learning outputs route.choosing route.links route.route topology wire'
   ),
   'train': (
-    'batching.batching batching.build cluster cluster.distributed.devices '
+    'batching.batching batching.build cluster cluster.process '
     'cluster.speed cluster.virtual.tuning configs data.dataset learning '
     'models.task outputs route.links route.route '
     'sync.scheme '
     'wire.codec'
   ),
-  'main': (
-    'cluster.distributed.process cluster.transport configs outputs.transient '
-    'train'
-  ),
+  'main': ('cluster.process configs outputs.transient train'),
   'sweep': 'configs outputs.transient sweeps',
-  'sweeps': (
-    'cluster.distributed.devices configs learning.placement outputs train'
-  ),
+  'sweeps': ('cluster.process configs learning.placement outputs train'),
   'tools': (
-    'batching.curves batching.fixed cluster.distributed.devices '
+    'batching.curves batching.fixed cluster.process '
     'cluster.distributed.links.content cluster.distributed.links.flows '
     'cluster.distributed.links.trials '
     'cluster.distributed.reduced.executor.frames '

@@ -118,6 +118,34 @@ class LockTest(absltest.TestCase):
     self.assertLess(took_s, 60.0)
 
 
+class VirtualTest(parameterized.TestCase):
+  @parameterized.parameters('server', 'forest')
+  def test_a_run_loads_neither_flight_nor_the_runtime_of_real_hosts(
+    self, route
+  ):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    code = (
+      'import atexit, runpy, sys\n'
+      'atexit.register(lambda: print(*sys.modules, sep="\\n"))\n'
+      'runpy.run_path("main.py", run_name="__main__")\n'
+    )
+    done = small.python(
+      *('-c', code, '--config=configs/vgg16_bsp.py', f'--workdir={folder}'),
+      *('--config.model.name=none', '--config.epochs=0.02'),
+      f'--config.route.name={route}',
+      cwd=_ROOT,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(_ended(folder), 'finished')
+    loaded = done.stdout.splitlines()
+    self.assertIn('cluster.virtual.runtime', loaded)
+    for absent in (
+      *('pyarrow', 'cluster.transport', 'cluster.distributed'),
+      *('sweeps', 'tools', 'bench', 'claims'),
+    ):
+      self.assertNotIn(absent, loaded)
+
+
 class PortTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()

@@ -62,8 +62,8 @@ from typing import TextIO
 from absl import app, flags
 
 from cluster.distributed import roles
+from cluster.process.exits import LOST, STOPPED
 from cluster.transport import memory
-from cluster.transport.heart import LOST, STOPPED
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab

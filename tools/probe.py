@@ -62,9 +62,9 @@ from ml_collections import config_flags
 
 from cluster.distributed import rendezvous, roles
 from cluster.distributed.links import content, flows, trials
+from cluster.process.exits import Unmendable
 from cluster.transport import streams as transport
 from cluster.transport import trust
-from cluster.transport.heart import Unmendable
 from configs import sections
 from configs.checks import require
 from outputs import atomic, transient

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
-from cluster.distributed import devices
+from cluster.process import devices
 from outputs import atomic
 from tools.pack_result import __main__ as pack_result
 from tools.reading import benchmarks

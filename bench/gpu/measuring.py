@@ -21,7 +21,8 @@ import numpy as np
 from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
-from cluster.distributed import devices, roles
+from cluster.distributed import roles
+from cluster.process import devices
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]

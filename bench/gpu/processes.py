@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bench.gpu import training
 from bench.gpu.running import Report
-from cluster.distributed import devices
+from cluster.process import devices
 from sweeps import child
 
 _TAIL = 4  # Lines of a log in an error.

@@ -17,7 +17,8 @@ from absl import logging
 from cluster.distributed.pace import Deadlines, Seen
 from cluster.distributed.reception import Reception
 from cluster.lead import Lead
-from cluster.transport.heart import BEATS, Unmendable
+from cluster.process.exits import Unmendable
+from cluster.transport.heart import BEATS
 from outputs.files import counted
 
 _TELL_S = 10.0  # Between two lines on who is not there.

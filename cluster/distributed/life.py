@@ -11,8 +11,9 @@ from absl import logging
 from cluster.distributed.faults import Faults, Phase
 from cluster.distributed.joining import RankHeld, dropped, join
 from cluster.distributed.process import Settings
+from cluster.process.exits import LOST
 from cluster.transport.errors import Refused, TransportError
-from cluster.transport.heart import BEATS, LOST, Heart
+from cluster.transport.heart import BEATS, Heart
 
 
 class Life:

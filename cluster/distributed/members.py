@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.distributed.pace import Seen
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from cluster.transport.streams import Stream, TransportError
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.transport.heart import LOST
+from cluster.process.exits import LOST
 
 _TIMEOUTS, _LONGEST = 2, 4
 _KEPT = 10  # Iterations.

@@ -2,13 +2,12 @@
 
 import functools
 import itertools
-import os
 import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -16,9 +15,9 @@ from ml_collections import ConfigDict
 from cluster.distributed import faults, roles
 from cluster.distributed.faults import Phase
 from cluster.distributed.pace import Deadlines, Jobs
+from cluster.process.exits import STOPPED
 from cluster.runtime import Parts
 from cluster.transport.greeting import Security
-from cluster.transport.heart import STOPPED
 from learning.learning import Evaluation
 from outputs.manifests import fingerprint
 
@@ -185,13 +184,6 @@ class Process:
       return call()
     finally:
       self.jobs.end('an evaluation')
-
-
-def end(code: int) -> NoReturn:
-  """Ends this process, whatever its other threads do."""
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(code)
 
 
 def _leave_it_to_the_lead() -> None:

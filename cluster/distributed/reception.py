@@ -41,7 +41,8 @@ from cluster.distributed import checked
 from cluster.distributed.members import Member, Rank, Visit
 from cluster.distributed.pace import Jobs, exit_hung
 from cluster.distributed.roll import Roll
-from cluster.transport.heart import BEATS, Unmendable, within
+from cluster.process.exits import Unmendable
+from cluster.transport.heart import BEATS, within
 from cluster.transport.sayings import Sayings
 from cluster.transport.streams import (
   Listener,

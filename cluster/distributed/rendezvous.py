@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from cluster.transport.trust import LEAST
 from configs.checks import require
 from outputs import atomic

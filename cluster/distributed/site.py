@@ -7,11 +7,12 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.distributed import devices, rendezvous, roles
+from cluster.distributed import rendezvous, roles
 from cluster.distributed.process import Meeting
 from cluster.distributed.reduced.site import ReducedSite
 from cluster.distributed.reduced.sums import native
 from cluster.distributed.served.site import ServedSite
+from cluster.process import devices
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed

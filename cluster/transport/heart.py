@@ -9,12 +9,6 @@ from typing import Any
 from cluster.transport.streams import Stream, TransportError
 
 BEATS = 5  # Of a process, in the time after which it counts as lost.
-LOST = 75  # Exit code EX_TEMPFAIL: starting the process again may help.
-STOPPED = 143  # Exit code if SIGTERM, or the lead, has ended it unfinished.
-
-
-class Unmendable(Exception):
-  """The run cannot go on, but can be started again from a checkpoint."""
 
 
 @contextlib.contextmanager

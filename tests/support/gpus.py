@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from cluster.distributed import devices
+from cluster.process import devices
 
 ROOT = pathlib.Path(__file__).parents[2]
 _SEEN = (

@@ -6,7 +6,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from cluster.distributed import devices
+from cluster.process import devices
 from configs.checks import require
 
 # Flags that the launcher gives.

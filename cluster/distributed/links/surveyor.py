@@ -8,7 +8,7 @@ from absl import logging
 from cluster.distributed.links import content
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.survey import Survey
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 
 _TRIES = 2  # Of all the tests, if nobody was lost meanwhile.
 

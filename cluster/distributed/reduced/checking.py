@@ -23,7 +23,7 @@ from absl import logging
 
 from cluster.distributed.reduced.agreement import Agreement
 from cluster.distributed.reduced.formation import Formation
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from learning import drift
 
 

@@ -16,7 +16,7 @@ from absl import logging
 
 from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.reduced import group
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from route.route import LATENCY_S, Forests
 from topology import Cluster, Forest
 from topology.clusters import pruned

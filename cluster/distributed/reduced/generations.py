@@ -26,7 +26,7 @@ from cluster.distributed.reduced.formation import Cut, Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 
 
 class Generations(Leading):

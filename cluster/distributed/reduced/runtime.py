@@ -16,8 +16,8 @@ from cluster.distributed.reduced.books import Booking, Books
 from cluster.distributed.reduced.generations import Generations
 from cluster.distributed.reduced.reception import ReducedReception
 from cluster.lead import Lead
+from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
-from cluster.transport.heart import Unmendable
 from learning.learning import Overlap
 
 

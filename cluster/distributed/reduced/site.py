@@ -14,7 +14,7 @@ from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
 from cluster.distributed.links.surveyor import Surveyor
-from cluster.distributed.process import Meeting, Process, end
+from cluster.distributed.process import Meeting, Process
 from cluster.distributed.reduced.books import Books
 from cluster.distributed.reduced.formation import Formation
 from cluster.distributed.reduced.holder import ReplicaHolder
@@ -26,9 +26,9 @@ from cluster.distributed.reduced.sums.summing import HostSumming, Summing
 from cluster.distributed.reduced.sums.talking import TalkingSumming
 from cluster.distributed.reduced.sums.talking_native import TalkingNative
 from cluster.lead import Lead
+from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
-from cluster.transport.heart import LOST, STOPPED
 from configs.sections import named
 from learning.learning import Overlap
 from learning.pool import FLOAT32

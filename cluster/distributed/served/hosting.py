@@ -11,7 +11,8 @@ from absl import logging
 from cluster.distributed.joining import RankHeld, join
 from cluster.distributed.process import Settings
 from cluster.distributed.served.server import Report, Server
-from cluster.transport.heart import Heart, Unmendable
+from cluster.process.exits import Unmendable
+from cluster.transport.heart import Heart
 from cluster.transport.streams import (
   Refused,
   TransportError,

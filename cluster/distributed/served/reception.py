@@ -43,7 +43,7 @@ from cluster.distributed.served.answers import Answers
 from cluster.distributed.served.orders import Key, Orders
 from cluster.distributed.served.remembered import Since
 from cluster.distributed.served.server import Report, Server
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from cluster.transport.streams import Closed, Corrupt, Stream, TransportError
 
 

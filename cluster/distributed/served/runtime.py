@@ -19,7 +19,7 @@ from cluster.distributed.served.reception import ServedReception
 from cluster.distributed.served.remembered import Since, shared
 from cluster.distributed.served.server import Report, Server
 from cluster.lead import Lead
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from learning.scaling import factor, of
 
 _MOST = 64  # Events whose orders wait for one another.

@@ -18,7 +18,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.distributed.faults import Kind, Phase
-from cluster.distributed.process import Meeting, Process, end
+from cluster.distributed.process import Meeting, Process
 from cluster.distributed.served import checkpoints as sharded
 from cluster.distributed.served.evaluation import Evaluator, RemoteEvaluation
 from cluster.distributed.served.hosting import host
@@ -31,8 +31,8 @@ from cluster.distributed.served.runtime import ServedRuntime
 from cluster.distributed.served.server import Report, Server
 from cluster.distributed.served.worker import Worker
 from cluster.lead import Lead
+from cluster.process.exits import LOST, STOPPED, Unmendable, end
 from cluster.runtime import Parts
-from cluster.transport.heart import LOST, STOPPED, Unmendable
 from cluster.transport.streams import Refused
 from configs.checks import require
 from configs.sections import named

@@ -15,7 +15,7 @@ from cluster.distributed import joining, life
 from cluster.distributed.members import Rank, Visit
 from cluster.distributed.pace import Deadlines, Jobs
 from cluster.distributed.reduced.reception import ReducedReception
-from cluster.transport.heart import LOST, Unmendable
+from cluster.process.exits import LOST, Unmendable
 from cluster.transport.streams import (
   Closed,
   Listener,

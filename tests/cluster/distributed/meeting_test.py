@@ -13,7 +13,7 @@ import jax
 from absl.testing import absltest
 
 import train
-from cluster.transport.heart import LOST, Unmendable
+from cluster.process.exits import LOST, Unmendable
 from outputs.files import RunFiles
 from tests.support import processes, small
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.transport.heart import LOST, Unmendable
+from cluster.process.exits import LOST, Unmendable
 from tests.support import leads
 
 _TIMEOUT_S = leads.TIMEOUT_S

@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.distributed import rendezvous
 from cluster.distributed.rendezvous import Place
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 
 _SECRET = 'a secret of sixteen or more'
 _HERE = '10.0.0.7'

@@ -19,7 +19,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.distributed import leading
 from cluster.distributed.roll import Roll
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from cluster.transport.streams import Security, connect
 from learning.nothing import NoGradient
 from tests.support import launches, leads, processes

@@ -31,9 +31,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster.distributed.faults import Fault, spoilt
 from cluster.distributed.reduced.sums.memory import Nothing
+from cluster.process.exits import Unmendable
 from cluster.transport import interfaces, sockets
 from cluster.transport.errors import Closed
-from cluster.transport.heart import Unmendable
 from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner

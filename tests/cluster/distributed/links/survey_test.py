@@ -17,7 +17,7 @@ from cluster.distributed.links.kept import Kept
 from cluster.distributed.links.linking import Linking
 from cluster.distributed.links.measurer import ANSWERED, Measurer
 from cluster.distributed.links.surveyor import Surveyor
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from cluster.transport.interfaces import card
 from tests.support import shared_links
 from topology.clusters import cluster, measured

@@ -13,8 +13,8 @@ from cluster.distributed import handover
 from cluster.distributed.faults import Faults
 from cluster.distributed.links.failed import FailedLinks
 from cluster.distributed.reduced.formation import Cut, Formation
+from cluster.process.exits import Unmendable
 from cluster.transport.errors import TransportError
-from cluster.transport.heart import Unmendable
 from cluster.transport.streams import Security
 from route import links, ring
 from tests.support import relays

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batching import lb_bsp
 from cluster.distributed.links.failed import FailedLinks
-from cluster.transport.heart import Unmendable
+from cluster.process.exits import Unmendable
 from predict import ema
 from tests.support import replicas
 

@@ -28,8 +28,8 @@ import train
 from cluster.distributed import roles
 from cluster.distributed.reduced.sums import native
 from cluster.distributed.reduced.sums.native import NativeSum, join
+from cluster.process.exits import Unmendable
 from cluster.transport import interfaces
-from cluster.transport.heart import Unmendable
 from configs import default
 from learning import compilations
 from learning.pool import Pool

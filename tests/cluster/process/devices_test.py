@@ -1,4 +1,4 @@
-"""Tests for cluster/distributed/devices.py: who takes which GPUs."""
+"""Tests for cluster/process/devices.py: who takes which GPUs."""
 
 import os
 import pathlib
@@ -11,12 +11,13 @@ import jax
 from absl.testing import absltest, parameterized
 
 import train
-from cluster.distributed import devices, roles
+from cluster.distributed import roles
+from cluster.process import devices
 from learning import placement
 from tests.support import gpus, small
 
 _MASK = 'CUDA_VISIBLE_DEVICES'
-_MODULE = 'tests.cluster.distributed.devices_test'
+_MODULE = 'tests.cluster.process.devices_test'
 
 
 class GpusTest(parameterized.TestCase):
@@ -122,7 +123,7 @@ class GpusTest(parameterized.TestCase):
 
   def test_plugins_are_found_without_starting_them(self):
     code = (
-      'from cluster.distributed import devices; import os, sys; '
+      'from cluster.process import devices; import os, sys; '
       'print(devices.has_cuda(os.environ), "jax" in sys.modules)'
     )
     host = gpus.Host()
