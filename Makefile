@@ -28,6 +28,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 requirements: .venv/dev
 	$(BIN)/python -m tools.resolve_requirements
