@@ -344,23 +344,6 @@ class FilesTest(absltest.TestCase):
       self.assertIn(f'`{field}`', described)
 
 
-class RoomsTest(absltest.TestCase):
-  def test_rooms_import_what_lies_below_them_in_the_table(self):
-    page = (pages.ROOT / 'docs/architecture.md').read_text()
-    table = page.partition('| room |')[2].partition('\n\n')[0]
-    floors = {}
-    for floor, row in enumerate(table.splitlines()[2:]):
-      for name in re.findall(r'`(\w+)(?:/|\.py)`', row.split('|')[1]):
-        floors[name] = floor
-    self.assertLen(floors, 20)
-    for name, floor in floors.items():
-      for path in (pages.ROOT / name).rglob('*.py'):
-        for other in pages.imported(path) & floors.keys() - {name, 'configs'}:
-          beside = floors[other] == floor == floors['bench']
-          below = beside or floors[other] > floor
-          self.assertTrue(below, f'{pages.name(path)} imports {other}')
-
-
 class PictureTest(absltest.TestCase):
   def test_the_picture_of_a_gradient_is_what_its_script_draws(self):
     path = pages.ROOT / 'docs/images/gradient.py'

@@ -110,14 +110,3 @@ def flags_of(module: pathlib.Path) -> set[str]:
     for part in call.args[:1]
     if isinstance(part, ast.Constant)
   }
-
-
-def imported(module: pathlib.Path) -> set[str]:
-  """Returns the packages that a module imports, without what lies in them."""
-  found = set()
-  for node in ast.walk(ast.parse(module.read_text())):
-    if isinstance(node, ast.Import):
-      found |= {alias.name.split('.')[0] for alias in node.names}
-    elif isinstance(node, ast.ImportFrom) and node.module:
-      found.add(node.module.split('.')[0])
-  return found
