@@ -3,10 +3,10 @@
 Numbers are whole, so that all sums are exact in any order.
 """
 
+import functools
 import itertools
 import pathlib
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -18,8 +18,9 @@ from absl.testing import absltest, parameterized
 from cluster.distributed.faults import Faults
 from cluster.distributed.pace import Deadlines, Pace, Seen
 from cluster.distributed.reduced import group
-from cluster.distributed.reduced.executor import executor, reduction
+from cluster.distributed.reduced.executor import executor
 from cluster.distributed.reduced.executor.errors import Abandoned
+from cluster.distributed.reduced.sums import summing
 from cluster.distributed.reduced.sums.memory import Memory
 from cluster.distributed.reduced.sums.talking import TalkingSumming
 from cluster.transport.greeting import Security
@@ -33,7 +34,14 @@ _BOOKS = 3
 
 
 class _Gradient:
-  """Hands out whole numbers, other ones for each worker and iteration."""
+  """Hands out whole numbers, other ones for each worker and iteration.
+
+  Attributes:
+    events: Has a 'leaf' for each, before it is handed out.
+  """
+
+  def __init__(self):
+    self.events = []
 
   @staticmethod
   def of(worker, iteration):
@@ -48,6 +56,7 @@ class _Gradient:
     del params, ranges
     leaves = jax.tree.leaves(self.of(worker, iteration))
     for number, leaf in reversed([*enumerate(leaves)]):
+      self.events.append('leaf')
       into.put(number, leaf * scale)
     return (), 1.0
 
@@ -102,11 +111,30 @@ class _Beating:
     )
 
 
+class _Watched(executor.Executor):
+  """An executor of which a test sees, or changes, each sum that begins.
+
+  Attributes:
+    watch: Called with a function that begins the sum, and with its ranges;
+      returns the sum.
+  """
+
+  def __init__(self, *args, **kwargs):
+    self.watch = lambda begin, ranges: begin()
+    super().__init__(*args, **kwargs)
+
+  def begin(self, number, pool, ranges, *args):
+    begin = functools.partial(super().begin, number, pool, ranges, *args)
+    return self.watch(begin, ranges)
+
+
 class _Played:
   """An executor whose sums have so many chunks, and take so long."""
 
-  def __init__(self, beating, chunks, chunk_s):
-    self._beating = beating
+  address = ''
+
+  def __init__(self, chunks, chunk_s):
+    self.beating = None
     self._sums = itertools.cycle(zip(chunks, chunk_s, strict=True))
 
   def begin(self, *args):
@@ -117,7 +145,7 @@ class _Played:
     def wait():
       for _ in range(chunks):
         made.steps += 2
-        self._beating.beat(chunk_s)
+        self.beating.beat(chunk_s)
 
     made.wait = wait
     return made
@@ -126,8 +154,18 @@ class _Played:
     """Nothing to end."""
 
 
+def _note(events, begin, ranges):
+  """Begins a sum; notes that, and the ranges that become ready."""
+  del ranges
+  made = begin()
+  ready = made.ready
+  made.ready = lambda index: (events.append('part'), ready(index))
+  events.append('sum')
+  return made
+
+
 class TalkingTest(parameterized.TestCase):
-  def _made(self, count, *, overlap=False, **changed):
+  def _made(self, count, *, overlap=False, make=_Watched, **changed):
     pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS)
     faults = Faults(
       (),
@@ -138,6 +176,7 @@ class TalkingTest(parameterized.TestCase):
       timeout_s=20.0,
     )
     self.talks = _talks(pool, **changed)
+    self.gradients = [_Gradient() for _ in range(count)]
     self.workers = [
       TalkingSumming(
         index,
@@ -145,7 +184,7 @@ class TalkingTest(parameterized.TestCase):
         range_bytes=32,
         overlap=overlap,
         workers=count,
-        gradient=_Gradient(),
+        gradient=self.gradients[index],
         pool=pool,
         host='127.0.0.1',
         security=Security(),
@@ -155,7 +194,14 @@ class TalkingTest(parameterized.TestCase):
       for index in range(count)
     ]
     self.learners = [_Learner() for _ in self.workers]
-    self.addresses = [worker.open() for worker in self.workers]
+    self.executors = {}
+
+    def made(index, **of_executor):
+      self.executors[index] = make(index, **of_executor)
+      return self.executors[index]
+
+    with mock.patch.object(summing, 'Executor', made):
+      self.addresses = [worker.open() for worker in self.workers]
     for worker in self.workers:
       self.addCleanup(worker.close)
     # The same in one place.
@@ -271,35 +317,38 @@ class TalkingTest(parameterized.TestCase):
       momentum=momentum,
     )
     self._form(0, members)
-    begun, told = [], []
-    for worker in self.workers:
-      begin = worker._begin_early
-
-      def watched(begin=begin):
-        reach = begin()
-        begun.append(reach is not None)
-        return reach and (lambda there: (told.append(there), reach(there)))
-
-      worker._begin_early = watched
+    for index in members:
+      self.executors[index].watch = functools.partial(
+        _note, self.gradients[index].events
+      )
+    early = []  # Whether a part was ready before the last leaf.
     for version in range(4):
       self._iterate(version, members, stage=int(version > 0))
-    count = len(members)
-    self.assertEqual(begun, [False] * count + [True] * 3 * count)
-    # The leaf of 7 numbers lies first, and takes 16; the other has 20.
-    self.assertEqual({*told}, {16, self.pool.gradient})
+      for gradient in self.gradients:
+        events = gradient.events
+        first, last = (n for n, each in enumerate(events) if each == 'leaf')
+        # The first stage is dense, and nothing of it travels early.
+        self.assertEqual('sum' in events[:first], version > 0, events)
+        early.append('part' in events[first:last])
+        events.clear()
+    self.assertTrue(any(early[len(members) :]))
+    self.assertFalse(any(early[: len(members)]))
 
   def test_what_failed_is_repeated_from_what_was_kept_before(self):
     self._made(3)
     self._form(0, [0, 1, 2])
     self._iterate(0, [0, 1, 2])
     # Worker 2 dies after the norms; the others are told to give up.
-    second = threading.Event()
+    begun = []
 
-    def sum_once(number, parts, travel, sum_=self.workers[2]._sum):
-      if second.is_set():
+    def dies(begin, ranges):
+      del ranges
+      if begun:
         raise Abandoned('as it dies')
-      second.set()
-      return sum_(number, parts, travel)
+      begun.append(begin())
+      return begun[0]
+
+    self.executors[2].watch = dies
 
     def fail(index):
       self._compute(index, 1, 1)
@@ -312,8 +361,7 @@ class TalkingTest(parameterized.TestCase):
         return True
       return False
 
-    with mock.patch.object(self.workers[2], '_sum', sum_once):
-      self.assertEqual(self._each(fail, [0, 1, 2]), [True] * 3)
+    self.assertEqual(self._each(fail, [0, 1, 2]), [True] * 3)
     self._form(1, [0, 1])
     for version in (1, 2):
       self._iterate(version, [0, 1])
@@ -324,13 +372,20 @@ class TalkingTest(parameterized.TestCase):
     self._form(0, [0, 1])
     self._iterate(0, [0, 1])
     worker = self.workers[1]
-    summed = worker._sum
 
-    def deaf(number, parts, travel):
-      found = summed(number, parts, travel)
-      if len(parts) > 1:
-        raise Abandoned('others have it')
-      return found
+    def deaf(begin, ranges):
+      made = begin()
+      if len(ranges) > 1:  # With the statistics: the last sum.
+        wait = made.wait
+
+        def abandoned():
+          wait()
+          raise Abandoned('others have it')
+
+        made.wait = abandoned
+      return made
+
+    self.executors[1].watch = deaf
 
     def take_part(index):
       self._compute(index, 1, 1)
@@ -340,8 +395,8 @@ class TalkingTest(parameterized.TestCase):
         return
       self.workers[index].apply(self.learners[index], examples=8, pushes=2)
 
-    with mock.patch.object(worker, '_sum', deaf):
-      self._each(take_part, [0, 1])
+    self._each(take_part, [0, 1])
+    self.executors[1].watch = lambda begin, ranges: begin()
     vectors = {k: self.whole(_Gradient.of(k, 1)) for k in (0, 1)}
     _, self.states = self.talks.together(
       self.states, vectors, stage=1, scale=1.0
@@ -387,43 +442,43 @@ class TalkingTest(parameterized.TestCase):
   def test_steps_count_all_sums_of_an_iteration(self, overlap):
     self._made(2, overlap=overlap, select_lag=int(overlap))
     self._form(0, [0, 1])
-    begin, wait = executor.Executor.begin, reduction.Reduction.wait
     begun, seen = {0: [], 1: []}, {0: [], 1: []}
 
-    def began(own, *args):
-      made = begin(own, *args)
-      begun[own._index].append(made)
+    def watch(index, begin, ranges):
+      del ranges
+      made = begin()
+      begun[index].append(made)
+      wait = made.wait
+
+      def waited():
+        wait()
+        steps = sum(each.steps for each in begun[index])
+        seen[index].append((self.workers[index].steps, steps))
+
+      made.wait = waited
       return made
 
-    def waited(made, *args):
-      wait(made, *args)
-      (index,) = (k for k in begun if made in begun[k])
-      steps = sum(each.steps for each in begun[index])
-      seen[index].append((self.workers[index].steps, steps))
-
-    with (
-      mock.patch.object(executor.Executor, 'begin', began),
-      mock.patch.object(reduction.Reduction, 'wait', waited),
-    ):
-      for version in range(3):
-        self._iterate(version, [0, 1])
-        for index in (0, 1):
-          self.assertNotEmpty(seen[index])
-          for steps, expected in seen[index]:
-            self.assertEqual(steps, expected)
-          self.assertEqual(self.workers[index].steps, 0)
-          begun[index].clear()
-          seen[index].clear()
+    for index in (0, 1):
+      self.executors[index].watch = functools.partial(watch, index)
+    for version in range(3):
+      self._iterate(version, [0, 1])
+      for index in (0, 1):
+        self.assertNotEmpty(seen[index])
+        for steps, expected in seen[index]:
+          self.assertEqual(steps, expected)
+        self.assertEqual(self.workers[index].steps, 0)
+        begun[index].clear()
+        seen[index].clear()
 
   def test_a_long_sum_of_few_chunks_is_progress_after_one_of_many(self):
-    self._made(1)
-    worker, deadlines = (
-      self.workers[0],
-      Deadlines(timeout_s=10.0, start_s=300.0, windows=True),
-    )
-    beating = _Beating(worker, deadlines)
     # Of the two sums of an iteration the first has more chunks.
-    worker._executor = _Played(beating, chunks=[100, 5], chunk_s=[0.1, 9.0])
+    self._made(
+      1,
+      make=lambda index, **_: _Played(chunks=[100, 5], chunk_s=[0.1, 9.0]),
+    )
+    worker = self.workers[0]
+    deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)
+    beating = self.executors[0].beating = _Beating(worker, deadlines)
     for version in range(3):
       beating.pace.begin(version)
       beating.beat()
