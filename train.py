@@ -19,12 +19,12 @@ from ml_collections import ConfigDict
 from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
-from cluster.lead import Lead
+from cluster.coordinator import Lead
 from cluster.process import devices
-from cluster.run import Run
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
 from cluster.speed.speed import Speed
+from cluster.training_loop import Run
 from cluster.virtual import tuning
 from configs import default, sections
 from configs.checks import require
@@ -35,8 +35,8 @@ from learning import compilations, placement
 from learning.learning import Learning
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
 from outputs.manifests import manifest
+from outputs.recorder import Journal, Milestones
 from route import links
 from route.route import Plan, Reduced, unused
 from sync.scheme import Scheme

@@ -43,13 +43,10 @@ from bench import clusters, packing, shaped
 from bench.peers import running as peers
 from bench.peers import sums
 from bench.shaped import Case
-from cluster.distributed.reduced.executor.executor import (
-  Executor,
-  Group,
-)
-from cluster.distributed.reduced.executor.frames import DTYPES
-from cluster.transport.greeting import Security
-from cluster.transport.interfaces import interface_address
+from cluster.allreduce.executor.executor import Executor, Group
+from cluster.allreduce.executor.frames import DTYPES
+from cluster.network.handshake import Security
+from cluster.network.interfaces import interface_address
 from route import forest
 from tools import lab
 from topology.baselines import schemes

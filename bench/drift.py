@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cluster.distributed import handover
-from cluster.transport.streams import Security
+from cluster.allreduce import handover
+from cluster.network.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest
 from learning.learner import TaskLearner

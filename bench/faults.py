@@ -35,7 +35,7 @@ from typing import NamedTuple
 from bench import clusters
 from bench.accounts import Check, accounts, kept
 from bench.launched import Launched
-from cluster.distributed.faults import SLOWER
+from cluster.process.faults import SLOWER
 from tools.reading import records
 
 _RUNS = {

@@ -31,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench import clusters
-from cluster.transport import frames, greeting, messages, streams
-from cluster.transport.streams import Security, Stream, TransportError
+from cluster.network import frames, handshake, messages, streams
+from cluster.network.streams import Security, Stream, TransportError
 from outputs import arrays
 
 _WORKERS = 2
@@ -190,7 +190,7 @@ class Fuzz:
   def _let_in(self, stream: Stream, where: int) -> None:
     security = Security(token=self._token)
     address = f'127.0.0.1:{self._ports[where]}'
-    greeting.send_hello(stream, security, address, self._said())
+    handshake.send_hello(stream, security, address, self._said())
     stream.send(self._said())
 
   def _said(self) -> Any:
@@ -227,7 +227,7 @@ def _recorded(port: int, token: str) -> bytes:
       stream = streams.call(f'127.0.0.1:{here}', Security(), 2.0)
       address = f'127.0.0.1:{port}'
       with contextlib.suppress(TransportError):
-        greeting.send_hello(stream, Security(token=token), address, {})
+        handshake.send_hello(stream, Security(token=token), address, {})
       stream.close()
     passing.join()
   return bytes(data)

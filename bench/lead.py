@@ -35,13 +35,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import train
-from cluster.distributed import roles
-from cluster.transport.streams import (
-  Security,
-  Stream,
-  TransportError,
-  connect,
-)
+from cluster.network.streams import Security, Stream, TransportError, connect
+from cluster.process import roles
 from configs import default
 from outputs.manifests import fingerprint
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from bench import clusters
-from cluster.distributed.reduced.executor import program
-from cluster.distributed.reduced.executor.exchange import Buffers, Exchange
-from cluster.distributed.reduced.executor.frames import DTYPES, UP
-from cluster.distributed.reduced.executor.program import Group
-from cluster.transport import memory
+from cluster.allreduce.executor import program
+from cluster.allreduce.executor.exchange import Buffers, Exchange
+from cluster.allreduce.executor.frames import DTYPES, UP
+from cluster.allreduce.executor.program import Group
+from cluster.network import memory
 from topology.baselines import schemes
 from topology.clusters import shapes
 from topology.packing.pack import pack

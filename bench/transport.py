@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from bench import clusters
-from cluster.transport import memory
-from cluster.transport import streams as transport
+from cluster.network import memory
+from cluster.network import streams as transport
 from configs import default
 from tools.reading import records
 

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from cluster.speed import layers, rooflines
 from cluster.speed.layers import Layer, Range
-from cluster.virtual.reduced import Sums
+from cluster.virtual.allreduce import Sums
 from configs import gradientflow
 from route import hierarchical, ring
 from route.choosing import Latency

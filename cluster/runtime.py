@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from batching.batching import Batching
-from cluster.lead import Lead
+from cluster.coordinator import Lead
 from cluster.speed.speed import Speed
 from learning.learning import Evaluation, Holder, Learning
 from outputs.files import RunFiles

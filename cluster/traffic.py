@@ -9,7 +9,7 @@ them need not know which it was.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from outputs.journal import Journal
+from outputs.recorder import Journal
 from topology import Cluster, Forest
 from topology.forests import export, usage
 

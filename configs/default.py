@@ -194,7 +194,7 @@ def get_config() -> ml_collections.ConfigDict:
   # What the certificate names; '': the address that is connected to.
   config.cluster.tls_name = ''
   # Failures on purpose: ((worker, iteration, kind), ...), or with a phase as
-  # a fourth, by cluster/distributed/faults.py.
+  # a fourth, by cluster/process/faults.py.
   config.cluster.faults = ()
   # An iteration takes (fixed + per_example * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outputs.ledger import PHASES
+from outputs.accounting import PHASES
 
 _STEP = math.log(1.01)  # Of bins, in logarithms.
 _BINS, _ZERO = 1 << 16, 1 << 15  # Keys of a series; that of the number 1.

@@ -9,8 +9,8 @@ that cannot be faster; on GPUs that are joined by more than a network choose
 from absl import logging
 
 from route import choosing, forest
+from route.allreduce import ReducedRoute
 from route.choosing import Latency
-from route.reduced import ReducedRoute
 from route.route import LATENCY_S
 from topology import Cluster, Forest
 

@@ -9,8 +9,8 @@ travel; where none is clearly faster than plain shards or a ring, one of those.
 from absl import logging
 
 from route import choosing
+from route.allreduce import ReducedRoute
 from route.choosing import Latency, Predicted
-from route.reduced import ReducedRoute
 from route.route import LATENCY_S
 from topology import Cluster, Forest
 

@@ -8,8 +8,8 @@ from absl import logging
 
 from configs.checks import require
 from route import choosing
+from route.allreduce import ReducedRoute
 from route.choosing import Latency
-from route.reduced import ReducedRoute
 from route.route import LATENCY_S
 from topology import Cluster, Forest
 from topology.baselines import schemes

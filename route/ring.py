@@ -5,8 +5,8 @@ links are equal; as slow as its slowest link (Patarasuk and Yuan, 2009).
 """
 
 from route import choosing
+from route.allreduce import ReducedRoute
 from route.choosing import Latency
-from route.reduced import ReducedRoute
 from route.route import LATENCY_S
 from topology import Cluster, Forest
 from topology.baselines import schemes

@@ -140,7 +140,7 @@ class VirtualTest(parameterized.TestCase):
     loaded = done.stdout.splitlines()
     self.assertIn('cluster.virtual.runtime', loaded)
     for absent in (
-      *('pyarrow', 'cluster.transport', 'cluster.distributed'),
+      *('pyarrow', 'cluster.network', 'cluster.distributed'),
       *('sweeps', 'tools', 'bench', 'claims'),
     ):
       self.assertNotIn(absent, loaded)

@@ -34,7 +34,13 @@ import train
 from configs.checks import require
 from learning import placement
 from outputs import atomic, console
-from tools.calibrating import links, reduced, served, tables, timeline
+from tools.calibrating import (
+  allreduce,
+  links,
+  parameter_server,
+  tables,
+  timeline,
+)
 from tools.reading import manifests, records
 
 # What two runs must share so that one can predict the other.
@@ -86,7 +92,7 @@ class Calibration(NamedTuple):
   config: ConfigDict
   num_train: int
   compute_s: Sequence[Sequence[float]]
-  links: served.Found | reduced.Found
+  links: parameter_server.Found | allreduce.Found
 
   @property
   def size_bytes(self) -> int:
@@ -297,11 +303,11 @@ def compared(checks: Sequence[Check]) -> str:
 def _kind(config: ConfigDict) -> ModuleType:
   """Returns what measures links of such runs."""
   if config.route.name == 'server':
-    return served
+    return parameter_server
   expected = "'dense' where workers sum among themselves"
   name = config.wire.name
   require(name == 'dense', 'config.wire.name', expected, name)
-  return reduced
+  return allreduce
 
 
 def _put(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:

@@ -61,9 +61,9 @@ from typing import TextIO
 
 from absl import app, flags
 
-from cluster.distributed import roles
+from cluster.network import memory
+from cluster.process import roles
 from cluster.process.exits import LOST, STOPPED
-from cluster.transport import memory
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab

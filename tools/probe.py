@@ -6,7 +6,7 @@
     --config.cluster.workers=4 --config.cluster.interface=eth0
 
 Every host runs one process.  It finds its rank and worker 0 as main.py does
-(see cluster/distributed/roles.py), with --workdir through the files of that
+(see cluster/process/roles.py), with --workdir through the files of that
 folder, and takes interface, token, TLS and limits from the same config.  Worker
 0 writes the file, which `topology.from_json`
 reads; topology/clusters/measured.py says how rates and graph follow from
@@ -60,11 +60,12 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from cluster.distributed import rendezvous, roles
-from cluster.distributed.links import content, flows, trials
+from cluster.membership import rendezvous
+from cluster.network import credentials
+from cluster.network import streams as transport
+from cluster.probing import file_format, transfers, trials
+from cluster.process import roles
 from cluster.process.exits import Unmendable
-from cluster.transport import streams as transport
-from cluster.transport import trust
 from configs import sections
 from configs.checks import require
 from outputs import atomic, transient
@@ -130,7 +131,7 @@ def probe(setup: Setup) -> str:
     TransportError: If the leader is lost.
     OSError: If listening on an address or writing the file fails.
   """
-  with flows.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
+  with transfers.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
       member.follow,
       endpoint=endpoint,
@@ -159,7 +160,7 @@ def probe(setup: Setup) -> str:
           tolerance=setup.tolerance,
           tell=functools.partial(print, flush=True),
         )
-      except flows.Failure as error:
+      except transfers.Failure as error:
         # Not later: the others end now, and whoever is lost delays this one.
         print(f'Failed: {error}', flush=True)
         leader.dismiss(str(error))
@@ -212,7 +213,7 @@ def describe(written: Mapping[str, Any]) -> str:
 
 def _content(setup: Setup, found: trials.Found) -> dict[str, Any]:
   """Returns what is written."""
-  return content.content(
+  return file_format.content(
     found,
     seconds=setup.seconds,
     streams=setup.streams,
@@ -273,7 +274,7 @@ def _setup(given: Any) -> Setup:
     rank=role.index,
     leader=place.lead,
     address=address,
-    security=trust.security(config, address, place.token_file),
+    security=credentials.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
     start_s=config.start_s,
     seconds=given.seconds,
@@ -317,7 +318,7 @@ def main(argv: list[str]) -> None:
     sys.exit(f'Failed: {error}')
   try:
     sys.exit(probe(setup) or 0)
-  except flows.Failure:
+  except transfers.Failure:
     # A stream whose other end is lost may hang or abort at a normal end.
     sys.stdout.flush()
     os._exit(1)

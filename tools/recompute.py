@@ -33,8 +33,8 @@ from absl import app
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.distributed.served import checkpoints
-from cluster.lead import Lead
+from cluster.coordinator import Lead
+from cluster.parameter_server import checkpoints
 from configs import default
 from configs.checks import require
 from learning import build as learning
@@ -45,8 +45,8 @@ from outputs import manifests as manifests_of_runs
 from outputs.files import counted
 from tools import replay
 from tools.reading import manifests, records
-from tools.recomputing import reduced
-from tools.recomputing.reduced import Comparison
+from tools.recomputing import allreduce
+from tools.recomputing.allreduce import Comparison
 from wire import kept
 from wire.codec import Payload, Wire
 from wire.flat import Flat
@@ -100,7 +100,7 @@ def compared(path: pathlib.Path) -> Comparison:
     expected = 'none, as it is not recorded which iterations had which'
     stages = len(wire.pushes) - 1
     require(not stages, f'{path}: stages of the wire before', expected, stages)
-    return reduced.compared(path, config, learning.of_config(config), wire)
+    return allreduce.compared(path, config, learning.of_config(config), wire)
   again = _again(path, config, recorded)
   saved = _saved(path, len(again.learners))
   pairs = zip(again.learners, saved, strict=True)

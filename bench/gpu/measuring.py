@@ -21,8 +21,7 @@ import numpy as np
 from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
-from cluster.distributed import roles
-from cluster.process import devices
+from cluster.process import devices, roles
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]

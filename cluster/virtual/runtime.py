@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster.lead import Lead
+from cluster.coordinator import Lead
 from cluster.speed.speed import Speed
-from cluster.virtual.holder import LocalHolder
-from cluster.virtual.reduced import Reduced
+from cluster.virtual.allreduce import Reduced
 from cluster.virtual.script import Scripted
+from cluster.virtual.store import LocalHolder
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
 from learning.learning import Gradient

@@ -9,16 +9,16 @@ import jax
 from ml_collections import ConfigDict
 
 from cluster import talks
-from cluster.lead import Lead
+from cluster.coordinator import Lead
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.layers import Range
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
-from cluster.virtual import reduced, script, stages, transfers
-from cluster.virtual.holder import LocalHolder
+from cluster.virtual import allreduce, script, stages, transfers
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
+from cluster.virtual.store import LocalHolder
 from cluster.virtual.talking import TalkingHolder
 from configs import default, sections
 from configs.checks import require
@@ -116,7 +116,7 @@ class VirtualSite:
   def _moving(
     self, lead: Lead
   ) -> tuple[
-    transfers.Whole | transfers.Pipelined | reduced.Reduced,
+    transfers.Whole | transfers.Pipelined | allreduce.Reduced,
     Callable[[float], None],
   ]:
     """Returns how it travels, and what follows when an evaluation is due."""
@@ -126,7 +126,7 @@ class VirtualSite:
     made = stages.of_run(
       config, parts.plan, parts.learned, parts.wire, self._talks
     )
-    sums = reduced.Reduced(_sums(config, parts, made), Traffic(lead.journal))
+    sums = allreduce.Reduced(_sums(config, parts, made), Traffic(lead.journal))
     return sums, sums.looked
 
 
@@ -175,7 +175,7 @@ def _sums(
   config: ConfigDict,
   parts: Parts,
   made: Sequence[Sequence[Sequence[Range]]],
-) -> reduced.Sums:
+) -> allreduce.Sums:
   """Returns how gradients are summed among the workers.
 
   Raises:
@@ -188,7 +188,7 @@ def _sums(
   reason = f'config.route.name is {plan.name!r}, which has no servers,'
   sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
   with named(f'config.route.{plan.name}'):
-    return reduced.Sums(
+    return allreduce.Sums(
       true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from cluster.virtual.holder import LocalHolder
+from cluster.virtual.store import LocalHolder
 from learning import scaling
 from learning.gradient import add_trees
 from learning.learning import Learner

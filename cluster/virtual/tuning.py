@@ -23,7 +23,7 @@ from cluster import talks
 from cluster.speed import build
 from cluster.speed.layers import Range
 from cluster.virtual import stages
-from cluster.virtual.reduced import Sums
+from cluster.virtual.allreduce import Sums
 from configs import sections
 from configs.checks import require
 from configs.sections import Choose

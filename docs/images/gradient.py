@@ -44,19 +44,23 @@ VIRTUAL = (
   Box(0, 2, 'becomes a message', 'wire/trees.py', 'what'),
   Box(1, 2, 'takes its time on links', 'cluster/virtual/transfers.py', 'where'),
   Box(2, 2, 'arrives whole', 'cluster/virtual/runtime.py'),
-  Box(2, 1, 'the lead asks the scheme', 'cluster/lead.py, sync/', 'when'),
+  Box(
+    2, 1, 'the lead asks the scheme', 'cluster/coordinator.py, sync/', 'when'
+  ),
   Box(2, 0, 'summed, applied', 'learning/learner.py'),
-  Box(1, 0, 'booked', 'outputs/journal.py'),
+  Box(1, 0, 'booked', 'outputs/recorder.py'),
 )
 REAL = (
-  Box(0, 0, 'pulls a version', 'cluster/distributed/served/worker.py'),
+  Box(0, 0, 'pulls a version', 'cluster/parameter_server/worker.py'),
   Box(0, 1, 'its gradient', 'learning/gradient.py', 'how much'),
   Box(0, 2, 'becomes messages', 'wire/flat.py', 'what'),
-  Box(1, 2, 'stream to every server', 'cluster/transport/streams.py', 'where'),
-  Box(2, 2, 'arrive at all servers', 'cluster/distributed/served/server.py'),
-  Box(2, 1, 'the lead asks the scheme', 'cluster/lead.py, sync/', 'when'),
+  Box(1, 2, 'stream to every server', 'cluster/network/streams.py', 'where'),
+  Box(2, 2, 'arrive at all servers', 'cluster/parameter_server/server.py'),
+  Box(
+    2, 1, 'the lead asks the scheme', 'cluster/coordinator.py, sync/', 'when'
+  ),
   Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learner.py'),
-  Box(1, 0, 'booked', 'outputs/journal.py'),
+  Box(1, 0, 'booked', 'outputs/recorder.py'),
 )
 _WAYS = (
   *(Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, 'push'), Arrow(3, 4)),

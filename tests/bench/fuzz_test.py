@@ -7,8 +7,8 @@ import numpy as np
 from absl.testing import absltest
 
 from bench import fuzz
-from cluster.transport import streams as transport
-from cluster.transport.streams import Closed, Refused, Security
+from cluster.network import streams as transport
+from cluster.network.streams import Closed, Refused, Security
 from tests.support.streams import HOST, TestCase, echo, random_bytes, read
 
 _TOKEN = 'a secret that both ends know'

@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 # Once it has saved, it goes on so slowly that it has not ended when it is told.
 _CONFIG = """
 import time
-from cluster.run import Run
+from cluster.training_loop import Run
 from tests.cluster import resume_test
 
 def save(self, original=Run._save):

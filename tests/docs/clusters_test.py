@@ -4,7 +4,7 @@ Those of a host by hand and of the launcher run in a lab of two hosts, those of
 SLURM in a SLURM of two hosts (`tests.support.slurm`), which .ci/run starts as a
 step of its own.  Paths are replaced by those of a test, and flags that make the
 run short are added; all else is the page's.  What Kubernetes would start is
-parsed by tests/cluster/distributed/schedulers_test.py.
+parsed by tests/cluster/process/schedulers_test.py.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ import orbax.checkpoint  # noqa: F401
 import tensorboardX  # noqa: F401
 from absl.testing import absltest, parameterized
 
-import cluster.distributed.site
+import cluster.distributed
 import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
 import predict.narx  # noqa: F401
 import train

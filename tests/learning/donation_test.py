@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from cluster.transport import memory
+from cluster.network import memory
 from learning.learner import TaskLearner
 from learning.pool import Pool
 from tests.support import accelerators, small

@@ -9,7 +9,7 @@ from absl.testing import absltest
 from outputs.console import Console
 from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
+from outputs.recorder import Journal, Milestones
 from sync.scheme import Push
 
 _LIMIT_S = 10.0

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from outputs import thresholds
-from outputs.ledger import PHASES
+from outputs.accounting import PHASES
 from outputs.measures import Measures, Spread
 from outputs.thresholds import Reached
 from tests.support import small

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from cluster.network.streams import Listener, Security
 from cluster.speed.speed import Speed
-from cluster.transport.streams import Listener, Security
 from outputs import plain
 from sync import scheme
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from cluster.distributed.reduced.executor import links, program
+from cluster.allreduce.executor import links, program
 from tests.support import executors, groups
 
 UP, DOWN, LEFT = 1, 2, 3

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 import tempfile
 
-from cluster.transport.greeting import Security
+from cluster.network.handshake import Security
 
 _LOOPBACK = 'IP:127.0.0.1'
 

@@ -5,9 +5,9 @@ import time
 
 from absl.testing import parameterized
 
-from cluster.distributed.reduced.executor import executor
-from cluster.distributed.reduced.executor.errors import Damaged
-from cluster.transport.greeting import Security
+from cluster.allreduce.executor import executor
+from cluster.allreduce.executor.errors import Damaged
+from cluster.network.handshake import Security
 from tests.support import groups
 from topology.baselines import schemes
 from topology.clusters import shapes

@@ -2,7 +2,7 @@
 
 import random
 
-from cluster.distributed.reduced.executor import program
+from cluster.allreduce.executor import program
 from tests.support import random_clusters
 from topology.baselines import schemes
 from topology.clusters import parts, shapes

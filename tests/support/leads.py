@@ -14,25 +14,25 @@ import numpy as np
 
 import data.stream
 from batching import fixed
-from cluster import lead
-from cluster.distributed import reception as reception_
-from cluster.distributed import roles
-from cluster.distributed.faults import Faults
-from cluster.distributed.pace import Deadlines, Jobs
-from cluster.distributed.process import Settings
-from cluster.distributed.served import worker as worker_
-from cluster.distributed.served.hosting import host
-from cluster.distributed.served.keeping import Keeping
-from cluster.distributed.served.orders import Orders
-from cluster.distributed.served.reception import ServedReception
-from cluster.distributed.served.remembered import Remembered
-from cluster.distributed.served.runtime import ServedRuntime
-from cluster.distributed.served.server import Server
-from cluster.transport.streams import Listener, Security, connect
+from cluster import coordinator
+from cluster.membership import admission as reception_
+from cluster.membership.process import Settings
+from cluster.network.streams import Listener, Security, connect
+from cluster.parameter_server import worker as worker_
+from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.hosting import host
+from cluster.parameter_server.keeping import Keeping
+from cluster.parameter_server.residuals import Remembered
+from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.server import Server
+from cluster.parameter_server.servers import Orders
+from cluster.process import roles
+from cluster.process.deadlines import Deadlines, Jobs
+from cluster.process.faults import Faults
 from learning.nothing import NoGradient, NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
+from outputs.recorder import Journal, Milestones
 from sync import asp
 from wire import dense
 from wire.flat import Flat
@@ -121,7 +121,7 @@ class Lead:
       console=Console(target=10**6, clock='real'),
     )
     self.ledger = journal.ledger
-    asked = lead.Lead(
+    asked = coordinator.Lead(
       scheme=asp.make(num_workers=num_workers),
       batching=fixed.make(num_workers=num_workers, worker_batch=8),
       holder=self.orders,

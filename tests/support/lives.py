@@ -1,14 +1,14 @@
 """Played workers of reduced runs, for tests: see `replicas`."""
 
-from cluster.distributed import reception
-from cluster.distributed.pace import Deadlines, Jobs
-from cluster.transport.streams import Security
+from cluster.membership import admission
+from cluster.network.streams import Security
+from cluster.process.deadlines import Deadlines, Jobs
 from learning import drift
 
 BATCH = 8
 
 
-class Reception(reception.Reception):
+class Reception(admission.Reception):
   """The real one, without a listener: lives are the streams."""
 
   def __init__(self, workers):

@@ -18,20 +18,20 @@ import optax
 
 import data.stream
 from batching import fixed
-from cluster.distributed.members import Member
-from cluster.distributed.pace import Deadlines
-from cluster.distributed.served import worker
-from cluster.distributed.served.orders import Orders
-from cluster.distributed.served.pieces import Pieces
-from cluster.distributed.served.runtime import ServedRuntime
-from cluster.distributed.served.server import Server
-from cluster.distributed.served.window import Window
-from cluster.lead import Lead
-from cluster.transport.errors import Closed
+from cluster.coordinator import Lead
+from cluster.membership.members import Member
+from cluster.network.errors import Closed
+from cluster.parameter_server import worker
+from cluster.parameter_server.pieces import Pieces
+from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.server import Server
+from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.window import Window
+from cluster.process.deadlines import Deadlines
 from learning.learner import TaskLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
+from outputs.recorder import Journal, Milestones
 from sync import bsp
 from tests.support import pipes
 from wire import dense

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
-from cluster.transport.errors import Closed
-from cluster.transport.messages import Incoming
+from cluster.network.errors import Closed
+from cluster.network.messages import Incoming
 
 
 def pair():

@@ -21,7 +21,7 @@ from typing import Any
 
 from absl.testing import absltest
 
-from cluster.distributed.served import checkpoints as sharded
+from cluster.parameter_server import checkpoints as sharded
 from outputs import checkpoints, stores
 from tests.support import accelerators
 from tools import replay

@@ -13,19 +13,19 @@ import numpy as np
 
 import data.stream
 from batching import fixed
-from cluster import lead
-from cluster.distributed.links.linking import Linking
-from cluster.distributed.links.surveyor import Surveyor
-from cluster.distributed.pace import Deadlines
-from cluster.distributed.reduced.books import Books, Entry
-from cluster.distributed.reduced.formation import Formation
-from cluster.distributed.reduced.holder import ReplicaHolder
-from cluster.distributed.reduced.runtime import ReducedRuntime
-from cluster.distributed.reduced.sums.memory import Nothing
+from cluster import coordinator
+from cluster.allreduce.formation import Formation
+from cluster.allreduce.runtime import ReducedRuntime
+from cluster.allreduce.step_statistics import Books, Entry
+from cluster.allreduce.store import ReplicaHolder
+from cluster.allreduce.sums.memory import Nothing
+from cluster.probing.link_manager import Linking
+from cluster.probing.surveyor import Surveyor
+from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.journal import Journal, Milestones
+from outputs.recorder import Journal, Milestones
 from route import links, ring
 from sync import bsp
 from tests.support import lives
@@ -79,7 +79,7 @@ class World:
     self.ledger, self.drift = journal.ledger, mock.Mock()
     journal.drift = self.drift
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
-    self.lead = lead.Lead(
+    self.lead = coordinator.Lead(
       scheme=bsp.make(num_workers=workers),
       batching=batching or fixed.make(num_workers=workers, worker_batch=BATCH),
       holder=holder,

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 from absl.testing import parameterized
 
-from cluster.transport import streams as transport
-from cluster.transport.streams import Security
+from cluster.network import streams as transport
+from cluster.network.streams import Security
 
 _ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
@@ -17,7 +17,7 @@ WAIT_S = 15.0  # Longer than anything here should take.
 # Connects, says so, and receives until the stream ends.
 _CLIENT = """
 import sys
-from cluster.transport import streams as transport
+from cluster.network import streams as transport
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
 print('connected', flush=True)
 try:

@@ -10,7 +10,8 @@ from unittest import mock
 from ml_collections import ConfigDict
 
 import train
-from cluster.distributed import process, roles
+from cluster.membership import process
+from cluster.process import roles
 
 
 def run(

@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 from tests.support import small
 from tools import calibrate
-from tools.calibrating import reduced, timeline
+from tools.calibrating import allreduce, timeline
 from tools.reading.traffic import Link
 
 _SIZE = 2_000_000
@@ -121,13 +121,13 @@ class HostsTest(parameterized.TestCase):
     ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
   )
   def test_a_host_is_as_fast_both_ways_unless_it_shows(self, rates, up, down):
-    found = reduced.hosts_of(self._ring(rates), 4)
+    found = allreduce.hosts_of(self._ring(rates), 4)
     np.testing.assert_allclose(found, (up, down))
 
   def test_those_sent_to_at_once_share_a_link(self):
     links = {(0, 1): Link(300, 1.0, 1.0), (0, 2): Link(100, 0.5, 1.0)}
     links |= {(1, 0): Link(400, 1.0, 1.0), (2, 0): Link(0, 0.0, 1.0)}
-    up, _ = reduced.hosts_of(links, 3)
+    up, _ = allreduce.hosts_of(links, 3)
     self.assertEqual(up[0], 400)
 
 

@@ -15,7 +15,7 @@ import unittest
 
 from absl.testing import absltest, parameterized
 
-from cluster.transport import memory
+from cluster.network import memory
 from tests.support import launches
 from tests.tools import lab_test
 

@@ -19,8 +19,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import topology
-from cluster.distributed import roles
-from cluster.distributed.links import flows, trials
+from cluster.probing import transfers, trials
+from cluster.process import roles
 from tests.support import accelerators, shared_links
 from tests.tools import lab_test
 from tools import probe
@@ -116,11 +116,11 @@ class EndpointTest(absltest.TestCase):
     stack = contextlib.ExitStack()
     self.addCleanup(stack.close)
     self.ends = [
-      stack.enter_context(flows.Endpoint('127.0.0.1', timeout_s=20.0))
+      stack.enter_context(transfers.Endpoint('127.0.0.1', timeout_s=20.0))
       for _ in range(2)
     ]
     self.peers = [
-      flows.Peer(f'host{n}', '127.0.0.1', end.port)
+      transfers.Peer(f'host{n}', '127.0.0.1', end.port)
       for n, end in enumerate(self.ends)
     ]
     for own, end in enumerate(self.ends):
@@ -151,11 +151,11 @@ class EndpointTest(absltest.TestCase):
 
       self.assertEqual((sent, pings[1]), ({}, {}))
       self.assertGreater(received[0], 1e6)
-      self.assertBetween(pings[0][1], 1e-6, flows.PINGS_S)
+      self.assertBetween(pings[0][1], 1e-6, transfers.PINGS_S)
 
   def test_strangers_and_other_tests_are_not_let_in(self):
     ends = self.peers[1][1:]
-    hello = flows._HELLO.pack
+    hello = transfers._HELLO.pack
     strange = hello(bytes(16), 7, 0), hello(_KEY, 6, 0), hello(_KEY, 7, 1), b''
     with contextlib.ExitStack() as stack:
       for first in strange:
@@ -177,18 +177,18 @@ class EndpointTest(absltest.TestCase):
       # One of them who was waited for would take 20 s.
       self.assertLess(time.monotonic() - start, 10)
       end, start = self.impatient(1, 1.5), time.monotonic()
-      with self.assertRaisesRegex(flows.Broken, 'host0: timed out'):
+      with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
         end.connect(1, to=[], of=[0], streams=1)
       self.assertLess(time.monotonic() - start, 4.5)  # Each of them: 6 s.
 
   def test_who_does_not_come_is_named(self):
-    with self.assertRaisesRegex(flows.Broken, 'host0: timed out'):
+    with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
       self.impatient(1).connect(1, to=[], of=[0], streams=1)
 
   def test_who_breaks_off_or_is_silent_is_named(self):
     for broken in (True, False):
       with socket.create_connection(self.peers[1][1:]) as sock:
-        sock.sendall(flows._HELLO.pack(_KEY, 1, 0) + bytes(1000))
+        sock.sendall(transfers._HELLO.pack(_KEY, 1, 0) + bytes(1000))
         self.ends[1].connect(1, to=[], of=[0], streams=1)
         if broken:
           sock.close()
@@ -196,13 +196,13 @@ class EndpointTest(absltest.TestCase):
         if not broken:
           for _, link in self.ends[1]._in:
             link.settimeout(0.5)
-        with self.assertRaisesRegex(flows.Broken, f'host0: .*{why}'):
+        with self.assertRaisesRegex(transfers.Broken, f'host0: .*{why}'):
           self.ends[1].transfer(0.1)
       self.ends[1]._hang_up()
 
   def test_who_cannot_be_reached_is_named(self):
     self.ends[1].__exit__()
-    with self.assertRaisesRegex(flows.Broken, 'host1: .*refused'):
+    with self.assertRaisesRegex(transfers.Broken, 'host1: .*refused'):
       self.ends[0].connect(1, to=[1], of=[], streams=1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outputs.ledger import PHASES
+from outputs.accounting import PHASES
 from tools.drawing import look, timeline
 from tools.reading import records
 from tools.reading.records import RunRecord

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outputs.ledger import PHASES
+from outputs.accounting import PHASES
 from tools.reading.records import RunRecord
 
 COLORS = dict(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from outputs.ledger import PHASES
+from outputs.accounting import PHASES
 from tools.drawing import batches, curves, measures, placing
 from tools.reading import traffic
 from tools.reading.records import RunRecord

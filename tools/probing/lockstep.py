@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cluster.distributed.links.flows import Broken, Failure
-from cluster.transport.heart import within
-from cluster.transport.streams import (
+from cluster.network.heartbeat import within
+from cluster.network.streams import (
   Closed,
   Security,
   Stream,
   TransportError,
   connect,
 )
+from cluster.probing.transfers import Broken, Failure
 
 # Of silences: a member reports another after one, the leader ends the wait for
 # both after two, and members think that it is lost after three.
@@ -34,7 +34,7 @@ class _Said(NamedTuple):
 
 
 class Leader:
-  """Tells members what to do; `handle` is for `cluster.transport.Listener`."""
+  """Tells members what to do; `handle` is for `cluster.network.Listener`."""
 
   def __init__(self, members: int, *, timeout_s: float, start_s: float):
     """Knows nobody yet.

@@ -2,14 +2,14 @@
 
 import socket
 
-from cluster.distributed.links import flows, trials
-from cluster.transport.streams import Security
+from cluster.network.streams import Security
+from cluster.probing import transfers, trials
 from tools.probing import lockstep
 
 
 def follow(
   leader: str,
-  endpoint: flows.Endpoint,
+  endpoint: transfers.Endpoint,
   rank: int,
   *,
   address: str,

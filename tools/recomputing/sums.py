@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.distributed.reduced.executor import program
-from cluster.distributed.reduced.executor.frames import DTYPES
+from cluster.allreduce.executor import program
+from cluster.allreduce.executor.frames import DTYPES
 from configs.checks import require
 from learning.pool import FLOAT32
 from tools.reading.traffic import Generation

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cluster.distributed.reduced.sums.packing import Packing
+from cluster.allreduce.sums.packing import Packing
 from learning.pool import FLOAT32, Pool
 from tools.recomputing.sums import Sums
 from wire.codec import Room, State

@@ -11,8 +11,7 @@ import jax
 from absl.testing import absltest, parameterized
 
 import train
-from cluster.distributed import roles
-from cluster.process import devices
+from cluster.process import devices, roles
 from learning import placement
 from tests.support import gpus, small
 

@@ -1,0 +1,311 @@
+"""The runtime of reduced routes, as its lead runs it.
+
+The lead has the worker of its process tell what has been summed, and deals each
+iteration while the one before it is computed: nobody waits for it, but where
+the run is looked at (evaluations, checkpoints) or workers come and go.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+
+from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.memberships import Generations
+from cluster.allreduce.step_statistics import Booking, Books
+from cluster.coordinator import Lead
+from cluster.probing.traffic_log import Carrying
+from cluster.process.exits import Unmendable
+from cluster.traffic import Traffic
+from learning.learning import Overlap
+
+
+class ReducedRuntime(Generations):
+  """Replicas of the learner.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  def __init__(
+    self,
+    *,
+    lead: Lead,
+    reception: ReducedReception,
+    books: Books,
+    overlap: Overlap,
+    iteration_bytes: Callable[[int, int], int],
+    **of_generations: Any,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      lead: Asks the scheme.
+      reception: Talks to the workers.
+      books: Of iterations.
+      overlap: What sending gradients overlaps with in the lead's process.
+      iteration_bytes: As of `Booking`.
+      **of_generations: `holder`, of the learner, the lead's; `formation`, which
+        makes groups; `linking`, which makes what knows the links, given what
+        sends to a worker; and what `Leading` takes.
+    """
+    super().__init__(lead=lead, reception=reception, **of_generations)
+    self._carrying = Carrying(self._formation, Traffic(lead.journal))
+    self._booking = Booking(lead, books, reception.members, iteration_bytes)
+    self._pausing, self._overlap = False, overlap
+    # Who keeps some of its gradients says it before a checkpoint: at which
+    # version all have, and in which generation they were asked, and when.
+    self._collected = 0
+    self._asked: tuple[int, float] | None = None
+    self._sent: list[dict[str, Any]] = []  # By members, as of the last check.
+    self._reactions = {
+      'ready': self._ready,
+      'failed': self._failed,
+      'unmendable': self._unmendable,
+      'formed': self._formed,
+      'broken': self._broken,
+      'stopped': self._stopped,
+      'checked': self._checked,
+      'compared': self._compared,
+      'completed': self._completed,
+      'collected': self._has_collected,
+      'answered': self._linking.answered,
+      'measured': self._measured,
+      'traffic': self._linking.traffic,
+      'packed': lambda event: self._linking.packed(event, self.time),
+    }
+    lead.attach(release=self._released, wake_at=lambda time: None)
+
+  def warm_up(self) -> None:
+    """Waits until all workers have compiled and are connected.
+
+    Raises:
+      Unmendable: If one does not; says what is known of it.
+    """
+    self._wait(
+      self._reception.listen(),
+      done=self._is_connected,
+      missing=lambda: self._reception.missing() or self._linking.waits,
+    )
+
+  def start(self) -> None:
+    """Releases the first iterations."""
+    super().start()
+    self._deal()
+
+  def resume(self) -> None:
+    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    self.lead.rejoin(self._before, self.time)
+    self.start()
+
+  def pause(self) -> bool:
+    """Returns whether nothing is under way; if not, it soon is so.
+
+    The next step goes on.
+    """
+    self._pausing = True
+    if self._check.is_running or not self._still:
+      return False
+    if self._check.agreement.agreed < self._holder.version:
+      self._sent.clear()
+      self._check.begin(self._holder.version, lambda: None)
+      return False
+    version, generation = self._holder.version, self._formation.generation
+    if self._holder.keeps and self._collected < version:
+      if self._asked is None or self._asked[0] < generation:
+        self._asked = generation, time.monotonic()
+        for index in self._formation.members:
+          self._say(index, {'collect': generation})
+      return False
+    self._pausing, self._asked = False, None
+    return True
+
+  def step(self) -> None:
+    """Waits for an event, at most for a beat, and does what follows.
+
+    Raises:
+      Unmendable: If the run cannot go on.
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+    if not self._pausing and self._still:
+      self._deal()  # After a pause.
+    self._take(max(self._look_at - time.monotonic(), 0.0))
+    self._look()
+    if self._asked and time.monotonic() - self._asked[1] > self._start_s:
+      raise Unmendable('Workers do not say what they keep of gradients.')
+
+  def state(self) -> dict[str, Any]:
+    """Returns all that a run goes on from, between two iterations."""
+    return {
+      'time': self.time,
+      'lead': self.lead.state(),
+      'holder': self._holder.state(),
+      'lives': [member.lives for member in self._members],
+      'drift': self._check.agreement.totals,
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken, with other workers perhaps."""
+    self.time = state['time']
+    self._before = state['lead']
+    self._holder.restore(state['holder'])
+    for member, lives in zip(self._members, state['lives'], strict=False):
+      member.lives = lives
+    self._collected = self._holder.version
+    self._check.agreement.totals |= state.get('drift', {})
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what summary.json says of this runtime alone."""
+    own = {
+      'generations': self._formation.generation + 1,
+      'overlap': self._overlap,
+      'drift': self._check.agreement.totals,
+    }
+    return super().summary() | own
+
+  def _released(self, index: int) -> None:
+    """Enters the phase `push`: replicas receive sums, and never pull."""
+    self.lead.workers[index].phase = 'push'
+
+  def _ready(self, event: dict[str, Any]) -> None:
+    if not self._admits(event):
+      return
+    index = event['worker']
+    self._formation.came(index, event['executor'], event['handover'])
+    if not self._started:
+      if self._formation.waits:
+        self._form()
+      return
+    logging.info('Worker %d is back.', index)
+    if self._still:  # Nobody would take it in.
+      self._deal()
+
+  def _formed(self, event: dict[str, Any]) -> None:
+    if not self._is_current(event):
+      return
+    self._carrying.forming(event)
+    if self._formation.formed(event['worker'], event['digest']):
+      self._check.begin(
+        event['version'], self._begin_generation, self._formation.digests
+      )
+
+  def _begin_generation(self) -> None:
+    """Begins to sum: all members are connected, and hold the same state."""
+    version = self._check.agreement.agreed
+    self._settle()
+    self._running = True
+    self._linking.formed()
+    self._dealing.begin(self._holder.version)
+    if self._started:
+      self._deal()
+    self._carrying.formed(self.time, version, self._why)
+
+  def _settle(self) -> None:
+    """Books what could not be before all members had the newest version."""
+    if self._owed:
+      owed, self._owed = self._owed, None
+      self._book(*owed)
+    left, self._left = self._left, {}
+    for index in sorted(left):
+      if self._holder.keeps:
+        self.lead.journal.forgot(index, self.time, None)
+      self.lead.leave(index, self.time, left[index])
+
+  def _checked(self, event: dict[str, Any]) -> None:
+    """Takes in what a member holds, and has sent."""
+    if self._is_current(event):
+      self._sent.append(event)
+      self._check.add_digest(event['worker'], event['version'], event['digest'])
+
+  def _compared(self, event: dict[str, Any]) -> None:
+    """Takes in how far a member's state was from the reference."""
+    if self._is_current(event):
+      self._check.add_difference(
+        event['worker'], event['version'], event['difference'], event['digest']
+      )
+
+  def _completed(self, event: dict[str, Any]) -> None:
+    """An iteration has been summed, and applied.
+
+    Before it is evaluated, or is the last one, replicas are compared: what is
+    looked at, all have.
+    """
+    version, members = self._holder.version, self._formation.members
+    if event['version'] != version:
+      return
+    self._formation.summed()
+    if self._looks(sum(self.lead.workers[k].examples for k in members)):
+      if not self._running:
+        return  # The generation ends: it is booked when the next has formed.
+      self._sent.clear()
+      self._check.begin(version + 1, lambda: self._agreed(event['books']))
+    else:
+      self._book(event['books'], members)
+      self._deal()
+
+  def _agreed(self, numbers: list[float]) -> None:
+    """Goes on with an iteration after which all hold the same state."""
+    self._book(numbers, self._formation.members)
+    for event in self._sent:
+      self._carrying.checked(event, self.time)
+    self._deal()
+
+  def _has_collected(self, event: dict[str, Any]) -> None:
+    """Notes that the residuals of all workers are known."""
+    self._collected = event['version']
+
+  def _book(self, numbers: list[float], members: Sequence[int]) -> None:
+    """Tells the scheme of an iteration that has been ended.
+
+    Args:
+      numbers: The books.
+      members: Who took part.
+
+    Raises:
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+    version = self._holder.version
+    # Others compute what is dealt ahead; who is lost is not yet gone.
+    ahead = self._dealing.newest > version
+    began, stage = self._dealing.at(version)
+    joining = [k for k in self._newcomers if not (ahead or self._in_lead(k))]
+    self._booking(
+      numbers,
+      members,
+      joining,
+      dealt_at=began - (self._began or 0.0),
+      stage=stage,
+      time=self.time,
+    )
+    self._linking.iterated(self.time, self._booking.exposed_s)
+
+  def _deal(self) -> None:
+    """Deals what can be dealt of this iteration and of the next."""
+    if not self._running or self._over or self._check.is_running:
+      return
+    version, members = self._holder.version, self._formation.members
+    if self._dealing.newest < version:
+      # Others have come too late for the iteration that has been begun.
+      if any(map(self._in_lead, self._newcomers)):
+        self._stop('somebody has come', ends=True)
+        return
+      if why := self._turns:
+        self._stop(why, ends=True)
+        return
+      if self._pausing:
+        return
+      for index in members:
+        self._members[index].pace.moved = time.monotonic()
+      self._dealing.send(self._formation.generation, version, members)
+    examples = sum(self.lead.workers[index].examples for index in members)
+    still = self._pausing or self._looks(examples) or self._newcomers
+    still = still or self._turns
+    if self._dealing.newest == version and not still:
+      self._dealing.send(self._formation.generation, version + 1, members)
+
+  def _looks(self, examples: int) -> bool:
+    """Returns whether the run is looked at after so many examples more."""
+    journal = self.lead.journal
+    return journal.looks(journal.ledger.examples + examples)

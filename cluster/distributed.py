@@ -1,0 +1,161 @@
+"""A process's part of a run on real hosts: see `cluster.runtime`."""
+
+import os
+from collections.abc import Mapping
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.allreduce.site import ReducedSite
+from cluster.allreduce.sums import native
+from cluster.membership import rendezvous
+from cluster.membership.process import Meeting
+from cluster.network import credentials, descriptors, memory, streams, tcp_idle
+from cluster.network.handshake import Security
+from cluster.parameter_server.site import ServedSite
+from cluster.process import devices, roles
+from cluster.runtime import Parts, Site
+from cluster.speed import build
+from cluster.speed.speed import Speed
+from configs.checks import require
+from configs.sections import Choose, named
+from learning import placement
+from outputs.files import RunFiles
+from route.route import Plan, Reduced, Served
+
+_SHARE = 'config.cluster.workers_per_gpu'
+
+
+def meet(
+  config: ConfigDict,
+  plan: Plan,
+  *,
+  files: RunFiles,
+  process: Mapping[str, str],
+) -> Meeting:
+  """Returns which process this is, and where the others are.
+
+  Processes are no part of jax.distributed: nobody runs a collective, and its
+  coordination service would end processes whose run can go on.  So each names
+  its own devices, before XLA starts.
+
+  Raises:
+    ValueError: If a setting is wrong; names the field.
+    OSError: If the lead cannot write to the run's folder.
+    Unmendable: If the lead has not done so in time.
+  """
+  workers, count = config.cluster.workers, config.cluster.devices_per_worker
+  is_native = isinstance(plan, Reduced) and plan.forest is None
+  share, ids = config.cluster.workers_per_gpu, range(0)
+  alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
+  require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
+  the_same = 'the folder that all processes of the run share'
+  require(files.named, 'workdir', the_same, None)
+  with named('config.cluster'):
+    address = streams.interface_address(config.cluster.interface)
+  dedicated = _dedicated(plan)
+  role = roles.find(
+    os.environ,
+    workers=workers,
+    dedicated=dedicated,
+    here=address,
+    **process,
+  )
+  finished = files.finished() is not None
+  if not finished:
+    descriptors.raise_limit(workers)
+    memory.advise()
+  if role.kind == 'server':
+    count = 0
+    placement.use_cpu_only()
+  elif seen := _gpus():
+    ids = devices.claim(os.environ, seen, count=count, share=share)
+    if len(ids) < len(seen):
+      jax.config.update('jax_cuda_visible_devices', ','.join(map(str, ids)))
+  else:
+    require(share == 1, _SHARE, '1, as no GPU is seen here', share)
+  security = Security()
+  if finished:
+    role = role._replace(lead=role.lead or f'{address}:0')  # Of no use.
+  else:
+    role, security = _found(config, role, dedicated, address, files)
+    if is_native:
+      with named('config.cluster'):
+        native.use_interface(config.cluster.interface)
+      native.join(
+        role.lead,
+        config.route.native.port,
+        index=role.index,
+        workers=workers,
+        devices=ids,
+        start_s=config.cluster.start_s,
+      )
+  return Meeting(role, address, finished, devices=count, security=security)
+
+
+def _gpus() -> list[str]:
+  """Returns the GPUs that a worker sees; none if JAX uses the CPU alone."""
+  return [] if placement.is_cpu_only() else devices.gpus(os.environ)
+
+
+def _found(
+  config: ConfigDict,
+  role: roles.Role,
+  dedicated: int,
+  address: str,
+  files: RunFiles,
+) -> tuple[roles.Role, Security]:
+  """Returns the role with the lead's address, and the security of streams.
+
+  What flags, config and environment do not say is in the run's folder, where
+  the lead writes it.
+  """
+  place = rendezvous.Place(role.lead, config.cluster.token_file)
+  if f'{role.kind} {role.index}' == roles.leading(dedicated):
+    files.hold(config.cluster)
+    place = rendezvous.host(
+      files.workdir,
+      place,
+      address=address,
+      launch=role.launch,
+      ports=lambda: roles.free_ports(1)[0],
+    )
+  else:
+    limit_s = config.cluster.start_s
+    place = rendezvous.join(
+      files.workdir, place, launch=role.launch, limit_s=limit_s
+    )
+  security = credentials.security(config.cluster, address, place.token_file)
+  return role._replace(lead=place.lead), security
+
+
+def speed(config: ConfigDict, choose: Choose) -> Speed | None:
+  """Returns how long workers compute at least; None for as long as they do."""
+  injected = config.cluster.speed.injected
+  return build.make(config, choose) if injected else None
+
+
+def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
+  """Returns the site.
+
+  Raises:
+    ValueError: If a setting is wrong; names the field.
+  """
+  if config.cluster.interface != 'lo':
+    tcp_idle.tell()
+  site: ServedSite | ReducedSite
+  if isinstance(parts.plan, Served):
+    site = ServedSite(config, meeting, parts, parts.plan)
+  else:
+    site = ReducedSite(config, meeting, parts, parts.plan)
+  if site.leads:
+    if not config.cluster.speed.injected:
+      logging.info('Not used by real hosts: config.cluster.speed.')
+    logging.info('Not used by real hosts: config.cluster.network.')
+  return site
+
+
+def _dedicated(plan: Plan) -> int:
+  """Returns how many servers have processes of their own."""
+  return plan.servers if isinstance(plan, Served) and plan.dedicated else 0

@@ -1,0 +1,116 @@
+"""Connects a process to the coordinator (lead), with retries and backoff.
+
+A process may start before the coordinator, lose its link, or find its rank held
+by a process that is about to end.  All of this is retried until a deadline.
+"""
+
+import random
+import time
+from typing import Any
+
+from absl import logging
+
+from cluster.network.heartbeat import within
+from cluster.network.streams import (
+  Refused,
+  Security,
+  Stream,
+  TransportError,
+  connect,
+)
+
+_BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
+_TELL_S = 30.0  # Between two log lines that say that the rank is held.
+
+
+class RankHeld(TransportError):
+  """Raised if another live process holds the rank of this process."""
+
+
+def join(
+  address: str,
+  hello: dict[str, Any],
+  *,
+  security: Security,
+  timeout_s: float,
+  start_s: float,
+) -> tuple[Stream, dict[str, Any]]:
+  """Returns a stream to the coordinator, and the coordinator's first message.
+
+  Retries until `start_s` have passed: a link may be down, the coordinator may
+  start later or restart, and another process that holds the rank may end.  Each
+  attempt is short, because TCP doubles the time between its own retries.
+
+  If the coordinator was reached but did not admit the process, the next attempt
+  waits.  The wait is drawn uniformly from the upper half of [0, b].  b is 0.2 s
+  at first and doubles with each such attempt, up to `timeout_s` / 2.  So
+  processes that started together do not retry together.
+
+  Args:
+    address: HOST:PORT of the coordinator.
+    hello: The handshake: run, identity and rank of this process.
+    security: Credentials of the stream.
+    timeout_s: Limit of one attempt, seconds.
+    start_s: Limit of all attempts, seconds.
+
+  Raises:
+    Refused: If the coordinator rejects this process permanently.
+    RankHeld: If another process holds the rank at the last attempt.
+    TransportError: If the last attempt failed otherwise; says why.
+  """
+  deadline = time.monotonic() + start_s
+  backoff_s, tell_at = _BACKOFF_S, 0.0
+  before: TransportError | None = None
+  while True:
+    limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
+    wait_s, stream = 0.0, None
+    try:
+      stream = connect(address, hello, security, limit_s)
+      return stream, _greeted(stream, timeout_s)
+    except Refused:
+      raise
+    except TransportError as error:
+      if stream is not None:  # An attempt that fails to connect has waited.
+        wait_s = min(backoff_s, timeout_s / 2) * random.uniform(0.5, 1.0)
+        backoff_s *= 2
+      now = time.monotonic()
+      if now + wait_s >= deadline:
+        # The last attempt may have had too little time for any answer.
+        if isinstance(before, RankHeld) and limit_s < timeout_s:
+          raise before from error
+        raise
+      before = error
+      if not isinstance(error, RankHeld):
+        logging.info('Still waiting for the lead: %s', error)
+      elif now >= tell_at:
+        tell_at = now + _TELL_S
+        left_s = deadline - now
+        logging.warning('Tries again for up to %.0f s: %s', left_s, error)
+    time.sleep(wait_s)
+
+
+def dropped(stream: Stream) -> None:
+  """Cancels and closes a stream, without waiting for the other end."""
+  stream.cancel()
+  stream.close()
+
+
+def _greeted(stream: Stream, limit_s: float) -> dict[str, Any]:
+  """Returns the coordinator's answer to the handshake; closes it on errors.
+
+  Raises:
+    Refused: If the coordinator rejects this process permanently.
+    RankHeld: If another process holds the rank.
+    TransportError: If there is no answer within `limit_s` seconds.
+  """
+  try:
+    with within(stream, limit_s):
+      greeting = stream.receive().header
+    if 'refused' in greeting:
+      raise Refused(greeting['refused'])
+    if 'held' in greeting:
+      raise RankHeld(greeting['held'])
+    return greeting
+  except TransportError:
+    dropped(stream)
+    raise

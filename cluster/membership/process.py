@@ -1,0 +1,201 @@
+"""Common parts of the processes of a run on real hosts, for all routes."""
+
+import functools
+import itertools
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.network.handshake import Security
+from cluster.process import faults, roles
+from cluster.process.deadlines import Deadlines, Jobs
+from cluster.process.exits import STOPPED
+from cluster.process.faults import Phase
+from cluster.runtime import Parts
+from learning.learning import Evaluation
+from outputs.manifests import fingerprint
+
+
+class Meeting(NamedTuple):
+  """Result of the rendezvous: the role of a process, and how to connect.
+
+  Attributes:
+    role: Role of this process, with the address of the coordinator (lead).
+    address: IPv4 address of this host to listen on.
+    finished: Whether the run has finished before, so that no process of it is
+      to be reached.
+    devices: Number of devices on which this process computes gradients.
+    security: Credentials of all streams.
+  """
+
+  role: roles.Role
+  address: str
+  finished: bool
+  devices: int
+  security: Security
+
+
+class Settings(NamedTuple):
+  """Settings of a process; all but `address` and `process` are of the run.
+
+  Attributes:
+    address: IPv4 address of this host to listen on.
+    fingerprint: Hash of the run's config, the same for all processes.
+    security: Credentials of all streams.
+    timeout_s: Silence after which a process counts as lost.
+    start_s: Seconds within which all processes have to join.
+    process: Random identity of this process.  By it the coordinator
+      distinguishes a process that reconnects from another one of its rank.
+    devices: Kinds of this process's devices that compute gradients.
+    adapt: Whether links are measured during the run and forests adapted to
+      them: see `route.route.Reduced`.
+  """
+
+  address: str
+  fingerprint: str
+  security: Security
+  timeout_s: float
+  start_s: float
+  process: str
+  devices: Sequence[str] = ()
+  adapt: bool = False
+
+
+class Process:
+  """Common base of the sites of real runs: see `Site` of `cluster.runtime`.
+
+  Attributes:
+    clock: Kind of time that the run is measured in.
+    meeting: Role of this process, and how to connect to the others.
+    parts: Components of the run.
+    settings: Settings of this process.
+    faults: Failures to inject.
+    deadlines: Progress deadlines, after which a process counts as lost.
+    jobs: Evaluations and checkpoints beside the coordinator's event loop.
+  """
+
+  clock: Literal['real'] = 'real'
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    meeting: Meeting,
+    parts: Parts,
+    *,
+    servers: int,
+    windows: bool,
+  ):
+    """Creates the parts that every process of a run has.
+
+    Args:
+      config: Config of the run.
+      meeting: Role of this process, and how to connect to the others.
+      parts: Components of the run.
+      servers: Number of servers that can have injected failures.
+      windows: Whether workers wait for one another's chunks: see `Deadlines`.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
+    self.meeting, self.parts = meeting, parts
+    self.settings = Settings(
+      meeting.address,
+      fingerprint(parts.described),
+      meeting.security,
+      config.cluster.timeout_s,
+      config.cluster.start_s,
+      process=secrets.token_hex(16),
+      devices=tuple(parts.learned.devices),
+    )
+    self.faults = faults.make(config, servers, parts.files.workdir / 'faults')
+    self.deadlines = Deadlines(
+      timeout_s=config.cluster.timeout_s,
+      start_s=config.cluster.start_s,
+      windows=windows,
+    )
+    self.jobs = Jobs(self.deadlines)
+    self._evaluations = itertools.count()
+
+  def __call__(self) -> None:
+    """Takes part in the run as a process other than the coordinator's.
+
+    Raises:
+      SystemExit: With LOST if the coordinator is lost, as a restart may help;
+        with STOPPED if it has ended the run before the run has finished.
+    """
+    if self.meeting.finished:
+      logging.info('The run has finished before.')
+      return
+    _leave_it_to_the_lead()
+    if not self._take_part():
+      sys.exit(STOPPED)
+
+  def _take_part(self) -> bool:
+    """Takes part until the run is over; returns whether it has finished."""
+    raise NotImplementedError
+
+  @property
+  def _of_reception(self) -> dict[str, Any]:
+    """Arguments of a `Reception`, without the number of workers."""
+    settings = self.settings
+    return {
+      'host': settings.address,
+      'port': int(self.meeting.role.lead.rpartition(':')[2]),
+      'fingerprint': settings.fingerprint,
+      'security': settings.security,
+      'timeout_s': settings.timeout_s,
+      'start_s': settings.start_s,
+      'jobs': self.jobs,
+    }
+
+  @property
+  def _of_leading(self) -> dict[str, Any]:
+    """Time limits, as arguments of a `Leading`."""
+    return {
+      'timeout_s': self.settings.timeout_s,
+      'start_s': self.settings.start_s,
+      'deadlines': self.deadlines,
+    }
+
+  @property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions, in the coordinator's process; None for none."""
+    return self.parts.learned.evaluate
+
+  @functools.cached_property
+  def later(self) -> Callable[[Callable[[], Any]], Future]:
+    """Function that calls another one in a thread, for the coordinator."""
+    pool = ThreadPoolExecutor(1)
+    return lambda call: pool.submit(self._evaluated, call)
+
+  def _evaluated(self, call: Callable[[], Any]) -> Any:
+    """Returns the result of an evaluation; run in a thread, as a job."""
+    self.jobs.begin('an evaluation')
+    try:
+      number = next(self._evaluations)
+      due = self.faults.due('server:0', number, Phase.EVALUATION)
+      self.faults.happen(due)
+      return call()
+    finally:
+      self.jobs.end('an evaluation')
+
+
+def _leave_it_to_the_lead() -> None:
+  """Ignores the first SIGTERM.
+
+  If a scheduler sends it to all processes, the coordinator saves a checkpoint
+  and then ends the others.
+  """
+  signal.signal(signal.SIGTERM, _wait_for_the_lead)
+
+
+def _wait_for_the_lead(number: int, frame: object) -> None:
+  del frame
+  logging.info('SIGTERM: it is for the lead to end the run.')
+  signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,280 @@
+"""The distributed runtime, as its lead runs it.
+
+The lead has server 0 in its process.  One thread takes what happens out of the
+queue of the reception, tells the scheme, and orders all servers to do what the
+scheme says.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from absl import logging
+
+from cluster.coordinator import Lead
+from cluster.membership.event_loop import Leading
+from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.residuals import Since, shared
+from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.servers import Orders
+from cluster.process.exits import Unmendable
+from learning.scaling import factor, of
+
+_MOST = 64  # Events whose orders wait for one another.
+
+
+class ServedRuntime(Leading):
+  """Real workers and servers.
+
+  Attributes:
+    time: Seconds since the start, of this process and those before it.
+    lead: Asks the scheme.
+  """
+
+  def __init__(
+    self,
+    *,
+    lead: Lead,
+    orders: Orders,
+    reception: ServedReception,
+    server: Callable[[Report, Mapping[str, Any]], Server],
+    num_servers: int,
+    kept: Callable[[], tuple[int, list[int]] | None],
+    **of_leading: Any,
+  ):
+    """Listens to nobody yet.
+
+    Args:
+      lead: Asks the scheme.
+      orders: For all servers; the lead's holder.
+      reception: Talks to workers and servers.
+      server: Makes server 0, given how it reports and how servers are greeted.
+      num_servers: Number of servers.
+      kept: Returns, if the run goes on from a checkpoint, its number and the
+        workers who have parts in it.
+      **of_leading: As of `Leading`.
+    """
+    super().__init__(lead=lead, reception=reception, **of_leading)
+    self._orders = orders
+    self._reception: ServedReception = reception
+    self._server = server
+    self._num_servers = num_servers
+    self._kept = kept
+    self._keepers: list[int] = []  # Who is to have parts in it.
+    count = len(lead.workers)
+    self._since = [Since()] * count  # Before an iteration has counted.
+    self._wake: float | None = None
+    self._alone_since = math.inf
+    self._reactions = {
+      'here': lambda event: None,
+      'ready': self._ready,
+      'arrived': self._arrived,
+      'failed': self._failed,
+      'unmendable': self._unmendable,
+    }
+    lead.attach(release=self._release, wake_at=self._wake_at)
+
+  def warm_up(self) -> None:
+    """Waits until all servers and workers have compiled and connected.
+
+    Raises:
+      Unmendable: If one does not; says what is known of it.
+    """
+    self._wait(
+      self._reception.open(self._server),
+      done=self._reception.begin,
+      missing=self._reception.missing,
+    )
+    self._orders.attach(self._reception.begin(), self._save)
+
+  def start(self) -> None:
+    """Releases the first iterations."""
+    super().start()
+    self._orders.flush()
+
+  def resume(self) -> None:
+    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    self.lead.rejoin(self._before, self.time)
+    if (found := self._kept()) and self._orders.keeps:
+      step, workers = found
+      self._since = shared(step, workers, len(self._members))
+      for index in sorted(set(self._keepers) - set(workers)):
+        self.lead.journal.forgot(index, self.time, None)
+    for update in self._orders.pending:
+      self._orders.commit(update)
+      self.lead.journal.committed(update, self.time)
+    self.start()
+
+  def step(self) -> None:
+    """Waits for events, at most for a beat, and does what follows.
+
+    Raises:
+      Unmendable: If a server is lost, or if no worker has been there for long.
+      FloatingPointError: If a loss or a gradient is not finite.
+    """
+    wait_s = self._look_at - time.monotonic()
+    if self._wake is not None:
+      wait_s = min(wait_s, self._wake - self._now())
+    for _ in range(_MOST):
+      if event := self._next(wait_s):
+        self._react(event)
+      # What has happened meanwhile, too: its orders go out in one message.
+      if self._reception.events.empty() or self._due or self._over:
+        break
+      wait_s = 0.0
+    if self._due:
+      self._wake = None
+      self.time = max(self.time, self._now())
+      self.lead.wake(self.time)
+    self._look()
+    self._orders.flush()
+
+  def pause(self) -> bool:
+    """Returns True: pushes under way are lost, and their examples are not."""
+    return True
+
+  def state(self) -> dict[str, Any]:
+    """Returns what the lead has to keep; the servers save the rest."""
+    return {
+      'time': self.time,
+      'lead': self.lead.state(),
+      'servers': self._orders.state(),
+      'keepers': self._living() if self._orders.keeps else [],
+    }
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes back to where `state` was taken, with other workers perhaps."""
+    self.time = state['time']
+    self._before = state['lead']
+    self._orders.restore(state['servers'])
+    self._keepers = state['keepers']
+
+  @property
+  def _due(self) -> bool:
+    """True if the time at which the scheme asked to be woken has come."""
+    return self._wake is not None and self._now() >= self._wake
+
+  def _ready(self, event: dict[str, Any]) -> None:
+    if not self._admits(event):
+      return
+    index, member = event['worker'], self._members[event['worker']]
+    self._orders.lives[index] = event['life']
+    member.arrived = 0
+    if self._started:
+      logging.info('Worker %d is back.', index)
+      self.lead.join(index, self.time)
+
+  def _arrived(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    member.arrived += 1
+    if member.arrived < self._num_servers:
+      return
+    member.arrived = 0
+    loss, finite = event['loss'], event['finite']
+    self.lead.check(index, finite=finite, loss=loss)
+    member.compilations[event['life']] = event['compilations']
+    if event['recalled'] and self._orders.keeps:
+      self.lead.journal.recalled(index, self.time)
+    member.counted = event['iteration']
+    examples = self.lead.workers[index].examples
+    member.pace.computed.append((event['compute_s'], examples))
+    stage = self.lead.workers[index].stage
+    self.lead.carried(self._orders.sizes_bytes[stage])
+    since = self.lead.workers[index].since
+    for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
+      # Clocks are compared to within a round trip.
+      since = min(max(since, event[at] - self._began), self.time)
+      self.lead.enter(index, phase, since)
+    self.lead.push(
+      index,
+      self.time,
+      compute_s=event['compute_s'],
+      factors=event['factors'],
+      computed=event['computed'],
+      loss=loss,
+      finite=finite,
+    )
+
+  def _failed(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] == member.life and member.stream is not None:
+      self._lose(index, event['reason'])
+    elif event['life'] != member.life:
+      self._orders.end(index, event['life'])  # Servers may wait for it.
+
+  def _lose(self, index: int, reason: str) -> None:
+    """A worker is gone, or as good as gone."""
+    member = self._members[index]
+    logging.warning('Worker %d is lost: %s', index, reason)
+    stream, member.stream = member.stream, None
+    self._reception.evict(index, stream, reason)
+    self._orders.end(index, member.life)
+    if self._started:
+      if self._orders.keeps and self._remembers(index).any:
+        self.lead.journal.forgot(index, self.time, None)
+      self.lead.leave(index, self.time, reason)
+
+  def _look_around(self) -> None:
+    """Gives up who is silent or does not go on, and if nobody is left."""
+    self._lose_silent()
+    self._lose_overdue()
+    now = time.monotonic()
+    if any(member.stream for member in self._members):
+      self._alone_since = math.inf
+      return
+    self._alone_since = min(self._alone_since, now)
+    if now - self._alone_since > self._start_s:
+      raise Unmendable('No worker has come back.')
+
+  def _lose_overdue(self) -> None:
+    workers = self.lead.workers
+    running = [
+      (index, member.pace, workers[index].examples)
+      for index, member in enumerate(self._members)
+      if member.stream and workers[index].phase not in (None, 'wait')
+    ]
+    overdue = self._deadlines.overdue(
+      running, now=time.monotonic(), obeyed=self._reception.obeyed
+    )
+    for index, reason in overdue:
+      self._lose(index, reason)
+
+  def _release(self, index: int) -> None:
+    worker, pace = self.lead.workers[index], self._members[index].pace
+    pace.moved, pace.after = time.monotonic(), self._orders.sequence + 1
+    self._orders.release(
+      index,
+      {
+        'iteration': worker.iteration,
+        'ranges': worker.ranges,
+        'examples': worker.examples,
+        'scale': factor(of(self._orders.scalings, index)),
+        'next': self.lead.upcoming(index),
+        'stage': worker.stage,
+        'since': self._remembers(index),
+      },
+    )
+
+  def _remembers(self, index: int) -> Since:
+    """Returns what a worker is to remember when it goes on."""
+    counted = self._members[index].counted
+    return self._since[index] if counted is None else Since(counted)
+
+  def _living(self) -> list[int]:
+    return [k for k, member in enumerate(self._members) if member.stream]
+
+  def _save(self, step: int) -> list[Future]:
+    """Asks the workers to write their codec states into a checkpoint.
+
+    Returns:
+      A future of each part: see `ServedReception.save`.
+    """
+    return [
+      self._reception.save(index, step, self._remembers(index))
+      for index in (self._living() if self._orders.keeps else [])
+    ]
+
+  def _wake_at(self, time: float | None) -> None:
+    self._wake = time

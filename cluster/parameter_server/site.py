@@ -1,0 +1,327 @@
+"""A process of a run with parameter servers: worker, server or coordinator.
+
+Servers are threads of the workers' processes, server k in that of worker k, or
+have processes of their own.  The coordinator (lead) is in the process of
+server 0.
+"""
+
+import faulthandler
+import functools
+import math
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from cluster.coordinator import Lead
+from cluster.membership.process import Meeting, Process
+from cluster.network.streams import Refused
+from cluster.parameter_server import checkpoints as sharded
+from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
+from cluster.parameter_server.hosting import host
+from cluster.parameter_server.keeping import Keeping
+from cluster.parameter_server.pieces import Pieces
+from cluster.parameter_server.residuals import Remembered, in_checkpoint
+from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.worker import Worker
+from cluster.process.exits import LOST, STOPPED, Unmendable, end
+from cluster.process.faults import Kind, Phase
+from cluster.runtime import Parts
+from configs.checks import require
+from configs.sections import named
+from learning import placement
+from learning.learning import Evaluation, Learner
+from route.route import Served
+from wire.flat import check_servers, pieces, share
+
+
+class ServedSite(Process):
+  """Site of a run with parameter servers: see `Site` of `cluster.runtime`."""
+
+  def __init__(
+    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Served
+  ):
+    """Creates the parts that every process of a run has.
+
+    Args:
+      config: Config of the run.
+      meeting: Role of this process, and how to connect to the others.
+      parts: Components of the run.
+      plan: Number and place of the servers.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
+    _check_divisible(config, parts, plan)
+    super().__init__(
+      config, meeting, parts, servers=plan.servers, windows=plan.pipelined
+    )
+    flips = Kind.FLIP in self.faults.kinds
+    expected = "no 'flip', as workers keep no parameters between iterations"
+    require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
+    self._plan, learned = plan, parts.learned
+    self._directory = parts.files.workdir / 'checkpoints'
+    self._checkpoint = config.checkpoint.to_dict()
+    self._stuck = False  # Whether the worker hangs in a process that stays.
+    with named(f'config.route.{config.route.name}'):
+      check_servers(learned.elements, plan.servers)
+    with named(f'config.wire.{config.wire.name}'):
+      self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
+    self.holder = Orders(
+      flat=self._flat,
+      schedule=learned.schedule,
+      num_workers=config.cluster.workers,
+      scaling=learned.scaling,
+    )
+    if self.leads:
+      where = 'processes of their own' if plan.dedicated else 'workers'
+      whole = ', as config.optimizer.clip_norm needs whole updates'
+      why = whole if config.optimizer.clip_norm < math.inf else ''
+      logging.info('Servers: %d, in %s%s.', plan.servers, where, why)
+
+  @functools.cached_property
+  def checkpoints(self) -> sharded.ShardedCheckpoints:
+    """Checkpoints of the run, for the coordinator's process."""
+    with named('config.checkpoint'):
+      return sharded.ShardedCheckpoints(
+        self._directory,
+        orders=self.holder,
+        num_servers=self._plan.servers,
+        jobs=self.jobs,
+        **self._checkpoint,
+      )
+
+  @functools.cached_property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions, in the coordinator's process."""
+    own = self.parts.learned.evaluate
+    if own is None or not self._plan.dedicated:
+      return own
+    return RemoteEvaluation(
+      own, settings=self.settings, deadlines=self.deadlines
+    )
+
+  @property
+  def leads(self) -> bool:
+    """True if the coordinator is in this process."""
+    kind = 'server' if self._plan.dedicated else 'worker'
+    role = self.meeting.role
+    return (role.kind, role.index) == (kind, 0)
+
+  def runtime(self, lead: Lead) -> ServedRuntime:
+    """Returns the runtime with the event loop, for the coordinator."""
+    reception = ServedReception(
+      orders=self.holder,
+      num_workers=len(lead.workers),
+      num_servers=self._plan.servers,
+      dedicated=self._plan.dedicated,
+      reserved={} if self._plan.dedicated else {0: self.settings.process},
+      greeting=lambda: {'restore': self.checkpoints.found},
+      deadlines=self.deadlines,
+      **self._of_reception,
+    )
+    if isinstance(self.evaluate, RemoteEvaluation):
+      self.evaluate.attach(reception)
+    return ServedRuntime(
+      lead=lead,
+      orders=self.holder,
+      reception=reception,
+      server=functools.partial(self._server, 0),
+      num_servers=self._plan.servers,
+      kept=self._kept,
+      local=None if self._plan.dedicated else self._worker,
+      **self._of_leading,
+    )
+
+  def _take_part(self) -> bool:
+    role, plan = self.meeting.role, self._plan
+    if role.kind == 'server':
+      return self._host()
+    beside = None
+    if not plan.dedicated and role.index < plan.servers:
+      beside = threading.Thread(target=self._host_beside, daemon=True)
+      beside.start()
+    finished = self._worker(role.lead)()
+    if beside:
+      beside.join(self.settings.start_s)
+    return finished
+
+  def _kept(self) -> tuple[int, list[int]] | None:
+    """Returns the checkpoint to resume from; None to start from scratch.
+
+    Returns:
+      Its number, and the workers whose codec states are in it.
+    """
+    if self.checkpoints.found is None:
+      return None
+    step, _ = self.checkpoints.found
+    return step, in_checkpoint(self._directory, step)
+
+  def _worker(self, lead: str) -> Worker:
+    return Worker(
+      self.meeting.role.index,
+      gradient=self.parts.learned.gradient,
+      flat=self._flat,
+      batching=self.parts.batching,
+      remembered=Remembered(
+        self._flat, self.meeting.role.index, self._directory
+      ),
+      speed=self.parts.speed,
+      faults=self.faults,
+      lead=lead,
+      settings=self.settings,
+      hung=self._hung,
+      evaluator=self._evaluator(),
+    )
+
+  def _evaluator(self) -> Evaluator | None:
+    """Returns an evaluator, if the coordinator has no accelerator as this has.
+
+    It has none where servers have processes of their own.
+    """
+    learned = self.parts.learned
+    if not self._plan.dedicated or learned.evaluate is None:
+      return None
+    if not placement.has_accelerator():
+      return None
+    like = learned.params, learned.stats
+    return Evaluator(learned.evaluate, like, self.settings)
+
+  def _hung(self, said: str) -> None:
+    """Exits the process of a worker that hangs, unless others need it.
+
+    Args:
+      said: Why the worker's session has ended: 'left', 'over' or 'lost'.
+    """
+    index, plan = self.meeting.role.index, self._plan
+    holds = not plan.dedicated and index < plan.servers
+    needed = self.leads or (holds and said == 'left')
+    self._stuck = needed
+    stays = ', and stays away: others need its process' if needed else ''
+    logging.error('Worker %d hangs%s.', index, stays)
+    faulthandler.dump_traceback()
+    if not needed:
+      end(LOST)
+
+  def _host(self) -> bool:
+    """Serves parameters until the coordinator ends the run.
+
+    Returns:
+      Whether the run is complete; if not, it can be resumed from a checkpoint.
+
+    Raises:
+      SystemExit: With LOST if the coordinator is lost, or another process holds
+        the rank, for too long; with 1 if the coordinator refuses the server.
+    """
+    role = self.meeting.role
+    try:
+      return host(
+        role.index,
+        functools.partial(self._server, role.index),
+        role.lead,
+        self.settings,
+      )
+    except Unmendable as error:
+      logging.error('%s', error)
+      sys.exit(LOST)
+    except Refused as error:
+      sys.exit(f'Refused: {error}')
+
+  def _host_beside(self) -> None:
+    """Serves parameters in a thread beside a worker; an error ends the process.
+
+    Without this, the worker would rejoin again and again without its server.
+    The process also ends with the server if the worker hangs, as the worker
+    cannot end it then.
+    """
+    code = 1
+    try:
+      finished = self._host()
+      if not self._stuck:
+        return
+      code = 0 if finished else STOPPED
+    except SystemExit as ended:
+      if ended.code == LOST:
+        code = LOST
+      else:
+        logging.error('%s', ended.code)
+    except BaseException:
+      logging.exception('The server has failed')
+    end(code)
+
+  def _server(
+    self, index: int, report: Report, greeting: Mapping[str, Any]
+  ) -> Server:
+    with placement.on_cpu():
+      learner, held = self._share(index, greeting['restore'])
+    return Server(
+      index,
+      learner=learner,
+      flat=self._flat,
+      keeping=Keeping(
+        sharded.of_server(self._directory, index),
+        held=held,
+        report=report,
+        before=functools.partial(self._before_save, index),
+      ),
+      report=report,
+    )
+
+  def _share(
+    self, index: int, restore: Sequence[int] | None
+  ) -> tuple[Learner | Pieces, dict[int, Any]]:
+    """Returns the learner of a server's share, and the versions it holds.
+
+    Args:
+      index: Rank of the server.
+      restore: Number of a checkpoint and of the servers in it, to resume from;
+        None to start from scratch.
+    """
+    params, stats = self._flat.initial(index)
+    make = self.parts.learned.learner
+    if self._plan.pipelined:
+      servers = self._plan.servers
+      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
+      count = pieces(servers, push_bytes)
+      learner = Pieces(make, params, wire=self.parts.wire, count=count)
+    else:
+      learner = make(params, stats)
+    if restore is None:
+      return learner, {}
+    states = sharded.read_servers(self._directory, *restore)
+    state = share(states, self._flat.sizes, index)
+    held = state.pop('held')
+    learner.restore(state)
+    return learner, held
+
+  def _before_save(self, index: int, step: int) -> None:
+    who = f'server:{index}'
+    self.faults.happen(self.faults.due(who, step, Phase.CHECKPOINT))
+
+
+def _check_divisible(config: ConfigDict, parts: Parts, plan: Served) -> None:
+  """Checks that servers can apply updates to their shares independently.
+
+  Shares cut through layers, so norms of layers or of whole updates are not
+  known to a server.  Pipelined servers hold no running statistics of the model.
+
+  Raises:
+    ValueError: If the config needs one of these; names the field.
+  """
+  optimizer = config.optimizer
+  whole = 'an optimizer without norms of layers, as servers hold parts of them'
+  require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
+  expected = 'False for models with running statistics'
+  valid = not (plan.pipelined and jax.tree.leaves(parts.learned.stats))
+  require(valid, 'config.route.server.pipelined', expected, plan.pipelined)
+  one = 'inf unless one server applies updates as a whole'
+  parted = plan.servers > 1 or plan.pipelined
+  valid = not parted or optimizer.clip_norm == math.inf
+  require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)

@@ -1,0 +1,396 @@
+"""A worker on real hosts: pulls, computes, pushes.
+
+It joins the lead, talks to every server over a stream of its own, and joins
+again, as a new life, when the lead has given it up or a stream is lost.
+"""
+
+import functools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from batching.batching import Batching
+from cluster.membership.process import Settings
+from cluster.membership.session import explained
+from cluster.network import memory
+from cluster.network.errors import Corrupt, TransportError
+from cluster.network.heartbeat import Heart
+from cluster.network.messages import Spoil
+from cluster.network.streams import Stream, chunked
+from cluster.parameter_server.evaluation import Evaluator
+from cluster.parameter_server.residuals import Remembered, Since
+from cluster.parameter_server.session import ServedLife
+from cluster.parameter_server.window import Window
+from cluster.process.deadlines import Pace
+from cluster.process.faults import Fault, Faults, Kind, Phase, corrupted, spoilt
+from cluster.process.host import Host
+from cluster.speed.speed import Speed
+from learning import compilations
+from learning.learning import Gradient
+from wire.flat import Flat, views
+
+# What chunks go through on their way.
+Through = Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]]
+
+
+class Worker:
+  """One worker, from its first compilation to the end of the run."""
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    gradient: Gradient,
+    flat: Flat,
+    batching: Batching,
+    remembered: Remembered,
+    speed: Speed | None,
+    faults: Faults,
+    lead: str,
+    settings: Settings,
+    hung: Callable[[str], None],
+    evaluator: Evaluator | None = None,
+  ):
+    """Connects to nobody yet.
+
+    Args:
+      index: Which worker.
+      gradient: Computes.
+      flat: Of what travels.
+      batching: How many examples iterations have.
+      remembered: By its codecs.
+      speed: How long iterations take at least; None for as long as they take.
+      faults: What goes wrong on purpose.
+      lead: HOST:PORT of the lead.
+      settings: What all processes agree on.
+      hung: Called with what the lead has said, from another thread, if this
+        worker does not heed it: 'left', 'lost' or 'over'.
+      evaluator: Evaluates for the coordinator; None if this worker does not.
+    """
+    self.index = index
+    self._gradient = gradient
+    self._flat = flat
+    self._remembered = remembered
+    self._batching = batching
+    self._faults = faults
+    self._lead, self._settings = lead, settings
+    self._hung = hung
+    self._evaluator = evaluator
+    self._warm = False
+    self._host = Host(index, batching, speed)
+    servers = range(len(flat.sizes))
+    self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
+    self._windows: list[Window] = []
+    # A pull and a push at a time of each server; the next input; a checkpoint;
+    # an evaluation.
+    self._pool = _Threads(2 * len(servers) + 3)
+    self._pace = Pace()
+    self._iteration = -1  # The last one, if it is known.
+    self._doing: list[Future] = []
+    self._compiled: int | None = None  # Programs, at the first pull.
+
+  def warm_up(self) -> None:
+    """Compiles everything that iterations need."""
+    batching = self._batching
+    payloads = self._gradient.warm_up(
+      self._flat.params, batching.largest, changing=batching.changes
+    )
+    for stage in range(len(self._flat.wire.pushes)):
+      state = self._flat.init(self.index)
+      for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+        sent = self._flat.encode(state, payload, stage, 1.0)
+        _, state, _ = jax.block_until_ready(sent)
+    for buffer in self._buffers:
+      buffer[:] = 0
+    jax.block_until_ready(self._pulled())
+    if self._evaluator:
+      self._evaluator.warm_up()
+
+  def __call__(self) -> bool:
+    """Takes part in the run until it is over.
+
+    Returns:
+      Whether it has finished; else it goes on from a checkpoint one day.
+
+    Raises:
+      SystemExit: With LOST if the lead is lost for too long, with 1 if it
+        refuses this worker.
+    """
+    with explained(self.index), self._host:
+      while (verdict := self._session())['end'] != 'over':
+        logging.info('Worker %d joins again.', self.index)
+    return verdict['finished']
+
+  def _session(self) -> dict[str, Any]:
+    """Works until the lead ends it, or is lost; returns what it has said."""
+    pace = self._pace = Pace()
+    with (
+      ServedLife(
+        self._lead,
+        self.index,
+        self._settings,
+        with_beats=pace.told,
+        hung=self._hung,
+        save=functools.partial(self._pool.submit, self._remembered.answer),
+        evaluate=functools.partial(self._pool.submit, self._evaluates),
+      ) as life,
+      life.lived(self._faults),
+    ):
+      self._prepare(life)
+      life.meet()
+      self._windows = list(map(Window, life.pieces))
+      start = self._faults.due(self.index, life.number, Phase.START)
+      self._faults.happen(start)
+      self._report_ready(life)
+      while not life.heart.ended.is_set():
+        self._iterate(life.streams, life.heart)
+    return life.heart.verdict
+
+  def _prepare(self, life: ServedLife) -> None:
+    """Gets ready for a new life."""
+    if not self._warm:
+      life.say({'doing': 'compiling'})
+      self.warm_up()
+      self._warm = True
+    life.say({'doing': 'waiting for servers'})
+    self._doing = []
+    self._remembered.begin()
+
+  def _report_ready(self, life: ServedLife) -> None:
+    life.say(
+      {
+        'ready': True,
+        'devices': list(self._settings.devices),
+        'accelerator': self._evaluator is not None,
+      }
+    )
+
+  def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
+    late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
+    pulls = [
+      self._pool.submit(_pull, *each)
+      for each in zip(
+        streams,
+        self._buffers,
+        self._windows,
+        self._ways(late, None),
+        strict=True,
+      )
+    ]
+    header = [one.result() for one in pulls].pop()
+    for done in self._doing:
+      done.result()
+    self._pace.compute()
+    if self._compiled is None:  # A server of this process compiles, too.
+      self._compiled = compilations.count()
+    pulled_at = heart.lead_time(time.monotonic())
+    self._iteration = iteration = header['iteration']
+    ranges = tuple(map(tuple, header['ranges']))
+    # What was not foreseen is not part of the speed.
+    self._gradient.prepare(ranges)
+    start = time.monotonic()
+    params = self._pulled()
+    before = self._gradient.computed
+    payload, loss = self._gradient(
+      params,
+      ranges,
+      worker=self.index,
+      iteration=iteration,
+      scale=header['scale'],
+    )
+    fault = self._faults.due(self.index, iteration)
+    self._faults.happen(fault)
+    payload = spoilt(fault, payload)
+    states = self._remembered.recall(Since(*header['since']))
+    messages, after, finite = self._flat.encode(
+      states, payload, header['stage'], header['scale']
+    )
+    messages = list(map(views, messages))
+    loss = None if loss is None else float(loss)
+    lost = loss is not None and not math.isfinite(loss)
+    finite = bool(finite) and not lost
+    self._remembered.note(iteration, after if finite else states)
+    self._host.delay(iteration, header['examples'], start)
+    end = time.monotonic()
+    report = {
+      'iteration': iteration,
+      'pulled_at': pulled_at,
+      'computed_at': heart.lead_time(end),
+      'compute_s': end - start,
+      'factors': self._host.factors(iteration),
+      'loss': None if lost else loss,  # No form has what is not finite.
+      'finite': finite,
+      'computed': self._gradient.computed - before,
+      'compilations': compilations.count() - self._compiled,
+      'recalled': self._remembered.recalled,
+    }
+    preparing = self._pool.submit(
+      self._gradient.prepare, tuple(map(tuple, header['next']))
+    )
+    self._pace.begin(iteration)
+    self._pace.transfer()
+    moments = [
+      self._faults.due(self.index, iteration, phase)
+      for phase in (Phase.FIRST, Phase.LAST)
+    ]
+    send = functools.partial(
+      _push,
+      corrupt=corrupted(fault, *moments),
+      short=fault is not None and fault.kind == Kind.WRONG_SIZE,
+    )
+    pushes = [
+      functools.partial(send, stream, report, *each)
+      for stream, *each in zip(
+        streams, messages, self._windows, self._ways(*moments), strict=True
+      )
+    ]
+    # The next pull may begin before all of it is sent.  Workers begin with
+    # different servers: who sends to the same one has but a part of its link.
+    first = (self.index + 1) % len(pushes)
+    turned = [*pushes[first:], *pushes[:first]]
+    self._doing = [preparing, *map(self._pool.submit, turned)]
+
+  def _evaluates(
+    self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
+  ) -> None:
+    """Evaluates a version; the coordinator asks those that say they can."""
+    if self._evaluator:
+      self._evaluator.answer(asked, say)
+
+  def _ways(self, *moments: Fault | None) -> list[Through]:
+    """Returns what chunks from or to each server go through.
+
+    Args:
+      *moments: What happens after the first and before the last of server 0.
+    """
+    nothing = len(moments) * [None]
+    return [
+      functools.partial(self._stepping, moments=nothing if server else moments)
+      for server in range(len(self._buffers))
+    ]
+
+  def _stepping(
+    self, chunks: Iterable[np.ndarray], moments: Sequence[Fault | None]
+  ) -> Iterator[np.ndarray]:
+    """Yields chunks as they come or go; lets faults happen."""
+    for chunk in self._faults.during(chunks, *moments):
+      yield chunk
+      del chunk  # Before the next one arrives, which so takes its memory.
+      self._pace.step()
+
+  def _pulled(self) -> Any:
+    """Returns the parameters of which the buffers hold the messages."""
+    messages = [
+      self._flat.pull_of(buffer, server)
+      for server, buffer in enumerate(self._buffers)
+    ]
+    return self._flat.pulled(messages)[0]
+
+
+def _pull(
+  stream: Stream, buffer: np.ndarray, window: Window, through: Through = iter
+) -> dict[str, Any]:
+  """Returns the header of a version, which is in the buffer then.
+
+  Args:
+    stream: From the server.
+    buffer: uint8 [pull_bytes].
+    window: Of the push whose answer it is.
+    through: What chunks go through.
+
+  Raises:
+    TransportError: If the stream has ended, or what came is something else.
+  """
+  try:
+    message = stream.receive()
+    header, start = message.header, 0
+    for chunk in through(message.chunks):
+      buffer[start : start + chunk.size] = chunk
+      start += chunk.size
+      del chunk  # Before the next one arrives, which so takes its memory.
+      if not header:  # It comes in pieces, before the barrier.
+        window.came()
+    if start != buffer.size:
+      raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
+    if header:
+      return header
+    message = stream.receive()
+    if message.size_bytes:  # They were void: somebody was lost meanwhile.
+      message.read(buffer)
+    return message.header
+  except TransportError:
+    window.lose()
+    raise
+
+
+def _push(
+  stream: Stream,
+  report: dict[str, Any],
+  message: list[np.ndarray],
+  window: Window,
+  through: Through = iter,
+  *,
+  corrupt: Spoil | None = None,
+  short: bool = False,
+) -> None:
+  """Sends a push.
+
+  Args:
+    stream: To the server.
+    report: What goes with it.
+    message: uint8 [n] each.
+    window: For its pieces.
+    through: What chunks go through.
+    corrupt: In which chunk a bit flips on its way, if any.
+    short: Whether to send but half of it.
+
+  Raises:
+    Closed: If the stream has ended.
+  """
+  if short:
+    message = [part[: part.size // 2] for part in message]
+  size = sum(part.size for part in message)
+  chunks = chunked(message)
+  if window.pieces and not short:
+    chunks = window.cut(*message)
+  stream.send(report, through(chunks), size, spoil=corrupt)
+
+
+class _Threads:
+  """Calls functions in daemon threads, a few at a time.
+
+  An executor of concurrent.futures would be waited for at the end.
+  """
+
+  def __init__(self, count: int):
+    """Starts them.
+
+    Args:
+      count: How many functions can be called at a time.
+    """
+    self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(count):
+      threading.Thread(target=self._call, daemon=True).start()
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> Future:
+    """Returns what will hold what the call returns or raises."""
+    future: Future = Future()
+    self._calls.put((future, function, args))
+    return future
+
+  def _call(self) -> None:
+    while True:
+      future, function, args = self._calls.get()
+      try:
+        future.set_result(function(*args))
+      except BaseException as error:  # For who asks the future.
+        future.set_exception(error)
+      del future, function, args

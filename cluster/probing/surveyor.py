@@ -1,0 +1,114 @@
+"""Has links measured where nobody has said what they are: for the lead."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from cluster.probing import file_format
+from cluster.probing.cache import Kept
+from cluster.probing.schedule import Survey
+from cluster.process.exits import Unmendable
+
+_TRIES = 2  # Of all the tests, if nobody was lost meanwhile.
+
+
+class Surveyor:
+  """Has one measuring done after the other; for the thread of the lead.
+
+  Attributes:
+    busy: Whether one is under way.
+  """
+
+  def __init__(
+    self,
+    *,
+    kept: Kept,
+    send: Callable[[int, dict[str, Any]], None],
+    tell: Callable[[dict[str, Any]], None],
+    timeout_s: float,
+  ):
+    """Measures nothing yet.
+
+    Args:
+      kept: Where results are.
+      send: Sends a message to a worker.
+      tell: Puts an event into the queue of the lead.
+      timeout_s: Silence after which a process counts as lost.
+    """
+    self._kept, self._send, self._tell = kept, send, tell
+    self._timeout_s = timeout_s
+    self._survey: Survey | None = None
+    self._failed = 0
+
+  @property
+  def busy(self) -> bool:
+    """Whether a measuring is under way."""
+    return self._survey is not None
+
+  def begin(self, members: list[int], *, anew: bool = False) -> None:
+    """Begins to measure, unless that is under way.
+
+    What comes of it is told as an event 'measured': see `ended`.
+
+    Args:
+      members: Workers, ascending, at least two.
+      anew: Whether what is kept does not count.
+    """
+    if self._survey:
+      return
+    self._survey = Survey(
+      members,
+      send=self._send,
+      kept=self._kept,
+      anew=anew,
+      timeout_s=self._timeout_s,
+    )
+    self._survey.start(
+      lambda result: self._tell({'told': 'measured', **result})
+    )
+
+  def answered(self, event: Mapping[str, Any]) -> None:
+    """A worker has answered."""
+    if self._survey:
+      self._survey.answered(event)
+
+  def lose(self, index: int, reason: str) -> None:
+    """A worker is gone."""
+    if self._survey:
+      self._survey.lose(index, reason)
+
+  def ended(
+    self, event: Mapping[str, Any], *, needed: bool = True
+  ) -> dict[str, Any] | None:
+    """Returns what was measured: `content` of a file; None if nothing was.
+
+    Args:
+      event: That has told of it.
+      needed: Whether the run cannot go on without.
+
+    Raises:
+      Unmendable: If it is needed and has failed again though nobody was lost;
+        says why.
+    """
+    self._survey = None
+    if problem := event.get('problem'):
+      self._failed = 0 if event['lost'] else self._failed + 1
+      said = f'Links could not be measured: {problem}'
+      if needed and self._failed >= _TRIES:
+        raise Unmendable(said)
+      logging.warning('%s', said)
+      return None
+    self._failed = 0
+    found = event['content']
+    path = self._kept.write(found)
+    if event['took_s']:
+      logging.info(
+        'Links measured in %.1f s: %s; %s',
+        event['took_s'],
+        file_format.summary(found),
+        path,
+      )
+    else:
+      logging.info('Links: %s; %s', file_format.summary(found), path)
+    return found

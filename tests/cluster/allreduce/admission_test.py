@@ -1,0 +1,75 @@
+"""Tests of what workers of reduced runs say: what is believed of it."""
+
+from absl.testing import absltest, parameterized
+
+from cluster.allreduce.admission import ReducedReception
+from cluster.network.streams import Closed, Security, connect
+from cluster.process.deadlines import Deadlines, Jobs
+
+_READY = {
+  'ready': True,
+  'executor': '127.0.0.1:1',
+  'handover': '127.0.0.1:65535',
+}
+_SAID = (
+  {'told': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
+  {'told': 'checked', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
+  {'told': 'stopped', 'generation': 1, 'version': 2, 'books': [0.5, 1]},
+  {'told': 'broken', 'generation': 1, 'peer': None, 'reason': 'gone'},
+  {'told': 'broken', 'generation': 1, 'peer': 0, 'reason': 'gone'},
+)
+
+
+class ReceptionTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    deadlines = Deadlines(timeout_s=5.0, start_s=5.0, windows=True)
+    self.reception = ReducedReception(
+      num_workers=2,
+      host='127.0.0.1',
+      port=0,
+      fingerprint='ours',
+      security=Security(),
+      timeout_s=5.0,
+      start_s=5.0,
+      jobs=Jobs(deadlines),
+    )
+    address = self.reception.listen()
+    self.addCleanup(self.reception.close, finished=True)
+    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '0' * 32}
+    self.stream = connect(address, hello, Security(), 5.0)
+    self.addCleanup(self.stream.close)
+    self.stream.receive()
+
+  def _event(self):
+    return self.reception.events.get(timeout=5.0)
+
+  def test_who_says_it_and_when_is_not_believed(self):
+    wrong = {'worker': 0, 'life': 7, 'at': 1e9}
+    for said in (_READY, *_SAID):
+      self.stream.send(said | wrong)
+      event = self._event()
+      event.pop('stream', None)
+      told = {'told': 'ready'} if said is _READY else {}
+      self.assertEqual(event, said | told | {'worker': 1, 'life': 0})
+
+  @parameterized.parameters(
+    *(
+      _READY | {'executor': f'127.0.0.1:{port}'}
+      for port in (0, 65536, '9' * 9999)
+    ),
+    _READY | {'handover': '127.0.0.1'},
+    *(said | {'generation': -1} for said in _SAID),
+    {'told': 'stopped', 'generation': 1, 'version': 2, 'books': ['x']},
+    {'told': 'completed', 'version': 0, 'books': []},
+  )
+  def test_what_is_none_of_it_ends_the_stream(self, **said):
+    self.stream.send(said)
+    event = self._event()
+    self.assertEqual((event['told'], event['worker']), ('failed', 1))
+    with self.assertRaises(Closed):
+      self.stream.receive()
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,110 @@
+"""Tests of the executor, frames: over pipes in memory."""
+
+import itertools
+
+import hypothesis
+from absl.testing import absltest, parameterized
+from hypothesis import strategies as st
+
+from cluster.allreduce.executor import frames
+from cluster.network.errors import Corrupt
+
+_BODIES = st.lists(st.binary(max_size=100), max_size=8)
+
+
+class _Pipe:
+  """Takes and gives as many bytes at a time as it is told, in turn."""
+
+  def __init__(self, sizes):
+    self.content = bytearray()
+    self._sends, self._receives = (itertools.cycle(sizes) for _ in range(2))
+
+  def send(self, buffers):
+    most = next(self._sends)
+    if not most:
+      raise BlockingIOError
+    part = b''.join(buffers)[:most]
+    self.content += part
+    return len(part)
+
+  def receive(self, buffers):
+    most = next(self._receives)
+    if not most or not self.content:
+      raise BlockingIOError
+    count = 0
+    for buffer in buffers:
+      part = self.content[: min(len(buffer), most - count)]
+      buffer[: len(part)] = part
+      del self.content[: len(part)]
+      count += len(part)
+    return count
+
+
+def _reader(receive, drained=False):
+  seen = []
+  reader = frames.Reader(
+    receive,
+    lambda frame: memoryview(bytearray(frame.size)),
+    lambda frame, body: seen.append((frame, bytes(body))),
+    drained=drained,
+  )
+  return reader, seen
+
+
+class FramesTest(parameterized.TestCase):
+  @hypothesis.settings(deadline=None)
+  @hypothesis.given(
+    bodies=_BODIES,
+    sizes=st.lists(st.integers(0, 200), min_size=1).filter(any),
+    drained=st.booleans(),
+  )
+  def test_frames_arrive_as_they_were_sent(self, bodies, sizes, drained):
+    pipe = _Pipe([0, *sizes])
+    writer = frames.Writer(pipe.send)
+    reader, seen = _reader(pipe.receive, drained)
+    for number, body in enumerate(bodies):
+      header = frames.packed(7, 3, 5, number, frames.UP, body, number % 3)
+      whole = writer.write(header, body)
+      while not whole:
+        self.assertTrue(writer.within)
+        self.assertTrue(reader.read())
+        whole = writer.write()
+    while pipe.content:
+      self.assertTrue(reader.read())
+    self.assertFalse(reader.within)
+    self.assertEqual([body for _, body in seen], bodies)
+    for number, (frame, body) in enumerate(seen):
+      want = (7, 3, 5, number, len(body), frames.UP, number % 3)
+      self.assertEqual(frame[:-1], want)
+    self.assertEqual(writer.sent_bytes, sum(48 + len(b) for b in bodies))
+    self.assertEqual(reader.received_bytes, writer.sent_bytes)
+
+  @hypothesis.settings(deadline=None)
+  @hypothesis.given(bit=st.integers(0, 8 * (48 + 30) - 1))
+  def test_every_wrong_bit_is_found(self, bit):
+    body = bytes(range(30))
+    pipe = _Pipe([1000])
+    pipe.content += frames.packed(1, 2, 3, 4, frames.DOWN, body) + body
+    pipe.content[bit // 8] ^= 1 << bit % 8
+    reader, seen = _reader(pipe.receive)
+    with self.assertRaisesRegex(Corrupt, 'another checksum'):
+      reader.read()
+    self.assertEmpty(seen)
+
+  def test_one_connection_does_not_keep_the_others_waiting(self):
+    pipe = _Pipe([10**6])
+    for number in range(40):
+      pipe.content += frames.packed(1, 2, 3, number, frames.UP, b'body')
+      pipe.content += b'body'
+    reader, seen = _reader(pipe.receive)
+    self.assertTrue(reader.read())
+    self.assertBetween(len(seen), 1, 20)
+
+  def test_the_end_is_told(self):
+    reader, _ = _reader(lambda buffers: 0)
+    self.assertFalse(reader.read())
+    self.assertFalse(reader.within)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,136 @@
+"""Tests of halves of float32 that XLA sums: of one, and beside a ring."""
+
+import functools
+import importlib
+import math
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+from cluster.allreduce.sums.talking_native import TalkingNative
+from learning.pool import Pool
+from outputs import checkpoints
+from tests.support import processes
+from wire import sparse
+from wire.codec import Payload
+from wire.talks import Talks
+
+_PARAMS = {'a': np.zeros((5, 4), np.float32), 'b': np.zeros(7, np.float32)}
+_BOOKS = 3
+_SPARSE = {
+  'sparsity': 0.6,
+  'chunk': 4,
+  'correction': 'masked',
+  'momentum': 0.0,
+  'warmup': (),
+  'warmup_epochs': 1.0,
+}
+
+
+class AloneTest(parameterized.TestCase):
+  @parameterized.product(dtype=('bfloat16', 'float16'), select_lag=(0, 1))
+  def test_chunks_are_rounded_and_what_that_takes_is_kept(
+    self, dtype, select_lag
+  ):
+    wire = sparse.make(**_SPARSE, dtype=dtype, select_lag=select_lag)
+    pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS, multiple=4)
+    talks = Talks(wire, pool.gradient, pool.rows, hosted=False)
+    like = Payload(_PARAMS, ())
+    worker = TalkingNative(
+      *(None, pool, like),
+      books=_BOOKS,
+      workers=1,
+      combine_bytes=0.0,
+      talks=talks,
+      index=0,
+    )
+    states, lost = {0: talks.init(0)}, 0.0
+    rng = np.random.default_rng(0)
+    for version in range(1, 4):
+      gradient = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), _PARAMS
+      )
+      books = rng.normal(size=_BOOKS).astype(np.float32)
+      payload, said, talking = worker._talk(
+        worker.placed(Payload(gradient, ())), books, 0, 1.0
+      )
+      talking.end(version)
+
+      vectors = {0: pool.whole(gradient)}
+      summed, states = talks.together(states, vectors, stage=0, scale=1.0)
+      jax.tree.map(
+        np.testing.assert_array_equal,
+        payload.gradient,
+        pool.leaves(np.asarray(summed.vector)),
+      )
+      jax.tree.map(
+        np.testing.assert_array_equal, worker.memory.state, states[0]
+      )
+      np.testing.assert_array_equal(said, books)
+      # Of what has travelled some is kept: the rest of a rounding.
+      sent = np.asarray(summed.vector) != 0
+      lost += float(np.abs(np.asarray(states[0].kept['left'])[sent]).sum())
+    self.assertGreater(lost, 0)
+
+
+class ProcessesTest(processes.TestCase, parameterized.TestCase):
+  @parameterized.parameters(
+    ({'wire__dense__dtype': 'bfloat16'}, {'wire__dense__dtype': 'float32'}),
+    (
+      {'wire__name': 'sparse', 'wire__sparse__dtype': 'bfloat16'},
+      {'wire__name': 'sparse'},
+    ),
+  )
+  @pytest.mark.soak
+  def test_replicas_are_the_same_and_as_those_of_a_ring(self, halves, whole):
+    native, other, exact = (
+      _learned(route, **fields)
+      for route, fields in (
+        ('native', halves),
+        ('ring', halves),
+        ('ring', whole),
+      )
+    )
+    first = _learned('ring', **whole, epochs=0.1)
+    moved = max(map(_apart, exact, first))
+    apart = functools.partial(map, _apart)
+    # A rounding of a part, of another, and of the sum.
+    rounding = 3 * 2.0**-8 * moved
+    self.assertLessEqual(max(apart(native, other)), rounding)
+    self.assertBetween(max(apart(native, exact)), 1e-9, 2 * rounding)
+
+
+def _apart(one, other):
+  return float(np.abs(one - other).max())
+
+
+def _learned(route, *, epochs=0.75, **fields):
+  """Returns the parameters of the end of a run of two workers."""
+  if fields.get('wire__name') == 'sparse':
+    fields |= {'wire__sparse__chunk': 16, 'wire__sparse__sparsity': 0.5}
+  with processes.launched(
+    workers=2,
+    servers=0,
+    route__name=route,
+    epochs=epochs,
+    checkpoint__every_examples=16,
+    eval_every=0.25,
+    **fields,
+  ) as launch:
+    # Replicas that differ at an evaluation end the run.
+    if launch.wait() or launch.summary['ended'] != 'finished':
+      raise AssertionError(launch.text)
+  for name in ('optax', 'batching.fixed', 'sync.bsp', 'train'):
+    importlib.import_module(name)  # Checkpoints hold their classes.
+  saved = checkpoints.Checkpoints(
+    launch.folder / 'checkpoints', every_s=math.inf, every_examples=0, keep=1
+  )
+  learner = saved.restore()['runtime']['holder']['learner']
+  saved.close()
+  return jax.tree.leaves(learner['params'])
+
+
+if __name__ == '__main__':
+  absltest.main()

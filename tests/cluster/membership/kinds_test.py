@@ -1,0 +1,46 @@
+"""Tests for what the coordinator knows of the devices of its workers."""
+
+from absl.testing import absltest, parameterized
+
+from cluster.membership import checked
+from cluster.network.streams import Closed
+from tests.support import leads
+
+
+class KindsTest(parameterized.TestCase):
+  def test_all_are_recorded_at_the_start_and_when_another_comes(self):
+    lead = leads.Lead(num_workers=3, num_servers=1)
+    self.addCleanup(lead.close)
+    recorded = lead.cluster.lead.journal._files.record_workers
+    lead.work(0, devices=('NVIDIA A100',))
+    lead.work(1, devices=('NVIDIA A100',))
+    third = lead.member(2)
+    with self.assertLogs('absl', 'INFO') as logs:
+      lead.begin()
+    recorded.assert_called_once_with({0: ['NVIDIA A100'], 1: ['NVIDIA A100']})
+    lines = [line for line in logs.output if 'Workers compute on' in line]
+    self.assertLen(lines, 1)
+    self.assertEndsWith(lines[0], 'on NVIDIA A100 (workers 0, 1).')
+
+    recorded.reset_mock()
+    third.close()
+    with self.assertLogs('absl', 'INFO') as logs:
+      lead.until(lambda: lead.reception.members[2].stream is None)
+      lead.work(2, devices=('cpu', 'cpu'))
+      lead.until(lambda: recorded.called)
+    recorded.assert_called_once_with({2: ['cpu', 'cpu']})
+    said = ' '.join(logs.output)
+    self.assertIn('2 x cpu (worker 2) and NVIDIA A100 (workers 0, 1)', said)
+    self.assertIn('different kinds or numbers', said)
+
+  @parameterized.parameters(
+    'cpu', [[1]], [['cpu', 7]], [['a' * 201]], [['two\nlines']], [['x'] * 1025]
+  )
+  def test_what_are_no_kinds_ends_the_connection(self, devices):
+    said = {'ready': True, 'devices': devices}
+    with self.assertRaises(Closed):
+      checked.words(said, 'peer', checked.OF_WORKERS)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,507 @@
+"""Tests for ranks: one process holds one, and another of that rank waits."""
+
+import contextlib
+import functools
+import itertools
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from cluster.allreduce.admission import ReducedReception
+from cluster.membership import joining, session
+from cluster.membership.members import Rank, Visit
+from cluster.network.streams import (
+  Closed,
+  Listener,
+  Security,
+  TransportError,
+  connect,
+)
+from cluster.process.deadlines import Deadlines, Jobs
+from cluster.process.exits import LOST, Unmendable
+from tests.support import leads, processes
+
+_TIMEOUT_S = leads.TIMEOUT_S
+_ONE, _OTHER = '1' * 32, '2' * 32
+_HELD = (
+  r'worker {} is held by the process at 127\.0\.0\.1:\d+, incarnation {}, '
+  r'which was heard of \d+\.\d s ago'
+)
+
+
+class _TestCase(parameterized.TestCase):
+  def _lead(self, **fields):
+    lead = leads.Lead(**fields)
+    self.addCleanup(lead.close)
+    return lead
+
+  def _greeting(self, address, process, **rank):
+    """Returns a stream of a process and the first thing that the lead says."""
+    hello = {'fingerprint': 'ours', 'process': process, **rank}
+    stream = connect(address, hello, Security(), 10.0)
+    self.addCleanup(stream.close)
+    self.addCleanup(stream.cancel)
+    return stream, stream.receive().header
+
+  def _until(self, happened):
+    end = time.monotonic() + leads.START_S
+    while not happened():
+      self.assertLess(time.monotonic(), end)
+      time.sleep(0.01)
+
+
+class WorkersTest(_TestCase):
+  """Streams that we beat by hand, to the lead of a parameter server."""
+
+  def test_another_process_is_refused_while_the_first_beats(self):
+    lead = self._lead()
+    first = lead.member(0)
+    lead.begin()
+    first.pull()
+    end = time.monotonic() + 2.5 * _TIMEOUT_S
+    refused = 0
+    while time.monotonic() < end:
+      first.beat(['compute', 0, 0])
+      lead.step_for(_TIMEOUT_S / 5)
+      _, greeting = self._greeting(lead.address, _ONE, worker=0)
+      self.assertRegex(greeting['held'], _HELD.format(0, 0))
+      refused += 1
+    self.assertGreater(refused, 3)
+    first.push()
+    lead.until(lambda: lead.ledger.iterations == 1)
+    self.assertEmpty(lead.ledger.lost)
+    self.assertEqual(lead.cluster.summary()['lives'], [1])
+
+  def test_the_same_process_comes_again_at_once_at_the_start(self):
+    lead = self._lead()
+    old, greeting = self._greeting(lead.address, _ONE, worker=0)
+    self.assertEqual(greeting, {'life': 0})
+    start = time.monotonic()
+    _, greeting = self._greeting(lead.address, _ONE, worker=0)
+    self.assertEqual(greeting, {'life': 1})
+    self.assertLess(time.monotonic() - start, _TIMEOUT_S)
+    self._until(lambda: 'servers' in old.receive().header)
+    old.send({'ready': True})
+    self.assertEqual(old.receive().header['end'], 'left')
+    lead.member(0, process=_ONE)
+    lead.begin()
+    self.assertEqual(lead.reception.members[0].life, 2)
+
+  def test_the_end_of_a_stream_frees_the_rank_at_once(self):
+    lead = self._lead()
+    lead.member(0).close()
+    start = time.monotonic()
+    self._until(lambda: self._comes(lead, _ONE))
+    self.assertLess(time.monotonic() - start, _TIMEOUT_S / 2)
+
+  def test_silence_frees_the_rank(self):
+    lead = self._lead()
+    lead.member(0)
+    start = time.monotonic()
+    self._until(lambda: self._comes(lead, _ONE))
+    self.assertBetween(
+      time.monotonic() - start, 0.9 * _TIMEOUT_S, 3 * _TIMEOUT_S
+    )
+
+  def test_what_was_silent_and_replaced_does_not_count(self):
+    lead = self._lead()
+    old = lead.member(0)
+    lead.begin()
+    old.pull()
+    time.sleep(1.2 * _TIMEOUT_S)  # It is stopped, and so is the lead's thread.
+    new = lead.member(0, process=_ONE)
+    old.push()  # It goes on.
+    old.beat(['compute', 0, 1])
+    lead.until(lambda: lead.ledger.lost)
+    lead.during(new.pull)
+    new.push()
+    lead.until(lambda: lead.ledger.iterations >= 1)
+    self.assertEqual(lead.ledger.iterations, 1)
+    self.assertLen(lead.ledger.lost, 1)
+    self.assertEqual(old.control.receive().header['end'], 'left')
+    # Neither at the lead nor at a server is there a place for it.
+    new.beat(['transfer', 1, 0])
+    _, greeting = self._greeting(lead.address, leads.PROCESS, worker=0)
+    self.assertRegex(greeting['held'], _HELD.format(0, 1))
+    (server,) = lead.servers
+    key = {'worker': 0, 'life': 0}
+    stream = connect(server.address, key, Security(), 10.0)
+    self.addCleanup(stream.close)
+    with self.assertRaisesRegex(Closed, 'incarnation 0 of worker 0 is over'):
+      stream.receive()
+
+  def test_who_is_evicted_leaves_the_rank_to_others(self):
+    lead = self._lead()
+    old = lead.member(0)
+    lead.begin()
+    old.pull()
+
+    def lost():
+      old.beat(['transfer', 0, 0])  # It lives and moves no byte.
+      return lead.ledger.lost
+
+    lead.until(lost)
+    new = lead.member(0, process=_ONE)
+    lead.during(new.pull)
+    new.push()
+    lead.until(lambda: lead.ledger.iterations == 1)
+    self.assertEqual(lead.reception.members[0].life, 1)
+
+  def test_who_is_not_ready_in_time_leaves_the_rank(self):
+    lead = self._lead(num_workers=2, start_s=1.5)
+    with contextlib.suppress(Unmendable):
+      stream, _ = self._greeting(lead.address, _ONE, worker=0)
+      start = time.monotonic()
+      while 'end' not in (said := stream.receive().header):
+        stream.send({'beat': 0.0, 'pace': ['transfer', -1, 0]})
+      self.assertIn('not ready within 1.5 s', said['reason'])
+      self.assertTrue(self._comes(lead, _OTHER))
+      self.assertGreater(time.monotonic() - start, 1.0)
+      lead.begin()
+
+  def test_whole_workers(self):
+    lead = self._lead(num_workers=2)
+    workers = [lead.work(0), lead.work(1)]
+    lead.begin()
+    lead.until(lambda: lead.ledger.iterations >= 10)
+    with self.assertLogs('absl') as logs:
+      other = lead.work(1, process=_OTHER, start_s=2.5 * _TIMEOUT_S)
+      lead.until(other.done)
+    with self.assertRaises(SystemExit) as ended:
+      other.result()
+    self.assertEqual(ended.exception.code, LOST)
+    self.assertRegex(
+      str(logs.output), 'Worker 1 gives up: ' + _HELD.format(1, 0)
+    )
+    tries = [line for line in logs.output if 'Tries again' in line]
+    self.assertLen(tries, 1)
+    lead.until(lambda: lead.ledger.iterations >= 20)
+    self.assertEmpty(lead.ledger.lost)
+    self.assertEqual(lead.cluster.summary()['lives'], [1, 1])
+    lead.cluster.close()
+    for worker in workers:
+      self.assertIs(worker.result(timeout=leads.START_S), False)
+
+  def test_who_waits_gets_in_once_the_holder_is_gone(self):
+    lead = self._lead()
+    holder = lead.member(0)
+    lead.begin()
+    holder.pull()
+    with self.assertLogs('absl') as logs:
+      other = lead.work(0, process=_OTHER)
+
+      def waits():
+        holder.beat(['compute', 0, 0])
+        return 'Tries again' in str(logs.output)
+
+      lead.until(waits)
+    for _ in range(5):
+      holder.beat(['compute', 0, 0])
+      lead.step_for(_TIMEOUT_S / 5)
+    holder.close()
+    start = time.monotonic()
+    lead.until(lambda: lead.ledger.iterations >= 1)
+    self.assertLess(time.monotonic() - start, 2 * _TIMEOUT_S)
+    self.assertEqual(lead.cluster.summary()['lives'], [2])
+    lead.cluster.close()
+    self.assertIs(other.result(timeout=leads.START_S), False)
+
+  def test_refusals_are_logged_once_in_a_while(self):
+    lead = self._lead()
+    holder = lead.member(0)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      for _ in range(20):
+        holder.beat(['compute', 0, 0])
+        self._greeting(lead.address, _ONE, worker=0)
+    self.assertLen(logs.output, 1)
+    self.assertRegex(logs.output[0], 'refused for now: ' + _HELD.format(0, 0))
+
+  def _comes(self, lead, process):
+    return 'life' in self._greeting(lead.address, process, worker=0)[1]
+
+  def assertBetween(self, value, low, high):
+    self.assertGreaterEqual(value, low)
+    self.assertLessEqual(value, high)
+
+
+class ServersTest(_TestCase):
+  @parameterized.parameters(False, True)
+  def test_another_process_is_refused(self, begun):
+    lead = self._lead(num_servers=2)
+    worker = lead.work(0)
+    self._until(lambda: lead.reception._remote)
+    if begun:
+      lead.begin()
+      lead.until(lambda: lead.ledger.iterations >= 3)
+    held = r'server 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
+    _, greeting = self._greeting(lead.address, _ONE, server=1)
+    self.assertRegex(greeting['held'], held)
+    other = lead.host(1, process=_OTHER, start_s=0.5)
+    with self.assertRaisesRegex(Unmendable, 'Server 1 gives up: ' + held):
+      lead.during(functools.partial(other.result, timeout=leads.START_S))
+    if not begun:
+      lead.begin()
+    lead.until(lambda: lead.ledger.iterations >= 10)
+    self.assertLen(lead.servers, 2)  # The other one has made none.
+    lead.cluster.close()
+    self.assertIs(worker.result(timeout=leads.START_S), False)
+
+  def test_a_silent_one_is_replaced_at_the_start_and_comes_no_more(self):
+    lead = self._lead(num_servers=2, hosted=())
+    worker = lead.work(0)
+    old, _ = self._greeting(lead.address, _ONE, server=1)
+    time.sleep(1.2 * _TIMEOUT_S)
+    lead.host(1)
+    lead.begin()
+    with self.assertRaises(TransportError):
+      while True:
+        old.receive()
+    lead.until(lambda: lead.ledger.iterations >= 5)
+    _, greeting = self._greeting(lead.address, _ONE, server=1)
+    self.assertRegex(greeting['held'], 'server 1 is held by')
+    lead.cluster.close()
+    self.assertIs(worker.result(timeout=leads.START_S), False)
+
+  def test_a_worker_and_the_server_beside_it_are_one_process(self):
+    lead = self._lead(
+      num_workers=2, num_servers=2, hosted=(), dedicated=False, start_s=4.0
+    )
+    self._greeting(lead.address, _ONE, worker=1)
+    held = r'{} 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
+    _, greeting = self._greeting(lead.address, _OTHER, server=1)
+    self.assertRegex(greeting['held'], held.format('worker'))
+    stream, greeting = self._greeting(lead.address, _ONE, server=1)
+    self.assertIn('lead', greeting)
+    worker, greeting = self._greeting(lead.address, _ONE, worker=1)
+    self.assertEqual(greeting, {'life': 1})
+    worker.cancel()
+    worker.close()
+    self._until(lambda: lead.reception.members[1].holder is None)
+    _, greeting = self._greeting(lead.address, _OTHER, worker=1)
+    self.assertRegex(greeting['held'], held.format('server'))
+    stream.cancel()
+    stream.close()
+    self._until(
+      lambda: 'life' in self._greeting(lead.address, _OTHER, worker=1)[1]
+    )
+
+
+class ReducedTest(_TestCase):
+  """Streams that we beat by hand, to the lead of an allreduce."""
+
+  def _reception(self, workers=2, **fields):
+    deadlines = Deadlines(timeout_s=30.0, start_s=30.0, windows=True)
+    reception = ReducedReception(
+      num_workers=workers,
+      host='127.0.0.1',
+      port=0,
+      fingerprint='ours',
+      security=Security(),
+      timeout_s=30.0,
+      start_s=30.0,
+      jobs=Jobs(deadlines),
+      **fields,
+    )
+    self.addCleanup(reception.close, finished=True)
+    return reception, reception.listen()
+
+  def test_of_two_that_start_together_one_is_admitted(self):
+    reception, address = self._reception(workers=8)
+    together = threading.Barrier(16)
+    hellos = [
+      {'worker': n // 2, 'process': f'{n:032x}', 'fingerprint': 'ours'}
+      for n in range(16)
+    ]
+
+    def come(hello):
+      together.wait()
+      stream = connect(address, hello, Security(), 30.0)
+      return stream, stream.receive().header
+
+    with ThreadPoolExecutor(16) as pool:
+      came = list(pool.map(come, hellos))
+    for worker in range(8):
+      two = [tuple(said) for _, said in came[2 * worker : 2 * worker + 2]]
+      self.assertCountEqual(two, [('life',), ('held',)])
+    self.assertEqual([member.lives for member in reception.members], 8 * [1])
+    for stream, _ in came:
+      stream.cancel()
+      stream.close()
+
+  def test_the_worker_of_the_lead_is_no_other_process(self):
+    _, address = self._reception(reserved={0: _ONE})
+    stream, greeting = self._greeting(address, _OTHER, worker=0)
+    held = 'worker 0 is in the process of the lead'
+    self.assertEqual(greeting, {'held': held})
+    stream.close()
+    stream, greeting = self._greeting(address, _ONE, worker=0)
+    self.assertEqual(greeting, {'life': 0})
+    stream.cancel()
+
+  def test_what_comes_over_an_old_session_is_ignored(self):
+    reception, address = self._reception()
+    ready = {
+      'ready': True,
+      'executor': '127.0.0.1:1',
+      'handover': '127.0.0.1:2',
+    }
+    old, _ = self._greeting(address, _ONE, worker=1)
+    old.send(ready)
+    self.assertEqual(reception.events.get(timeout=5.0)['told'], 'ready')
+    _, greeting = self._greeting(address, _OTHER, worker=1)
+    self.assertRegex(greeting['held'], _HELD.format(1, 0))
+    new, greeting = self._greeting(address, _ONE, worker=1)
+    self.assertEqual(greeting, {'life': 1})
+    failed = reception.events.get(timeout=5.0)
+    self.assertEqual((failed['told'], failed['life']), ('failed', 0))
+    for said in (
+      ready,
+      {'told': 'broken', 'generation': 0, 'peer': 0, 'reason': 'x'},
+      {'told': 'stopped', 'generation': 1, 'version': 2, 'books': []},
+    ):
+      old.send(said)
+      self.assertEqual(old.receive().header['end'], 'left')
+    new.send(ready)
+    event = reception.events.get(timeout=5.0)
+    self.assertEqual((event['told'], event['life']), ('ready', 1))
+    for stream in (old, new):
+      stream.cancel()
+
+
+class JoiningTest(_TestCase):
+  def test_attempts_get_rarer_and_then_end(self):
+    for start_s, admits in ((3.0, False), (20.0, True)):
+      with self.subTest(admits=admits):
+        came = []
+
+        def handle(stream, hello, came=came, admits=admits):
+          del hello
+          came.append(time.monotonic())
+          last = admits and len(came) == 6
+          stream.send({'life': 0} if last else {'held': 'by another'})
+
+        with Listener('127.0.0.1', 0, handle, Security()) as listener:
+          start = time.monotonic()
+          join = self._join(listener.address, start_s)
+          if admits:
+            _, greeting = join()
+            self.assertEqual(greeting, {'life': 0})
+          else:
+            with self.assertRaisesRegex(joining.RankHeld, 'by another'):
+              join()
+            self.assertLess(time.monotonic() - start, start_s + 0.5)
+        gaps = [b - a for a, b in itertools.pairwise(came)]
+        self.assertBetween(len(came), 5, 12)
+        self.assertLess(gaps[0], 0.2 + 0.5)
+        for n, gap in enumerate(gaps):
+          self.assertGreater(gap, 0.5 * min(0.2 * 2**n, 0.5))
+
+  def test_an_attempt_cut_by_the_limit_does_not_hide_who_holds_the_rank(self):
+    answers, over = itertools.count(), threading.Event()
+    self.addCleanup(over.set)
+
+    def handle(stream, hello):
+      del hello
+      if next(answers):  # It is too late for another answer.
+        over.wait()
+      stream.send({'held': 'by another'})
+
+    with Listener('127.0.0.1', 0, handle, Security()) as listener:
+      join = self._join(listener.address, 0.5)
+      with self.assertRaisesRegex(joining.RankHeld, 'by another'):
+        join()
+      over.set()
+    self.assertEqual(next(answers), 2)
+
+  def test_processes_do_not_come_again_together(self):
+    with (
+      mock.patch.object(joining, 'connect'),
+      mock.patch.object(joining, '_greeted', side_effect=joining.RankHeld('x')),
+      mock.patch.object(joining.time, 'sleep') as slept,
+      mock.patch.object(joining.time, 'monotonic', side_effect=range(10**6)),
+      self.assertRaises(joining.RankHeld),
+    ):
+      self._join('', 1000.0)()
+    waits = [call.args[0] for call in slept.call_args_list]
+    self.assertGreater(len({*waits}), len(waits) - 2)
+    self.assertLessEqual(max(waits), 0.5)
+    self.assertGreaterEqual(min(waits), 0.1)
+
+  def test_it_exits_as_what_may_be_started_again(self):
+    with self.assertRaises(SystemExit) as ended, session.explained(1):
+      raise joining.RankHeld('worker 1 is held')
+    self.assertEqual(ended.exception.code, LOST)
+
+  def _join(self, address, start_s):
+    return lambda: joining.join(
+      address, {}, security=Security(), timeout_s=1.0, start_s=start_s
+    )
+
+  def assertBetween(self, value, low, high):
+    self.assertGreaterEqual(value, low)
+    self.assertLessEqual(value, high)
+
+
+class RankTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (_OTHER, 5.0, False, True),
+    (_OTHER, 5.1, False, False),
+    (_OTHER, 5.1, True, True),
+    (_ONE, 0.0, True, False),
+  )
+  def test_who_is_blocked(self, process, silent_s, final, blocked):
+    holder = Visit(mock.Mock(), 0, _ONE, 0, seen=100.0)
+    rank = Rank(1, holder, final)
+    self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
+    self.assertFalse(Rank(1, None, final).blocks(process, 0.0, 5.0))
+
+
+class LaunchedTest(processes.TestCase, parameterized.TestCase):
+  """Real processes, of which two have --role=worker:1."""
+
+  @parameterized.parameters(
+    {'servers': 1},
+    {'servers': 0, 'route__name': 'ring'},
+  )
+  def test_the_second_one_is_refused_and_costs_nothing(self, **fields):
+    with processes.launched(
+      workers=2,
+      model=False,
+      epochs=1000.0,
+      cluster__timeout_s=2.0,
+      cluster__speed__injected=True,
+      cluster__speed__name='constant',
+      cluster__speed__fixed_s=0.05,
+      cluster__speed__per_example_s=0.0,
+      **fields,
+    ) as launch:
+      launch.until('epoch ')
+      with processes.again(launch, 'worker:1') as second:
+        second.until('Tries again')
+        self._until_rows(launch, 80)  # In 2 s, 4 s without the updates.
+        self.assertIsNone(second.process.poll(), second.text)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self._check_nothing_left(launch)
+    self.assertRegex(second.text, 'for up to .* s: ' + _HELD.format(1, 0))
+    self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
+    told = {row['told'] for row in launch.rows('events.jsonl')}
+    self.assertNoCommonElements(told, {'leave', 'join'})
+    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.assertEmpty(launch.summary['lost'])
+
+  def _until_rows(self, launch, rows):
+    """Waits for rows of events beyond those that there are."""
+    rows += len(launch.rows('events.jsonl'))
+    end = time.monotonic() + leads.START_S
+    while len(launch.rows('events.jsonl')) < rows:
+      self.assertLess(time.monotonic(), end, launch.text)
+      time.sleep(0.05)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,304 @@
+"""Tests for the start of a run: processes that are late, lost, and come again.
+
+Whatever happens before the run has begun, it begins once all are there, and
+nobody has to be started again whose process lives.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from unittest import mock
+
+import pytest
+from absl.testing import absltest, parameterized
+
+from cluster.membership import event_loop
+from cluster.membership.roster import Roll
+from cluster.network.streams import Security, connect
+from cluster.process.exits import Unmendable
+from learning.nothing import NoGradient
+from tests.support import launches, leads, processes
+from tests.support.link import Link
+from tests.tools import lab_test
+
+_CUT_S = 2.5 * leads.TIMEOUT_S
+
+
+class _Slow(NoGradient):
+  """Compiles until it is let go."""
+
+  def __init__(self):
+    self.compiling = threading.Event()
+    self.go = threading.Event()
+
+  def warm_up(self, params, examples, *, changing):
+    self.compiling.set()
+    self.go.wait(leads.START_S)
+    return super().warm_up(params, examples, changing=changing)
+
+
+class StartTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.links = []
+    self._stack = self.enterContext(contextlib.ExitStack())  # Left last.
+
+  def _lead(self, **fields):
+    lead = leads.Lead(way=self._way, **fields)
+    self.addCleanup(lead.close)
+    return lead
+
+  def _way(self, address):
+    """Returns a way of its own for each that asks."""
+    link = self._stack.enter_context(Link(address))
+    self.links.append(link)
+    return link.address
+
+  def _check_runs(self, lead, workers, lives):
+    lead.begin()
+    lead.until(lambda: lead.ledger.iterations >= 5 * len(workers))
+    self.assertEqual(lead.cluster.summary()['lives'], lives)
+    self.assertEmpty(lead.ledger.lost)
+    lead.cluster.close()
+    for worker in workers:
+      self.assertIs(worker.result(timeout=leads.START_S), False)
+
+  @parameterized.parameters('drop', 'cut')
+  def test_a_worker_that_is_lost_while_it_compiles_comes_again(self, how):
+    slow = _Slow()
+    lead = self._lead(num_workers=2)
+    workers = [lead.work(0), lead.work(1, slow)]
+    slow.compiling.wait(leads.START_S)
+    self._break(self.links[1], how)
+    slow.go.set()
+    self._check_runs(lead, workers, [1, 2])
+
+  @parameterized.parameters('drop', 'cut')
+  def test_a_worker_that_is_lost_while_it_waits_comes_again(self, how):
+    lead = self._lead(num_workers=2)
+    first = lead.work(0)
+    members = lead.reception.members
+    self._wait(lambda: members[0].stream)
+    self._lose(self.links[0], how)
+    self._check_runs(lead, [first, lead.work(1)], [2, 1])
+
+  @parameterized.parameters('drop', 'cut')
+  def test_a_server_that_is_lost_comes_again(self, how):
+    lead = self._lead(num_servers=3, hosted=[2])
+    worker = lead.work(0)
+    self._wait(lambda: lead.reception._remote)
+    self._lose(self.links[0], how)
+    hosted = lead.host(1)
+    self._check_runs(lead, [worker], [1])
+    self.assertIs(hosted.result(timeout=leads.START_S), False)
+    # Nothing was made or compiled again.
+    self.assertLen(lead.servers, 3)
+
+  def test_workers_connect_to_a_server_that_has_come_as_another_process(self):
+    lead = self._lead(num_workers=2, num_servers=2, hosted=())
+    worker = lead.work(0)
+    gone = self._stranger(lead, 1)
+    gone.send({'address': '127.0.0.1:1'})  # Where nobody listens.
+    self._wait(lambda: any(v.told for v in lead.reception._visits))
+    gone.close()
+    lead.host(1)
+    self._check_runs(lead, [worker, lead.work(1)], [2, 1])
+
+  def test_a_late_server_cannot_replace_one_of_a_run_that_goes(self):
+    lead = self._lead(num_servers=2)
+    worker = lead.work(0)
+    lead.begin()
+    held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
+    stream = self._connected(lead, 1, process='1' * 32)
+    self.assertRegex(stream.receive().header['held'], held)
+    self._check_runs_on(lead, worker)
+
+  def _check_runs_on(self, lead, worker):
+    lead.until(lambda: lead.ledger.iterations >= 5)
+    lead.cluster.close()
+    worker.result(timeout=leads.START_S)
+
+  def test_what_of_lost_lives_servers_have_is_forgotten(self):
+    lead = self._lead(num_workers=2)
+    lead.work(0)
+    for _ in range(3):
+      lead.member(1).close()
+    lead.member(1)
+    lead.begin()
+    lead.until(lambda: lead.ledger.iterations >= 5)
+    lead.until(lambda: len(lead.servers[0]._ports) <= 2)
+
+  def test_who_is_missing_is_named(self):
+    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=6.0)
+    slow = _Slow()
+    lead.work(0, slow)
+    self._wait(lambda: 'compiling' in lead.reception.missing())
+    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '1' * 32}
+    stream = connect(lead.address, hello, Security(), 10.0)
+    self._wait(lambda: 'worker 1: conn' in lead.reception.missing())
+    stream.cancel()
+    stream.close()
+    self._wait(lambda: 'lost since' in lead.reception.missing())
+    lines = lead.reception.missing().splitlines()
+    slow.go.set()
+    self.assertLen(lines, 4)
+    at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, life 0'
+    for line, expected in zip(
+      lines,
+      (
+        'server 1: never seen',
+        rf'worker 0: {at}; compiling since \d+ s(; silent for \d+ s)?',
+        rf'worker 1: {at}; lost since \d+ s: .*',
+        'worker 2: never seen',
+      ),
+      strict=True,
+    ):
+      self.assertRegex(line, f'^  {expected}$')
+
+  def test_a_server_that_a_worker_cannot_reach_is_tried_again(self):
+    lead = self._lead(num_servers=2, hosted=())
+    self._wait(lambda: lead.servers and lead.servers[0].address)
+    link = self._stack.enter_context(Link(lead.servers[0].address))
+    link.cut()
+    server = self._stranger(lead, 1)
+    server.send({'address': link.address})
+    lead.work(0)
+    self._wait(lambda: 'connected to 1 of 2' in lead.reception.missing())
+    for _ in range(10):  # Longer than an attempt.
+      time.sleep(leads.TIMEOUT_S / 5)
+      server.send({'beat': 0.0})
+    link.mend()
+    lead.begin()
+    self.assertEqual(lead.cluster.summary()['lives'], [1])
+
+  @mock.patch.object(event_loop, '_TELL_S', 0.1)
+  def test_the_start_has_a_limit_and_tells_who_is_missing(self):
+    with self.assertLogs('absl', 'INFO') as logs:
+      lead = self._lead(num_workers=2, start_s=3.0)
+      self._wait(lambda: 'run waits for' in str(logs.output))
+    self.assertIn('worker 0: never seen', str(logs.output))
+    with self.assertRaisesRegex(
+      Unmendable, r'Not all were there within 3 s:\n  worker 0: never seen'
+    ):
+      lead.begin()
+
+  def _stranger(self, lead, index):
+    stream = self._connected(lead, index)
+    stream.receive()
+    return stream
+
+  def _connected(self, lead, index, process='0' * 32):
+    hello = {'server': index, 'fingerprint': 'ours', 'process': process}
+    stream = connect(lead.address, hello, Security(), 10.0)
+    self.addCleanup(stream.close)
+    self.addCleanup(stream.cancel)
+    return stream
+
+  def _lose(self, link, how):
+    """Breaks a link; waits until who is behind it comes again."""
+    made = link.made
+    self._break(link, how)
+    self._wait(lambda: link.made > made)
+
+  def _break(self, link, how):
+    if how == 'drop':
+      link.drop()
+      return
+    link.cut()
+    threading.Timer(_CUT_S, link.mend).start()
+
+  def _wait(self, condition):
+    end = time.monotonic() + leads.START_S
+    while not condition():
+      if time.monotonic() > end:
+        raise AssertionError('It has not happened.')
+      time.sleep(0.01)
+
+
+class LaunchedTest(processes.TestCase):
+  def test_a_worker_that_is_stopped_and_one_that_is_killed_at_the_start(self):
+    fields = {'epochs': 2.0, 'cluster__timeout_s': 2.0}
+    with processes.launched(
+      workers=2, dedicated=True, model=False, **fields
+    ) as launch:
+      launch.until('Lead at')
+      stopped, killed = (launch.pid(f'worker:{n}') for n in (0, 1))
+      os.kill(stopped, signal.SIGSTOP)
+      os.kill(killed, signal.SIGKILL)
+      time.sleep(5.0)
+      os.kill(stopped, signal.SIGCONT)
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    roles = {'server:0': 1, 'worker:0': 1, 'worker:1': 2}
+    self.assertEqual(launches.starts(launch.rows('launch.jsonl')), roles)
+    self.assertEmpty(launch.summary['lost'])
+
+
+class LabTest(processes.TestCase):
+  def setUp(self):
+    super().setUp()
+    if reason := lab_test._why_not():
+      self.skipTest(reason)
+
+  @pytest.mark.soak
+  def test_a_link_that_is_cut_while_the_run_starts(self):
+    with processes.launched(
+      before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
+      workers=2,
+      dedicated=True,
+      model=False,
+      epochs=2.0,
+      cluster__timeout_s=2.0,
+      cluster__interface='eth0',
+    ) as launch:
+      launch.until('Lead at')
+      name = re.search('SYNCOPATE_LAB=(syn-[0-9a-f]+)', launch.text)[1]
+      link = f'ip -n {name}-switch link set host2'.split()
+      subprocess.run([*link, 'down'], check=True)
+      time.sleep(6.0)
+      subprocess.run([*link, 'up'], check=True)
+      mended = time.time()
+      began = launch.until('Outputs are in')
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+    self.check(launch)
+    self.assertEqual(launch.summary['ended'], 'finished')
+    self.assertEmpty(launch.summary['lost'])
+    starts = launches.starts(launch.rows('launch.jsonl'))
+    self.assertEqual(set(starts.values()), {1})
+    self.assertLess(began - mended, 30)
+
+
+class RollTest(absltest.TestCase):
+  def test_lines_say_what_is_known(self):
+    now = [100.0]
+    roll = Roll(lambda: now[0])
+    roll.came('worker 1', 0, 'a:1')
+    now[0] += 5
+    roll.seen('worker 1', 0, 'compiling')
+    now[0] += 7
+    roll.came('worker 2', 3, 'b:2')
+    roll.lost('worker 2', 2, 'an older life')
+    line, other = roll.describe(['worker 1', 'worker 2'], 4.0).splitlines()
+    self.assertRegex(
+      line, r'a:1 at .*, life 0; compiling since 7 s; silent for 7'
+    )
+    self.assertRegex(other, r'b:2 at .*, life 3; connecting since 0 s$')
+    roll.lost('worker 2', 3, 'cut')
+    now[0] += 2
+    self.assertEndsWith(roll.describe(['worker 2'], 4.0), 'lost since 2 s: cut')
+
+  def test_hundreds_are_counted(self):
+    names = [f'worker {n}' for n in range(300)]
+    lines = Roll().describe(names, 1.0).splitlines()
+    self.assertEqual(lines[0], '  worker 0: never seen')
+    self.assertEqual(lines[16:], ['  and 284 others'])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,144 @@
+"""Tests for cluster.network.credentials and interfaces: what a config asks for."""
+
+import os
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from cluster.network import credentials, interfaces
+from cluster.network.interfaces import interface_address, interface_name
+from configs import default
+
+_SECRET = 'a secret of sixteen or more'
+_CERTIFICATE = '-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n'
+_KEY = '-----BEGIN PRIVATE KEY-----\nx\n-----END PRIVATE KEY-----\n'
+_ETH0 = '192.0.2.1'
+
+
+class TrustTest(parameterized.TestCase):
+  def _security(self, address='127.0.0.1', tls_name='', **contents):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    cluster = default.get_config().cluster
+    cluster.tls_name = tls_name
+    for name, content in contents.items():
+      path = folder / name
+      if content is not None:
+        path.write_bytes(content.encode('latin-1'))
+        path.chmod(0o600)
+      cluster[f'{name}_file'] = str(path)
+    return credentials.security(cluster, address)
+
+  def test_files_are_read(self):
+    security = self._security(
+      token=f' {_SECRET}\n',
+      certificate=_CERTIFICATE,
+      key=_KEY,
+      tls_name='lead.example',
+      address=_ETH0,
+    )
+    self.assertEqual(
+      tuple(security),
+      (_SECRET, _CERTIFICATE.encode(), _KEY.encode(), 'lead.example'),
+    )
+
+  def test_nothing_is_needed_where_nobody_else_is(self):
+    self.assertEqual(tuple(self._security()), ('', b'', b'', ''))
+    self.assertTrue(self._security(certificate=_CERTIFICATE).certificate)
+
+  @parameterized.product(
+    name=('token', 'certificate', 'key'), content=('', ' \n\t\n', None)
+  )
+  def test_an_empty_or_missing_file_is_not_a_run_without(self, name, content):
+    message = f'^config.cluster.{name}_file: expected a file'
+    with self.assertRaisesRegex(ValueError, message):
+      self._security(**{name: content})
+
+  @parameterized.parameters(
+    ({'token': 'short'}, 'token_file: expected a secret of 16 .* got .*5 in'),
+    ({'token': '\0' * 9}, 'token_file: expected a secret of 16'),
+    ({'certificate': _SECRET}, 'certificate_file: expected PEM'),
+    ({'certificate': _CERTIFICATE, 'key': _SECRET}, 'key_file: expected PEM'),
+    ({'key': _KEY}, 'certificate_file: expected the certificate of key_file'),
+    ({'tls_name': 'lead'}, 'tls_name: expected .* without certificate_file'),
+    ({'address': _ETH0}, f'token_file: .*others can reach {_ETH0} .*openssl'),
+    ({'address': '10.0.0.1', 'certificate': _CERTIFICATE}, 'token_file: '),
+  )
+  def test_other_things_are_refused_by_name(self, given, message):
+    with self.assertRaisesRegex(ValueError, f'^config.cluster.{message}'):
+      self._security(**given)
+
+  @parameterized.parameters(0o644, 0o640, 0o602)
+  def test_what_others_may_read_is_said(self, mode):
+    cluster = default.get_config().cluster
+    path = pathlib.Path(tempfile.mkdtemp(), 'token')
+    path.write_text(_SECRET)
+    path.chmod(mode)
+    cluster.token_file = str(path)
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(credentials.security(cluster, _ETH0).token, _SECRET)
+    self.assertIn(
+      f'token_file: others than you may read or change {path}', logs.output[0]
+    )
+    self.assertNotIn(_SECRET, logs.output[0])
+
+  def test_a_token_of_the_run_is_used_where_the_config_names_none(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'token')
+    path.write_text(_SECRET)
+    path.chmod(0o600)
+    cluster = default.get_config().cluster
+    with self.assertNoLogs(level='WARNING'):
+      found = credentials.security(cluster, _ETH0, str(path))
+      self.assertEqual(found.token, _SECRET)
+    cluster.token_file = str(path)
+    found = credentials.security(cluster, _ETH0, '/no/file')
+    self.assertEqual(found.token, _SECRET)
+
+  @unittest.skipIf(os.geteuid(), 'Only root can give files away.')
+  def test_a_file_of_another_user_is_said(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'token')
+    path.write_text(_SECRET)
+    path.chmod(0o600)
+    os.chown(path, 12345, -1)
+    with self.assertLogs(level='WARNING') as logs:
+      credentials.security(default.get_config().cluster, _ETH0, str(path))
+    self.assertIn('others than you may read or change', logs.output[0])
+
+
+class InterfaceAddressTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    found = {'lo': '127.0.0.1', 'eth0': '10.0.0.4', 'ib0': '10.1.0.4'}
+    self.enter_context(
+      mock.patch.object(interfaces, '_addresses', lambda: found)
+    )
+
+  @parameterized.parameters(
+    ('lo', 'lo', '127.0.0.1'),
+    ('eth0', 'eth0', '10.0.0.4'),
+    ('10.0.0.0/16', 'eth0', '10.0.0.4'),
+    ('10.1.0.0/255.255.0.0', 'ib0', '10.1.0.4'),
+    ('10.1.0.4/32', 'ib0', '10.1.0.4'),
+    ('127.0.0.0/8', 'lo', '127.0.0.1'),
+  )
+  def test_by_name_or_network(self, name, interface, address):
+    self.assertEqual(interface_address(name), address)
+    self.assertEqual(interface_name(name), interface)
+
+  @parameterized.parameters(
+    ('eth1', r"one of \['eth0', 'ib0', 'lo'\], got 'eth1'"),
+    ('10.0.0.0/8', r"a smaller network .*\['10.0.0.4', '10.1.0.4'\]"),
+    ('172.16.0.0/12', "a network with one address of .*'eth0': '10.0.0.4'"),
+    ('10.0.0.1/16', 'a network such as 10.0.0.0/8, .*host bits set'),
+    ('fd00::/8', 'a network such as'),
+    ('/', 'a network such as'),
+  )
+  def test_others_are_refused_and_those_that_there_are_listed(self, name, why):
+    with self.assertRaisesRegex(ValueError, f'interface: expected {why}'):
+      interface_address(name)
+
+
+if __name__ == '__main__':
+  absltest.main()

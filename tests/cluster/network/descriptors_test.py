@@ -1,0 +1,76 @@
+"""Tests of the limit of open files."""
+
+import pathlib
+import resource
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+
+from cluster import distributed
+from cluster.network import descriptors
+from configs import default
+from outputs.files import RunFiles
+from route.route import Served
+
+
+class DescriptorsTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    self.hard = limits[1]
+    if self.hard == resource.RLIM_INFINITY:
+      self.skipTest('This system has no limit of open files.')
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.hard, 900), self.hard))
+
+  def test_a_process_may_open_as_many_as_the_hard_limit_says(self):
+    with self.assertNoLogs(level='WARNING'):
+      descriptors.raise_limit(1)
+    self._check_raised()
+
+  def test_too_few_for_the_workers_are_told_with_the_number(self):
+    workers = self.hard
+    with self.assertLogs(level='WARNING') as logs:
+      descriptors.raise_limit(workers)
+    (line,) = logs.output
+    self.assertIn(f'may open {self.hard} files', line)
+    self.assertIn(f'may need {descriptors.needed(workers)}', line)
+    self._check_raised()
+
+  def test_a_limit_that_cannot_be_raised_ends_nothing(self):
+    with (
+      mock.patch.object(resource, 'setrlimit', side_effect=ValueError('no')),
+      self.assertLogs(level='WARNING') as logs,
+    ):
+      descriptors.raise_limit(1)
+    self.assertRegex(logs.output[0], f'stays at 900, not {self.hard}: no')
+
+  def test_every_real_process_does_it_at_the_start(self):
+    config = default.get_config()
+    config.cluster.runtime = 'distributed'
+    config.cluster.workers = 2
+    plan = Served(servers=1, dedicated=False, pipelined=False)
+    with (
+      tempfile.TemporaryDirectory() as folder,
+      # It waits for the others next.
+      mock.patch.object(
+        distributed.rendezvous, 'join', side_effect=InterruptedError
+      ),
+      self.assertRaises(InterruptedError),
+    ):
+      distributed.meet(
+        config,
+        plan,
+        files=RunFiles(str(pathlib.Path(folder) / 'run')),
+        process={'role': 'worker:1', 'lead': '127.0.0.1:61500'},
+      )
+    self._check_raised()
+
+  def _check_raised(self):
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    self.assertEqual(soft, self.hard)
+
+
+if __name__ == '__main__':
+  absltest.main()

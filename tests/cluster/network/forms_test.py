@@ -1,0 +1,201 @@
+"""Tests that a stream refuses frames that no stream of ours would send.
+
+The frames are written here byte by byte, and read from memory.
+"""
+
+import json
+import struct
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from absl.testing import absltest, parameterized
+
+from cluster.network import frames
+from cluster.network.messages import Stream
+from cluster.network.streams import Closed, Corrupt
+from tests.support.streams import read
+
+_DEEP = '[' * 10**5
+_SMALL_BYTES = 2**14  # Of a chunk that follows the text of its frame.
+_HEADER_BYTES = 2**24
+_REASON = 300
+
+
+class _Read(NamedTuple):
+  """A frame as Flight hands it over."""
+
+  app_metadata: bytes | None
+  data: pa.RecordBatch | None = None
+
+
+class _Frames:
+  """Numbers the frames of a stream, from 0 on, and is its reader."""
+
+  def __init__(self):
+    self._frames, self._number = [], 0
+
+  def add(self, kind, text, more=b'', *, batch=None, size=None, checksum=None):
+    """Adds a frame.
+
+    Args:
+      kind: One byte.
+      text: Bytes.
+      more: Bytes of a small chunk, behind the text.
+      batch: uint8 [n], a large chunk beside it.
+      size: Of the text, as the frame has it; None for its own.
+      checksum: None for that of all bytes.
+    """
+    if checksum is None:
+      whole = text + more + (b'' if batch is None else batch.tobytes())
+      checksum = xxhash.xxh3_64_intdigest(whole)
+    size = len(text) if size is None else size
+    form = struct.pack('<cQQI', kind, self._number, checksum, size)
+    data = None if batch is None else frames.batch(batch)
+    self.add_raw(form + text + more, data)
+
+  def add_raw(self, metadata, data=None):
+    """Adds metadata and a batch that may be no frame."""
+    self._frames.append(_Read(metadata, data))
+    self.skip()
+
+  def skip(self):
+    """Leaves out a frame."""
+    self._number += 1
+
+  def stream(self):
+    """Returns a stream that receives the frames, and then ends."""
+    reader = mock.Mock()
+    reader.read_chunk.side_effect = [*self._frames, StopIteration]
+    return Stream(
+      reader, mock.Mock(), 'peer', cut=mock.Mock(), finish=mock.Mock()
+    )
+
+
+def _announce(made, size):
+  made.add(b'H', json.dumps([0, size]).encode())
+
+
+class FormTest(parameterized.TestCase):
+  def _refused(self, made):
+    """Returns why a message is refused; checks that the next one is not."""
+    made.add(b'H', b'["next", 0]')
+    stream = made.stream()
+    with self.assertRaises(Corrupt) as refused:
+      read(stream.receive(most_bytes=1000))
+    message = stream.receive(most_bytes=1000)
+    self.assertEqual((message.header, message.size_bytes), ('next', 0))
+    return str(refused.exception)
+
+  @parameterized.parameters(0, 5, 1000)
+  def test_a_message_in_this_form_is_received(self, size):
+    body = np.arange(size).astype(np.uint8)
+    made = _Frames()
+    made.add(b'H', json.dumps([{'a': 1}, size]).encode(), body.tobytes())
+    message = made.stream().receive(most_bytes=1000)
+    self.assertEqual(message.header, {'a': 1})
+    np.testing.assert_array_equal(read(message), body)
+
+  @parameterized.parameters(
+    (b'', 'expected JSON'),
+    (b'{', 'expected JSON'),
+    (b'\xff\xfe', 'expected JSON'),
+    (_DEEP.encode(), 'expected JSON'),
+    (b'[NaN, 0]', 'NaN, which is not JSON'),
+    (b'[-Infinity, 0]', 'which is not JSON'),
+    (b'[1' + b'0' * 5000 + b', 0]', 'expected JSON'),
+    (b'null', 'expected a header and the size'),
+    (b'[]', 'expected a header and the size'),
+    (b'[0, 1, 2]', 'expected a header and the size'),
+    (b'[0, -1]', 'expected a header and the size'),
+    (b'[0, 1.5]', 'expected a header and the size'),
+    (b'[0, true]', 'expected a header and the size'),
+    (b'[0, "1"]', 'expected a header and the size'),
+    (b'"ab"', 'expected a header and the size'),
+    (b'{"0": 0, "1": 0}', 'expected a header and the size'),
+    (b'[0, 1001]', 'expected a body of at most 1000 bytes, got one of 1001'),
+    (b'[0, 99999999999999999999]', 'expected a body of at most 1000'),
+  )
+  def test_headers_are_checked(self, text, why):
+    made = _Frames()
+    made.add(b'H', text)
+    self.assertIn(why, self._refused(made))
+
+  def test_kinds_are_checked(self):
+    made = _Frames()
+    made.add(b'X', b'[0, 0]')
+    self.assertIn('expected a header, a chunk or an end', self._refused(made))
+
+  def test_headers_are_bounded(self):
+    made, text = _Frames(), b'["' + b'x' * _HEADER_BYTES + b'", 0]'
+    made.add(b'H', text)
+    why = f'of up to {_HEADER_BYTES} bytes, got {len(text)}'
+    self.assertIn(why, self._refused(made))
+
+  def test_a_chunk_without_bytes_is_corrupt(self):
+    made = _Frames()
+    _announce(made, 5)
+    made.add(b'C', b'')
+    self.assertIn('expected bytes', self._refused(made))
+
+  def test_a_text_longer_than_its_frame_is_corrupt(self):
+    made = _Frames()
+    made.add(b'H', b'[0, 0]', size=7)
+    self.assertIn('of up to 6 bytes, got 7', self._refused(made))
+
+  def test_a_large_chunk_is_none_of_a_text(self):
+    made = _Frames()
+    made.add(b'H', b'[0, 4]', bytes(_SMALL_BYTES + 1))
+    self.assertIn('expected a small chunk', self._refused(made))
+
+  def test_bytes_of_a_chunk_have_one_place(self):
+    made = _Frames()
+    made.add(b'H', b'[0, 4]', b'more', batch=np.zeros(4, np.uint8))
+    self.assertIn('expected bytes', self._refused(made))
+
+  @parameterized.parameters(0, 1, 5, 20)
+  def test_a_frame_may_be_too_short(self, size):
+    made = _Frames()
+    made.add_raw(bytes(size) or None)
+    self.assertIn(f'expected a frame, got {size} bytes', self._refused(made))
+
+  @parameterized.parameters('small', 'large')
+  def test_a_chunk_beyond_the_body_is_corrupt(self, kind):
+    chunk = {'more': bytes(6)}
+    if kind == 'large':
+      chunk = {'batch': np.zeros(_SMALL_BYTES + 1, np.uint8)}
+    apart, together = _Frames(), _Frames()
+    _announce(apart, 5)
+    apart.add(b'C', b'', **chunk)
+    together.add(b'H', b'[0, 5]', **chunk)
+    for made in (apart, together):
+      self.assertIn('not of the size announced', self._refused(made))
+
+  def test_a_frame_that_is_missing_is_noticed(self):
+    made = _Frames()
+    made.skip()
+    made.add(b'H', b'[0, 0]')
+    self.assertIn('expected frame 0, got 1', self._refused(made))
+
+  @parameterized.parameters(
+    (b'a\nb\x1b[2J', 'a?b?[2J'),
+    (b'\xff\xfe', '��'),
+    (b'x' * 10**5, 'x' * _REASON),
+  )
+  def test_a_reason_takes_one_line(self, reason, shown):
+    made = _Frames()
+    made.add(b'E', reason)
+    with self.assertRaises(Closed) as closed:
+      made.stream().receive()
+    self.assertEqual(str(closed.exception), f'peer: {shown}')
+
+  def test_checksums_are_of_the_bytes(self):
+    made, text = _Frames(), b'[0, 0]'
+    made.add(b'H', text, checksum=xxhash.xxh3_64_intdigest(text) ^ 1)
+    self.assertIn('another checksum', self._refused(made))
+
+
+if __name__ == '__main__':
+  absltest.main()

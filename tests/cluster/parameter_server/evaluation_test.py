@@ -1,0 +1,221 @@
+"""Tests of evaluations by workers: the same figures, whoever is lost."""
+
+import threading
+import time
+from concurrent.futures import Future
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+
+from cluster.network.errors import TransportError
+from cluster.network.streams import Security, connect
+from cluster.parameter_server import evaluation
+from cluster.process.deadlines import Deadlines
+from tests.support import leads
+
+_SETTINGS = leads._SETTINGS
+_ONE, _OTHER = '1' * 32, '2' * 32
+_PARAMS = {'b': jnp.arange(3.0), 'a': jnp.full((2, 2), 0.1)}
+_STATS = (jnp.float32(7.0),)
+
+
+class _Figures:
+  """An evaluation whose figures tell versions apart; counts its calls."""
+
+  def __init__(self):
+    self.calls = 0
+
+  def __call__(self, params, stats):
+    self.calls += 1
+    total = sum(float(jnp.sum(leaf)) for leaf in params.values())
+    return {'accuracy': total / 10, 'other': float(stats[0])}
+
+  def is_finite(self, params):
+    return all(bool(jnp.isfinite(leaf).all()) for leaf in params.values())
+
+  def warm_up(self, params, stats):
+    self(params, stats)
+
+
+class _Evaluators:
+  """Workers of this process, each with what it does when it is asked."""
+
+  def __init__(self, *workers):
+    self.workers, self.asked = workers, []
+
+  def ask(self, number, address, passed):
+    for index, answer in enumerate(self.workers):
+      if (index, 0) not in passed:
+        self.asked.append(index)
+        asked = evaluation.Asked(index, 0, Future())
+        question = {'evaluate': number, 'address': address}
+        threading.Thread(target=answer, args=(question, asked.answer)).start()
+        return asked
+    return None
+
+
+def _able(figures):
+  """Returns a worker that answers as real ones do."""
+  evaluator = evaluation.Evaluator(figures, (_PARAMS, _STATS), _SETTINGS)
+
+  def answer(question, future):
+    def say(said):
+      if said['figures'] is None:
+        future.set_exception(evaluation.Lost(said['error']))
+      else:
+        future.set_result(said['figures'])
+
+    evaluator.answer(question, say)
+
+  return answer
+
+
+def _dies(question, future):
+  future.set_exception(evaluation.Lost('it is lost'))
+
+
+def _hangs(question, future):
+  pass
+
+
+class RemoteEvaluationTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.own, self.far = _Figures(), _Figures()
+    self.expected = _Figures()(_PARAMS, _STATS)
+
+  def _made(self, *workers, timeout_s=5.0, start_s=20.0):
+    deadlines = Deadlines(timeout_s=timeout_s, start_s=start_s, windows=False)
+    made = evaluation.RemoteEvaluation(
+      self.own, settings=_SETTINGS, deadlines=deadlines
+    )
+    self.evaluators = _Evaluators(*workers)
+    made.attach(self.evaluators)
+    return made
+
+  def test_a_worker_evaluates_the_same_version(self):
+    made = self._made(_able(self.far))
+    self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertEqual((self.far.calls, self.own.calls), (1, 0))
+
+  def test_the_next_worker_takes_the_place_of_one_that_is_lost(self):
+    made = self._made(_dies, _able(self.far))
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertIn('Worker 0 does not evaluate', logs.output[0])
+    self.assertIn('it is lost', logs.output[0])
+    self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertEqual(self.evaluators.asked, [0, 1, 1])
+    self.assertEqual((self.far.calls, self.own.calls), (2, 0))
+
+  def test_in_the_end_the_coordinator_evaluates_and_says_so(self):
+    made = self._made(_dies, _dies)
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertIn('evaluates on its CPU', logs.output[-1])
+    self.assertEqual(self.own.calls, 1)
+
+  def test_without_accelerators_the_coordinator_evaluates_silently(self):
+    made = self._made()
+    with self.assertNoLogs(level='WARNING'):
+      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+
+  def test_one_that_hangs_is_waited_for_until_its_deadline(self):
+    made = self._made(_hangs, _able(self.far), timeout_s=0.1, start_s=0.4)
+    start = time.monotonic()
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertGreaterEqual(time.monotonic() - start, 0.4)
+    self.assertIn('no answer for', logs.output[0])
+
+  def test_an_error_of_the_worker_reaches_the_log(self):
+    class Full(_Figures):
+      def __call__(self, params, stats):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: memory')
+
+    made = self._made(_able(Full()))
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertIn('RESOURCE_EXHAUSTED', logs.output[0])
+
+  def test_later_deadlines_leave_time_for_another_process(self):
+    deadlines = Deadlines(timeout_s=5.0, start_s=300.0, windows=False)
+    for longest_s in (1.0, 100.0, 1000.0):
+      limit_s = deadlines.evaluation_s(longest_s)
+      self.assertGreater(limit_s, 2 * longest_s)
+      self.assertFalse(deadlines.job(2 * limit_s, longest_s))
+
+
+class ReceptionTest(absltest.TestCase):
+  """Streams of ours in the place of workers."""
+
+  def setUp(self):
+    super().setUp()
+    self.lead = leads.Lead(num_workers=2)
+    self.addCleanup(self.lead.close)
+
+  def _worker(self, index, process, **ready):
+    hello = {'fingerprint': 'ours', 'process': process, 'worker': index}
+    stream = connect(self.lead.address, hello, Security(), 10.0)
+    self.addCleanup(stream.close)
+    self.addCleanup(stream.cancel)
+    self.assertIn('life', stream.receive().header)
+    self.assertIn('servers', stream.receive().header)
+    stream.send({'ready': True, **ready})
+    # Once it is answered, the one before has been heard.
+    stream.send({'beat': 0.0, 'pace': ['transfer', -1, 0]})
+    self.assertIn('beat', stream.receive().header)
+    return stream
+
+  def _ask(self, number=5, passed=()):
+    return self.lead.reception.ask(number, '127.0.0.1:1', set(passed))
+
+  def test_the_first_worker_with_an_accelerator_is_asked(self):
+    self._worker(0, _ONE, accelerator=False)
+    stream = self._worker(1, _OTHER, accelerator=True)
+    asked = self._ask()
+    said = {'evaluate': 5, 'address': '127.0.0.1:1'}
+    self.assertEqual(stream.receive().header, said)
+    figures = {'accuracy': 0.5}
+    stream.send(
+      {'told': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
+    )
+    self.assertEqual(asked.answer.result(10.0), figures)
+    self.assertEqual((asked.worker, asked.life), (1, 0))
+    self.assertIsNone(self._ask(passed={(1, 0)}))
+
+  def test_workers_that_do_not_say_it_are_not_asked(self):
+    self._worker(0, _ONE)
+    self.assertIsNone(self._ask())
+
+  def test_the_loss_of_a_worker_ends_the_wait(self):
+    stream = self._worker(0, _ONE, accelerator=True)
+    asked = self._ask()
+    stream.cancel()
+    with self.assertRaisesRegex(evaluation.Lost, 'it is lost'):
+      asked.answer.result(10.0)
+    self.assertIsNone(self._ask())
+
+  def test_an_answer_that_was_not_asked_for_ends_the_session(self):
+    stream = self._worker(0, _ONE, accelerator=True)
+    stream.send(
+      {'told': 'evaluated', 'number': 3, 'figures': {}, 'error': None}
+    )
+    with self.assertRaises(TransportError):
+      while True:
+        stream.receive()
+
+  def test_figures_that_are_no_numbers_end_the_session(self):
+    stream = self._worker(0, _ONE, accelerator=True)
+    asked = self._ask()
+    figures = {'accuracy': 'high'}
+    stream.send(
+      {'told': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
+    )
+    with self.assertRaises(evaluation.Lost):
+      asked.answer.result(10.0)
+
+
+if __name__ == '__main__':
+  absltest.main()

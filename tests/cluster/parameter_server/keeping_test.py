@@ -1,0 +1,215 @@
+"""Tests for servers that write and send while orders are carried out."""
+
+import pathlib
+import tempfile
+import threading
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest
+
+from cluster.network.streams import Security
+from cluster.parameter_server import checkpoints as sharded
+from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.keeping import Keeping
+from cluster.parameter_server.server import Server
+from cluster.parameter_server.servers import Orders
+from cluster.process.deadlines import Deadlines, Jobs
+from learning.learner import TaskLearner
+from outputs import checkpoints, stores
+from wire import dense
+from wire.codec import Payload
+from wire.flat import Flat, share
+
+_SIZE = 1000
+_LIMIT_S = 10.0
+
+
+class _Lead:
+  """Servers in this process, whose reports wait for `reads`."""
+
+  def __init__(self, directory, num_servers, step=None):
+    params = np.linspace(-1, 1, _SIZE, dtype=np.float32)
+    wire = dense.make(dtype='float32')
+    self.flat = Flat(params, (), servers=num_servers, wire=wire)
+    self.reads = threading.Event()
+    self.orders = Orders(flat=self.flat, schedule=None, num_workers=1)
+    self.learners, self.servers = [], []
+    deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
+    reception = ServedReception(
+      orders=self.orders,
+      num_workers=1,
+      num_servers=num_servers,
+      dedicated=True,
+      host='',
+      port=0,
+      greeting=dict,
+      fingerprint='',
+      security=Security(),
+      timeout_s=1.0,
+      start_s=10.0,
+      deadlines=deadlines,
+      jobs=Jobs(deadlines),
+    )
+
+    def reporter(index):
+      def report(event, body):
+        if event['told'] == 'snapshot':
+          self.reads.wait(_LIMIT_S)
+        reception.told(index, event, body)
+
+      return report
+
+    for index in range(num_servers):
+      learner, held = _learner(self.flat.initial(index)[0]), {}
+      if step is not None:
+        states = sharded.read_servers(directory, step, 2)
+        state = share(states, self.flat.sizes, index)
+        held = state.pop('held')
+        learner.restore(state)
+      folder = sharded.of_server(directory, index)
+      keeping = Keeping(folder, held=held, report=reporter(index))
+      server = Server(
+        index,
+        learner=learner,
+        flat=self.flat,
+        keeping=keeping,
+        report=reporter(index),
+      )
+      self.learners.append(learner)
+      self.servers.append(server)
+    self.orders.attach(self.servers)
+
+  def train(self, times):
+    """Has so many updates made, and waits for them."""
+    for _ in range(times):
+      version = self.orders.version
+      for index, server in enumerate(self.servers):
+        size = self.flat.sizes[index][0]
+        gradient = jnp.full(size, 0.1 * (version + 1))
+        server._payloads[0, -1] = Payload(gradient, ())
+      self.orders.add(version, 0, 8)
+      self.orders.commit(version)
+      self.orders.flush()
+      deadline = time.monotonic() + _LIMIT_S
+      while any(each.version <= version for each in self.learners):
+        if time.monotonic() > deadline:
+          raise AssertionError('Orders are held up.')
+        time.sleep(0.001)
+
+  def params(self):
+    return np.concatenate([each.params for each in self.learners])
+
+  def close(self):
+    self.reads.set()
+    for server in self.servers:
+      server.close(0.0)
+
+
+def _learner(params):
+  return TaskLearner(
+    params=jnp.array(params),
+    stats=(),
+    tx=optax.trace(0.9),
+    schedule=lambda examples, updates: 0.1,
+    reduction='sum',
+    num_workers=1,
+    worker_batch=8,
+  )
+
+
+class KeepingTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(tempfile.mkdtemp())
+
+  def _lead(self, *args):
+    lead = _Lead(self.directory, *args)
+    self.addCleanup(lead.close)
+    return lead
+
+  def test_a_slow_reader_holds_up_no_orders_and_gets_the_right_version(self):
+    lead = self._lead(2)
+    lead.train(2)
+    expected = lead.params()
+    held = lead.orders.hold()
+    read = lead.orders.read(held)
+    lead.train(3)
+    lead.orders.drop(held)
+    lead.train(1)
+    self.assertFalse(np.array_equal(lead.params(), expected))
+    lead.reads.set()
+    np.testing.assert_array_equal(read()[0], expected)
+
+  def test_a_slow_disk_holds_up_no_orders_and_gets_the_right_version(self):
+    lead = self._lead(2)
+    lead.train(2)
+    expected = _copied([each.state() for each in lead.learners])
+    proceeds, save = threading.Event(), np.savez
+
+    def slowly(*args, **kwargs):
+      proceeds.wait(_LIMIT_S)
+      save(*args, **kwargs)
+
+    with mock.patch.object(np, 'savez', slowly):
+      saved = lead.orders.save(0)
+      lead.train(4)  # Which use the optimiser's memory again.
+      self.assertFalse(any(future.done() for future in saved))
+      proceeds.set()
+      for future in saved:
+        future.result(_LIMIT_S)
+    for state, got in zip(
+      expected, sharded.read_servers(self.directory, 0, 2), strict=True
+    ):
+      self.assertEqual(got.pop('held'), {})
+      jax.tree.map(np.testing.assert_array_equal, got, state)
+
+  def test_what_is_held_goes_on_with_other_numbers_of_servers(self):
+    lead = self._lead(2)
+    lead.train(1)
+    expected = lead.params()
+    held = lead.orders.hold()
+    lead.train(2)
+    state = lead.orders.state()
+    for future in lead.orders.save(0):
+      future.result(_LIMIT_S)
+    for servers in (1, 3):
+      again = self._lead(servers, 0)
+      again.orders.restore(state)
+      again.reads.set()
+      np.testing.assert_array_equal(again.params(), lead.params())
+      other = again.orders.hold()
+      self.assertNotEqual(other, held)
+      read = again.orders.read(held), again.orders.read(other)
+      np.testing.assert_array_equal(read[0]()[0], expected)
+      np.testing.assert_array_equal(read[1]()[0], again.params())
+
+  def test_a_disk_that_is_full_is_told_to_the_lead(self):
+    lead = self._lead(1)
+    full = OSError(28, 'No space left on device')
+    with (
+      mock.patch.object(stores, 'write', side_effect=full),
+      self.assertRaisesRegex(OSError, 'Server 0: OSError: .*No space left'),
+    ):
+      lead.orders.save(0)[0].result(_LIMIT_S)
+    lead.train(1)
+
+  def test_arrays_that_are_frozen_outlive_their_donation(self):
+    # What all of this relies on.
+    array = jnp.arange(1000.0)
+    tree = checkpoints.frozen([array])
+    used = jax.jit(lambda a: a * 2, donate_argnums=0)(array)
+    np.testing.assert_array_equal(tree()['array0'], np.arange(1000.0))
+    np.testing.assert_array_equal(used, 2 * np.arange(1000.0))
+
+
+def _copied(tree):
+  return jax.tree.map(np.array, tree)
+
+
+if __name__ == '__main__':
+  absltest.main()

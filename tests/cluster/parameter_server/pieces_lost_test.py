@@ -1,0 +1,117 @@
+"""Tests that nobody waits for workers which die, and what they sent is void."""
+
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+from tests.support import piped
+from wire.codec import Payload
+from wire.flat import PIECES
+
+_SOME = (0, 30, 61, 63)
+
+
+class LostTest(parameterized.TestCase):
+  @parameterized.parameters(*_SOME)
+  def test_after_some_pieces(self, pieces):
+    self._check_one(pieces)
+
+  @parameterized.parameters(*sorted({*range(PIECES)} - {*_SOME}))
+  @pytest.mark.soak
+  def test_after_any_pieces(self, pieces):
+    self._check_one(pieces)
+
+  def _check_one(self, pieces):
+    cluster = self._cluster(workers=3, servers=1)
+    cluster.die(2, after=[pieces])
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+    self.assertEqual(cluster.ledger.lost[0].iteration, 1)
+
+  def test_after_all_pieces_it_counts(self):
+    cluster = self._cluster(workers=3, servers=1)
+    cluster.die(2, after=[PIECES])
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+    self.assertLen(cluster.counted[1], 3)
+    self.assertEqual(cluster.ledger.lost[0].iteration, 2)
+
+  def test_all_pieces_of_which_the_lead_does_not_know_are_void(self):
+    cluster = self._cluster(workers=3, servers=2)
+    cluster.die(2, after=[PIECES, PIECES], unseen=[1])
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+
+  @parameterized.parameters((PIECES, 0), (63, 5))
+  def test_servers_of_which_some_have_more(self, *pieces):
+    cluster = self._cluster(workers=3, servers=2)
+    cluster.die(2, after=pieces)
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+
+  @parameterized.parameters((62, 63), (3, 62))
+  def test_two_workers(self, one, other):
+    cluster = self._cluster(workers=4, servers=1)
+    cluster.die(1, after=[one])
+    cluster.die(3, after=[other])
+    cluster.until_version(3)
+    cluster.check(self, lost=2)
+
+  @parameterized.parameters(0, 62)
+  def test_the_last_one_that_lives_comes_back(self, pieces):
+    cluster = self._cluster(workers=1, servers=2)
+    cluster.die(0, after=[pieces, pieces], back=True)
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+
+  def test_all_at_once_come_back(self):
+    cluster = self._cluster(workers=2, servers=2)
+    cluster.die(0, after=[62, 62], back=True)
+    cluster.die(1, after=[PIECES, 62], back=True)
+    cluster.until_version(3)
+    cluster.check(self, lost=2)
+
+  def test_who_comes_back_takes_part_in_what_follows(self):
+    cluster = self._cluster(workers=3, servers=2)
+    cluster.die(1, after=[62, 0], back=True)
+    cluster.until_version(3)
+    cluster.until(lambda: cluster.coordinator.workers[1].phase is not None)
+    cluster.until_version(cluster.orders.version + 3)
+    cluster.check(self, lost=1)
+
+  @parameterized.parameters(0, 1)
+  def test_shares_of_one_piece(self, pieces):
+    cluster = self._cluster(workers=3, servers=2, size=2)
+    cluster.die(2, after=[pieces, 0])
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+
+  def test_a_checkpoint_while_one_dies_holds_what_counts(self):
+    cluster = self._cluster(workers=3, servers=2)
+    # Both others count, and all pieces but two are ahead.
+    cluster.die(2, after=[62, 62], meanwhile=cluster.save)
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+    version, states = cluster.saved
+    again = cluster.whole(version)
+    for update, pushes in cluster.counted_then.items():
+      total = cluster.total(pushes)
+      again.add(update, Payload(total, ()), piped.BATCH * len(pushes))
+      again.commit(update)
+    for index, state in enumerate(states):
+      restored = cluster.pieces(index)
+      restored.restore(state)
+      self.assertEqual(restored.version, version)
+      restored.commit(version)
+      piped.assert_close(restored.params, cluster.share(again.params, index))
+      sent = np.concatenate(restored.outgoing()).view(np.float32)
+      np.testing.assert_array_equal(sent, restored.params)
+
+  def _cluster(self, **fields):
+    cluster = piped.Cluster(**fields)
+    self.addCleanup(cluster.close)
+    return cluster
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,189 @@
+"""Tests for pieces, against one server of the whole share."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest
+
+from cluster.parameter_server.pieces import Pieces
+from learning.learner import TaskLearner
+from wire import dense, flat
+from wire.codec import Payload
+
+_KEYS = [(0, 0), (1, 0), (2, 3)]
+
+
+def _server(params, stats):
+  return TaskLearner(
+    params=params,
+    stats=stats,
+    tx=optax.sgd(1.0, momentum=0.9),
+    schedule=lambda examples, updates: 0.1 / (1 + examples),
+    reduction='sum',
+    num_workers=3,
+    worker_batch=4,
+  )
+
+
+def _params():
+  rng = np.random.default_rng(5)
+  return jnp.array(rng.normal(size=100), jnp.float32)
+
+
+def _made():
+  return Pieces(
+    _server, _params(), wire=dense.make(dtype='float32'), count=flat.PIECES
+  )
+
+
+def _pushes(count):
+  rng = np.random.default_rng(6)
+  return rng.integers(-8, 8, (count, 100)).astype(np.float32)
+
+
+class PiecesTest(absltest.TestCase):
+  def test_pieces_become_what_a_whole_server_would_be(self):
+    pipe, whole = _made(), _server(_params(), ())
+    served = {}
+    for step in range(3):
+      pushes = _pushes(3) * (step + 1)
+      pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+      threads = []
+      for key, push in zip(_KEYS, pushes, strict=True):
+        pieces = pipe.served(key)
+        threads.append(
+          threading.Thread(
+            target=lambda k=key, p=pieces: served.update({k: list(p)})
+          )
+        )
+        threads.append(threading.Thread(target=_send, args=(pipe, key, push)))
+      for thread in threads:
+        thread.start()
+      for thread in threads:
+        thread.join(10)
+        self.assertFalse(thread.is_alive())
+      for key in _KEYS:
+        pipe.add(step, key, 4, scale=1.0)
+      pipe.commit(step)
+      total = jnp.array(pushes.sum(axis=0))  # Integers: any order is exact.
+      whole.add(step, Payload(total, ()), 12)
+      whole.commit(step)
+
+      _assert_close(pipe.params, whole.params)
+      sent = _vector(pipe).view(np.float32)
+      np.testing.assert_array_equal(sent, pipe.params)
+      for pieces in served.values():
+        np.testing.assert_array_equal(np.concatenate(pieces), _vector(pipe))
+    self.assertEqual((pipe.version, pipe.examples), (3, 36))
+    jax.tree.map(_assert_close, pipe.state(), whole.state())
+
+  def test_a_piece_travels_back_before_the_next_is_sent(self):
+    pipe = _made()
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    pieces = pipe.served(_KEYS[0])
+    sizes = np.cumsum([0, *pipe.sizes])
+    pushes = _pushes(3)
+    for number in range(5):
+      for key, push in zip(_KEYS, pushes, strict=True):
+        chunk = push[sizes[number] : sizes[number + 1]]
+        pipe.take(key, number, chunk.view(np.uint8))
+      self.assertLen(next(pieces), 4 * pipe.sizes[number])
+
+  def test_what_is_ahead_is_no_version_before_the_lead_says_so(self):
+    pipe = _made()
+    start = pipe.state()
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    for key in _KEYS:
+      _send(pipe, key, np.ones(100, np.float32))
+    np.testing.assert_array_equal(pipe.params, start['params'])
+    jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
+    self.assertFalse((_vector(pipe).view(np.float32) == pipe.params).any())
+
+  def test_a_checkpoint_holds_the_sum_of_what_counts(self):
+    pipe, whole = _made(), _server(_params(), ())
+    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    pushes = _pushes(3)
+    for key, push in zip(_KEYS, pushes, strict=True):
+      _send(pipe, key, push)
+    for key, push in zip(_KEYS[:2], pushes, strict=False):
+      pipe.add(7, key, 4, scale=1.0)
+      whole.add(7, Payload(jnp.array(push), ()), 4)
+    state = pipe.state()
+    jax.tree.map(np.testing.assert_array_equal, state, whole.state())
+    pipe.leave(_KEYS[2])
+    pipe.commit(7)
+    again = _made()
+    again.restore(state)
+    again.commit(7)
+    for each in (pipe, again):
+      np.testing.assert_array_equal(each.params, again.params)
+      np.testing.assert_array_equal(_vector(each), _vector(again))
+
+  def test_who_leaves_is_not_waited_for_and_does_not_count(self):
+    pipe = _made()
+    self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
+    pieces = {key: pipe.served(key) for key in _KEYS}
+    start = np.asarray(pipe.params)
+    for number in range(2):  # The third worker dies after two pieces.
+      size = pipe.sizes[number]
+      pipe.take(_KEYS[2], number, np.ones(size, np.float32).view(np.uint8))
+    for key in _KEYS[:2]:
+      _send(pipe, key, np.ones(100, np.float32))
+    ahead = next(pieces[_KEYS[0]])  # Of all three.
+    pipe.leave(_KEYS[2])
+    self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES - 1)
+    self.assertEmpty(list(pieces[_KEYS[2]]))
+    for key in _KEYS[:2]:
+      pipe.add(0, key, 4, scale=1.0)
+    pipe.commit(0)
+    self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], (4, 1.0))))
+    self.assertFalse((ahead == _vector(pipe)[: ahead.size]).all())
+    # The mean gradient is the same, the displacement that of its examples.
+    step = start - np.asarray(pipe.params)
+    np.testing.assert_allclose(step, 2 / 8 * 8 * 0.1 / 4, rtol=1e-5)
+
+  def test_a_superstep_of_nobody_leaves_nothing(self):
+    pipe = _made()
+    start = pipe.state()
+    for _ in range(2):
+      pipe.expect({(0, 0): (4, 1.0)})
+      _send(pipe, (0, 0), _pushes(1)[0])
+      pipe.leave((0, 0))
+      self.assertFalse(pipe.expect({}))
+      jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
+      np.testing.assert_array_equal(_vector(pipe).view(np.float32), pipe.params)
+
+  def test_its_state_is_that_of_a_whole_server(self):
+    pipe = _made()
+    pipe.expect({(0, 0): (4, 1.0)})
+    _send(pipe, (0, 0), _pushes(1)[0])
+    pipe.add(0, (0, 0), 4, scale=1.0)
+    pipe.commit(0)
+    whole = _server(_params(), ())
+    whole.restore(pipe.state())
+    again = _made()
+    again.restore(whole.state())
+    jax.tree.map(np.testing.assert_array_equal, again.state(), pipe.state())
+    np.testing.assert_array_equal(_vector(again), _vector(pipe))
+
+
+def _vector(pipe):
+  return np.concatenate(pipe.outgoing())
+
+
+def _assert_close(one, other):
+  # XLA may round multiply-and-add once or twice.
+  np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def _send(pipe, key, push):
+  ends = np.cumsum(pipe.sizes)[:-1]
+  for number, piece in enumerate(np.split(push, ends)):
+    pipe.take(key, number, piece.view(np.uint8))
+
+
+if __name__ == '__main__':
+  absltest.main()

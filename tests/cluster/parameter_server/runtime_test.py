@@ -1,0 +1,233 @@
+"""Tests for the distributed runtime, with real processes on this machine."""
+
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+import unittest
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+import train
+from cluster.process import roles
+from tests.support import certificates, processes, small
+from tools import recompute
+
+
+def _virtual(**fields):
+  """Returns a run in one process that has ended."""
+  run, _ = small.trained(
+    **{'cluster__speed__slowdown': (1.0,), 'log_every': 4} | fields
+  )
+  return run
+
+
+def _flat(tree):
+  return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+class SameTest(processes.TestCase):
+  """What is learned is what the virtual runtime learns."""
+
+  @pytest.mark.soak
+  def test_one_worker_and_one_server(self):
+    fields = {'optimizer__sgd__momentum': 0.9}
+    with processes.launched(workers=1, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    self._check_same(launch, cluster__workers=1, **fields)
+
+  def test_bsp_with_two_workers_and_two_servers(self):
+    self._check_two(dedicated=False)
+
+  @pytest.mark.soak
+  def test_bsp_with_two_workers_and_two_dedicated_servers(self):
+    self._check_two(dedicated=True)
+
+  def _check_two(self, *, dedicated):
+    fields = {'optimizer__sgd__momentum': 0.9}
+    with processes.launched(
+      workers=2, servers=2, dedicated=dedicated, **fields
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    self._check_same(launch, cluster__workers=2, **fields)
+
+  def _check_same(self, launch, **fields):
+    run = _virtual(**fields)
+    # An evaluation's row comes when it has ended.
+    expected = sorted(small.rows(run, 'metrics.jsonl'), key=_kind)
+    got = sorted(launch.rows('metrics.jsonl'), key=_kind)
+    self.assertLen(got, len(expected))
+    evaluations = [row for row in got if row['kind'] == 'evaluation']
+    self.assertIsNotNone(evaluations[-1]['accuracy'])
+    for one, other in zip(got, expected, strict=True):
+      for field in (
+        'kind',
+        'examples',
+        'updates',
+        'accuracy',
+        'staleness_mean',
+      ):
+        if (field, one[field]) != ('accuracy', None):  # It was left out.
+          self.assertEqual(one[field], other[field])
+      if other['loss'] is not None:
+        self.assertAlmostEqual(one['loss'], other['loss'], delta=1e-6)
+    _, servers = processes.newest(launch.folder)
+    params = np.concatenate([state['params'] for state in servers])
+    learned = _flat(run.runtime.lead.holder.learner.params)
+    self.assertEqual(recompute.difference(launch.folder), 0.0)
+    # XLA rounds other shapes otherwise.
+    np.testing.assert_allclose(params, learned, atol=1e-6)
+
+
+class SecurityTest(processes.TestCase):
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_who_has_another_token_or_config_is_refused_and_others_work(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    fields = _secured(folder)
+    flag = f'--lead=127.0.0.1:{roles.free_ports(1)[0]}'
+    run = folder / 'run'
+
+    def worker(**changed):
+      return processes.alone(run, '--role=worker:0', flag, **fields | changed)
+
+    (folder / 'other').write_text('the secret of another')
+    with processes.alone(run, '--role=server:0', flag, **fields) as lead:
+      with (
+        worker(cluster__token_file=str(folder / 'other')) as stranger,
+        worker(seed=1) as other,
+      ):
+        self.assertEqual(stranger.wait(), 1, stranger.text)
+        self.assertEqual(other.wait(), 1, other.text)
+      self.assertRegex(stranger.text, 'Refused: .* token is not that of')
+      self.assertRegex(other.text, 'Refused: config: expected the same')
+      self.assertLen(lead.times(r'127\.0\.0\.1:\d+: refused: its token'), 1)
+      self.assertNotEmpty(lead.times('got another from 127.0.0.1:'))
+      with worker() as accepted:
+        self.assertEqual(lead.wait(), 0, lead.text)
+        self.assertEqual(accepted.wait(), 0, accepted.text)
+    self.check(lead)
+    self.assertEqual(lead.summary['ended'], 'finished')
+    self.assertEqual(lead.summary['lives'], [1])
+
+
+class ResumeTest(processes.TestCase):
+  def test_a_stopped_run_goes_on_with_other_workers_and_servers(self):
+    fields = {
+      'sync__name': 'elastic',
+      'epochs': 10.0,
+      'checkpoint__every_examples': 960,
+      'wire__dense__dtype': 'bfloat16',
+      'optimizer__sgd__momentum': 0.9,
+      'cluster__speed__injected': True,
+      'cluster__speed__fixed_s': 0.01,
+      'cluster__speed__per_example_s': 0.0,
+    }
+    with processes.launched(workers=2, servers=2, **fields) as launch:
+      launch.reach(2 * 192)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self.check(launch)
+    before = launch.summary
+    self.assertEqual(before['ended'], 'interrupted')
+    self.assertLess(before['examples'], 10 * 192)
+
+    with processes.launched(
+      workers=1, servers=1, dedicated=True, folder=launch.folder, **fields
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.check(launch)
+    for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
+      self.assertRegex(launch.text, f'goes on with another config.*{field}')
+    starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
+    self.assertEqual([len(r['said']['release']) for r in starts], [2, 1])
+    after = launch.summary
+    self.assertGreaterEqual(after['examples'], 10 * 192)
+    self.assertGreater(after['iterations'], before['iterations'])
+    self.assertGreater(after['final_accuracy'], 0.8)
+    # What was in the middle then was given up, and is listed.
+    reasons = [lost['reason'] for lost in after['lost']]
+    self.assertContainsSubset(reasons, ['The run was started again.'])
+
+  def test_what_is_learned_must_stay_the_same(self):
+    folder = f'{tempfile.mkdtemp()}/run'
+    fields = {'cluster.speed.slowdown': (1.0,)}
+    train.build(small.config(**fields), workdir=folder).files.release()
+    # Numbers of workers matter where time is virtual.
+    for changed in ({'cluster.workers': 4}, {'optimizer.learning_rate': 0.5}):
+      (field,) = changed
+      with self.assertRaisesRegex(ValueError, f'another config.*{field}'):
+        train.build(small.config(**fields | changed), workdir=folder)
+
+
+def _kind(row):
+  """Returns what orders rows by kind and then by when they were due."""
+  return row['kind'], row['examples']
+
+
+def _secured(folder):
+  """Returns the fields of a config with a token and a certificate."""
+  certificate, key = certificates.written(folder)
+  token = folder / 'token'
+  token.write_text('a secret of this run\n')
+  token.chmod(0o600)
+  return {
+    'model': False,
+    'cluster__workers': 1,
+    'route__server__dedicated': True,
+    'route__server__servers': 1,
+    'cluster__token_file': str(token),
+    'cluster__certificate_file': str(certificate),
+    'cluster__key_file': str(key),
+  }
+
+
+class RefusalTest(parameterized.TestCase):
+  """Before a process meets the others."""
+
+  @parameterized.parameters(
+    ('--workdir', {'workdir': None}, 'workdir: expected the folder that all'),
+    (
+      'too many',
+      {'environ': {'OMPI_COMM_WORLD_RANK': '0', 'OMPI_COMM_WORLD_SIZE': '5'}},
+      'OMPI_COMM_WORLD_SIZE: expected .* got .?5',
+    ),
+    (
+      'no such role',
+      {'process': {'role': 'worker:2', 'lead': '127.0.0.1:1'}},
+      '--role: expected .* got .*worker:2',
+    ),
+    (
+      'one process',
+      {'runtime': 'virtual', 'process': {'role': 'worker:0'}},
+      'process: expected nothing in the virtual runtime',
+    ),
+    ('servers', {'servers': 3}, 'servers: expected at most .* got 3'),
+  )
+  def test_what_cannot_be_is_refused(self, name, changed, message):
+    del name
+    config = small.config(
+      cluster__runtime=changed.get('runtime', 'distributed'),
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+      route__server__servers=changed.get('servers', 1),
+    )
+    with (
+      mock.patch.dict(os.environ, changed.get('environ', {})),
+      self.assertRaisesRegex(ValueError, message),
+    ):
+      train.build(
+        config,
+        workdir=changed.get('workdir', f'{tempfile.mkdtemp()}/run'),
+        process=changed.get('process'),
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

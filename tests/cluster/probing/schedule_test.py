@@ -1,0 +1,300 @@
+"""Tests for measuring the links of a run: the lead's side and the workers'."""
+
+import itertools
+import json
+import pathlib
+import queue
+import tempfile
+import threading
+import time
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from cluster.membership import checked
+from cluster.network.interfaces import card
+from cluster.probing import file_format, transfers, trials
+from cluster.probing.cache import Kept
+from cluster.probing.link_manager import Linking
+from cluster.probing.measurer import ANSWERED, Measurer
+from cluster.probing.surveyor import Surveyor
+from cluster.process.exits import Unmendable
+from tests.support import shared_links
+from topology.clusters import cluster, measured
+
+_HOSTS = [
+  {'hostname': f'h{n}', 'address': f'10.0.0.{n}', 'card': f'{n:012x}'}
+  for n in range(3)
+]
+
+
+class _Workers:
+  """Measurers with inboxes of their own, and who has them measure."""
+
+  def __init__(self, count, workdir, timeout_s=20.0):
+    self.told = queue.SimpleQueue()
+    self.silent = set()
+    self.measurers = [
+      Measurer(index, '127.0.0.1', timeout_s) for index in range(count)
+    ]
+    self._inboxes = [queue.SimpleQueue() for _ in range(count)]
+    for index in range(count):
+      threading.Thread(target=self._work, args=[index], daemon=True).start()
+    self.surveyor = Surveyor(
+      kept=Kept(workdir),
+      send=lambda index, said: self._inboxes[index].put(said['measure']),
+      tell=self.told.put,
+      timeout_s=timeout_s,
+    )
+
+  def close(self):
+    for inbox in self._inboxes:
+      inbox.put(None)
+
+  def measure(self, **fields):
+    """Returns the event that tells of the end."""
+    self.surveyor.begin([*range(len(self.measurers))], **fields)
+    return self.told.get(timeout=30)
+
+  def _work(self, index):
+    while said := self._inboxes[index].get():
+      # As it would come over a stream.
+      answer = json.loads(json.dumps(self.measurers[index](said)))
+      checked.words(answer, 'peer', {'told': {}}, {'answered': ANSWERED})
+      if index not in self.silent:
+        self.surveyor.answered(answer | {'worker': index})
+    self.measurers[index].close()
+
+
+class SurveyTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
+    self.workdir.mkdir()
+    # Rates do not matter here.
+    self.enterContext(mock.patch.object(trials, 'QUICK_S', 0.03))
+
+  def _workers(self, count, **fields):
+    workers = _Workers(count, self.workdir, **fields)
+    self.addCleanup(workers.close)
+    return workers
+
+  def test_three_workers_measure_each_other_and_the_result_is_kept(self):
+    workers = self._workers(3)
+    event = workers.measure()
+    self.assertGreater(event['took_s'], 0)
+    found = workers.surveyor.ended(event)
+    graph = cluster.from_json(found)
+    self.assertEqual(graph.workers, ('host0', 'host1', 'host2'))
+    kinds = [test['kind'] for test in found['measurements']['tests']]
+    self.assertEqual(kinds, ['pairs'] * 6 + ['up'] * 3 + ['down'] * 3)
+    written = json.loads((self.workdir / 'cluster.json').read_text())
+    self.assertEqual(cluster.from_json(written), graph)
+    self.assertCountEqual(file_format.host_latency_s(found), graph.workers)
+    self.assertRegex(file_format.summary(found), r'^3 hosts, up .* us$')
+
+    again = workers.measure()
+    self.assertEqual(again['took_s'], 0.0)
+    self.assertEqual(workers.surveyor.ended(again)['links'], found['links'])
+    anew = workers.measure(anew=True)
+    self.assertGreater(anew['took_s'], 0)
+
+  def test_a_worker_that_is_lost_ends_it_at_once(self):
+    workers = self._workers(2, timeout_s=20.0)
+    workers.silent.add(1)
+    workers.surveyor.begin([0, 1])
+    start = time.monotonic()
+    workers.surveyor.lose(1, 'gone')
+    event = workers.told.get(timeout=10)
+    self.assertLess(time.monotonic() - start, 10.0)
+    self.assertTrue(event['lost'])
+    self.assertIsNone(workers.surveyor.ended(event))
+    self.assertFalse(workers.surveyor.busy)
+    workers.silent.clear()
+    self.assertIn('content', workers.measure())
+
+  def test_a_pair_that_cannot_talk_is_named_and_ends_the_run_in_the_end(self):
+    workers = self._workers(2, timeout_s=1.0)
+    connect = transfers.Endpoint.connect
+
+    def broken(endpoint, number, **ends):
+      if 1 in ends['to']:  # Nobody listens at port 1.
+        endpoint._peers[1] = endpoint._peers[1]._replace(port=1)
+      connect(endpoint, number, **ends)
+
+    with mock.patch.object(transfers.Endpoint, 'connect', broken):
+      first = workers.measure()
+      self.assertIsNone(workers.surveyor.ended(first))
+      second = workers.measure()
+      with self.assertRaisesRegex(Unmendable, 'worker 0 with worker 1 at .*'):
+        workers.surveyor.ended(second)
+
+  def test_who_is_silent_is_named(self):
+    workers = self._workers(2, timeout_s=1.0)
+    workers.silent.add(1)
+    event = workers.measure()
+    self.assertIn('no answer of workers [1]', event['problem'])
+    end = time.monotonic() + 10.0
+    while any(each._endpoint for each in workers.measurers):  # Nobody listens.
+      self.assertLess(time.monotonic(), end)
+      time.sleep(0.01)
+
+
+class KeptTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
+    self.kept = Kept(self.workdir)
+    latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
+    test = trials.Test('pairs', tuple(_equal(3)))
+    found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
+    fields = {'seconds': 1.0, 'streams': 1, 'tolerance': 0.1, 'command': ''}
+    written = file_format.content(found, **fields)
+    self.content = written | {'measured_at': time.time()}
+
+  def test_is_for_the_same_hosts_in_the_same_order_alone(self):
+    self.kept.save(_HOSTS, self.content)
+    found = Kept(self.workdir.with_name('another run')).load(_HOSTS)
+    self.assertEqual(found['links'], self.content['links'])
+    self.assertIsNone(self.kept.load(_HOSTS[::-1]))
+    self.assertIsNone(self.kept.load(_HOSTS[:2]))
+    for field in ('hostname', 'address', 'card'):
+      other = [*_HOSTS[:2], _HOSTS[2] | {field: 'another'}]
+      self.assertIsNone(self.kept.load(other))
+
+  def test_is_not_for_other_hosts_that_have_the_file_s_name(self):
+    self.kept.save(_HOSTS, self.content)
+    (file,) = (self.workdir.parent / '.links').iterdir()
+    others = [host | {'card': 'ff'} for host in _HOSTS]
+    file.replace(self.kept._path(others))
+    self.assertIsNone(self.kept.load(others))
+
+  @parameterized.parameters(-3600.0, 25 * 3600.0)
+  def test_is_not_for_ever_and_not_of_the_future(self, age_s):
+    old = self.content | {'measured_at': time.time() - age_s}
+    self.kept.save(_HOSTS, old)
+    self.assertIsNone(self.kept.load(_HOSTS))
+
+  @parameterized.parameters('', '{}', '[]', '{"measured_at": "now"}')
+  def test_what_is_damaged_does_not_count(self, text):
+    self.kept.save(_HOSTS, self.content)
+    self.kept._path(_HOSTS).write_text(text)
+    self.assertIsNone(self.kept.load(_HOSTS))
+
+  @parameterized.parameters('hosts', 'pairs', 'groups', 'latency_s', 'links')
+  def test_what_another_version_has_written_does_not_count(self, field):
+    del self.content[field]
+    self.kept.save(_HOSTS, self.content)
+    self.assertIsNone(self.kept.load(_HOSTS))
+
+  def test_what_cannot_be_kept_is_no_error(self):
+    Kept(pathlib.Path('/proc/nothing/run')).save(_HOSTS, self.content)
+
+
+class LinkingTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (('127.0.0.1:7', '127.0.0.2:8'),), (('10.0.0.7:7', '10.0.0.7:8'),)
+  )
+  def test_links_within_a_host_are_equal_and_not_measured(self, addresses):
+    formation, surveyor = self._made(addresses)
+    linking = Linking(formation, surveyor, None, workers=2)
+    self.assertFalse(linking.measures([0, 1]))
+    surveyor.begin.assert_not_called()
+    ((graph, host_s), _) = formation.know.call_args
+    self.assertEqual(len({link.GBps for link in graph.links}), 1)
+    self.assertLen(graph.workers, 2)
+    self.assertEqual(host_s, {})
+
+  def test_links_within_a_host_are_not_followed(self):
+    formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
+    formation.knows, formation.members = True, (0, 1)
+    turns = 'links are measured, as 2 links are idle'
+    adaptation = mock.Mock(turns=turns, turned=lambda: True)
+    linking = Linking(formation, surveyor, adaptation, workers=2)
+    self.assertEqual(linking.turns, turns)
+    self.assertFalse(linking.measures([0, 1]))
+    self.assertEqual(linking.turns, '')  # It would stop the run for nothing.
+
+  def test_links_between_hosts_are_measured_unless_they_are_known(self):
+    formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
+    linking = Linking(formation, surveyor, None, workers=2)
+    self.assertTrue(linking.measures([0, 1]))
+    surveyor.begin.assert_called_once()
+    formation.knows = True
+    self.assertFalse(linking.measures([0, 1]))
+
+  def _made(self, addresses):
+    formation = mock.Mock(knows=False)
+    formation.address = addresses.__getitem__
+    return formation, mock.Mock(busy=False)
+
+
+class QuickTest(parameterized.TestCase):
+  """The plan for the start of a run, on simulated networks."""
+
+  @parameterized.parameters(2, 3, 4, 5, 8, 9)
+  def test_covers_all_pairs_once_in_rounds(self, hosts):
+    tests = trials.quick(hosts)
+    self.assertLessEqual(len(tests), 4 * hosts)
+    every = sorted(itertools.permutations(range(hosts), 2))
+    pairs = [test.pairs for test in tests if test.kind == 'pairs']
+    self.assertEqual(sorted(pair for each in pairs for pair in each), every)
+    for each in pairs:
+      self.assertLen({host for pair in each for host in pair}, 2 * len(each))
+
+  def test_slow_pairs_that_share_nothing_are_found_without_more_tests(self):
+    slow = {(i, j): 2 for i in range(6) for j in range(6) if (i < 3) != (j < 3)}
+    network = shared_links.Network([25] * 6, pairs=slow, noise=0.05)
+    found, groups = self._explore(network, 6)
+    self.assertEqual(groups, [])
+    self.assertEqual([t.kind for t, _ in found].count('all'), 1)
+    self.assertNotIn('group', [t.kind for t, _ in found])
+    shown = [rates for _, rates in found]
+    rates = measured.fit(shown, hosts=6, tolerance=0.1)
+    self.assertCountEqual(rates.pairs_GBps, slow)
+
+  @parameterized.parameters(3, 6)
+  def test_shared_links_are_found(self, rate):
+    racks = [((0, 1, 2), rate, rate)]
+    network = shared_links.Network([25] * 6, groups=racks, noise=0.05)
+    _, groups = self._explore(network, 6)
+    self.assertIn(groups, ([(0, 1, 2)], [(3, 4, 5)]))
+
+  def _explore(self, network, hosts):
+    return trials.explore(
+      lambda test: network.measure(test.pairs),
+      hosts,
+      tolerance=0.1,
+      tests=trials.quick(hosts),
+    )
+
+
+class WordsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    {'answer': 'text'},
+    {'answer': [[0]]},
+    {'answer': [[-1, 2.0]]},
+    {'answer': [[0, 'fast']]},
+    {'answer': {'hostname': 'a', 'address': 'b', 'card': 'c'}},
+    {'answer': {'hostname': 1, 'address': 'b', 'card': 'c', 'port': 1}},
+    {'number': -1},
+    {'problem': None},
+  )
+  def test_what_is_no_answer_is_refused(self, **wrong):
+    said = {'told': 'answered', 'number': 1, 'answer': [], 'problem': ''}
+    forms = {'told': {}}, {'answered': ANSWERED}
+    checked.words(said, 'peer', *forms)
+    with self.assertRaises(Exception):  # noqa: B017
+      checked.words(said | wrong, 'peer', *forms)
+
+  def test_cards_are_told_apart_from_none(self):
+    self.assertEqual(card('127.0.0.1'), '000000000000')
+    self.assertEqual(card('203.0.113.7'), '')
+
+
+def _equal(hosts):
+  return dict.fromkeys(itertools.permutations(range(hosts), 2), 25e6)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,269 @@
+"""Tests for cluster/process/roles.py: ranks, addresses, refusals."""
+
+import pathlib
+import re
+import socket
+
+from absl.testing import absltest, parameterized
+
+from cluster.process import roles
+from cluster.process.roles import Role
+
+_SLURM = {
+  'SLURM_JOB_ID': '4099',
+  'SLURM_STEP_ID': '0',
+  'SLURM_PROCID': '0',
+  'SLURM_STEP_NUM_TASKS': '4',
+}
+_OMPI = {
+  'OMPI_COMM_WORLD_RANK': '0',
+  'OMPI_COMM_WORLD_SIZE': '4',
+  'OMPI_COMM_WORLD_LOCAL_SIZE': '4',
+  'PMIX_NAMESPACE': 'prterun-host-77@1',
+}
+_INDEXED = {
+  'JOB_COMPLETION_INDEX': '0',
+  'SYNCOPATE_LEAD': 'run-workers-0-0.run:8476',
+}
+_TORCHRUN = {
+  'RANK': '0',
+  'WORLD_SIZE': '4',
+  'LOCAL_RANK': '0',
+  'LOCAL_WORLD_SIZE': '4',
+  'MASTER_ADDR': 'host0',
+  'MASTER_PORT': '29500',
+}
+_PMI = {'PMI_RANK': '0', 'PMI_SIZE': '4', 'SYNCOPATE_LEAD': 'host0:61500'}
+_PMIX = {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun-host-78@1'}
+_PORT = re.compile(r'(.*):(\d+)')
+
+
+def _find(environ, *, workers=4, dedicated=0, **flags):
+  return roles.find(environ, workers=workers, dedicated=dedicated, **flags)
+
+
+def _host(address):
+  return _PORT.fullmatch(address)[1]
+
+
+def _port(address):
+  return int(_PORT.fullmatch(address)[2])
+
+
+class RankTest(parameterized.TestCase):
+  @parameterized.product(
+    environ=[
+      (_SLURM, 'SLURM_PROCID'),
+      (_OMPI, 'OMPI_COMM_WORLD_RANK'),
+      (_INDEXED, 'JOB_COMPLETION_INDEX'),
+      (_TORCHRUN, 'RANK'),
+      (_PMI, 'PMI_RANK'),
+      (_PMIX, 'PMIX_RANK'),
+    ],
+    workers=[1, 3, 4],
+  )
+  def test_ranks_are_workers_and_then_servers(self, environ, workers):
+    environ, variable = environ
+    dedicated = 4 - workers
+    found = [
+      _find(
+        environ | {variable: str(rank)},
+        workers=workers,
+        dedicated=dedicated,
+      )
+      for rank in range(4)
+    ]
+
+    expected = [('worker', r) for r in range(workers)]
+    expected += [('server', k) for k in range(dedicated)]
+    self.assertEqual([(r.kind, r.index) for r in found], expected)
+    self.assertLen({r[2:] for r in found}, 1)
+    self.assertTrue(found[0].lead or found[0].launch)
+
+  def test_flags_come_first(self):
+    environ = _SLURM | _OMPI | _INDEXED | {'SLURM_PROCID': '3'}
+    given = {'role': 'server:1', 'lead': 'me.example:65535'}
+    found = _find(environ, dedicated=2, **given)
+    self.assertEqual(found, Role('server', 1, 'me.example:65535'))
+    found = _find({}, role='worker:3', lead='[::1]:80')
+    self.assertEqual(found, Role('worker', 3, '[::1]:80'))
+
+  @parameterized.parameters(
+    # mpirun uses srun to reach other hosts, torchrun is within tasks of either.
+    (_SLURM | _OMPI | {'OMPI_COMM_WORLD_RANK': '2'},),
+    (_SLURM | _OMPI | _TORCHRUN | {'RANK': '2'},),
+    (_INDEXED | _TORCHRUN | {'RANK': '2'},),
+    # mpiexec of MPICH, of which srun starts a proxy on each host.
+    (_SLURM | _PMI | {'PMI_RANK': '2', 'SLURM_STEP_NUM_TASKS': '2'},),
+    (_SLURM | _PMIX | {'PMIX_RANK': '2', 'SLURM_STEP_NUM_TASKS': '2'},),
+    # Open MPI 5 says it twice.
+    (_PMIX | _OMPI | {'PMIX_RANK': '2', 'OMPI_COMM_WORLD_RANK': '2'},),
+    # One of these alone says nothing.
+    (_SLURM | {'SLURM_PROCID': '2', 'RANK': '1', 'PMI_RANK': '1'},),
+  )
+  def test_the_innermost_launcher_tells_the_rank(self, environ):
+    self.assertEqual(_find(environ).index, 2)
+
+  @parameterized.parameters(
+    {'PMI_RANK': '3', 'PMI_SIZE': '4'},
+    {'PMIX_RANK': '3', 'PMIX_NAMESPACE': 'slurm.pmix.4099.0'},
+  )
+  def test_what_srun_tells_by_pmi_is_of_slurm(self, **environ):
+    found = _find(_SLURM | {'SLURM_PROCID': '3'} | environ)
+    self.assertEqual(found[:2], ('worker', 3))
+    self.assertEqual(found.launch, _find(_SLURM).launch)
+    with self.assertRaisesRegex(ValueError, 'NUM_TASKS: expected 5 tasks'):
+      _find(_SLURM | {'SLURM_PROCID': '3'} | environ, workers=5)
+
+  def test_a_single_worker_needs_nothing(self):
+    found = [_find({}, workers=1) for _ in range(5)]
+    for role in found:
+      self.assertEqual(role[:2], ('worker', 0))
+      self.assertEqual(_host(role.lead), '127.0.0.1')
+      with socket.create_server(('127.0.0.1', _port(role.lead))):
+        pass
+
+  def test_a_run_of_one_process_meets_where_it_listens(self):
+    found = _find({}, workers=1, here='10.0.0.7')
+    self.assertEqual(_host(found.lead), '10.0.0.7')
+
+  def test_free_ports_differ_and_are_never_taken(self):
+    with socket.create_server(('', 0)) as server:
+      ports = roles.free_ports(500)
+      self.assertNotIn(server.getsockname()[1], ports)
+    self.assertLen(set(ports), 500)
+    low, _ = map(
+      int,
+      pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
+      .read_text()
+      .split(),
+    )
+    self.assertLess(max(ports), max(low, 32768))
+
+
+class AddressTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (
+      _SLURM,
+      {'SLURM_JOB_ID': '4100'},
+      {'SLURM_STEP_ID': '1'},
+      {'SLURM_RESTART_COUNT': '1'},
+    ),
+    (_OMPI, {'PMIX_NAMESPACE': 'prterun-host-79@1'}),
+    (
+      {k: v for k, v in _OMPI.items() if k != 'PMIX_NAMESPACE'}
+      | {'OMPI_MCA_ess_base_jobid': '1'},
+      {'OMPI_MCA_ess_base_jobid': '2'},
+    ),
+    (_PMIX, {'PMIX_NAMESPACE': 'prterun-host-79@1'}),
+    # mpiexec of MPICH in an allocation of SLURM.
+    (
+      {'PMI_RANK': '0', 'PMI_SIZE': '4', 'SLURM_JOB_ID': '1'},
+      {'SLURM_JOB_ID': '2'},
+      {'SLURM_RESTART_COUNT': '1'},
+    ),
+  )
+  def test_each_start_has_a_name_of_its_own(self, environ, *others):
+    found = [_find(environ | other) for other in ({}, *others)]
+    self.assertEqual({role.lead for role in found}, {''})
+    self.assertLen({role.launch for role in found} - {''}, 1 + len(others))
+
+  @parameterized.parameters(1, 2)
+  def test_torchrun_meets_beside_its_own_store(self, dedicated):
+    role = _find(_TORCHRUN)
+    self.assertEqual(role.lead, 'host0:29501')
+    # On one host; on several, server 0 may be elsewhere.
+    role = _find(_TORCHRUN, workers=4 - dedicated, dedicated=dedicated)
+    self.assertEqual(role.lead, 'host0:29501')
+
+  def test_variables_give_addresses(self):
+    environ = _OMPI | {
+      'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+      'SYNCOPATE_LEAD': 'b:2',
+    }
+    for placed in ({'workers': 3, 'dedicated': 1}, {'workers': 4}):
+      found = _find(environ, **placed)
+      self.assertEqual(found, Role('worker', 0, 'b:2'))
+      self.assertEqual(_find(environ, lead='c:3', **placed).lead, 'c:3')
+
+
+class RefusalTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({}, {}, '--role: expected worker:R .* config.cluster.workers is 4'),
+    ({'PMI_SIZE': '2'}, {'workers': 1}, "PMI_SIZE: expected '1' .* got '2'"),
+    ({}, {'workers': 1, 'dedicated': 1}, '--role: .*servers, dedicated, is 1'),
+    ({}, {'role': 'worker:4', 'lead': 'a:1'}, r'--role: .* R < 4 '),
+    ({}, {'role': 'server:0', 'lead': 'a:1'}, '--role: .* got .server'),
+    ({}, {'role': 'worker', 'lead': 'a:1'}, "--role: .* got 'worker'"),
+    ({}, {'role': 'worker:-1', 'lead': 'a:1'}, '--role: expected'),
+    *(
+      (
+        {},
+        {'role': 'worker:1', 'dedicated': dedicated},
+        '--lead or SYNC.*: .* HOST',
+      )
+      for dedicated in (0, 1)
+    ),
+    (
+      {'SYNCOPATE_COORDINATOR': 'a:1'},
+      {'role': 'worker:1', 'lead': 'b:2'},
+      'SYNCOPATE_COORDINATOR: expected nothing: it is called SYNCOPATE_LEAD',
+    ),
+    *(
+      ({}, {'role': 'worker:0', 'lead': text}, '--lead: expected')
+      for text in ('host', 'host:', ':80', 'host:0', 'host:65536', 'a b:1')
+    ),
+    (
+      _INDEXED | {'SYNCOPATE_LEAD': 'host'},
+      {},
+      "SYNCOPATE_LEAD: expected HOST:PORT, got 'host'",
+    ),
+    ({'JOB_COMPLETION_INDEX': '1'}, {}, 'SYNCOPATE_LEAD: expected HOST'),
+    (
+      _INDEXED | {'JOB_COMPLETION_INDEX': '4'},
+      {},
+      'INDEX: .* than 4, .* got 4',
+    ),
+    (_INDEXED | {'JOB_COMPLETION_INDEX': ''}, {}, 'INDEX: expected a number'),
+    (_SLURM | {'SLURM_STEP_NUM_TASKS': '5'}, {}, 'NUM_TASKS: .* 4 tasks.* 5'),
+    (
+      _SLURM,
+      {'dedicated': 2},
+      'SLURM_STEP_NUM_TASKS: expected 6 tasks, because config.cluster.workers '
+      'is 4 and config.route.server.servers, dedicated, is 2, got 4',
+    ),
+    (_OMPI | {'OMPI_COMM_WORLD_SIZE': '1'}, {}, 'WORLD_SIZE: .* 4 tasks'),
+    (_SLURM | {'SLURM_PROCID': 'x'}, {}, 'SLURM_PROCID: expected a number'),
+    (_SLURM | {'SLURM_PROCID': '²'}, {}, 'SLURM_PROCID: expected a number'),
+    (_SLURM | {'SLURM_JOB_ID': ''}, {}, 'SLURM_JOB_ID: expected a number'),
+    (_TORCHRUN | {'WORLD_SIZE': '3'}, {}, 'WORLD_SIZE: expected 4 tasks, .* 3'),
+    (_TORCHRUN | {'RANK': '4'}, {}, '^RANK: expected less than 4, .* got 4'),
+    (_TORCHRUN | {'RANK': '-1'}, {}, '^RANK: expected a number'),
+    *(
+      (_TORCHRUN | {'MASTER_PORT': text}, {}, 'MASTER_PORT: expected a ')
+      for text in ('', '0', 'x', '65534', '65535')
+    ),
+    (_TORCHRUN | {'MASTER_ADDR': 'a b'}, {}, 'MASTER_ADDR: expected a host'),
+    (_TORCHRUN | {'MASTER_ADDR': ''}, {}, 'LEAD: .* there is no MASTER_ADDR'),
+    (
+      _TORCHRUN | {'LOCAL_WORLD_SIZE': '2'},
+      {'workers': 3, 'dedicated': 1},
+      'SYNCOPATE_LEAD: .* server 0 leads, .* host of worker 0',
+    ),
+    (_PMI | {'PMI_SIZE': '3'}, {}, 'PMI_SIZE: expected 4 tasks, .* got 3'),
+    (_PMI | {'SYNCOPATE_LEAD': ''}, {}, 'SYNCOPATE_LEAD: expected HOST:PORT'),
+    (_PMIX | {'PMIX_RANK': '4'}, {}, 'PMIX_RANK: expected less than 4'),
+    (
+      _PMIX | {'PMIX_NAMESPACE': ''},
+      {},
+      'SYNCOPATE_LEAD: .* there is no PMIX_NAMESPACE,',
+    ),
+    (_OMPI | {'PMIX_NAMESPACE': ''}, {}, 'no PMIX_NAMESPACE or OMPI_MCA'),
+  )
+  def test_refuses(self, environ, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _find(environ, **arguments)
+
+
+if __name__ == '__main__':
+  absltest.main()
