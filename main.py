@@ -29,8 +29,11 @@ _PROCESS = {
   'role': flags.DEFINE_string(
     'role', '', "Of a distributed run's process: worker:2 or server:0."
   ),
-  'lead': flags.DEFINE_string('lead', '', 'HOST:PORT where all meet.'),
+  'coordinator': flags.DEFINE_string(
+    'coordinator', '', 'HOST:PORT where the coordinator listens.'
+  ),
 }
+flags.DEFINE_alias('lead', 'coordinator')  # Its name until November 2026.
 flags.mark_flag_as_required('config')
 
 

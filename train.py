@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.process import devices
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
@@ -36,14 +36,20 @@ from learning.learning import Learning
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.manifests import manifest
-from outputs.recorder import Journal, Milestones
+from outputs.recorder import Milestones, Recorder
 from route import links
-from route.route import Plan, Reduced, unused
+from route.route import Allreduce, Plan, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 
 if TYPE_CHECKING:
   from models.task import Task
+
+# Module of each runtime: see `cluster.runtime`.
+_RUNTIMES = {
+  'virtual': 'cluster.virtual.site',
+  'distributed': 'cluster.distributed',
+}
 
 
 def build(
@@ -66,7 +72,7 @@ def build(
     task: Replaces the one of the model that config.model names.
     dataset: Replaces the one that config.data names.
     process: Which one of a distributed run this is: what `roles.find` takes as
-      role and lead, as far as the environment does not say it.
+      role and coordinator, as far as the environment does not say it.
     own_process: Whether this process trains no model in another run: if this
       run has none, JAX then starts without accelerators.
 
@@ -74,7 +80,7 @@ def build(
     ValueError: If anything about the config is wrong; names the field, what
       was expected and what came.  If `workdir` holds another run.
     OSError: If the folder cannot be made.
-    Unmendable: If another process leads a distributed run, and has not written
+    Unmendable: If another process coordinates a distributed run, and has not written
       in time where it is to be found; starting again may help.
   """
   own = {
@@ -144,7 +150,7 @@ def _made(
   if config.cluster.runtime == 'virtual' and config.model.name != 'none':
     platforms = {'JAX_PLATFORMS': jax.config.values['jax_platforms'] or ''}
     devices.require_cuda({**os.environ, **platforms})
-  place = importlib.import_module(f'cluster.{config.cluster.runtime}.site')
+  place = importlib.import_module(_RUNTIMES[config.cluster.runtime])
   meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)
   learned = learn(config, choose, devices=meeting.devices)
@@ -160,7 +166,11 @@ def _made(
   )
   milestones = _milestones(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
-  run = _run(config, scheme, milestones, parts, site) if site.leads else site
+  run = (
+    _run(config, scheme, milestones, parts, site)
+    if site.is_coordinator
+    else site
+  )
   return run, parts.described
 
 
@@ -173,28 +183,28 @@ def _run(
 ) -> Run:
   learned, files = parts.learned, parts.files
   console = Console(target=milestones.target, clock=site.clock)
-  journal = Journal(
+  recorder = Recorder(
     milestones=milestones,
-    holder=site.holder,
+    store=site.store,
     evaluate=site.evaluate,
     files=files,
     console=console,
     later=site.later,
   )
-  lead = Lead(
+  coordinator = Coordinator(
     scheme=scheme,
     batching=parts.batching,
-    holder=site.holder,
+    store=site.store,
     stream=learned.stream,
-    journal=journal,
+    recorder=recorder,
     num_workers=config.cluster.workers,
-    ahead=isinstance(parts.plan, Reduced),
-    stage=functools.partial(parts.stage, site.holder),
+    ahead=isinstance(parts.plan, Allreduce),
+    stage=functools.partial(parts.stage, site.store),
   )
   return Run(
     name=type(scheme).__name__.lower(),
-    runtime=site.runtime(lead),
-    journal=journal,
+    runtime=site.runtime(coordinator),
+    recorder=recorder,
     files=files,
     checkpoints=site.checkpoints,
     console=console,
@@ -226,10 +236,12 @@ def _plan(
       num_workers=config.cluster.workers,
       distributed=not virtual,
       divisible=config.optimizer.clip_norm == math.inf,
-      range_bytes=sections.range_bytes(config),
+      bucket_bytes=sections.bucket_bytes(config),
       overlap=route.overlap,
     )
-    require(isinstance(plan, Plan), 'plan', 'Served or Reduced', plan)
+    require(
+      isinstance(plan, Plan), 'plan', 'ParameterServer or Allreduce', plan
+    )
   reason = f'config.route.name is {route.name!r}'
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
@@ -239,7 +251,7 @@ def _plan(
 def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
   """Returns whether workers compute on accelerators, or XLA sums on them."""
   real = config.cluster.runtime == 'distributed'
-  native = isinstance(plan, Reduced) and plan.forest is None
+  native = isinstance(plan, Allreduce) and plan.forest is None
   return config.model.name != 'none' or (real and native)
 
 
@@ -247,8 +259,8 @@ def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns a config that says what servers or ranges the plan has."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
-  if isinstance(plan, Reduced):
-    resolved.route.range_bytes = plan.range_bytes
+  if isinstance(plan, Allreduce):
+    resolved.route.bucket_bytes = plan.bucket_bytes
   elif 'servers' in own:
     own.servers = plan.servers
   return resolved
@@ -259,7 +271,7 @@ def _batching(
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
   made_ = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'barriers', False) or not made_.barrier
+  fits = getattr(scheme, 'has_barriers', False) or not made_.barrier
   known = 'one that needs no barrier, as the scheme has none'
   require(fits, 'config.batching.name', known, config.batching.name)
   return made_

@@ -31,7 +31,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     path: Its folder.
   """
   summary, events = records.read_summary(path), list(records.events(path))
-  pushed = sum(e['examples'] for e in events if e['told'] == 'push')
+  pushed = sum(e['examples'] for e in events if e['event'] == 'push')
   counted = summary['examples'] + summary['examples_pending']
   yield Check(
     'pushed examples are applied or pending',
@@ -89,19 +89,19 @@ def lost_of(
   pending, applied = Counter(), 0
   for event in events:
     worker = event.get('worker')
-    if event['told'] == 'start':  # Again, from a checkpoint.
+    if event['event'] == 'start':  # Again, from a checkpoint.
       lost += [(one, iteration[one] - 1) for one in sorted(running)]
       running.clear()
-    if event['told'] == 'leave' and worker in running:
+    if event['event'] == 'leave' and worker in running:
       lost.append((worker, iteration[worker] - 1))
-    if event['told'] in ('leave', 'push'):
+    if event['event'] in ('leave', 'push'):
       running.discard(worker)
-    if event['told'] == 'push':
-      pending[event['said'].get('into')] += event['examples']
-    for update in event['said'].get('commit', ()):
+    if event['event'] == 'push':
+      pending[event['decision'].get('into')] += event['examples']
+    for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
     over = applied == examples
-    for released in () if over else event['said'].get('release', ()):
+    for released in () if over else event['decision'].get('release', ()):
       iteration[released] += 1
       running.add(released)
   return lost

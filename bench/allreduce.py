@@ -82,13 +82,13 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
-  parser.add_argument('--lead', help='for itself')
+  parser.add_argument('--coordinator', help='for itself')
   given = parser.parse_args(argv)
   if given.worker:
     _Worker(json.loads(given.worker)).run()
     return
-  if given.lead:
-    _lead(pathlib.Path(given.lead))
+  if given.coordinator:
+    _coordinator(pathlib.Path(given.coordinator))
     return
   chosen = given.schemes.split(',')
   unknown = set(chosen) - {*_SCHEMES, _PSUM}
@@ -169,7 +169,7 @@ def print_case(
       f'--links={path}/links.json',
       '--',
     ]
-    words += [sys.executable, '-m', 'bench.allreduce', f'--lead={path}']
+    words += [sys.executable, '-m', 'bench.allreduce', f'--coordinator={path}']
     done = subprocess.run(
       words, timeout=_LIMIT_S, stderr=subprocess.PIPE, text=True
     )
@@ -313,7 +313,7 @@ def _psum(
   return times
 
 
-def _lead(folder: pathlib.Path) -> None:
+def _coordinator(folder: pathlib.Path) -> None:
   """Starts the hosts of a lab and has them sum; in the lab."""
   task = pickle.loads((folder / 'task').read_bytes())
   workers = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LIMIT_S = 600.0
-_GRACE_S = 40.0  # For the launcher, which gives its lead 30 s.
+_GRACE_S = 40.0  # For the launcher, which gives its coordinator 30 s.
 
 
 def command(

@@ -155,7 +155,7 @@ def real(
 def iteration_s(path: pathlib.Path, condition: Condition) -> float:
   """Returns the mean seconds of an iteration of each worker, once settled."""
   if condition.servers:
-    times = [e['time'] for e in records.events(path) if e['told'] == 'push']
+    times = [e['time'] for e in records.events(path) if e['event'] == 'push']
     each = condition.workers
   else:
     rows = map(json.loads, (path / 'metrics.jsonl').read_text().splitlines())
@@ -168,7 +168,7 @@ def iteration_s(path: pathlib.Path, condition: Condition) -> float:
 def main(argv: list[str] | None = None) -> None:
   """Takes part in all runs of a file, as one host."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  for flag in ('runs', 'role', 'lead', 'workdir'):
+  for flag in ('runs', 'role', 'coordinator', 'workdir'):
     parser.add_argument(f'--{flag}', required=True)
   given, others = parser.parse_known_args(argv)
   told = dict(word.removeprefix('--config.').split('=', 1) for word in others)
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> None:
     for field in ('interface', 'token_file')
   }
   hosts_of_servers = int(told['route.server.servers'])
-  port = int(given.lead.rpartition(':')[2])
+  port = int(given.coordinator.rpartition(':')[2])
   kind, _, index = given.role.partition(':')
   for number, run in enumerate(
     json.loads(pathlib.Path(given.runs).read_text())
@@ -189,8 +189,11 @@ def main(argv: list[str] | None = None) -> None:
     if int(index) < most:
       config = default.get_config()
       config.update_from_flattened_dict(_plain(run['fields']) | shared)
-      lead = 0 if run['dedicated'] else hosts_of_servers
-      process = {'role': given.role, 'lead': f'host{lead}:{port + number}'}
+      coordinator = 0 if run['dedicated'] else hosts_of_servers
+      process = {
+        'role': given.role,
+        'coordinator': f'host{coordinator}:{port + number}',
+      }
       train.build(config, workdir=str(folder), process=process)()
     while not (folder / 'summary.json').exists():
       time.sleep(_LOOK_S)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cluster.allreduce import handover
+from cluster.membership import handover
 from cluster.network.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest
@@ -89,7 +89,7 @@ def _learner(
     num_workers=4,
     worker_batch=_BATCH,
   )
-  pool = Pool(params, (), range(len(params)), range_bytes=0, books=0)
+  pool = Pool(params, (), range(len(params)), bucket_bytes=0, books=0)
   learner.warm_up_pool(pool)
   return learner, pool
 

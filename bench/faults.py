@@ -8,7 +8,7 @@ server.  In each run five of the workers die, hang, are slow and lose their
 links for 5 and 30 s (config.cluster.faults), in every phase of an iteration, at
 the start of a life and at the end of the run, and pushes are corrupt;
 checkpoints are saved and evaluations made all the time.  In the run `servers`,
-of ElasticBSP, the lead and another server are in trouble in the middle of
+of ElasticBSP, the coordinator and another server are in trouble in the middle of
 checkpoints and evaluations.  In `ring` and `forest` there is no server, and
 phases are of the sum: chunks that workers send each other.  In `native` nobody
 survives another's death: all begin again from the newest checkpoint, so that it
@@ -183,7 +183,7 @@ def _entries_of_native() -> list[_Entry]:
 
 
 def _entries_of_servers() -> list[_Entry]:
-  """Returns faults of each kind while servers save and the lead evaluates."""
+  """Returns faults of each kind while servers save and the coordinator evaluates."""
   return [
     (f'server:{server}', number + server, kind, phase)
     for phase, numbers in _SERVED.items()
@@ -275,7 +275,7 @@ def _starting_s(path: pathlib.Path, words: list[str]) -> float:
   """
   starting_s, before = 0.0, {}
   for still_s, seen in _moves(path, words):
-    # Or the lead among workers.
+    # Or the coordinator among workers.
     servers = {
       role: process
       for role, process in seen.living.items()
@@ -325,9 +325,9 @@ def within_s(path: pathlib.Path) -> float:
   """Returns the longest time between two pushes while nothing started again."""
   longest_s, last = 0.0, math.inf
   for event in records.events(path):
-    if event['told'] == 'start':
+    if event['event'] == 'start':
       last = math.inf
-    if event['told'] == 'push':
+    if event['event'] == 'push':
       longest_s = max(longest_s, event['time'] - last)
       last = event['time']
   return longest_s

@@ -57,7 +57,7 @@ _WORDS: tuple[Any, ...] = (
   *([], [0], [[]], {}, {'worker': 0}, 'x' * 10**5, '\n\x1b[2J', 'ü'),
 )
 _FIELDS_SAID = (
-  *('worker', 'server', 'life', 'process', 'fingerprint', 'beat', 'told'),
+  *('worker', 'server', 'life', 'process', 'fingerprint', 'beat', 'event'),
   *('address',),
   *('nonce', 'proof', 'hello', 'iteration', 'size_bytes', 'id', 'ready'),
 )
@@ -287,7 +287,7 @@ def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 def attack(
   run: pathlib.Path, count: int, seed: int, going: Callable[[], bool]
 ) -> tuple[Fuzz, list[float]]:
-  """Fuzzes the coordinator (lead) of a run.
+  """Fuzzes the coordinator of a run.
 
   Args:
     run: Folder of the run.

@@ -75,10 +75,10 @@ _SPARSE = {
   'wire.sparse.select_lag': 1,
   'route.overlap': True,
 }
-_FUSED = {'route.range_bytes': 2.0**20, 'route.overlap': False}
+_FUSED = {'route.bucket_bytes': 2.0**20, 'route.overlap': False}
 _HALF = {**_FUSED, 'wire.dense.dtype': 'bfloat16'}
 _RUNGS: dict[str, dict[str, Any]] = {
-  'tensors': {'route.range_bytes': 0.0, 'route.overlap': False},
+  'tensors': {'route.bucket_bytes': 0.0, 'route.overlap': False},
   'fused': _FUSED,
   'half': _HALF,
   'overlap': {**_HALF, 'route.overlap': True},
@@ -347,7 +347,7 @@ def _talks(size: int, dtype: str = 'float32') -> Talks:
     warmup=(),
     warmup_epochs=1.0,
   )
-  of_pool = {'range_bytes': math.inf, 'books': 0}
+  of_pool = {'bucket_bytes': math.inf, 'books': 0}
   multiple = wire.push.multiple
   blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
   return Talks(wire, blank.gradient, (), hosted=True)

@@ -14,7 +14,7 @@ _YOUNG_S = 5.5  # The launcher counts lives of less than 5 s,
 _SPARED = 3  # and gives up after 5 of them in a row.
 _PUSH = b'"told":"push"'  # In events.jsonl.
 _LISTEN = '0A'  # State in /proc/net/tcp.
-_ADDRESS = re.compile(r'--lead=\S+?:(\d+)')
+_ADDRESS = re.compile(r'--coordinator=\S+?:(\d+)')
 # A process that is older, with a run that has had so many pushes since, has
 # compiled everything and knows all others.
 _SETTLED_S, _PUSHES = 15.0, 100

@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> float:
     virtual_s = summary['wall_s']
     bare_s, params = bare.run()
     ratios.append(virtual_s / bare_s)
-    difference = _difference(run.runtime.lead.holder.learner.params, params)
+    difference = _difference(
+      run.runtime.coordinator.store.learner.params, params
+    )
     print(
       f'  pair {pair}: {virtual_s:.2f} s / {bare_s:.2f} s = {ratios[-1]:.3f}, '
       f'{summary["compilations"]} compilations after warm-up, parameters '
@@ -71,11 +73,11 @@ class _BareLoop:
     run = train.build(config, workdir=tempfile.mkdtemp())
     runtime = run.runtime
     self._params, self._stats = (
-      runtime.lead.holder.learner.params,
-      runtime.lead.holder.learner.stats,
+      runtime.coordinator.store.learner.params,
+      runtime.coordinator.store.learner.stats,
     )
     task = runtime.gradient.task
-    self._train, self._evaluate = runtime.gradient.train, run.journal.evaluate
+    self._train, self._evaluate = runtime.gradient.train, run.recorder.evaluate
     self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch
     sgd = config.optimizer.sgd

@@ -6,7 +6,7 @@
 ElasticBSP on this machine, with four workers and two dedicated servers, one of
 which leads.  Once it goes, at random moments, --mean_s apart in the mean, a
 random living process gets SIGKILL, whatever it is doing, also if it is still
-starting again: a worker, or, as often as --servers says, a server or the lead,
+starting again: a worker, or, as often as --servers says, a server or the coordinator,
 after which all go on from a checkpoint.  A process that has died several times
 in a row soon after its start is spared until it is older, as the launcher would
 give the run up.  While all start again, which they do together, pauses are
@@ -112,7 +112,7 @@ def judged(
   name = f'accuracy of at least {least:.0%}'
   yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)
-  told = Counter(event['told'] for event in records.events(path))
+  told = Counter(event['event'] for event in records.events(path))
   yield Check(
     'workers have come back',
     told['join'] > 0,
@@ -200,8 +200,8 @@ class Killing:
       if victims := self._seen.victims(kind):
         victim = self._rng.choice(victims)
         if self._seen.kill(victim):
-          lead = 'lead' if victim == 'server:0' else kind
-          self._killed[lead] += 1
+          coordinator = 'coordinator' if victim == 'server:0' else kind
+          self._killed[coordinator] += 1
           return victim
         return ''
     return ''

@@ -212,7 +212,7 @@ def print_hidden(out: pathlib.Path, seconds: float) -> None:
         seconds=2 * seconds,
       )
     alone, beside = took[False], took[True]
-    allowed_s = allowed(appear, alone, default.get_config().route.range_bytes)
+    allowed_s = allowed(appear, alone, default.get_config().route.bucket_bytes)
     hidden = (alone.step_s - beside.step_s) / (alone.step_s - allowed_s)
     rows.append(
       (
@@ -234,16 +234,16 @@ def print_hidden(out: pathlib.Path, seconds: float) -> None:
 
 
 def allowed(
-  appear: Sequence[layers.Layer], alone: Steps, range_bytes: float
+  appear: Sequence[layers.Layer], alone: Steps, bucket_bytes: float
 ) -> float:
   """Returns the seconds of a step whose ranges travel once they are ready.
 
   Args:
     appear: The layers, in their order.
     alone: What a step takes without overlap.
-    range_bytes: Least bytes of a range.
+    bucket_bytes: Least bytes of a range.
   """
-  parts = layers.ranges(appear, range_bytes, 0)
+  parts = layers.ranges(appear, bucket_bytes, 0)
   total = sum(each.bytes for each in parts)
   travel_s = alone.step_s - alone.compute_s
   left = itertools.accumulate(each.bytes for each in parts[::-1])
@@ -330,7 +330,7 @@ def _steps(path: pathlib.Path) -> Steps:
   pushes = [
     (event['time'], event['compute_s'])
     for event in _rows(path / 'events.jsonl')
-    if event.get('told') == 'push'
+    if event.get('event') == 'push'
   ]
   slowest = [
     max(each for _, each in some)

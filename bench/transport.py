@@ -10,7 +10,7 @@ of the size that suits it, and keeps what arrives (`read_all`) or, for what the
 wire alone can do, drops it.  Both are measured in processes as they are and in
 processes that keep freed memory (`cluster.memory`), all in turns.  A run is one
 of tools.launch, without a model: one worker and one dedicated server; in one of
-its iterations the vector is pushed, the lead decides, and it is pulled.
+its iterations the vector is pushed, the coordinator decides, and it is pulled.
 """
 
 import argparse
@@ -269,7 +269,7 @@ def _iteration_s(size: int, iterations: int) -> float:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'run')
     clusters.run(path, 'configs/default.py', fields, workers=1)
-    times = [e['time'] for e in records.events(path) if e['told'] == 'push']
+    times = [e['time'] for e in records.events(path) if e['event'] == 'push']
   return statistics.median(np.diff(times)[2:])
 
 

@@ -24,7 +24,7 @@ def gaps(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
   applied, released = [], []
   summed: dict[int, int] = {}
   for row in records.events(folder):
-    said = row['said']
+    said = row['decision']
     if said.get('into') is not None:
       summed[said['into']] = summed.get(said['into'], 0) + 1
     for update in said.get('commit', ()):
@@ -56,14 +56,14 @@ def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
   none = dict.fromkeys(range(config['cluster']['workers']), 0)
   pushed, most = dict(none), 0
   for row in records.events(folder):
-    if row['told'] == 'push':
+    if row['event'] == 'push':
       pushed[row['worker']] += 1
       most = max(most, pushed[row['worker']] - min(pushed.values()))
-    if row['said'].get('barrier'):
+    if row['decision'].get('barrier'):
       pushed = dict(none)
   return {'largest_lead': most}
 
 
 def _pushes(folder: pathlib.Path) -> list[dict[str, Any]]:
-  pushes = [row for row in records.events(folder) if row['told'] == 'push']
+  pushes = [row for row in records.events(folder) if row['event'] == 'push']
   return pushes[int(_SKIPPED * len(pushes)) :]

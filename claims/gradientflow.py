@@ -64,7 +64,7 @@ class Assumed(NamedTuple):
     sparsity: Share of chunks that wait; recalled.
     choose: Passes over the gradients for norms and residuals, not overlapped
       with computing: ours.
-    range_bytes: Bytes of a bucket in float32; ours.
+    bucket_bytes: Bytes of a bucket in float32; ours.
     chunk_bytes: Bytes of one message; ours.
   """
 
@@ -78,7 +78,7 @@ class Assumed(NamedTuple):
   profile: str = 'roofline'
   sparsity: float = 0.9
   choose: float = _PASSES
-  range_bytes: float = 8e6
+  bucket_bytes: float = 8e6
   chunk_bytes: int = CHUNK_BYTES
 
 
@@ -101,7 +101,7 @@ def ladder(
   rungs = {}
   for model in MODELS:
     own, alone_s = appear(assumed, model), compute_s(assumed, model)
-    parts = layers.ranges(own, assumed.range_bytes, 0)
+    parts = layers.ranges(own, assumed.bucket_bytes, 0)
     fused = [part._replace(ready=1.0) for part in parts]
     rungs[model] = {
       'a tensor each': Rung([[Range(x.bytes, 1.0)] for x in own], alone_s),
@@ -116,7 +116,7 @@ def ladder(
 
 def overlapped(assumed: Assumed, model: str) -> Rung:
   """Returns float16 buckets, each sent as soon as it is complete."""
-  parts = layers.ranges(appear(assumed, model), assumed.range_bytes, 0)
+  parts = layers.ranges(appear(assumed, model), assumed.bucket_bytes, 0)
   return Rung([_shorter(parts, 1 / 2)], compute_s(assumed, model))
 
 
@@ -257,7 +257,7 @@ def _sparse_here(assumed: Assumed, model: str) -> Rung:
   """Returns the buckets of config.wire.name='sparse' with select_lag=1."""
   chunks = _wire_chunks(assumed, model)
   sent = chunks - int(assumed.sparsity * chunks)
-  parts = layers.ranges(appear(assumed, model), assumed.range_bytes, 0)
+  parts = layers.ranges(appear(assumed, model), assumed.bucket_bytes, 0)
   said = layers.shortened(parts, 4 * sent * _WIRE_CHUNK)
   alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
   return Rung([[*said, Range(4 * chunks, 1.0)]], alone_s)

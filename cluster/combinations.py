@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from route.route import Plan, Reduced, Served
+from route.route import Allreduce, ParameterServer, Plan
 from sync.scheme import Scheme
 from wire.codec import Wire
 
@@ -21,7 +21,7 @@ def check(config: ConfigDict, plan: Plan, scheme: Scheme, wire: Wire) -> None:
     ValueError: If it cannot; names the field.
   """
   _check_reduction(config, scheme)
-  if isinstance(plan, Served):
+  if isinstance(plan, ParameterServer):
     _check_served(config, plan, scheme, wire)
   else:
     _check_reduced(config, plan, scheme, wire)
@@ -34,17 +34,19 @@ def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
     return
   field = 'config.optimizer.reduction'
   expected = f"'sum' or 'mean', as no update of {name} is of several pushes"
-  require(getattr(scheme, 'barriers', False), field, expected, reduction)
+  require(getattr(scheme, 'has_barriers', False), field, expected, reduction)
   expected = f"'mean', as every update of {name} is of a barrier"
-  require(not getattr(scheme, 'together', False), field, expected, reduction)
+  require(
+    not getattr(scheme, 'is_synchronous', False), field, expected, reduction
+  )
 
 
 def _check_served(
-  config: ConfigDict, plan: Served, scheme: Scheme, wire: Wire
+  config: ConfigDict, plan: ParameterServer, scheme: Scheme, wire: Wire
 ) -> None:
   field = f'config.route.{config.route.name}.pipelined'
   name = type(scheme).__name__
-  together = getattr(scheme, 'together', False) or not plan.pipelined
+  together = getattr(scheme, 'is_synchronous', False) or not plan.pipelined
   expected = f'False, as {name} does not release all workers together'
   require(together, field, expected, plan.pipelined)
   elementwise = wire.elementwise or not plan.pipelined
@@ -53,13 +55,13 @@ def _check_served(
 
 
 def _check_reduced(
-  config: ConfigDict, plan: Reduced, scheme: Scheme, wire: Wire
+  config: ConfigDict, plan: Allreduce, scheme: Scheme, wire: Wire
 ) -> None:
   """Refuses what sums among workers cannot do."""
-  name, size = type(scheme).__name__, plan.range_bytes
-  field = 'config.route.range_bytes'
+  name, size = type(scheme).__name__, plan.bucket_bytes
+  field = 'config.route.bucket_bytes'
   require(size >= 0, field, 'at least 0', size)
-  together = getattr(scheme, 'together', False)
+  together = getattr(scheme, 'is_synchronous', False)
   expected = f"'server', as {name} does not release all workers together"
   require(together, 'config.route.name', expected, plan.name)
   push, own = wire.push, config.wire.name

@@ -1,6 +1,6 @@
-"""The lead: asks the scheme and carries out what it says, in every runtime.
+"""The coordinator: asks the scheme and carries out what it says, in every runtime.
 
-A runtime tells it what happens, with the time of its clock; the lead hands out
+A runtime tells it what happens, with the time of its clock; the coordinator hands out
 examples, says which pushes are summed and applied, keeps the accounts, and
 calls the runtime back to let workers go on.
 """
@@ -14,23 +14,23 @@ from absl import logging
 from batching.batching import Batching, Done
 from data.stream import Ranges, Stream, size
 from learning import scaling
-from learning.learning import Holder
+from learning.learning import ParameterStore
 from outputs.accounting import PHASES, Lost
-from outputs.recorder import Journal
+from outputs.recorder import Recorder
 from sync import record
-from sync.scheme import Push, Scheme, Verdict
+from sync.scheme import Decision, Push, Scheme
 
-# Attributes of a lead that change during a run.
+# Attributes of a coordinator that change during a run.
 _STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes')
 
 
 @dataclasses.dataclass
 class Progress:
-  """What the lead knows of a worker's iteration.
+  """What the coordinator knows of a worker's iteration.
 
   Attributes:
     iteration: Number of its iterations before this one; -1 before the first.
-    phase: One of ledger.PHASES; None before the start and while it is gone.
+    phase: One of accounting.PHASES; None before the start and while it is gone.
     since: When the phase began, seconds.
     version: Of the parameters that the iteration started from.
     stage: Of the wire: by which of its codecs the gradient travels.
@@ -61,14 +61,14 @@ class Progress:
   pushed: tuple[float, tuple[float, ...]] | None = None
 
 
-class Lead:
+class Coordinator:
   """Stands between a runtime and its scheme.
 
   Attributes:
     workers: All of them, dead or alive.
-    holder: Sums pushes and applies updates.
+    store: Sums pushes and applies updates.
     batching: Says how many examples an iteration has.
-    journal: Follows the run.
+    recorder: Follows the run.
     ahead: Whether iterations are dealt one ahead, so that who has ended one can
       begin the next without asking: what is learnt of an iteration then changes
       the batches of the next but one.
@@ -80,9 +80,9 @@ class Lead:
     *,
     scheme: Scheme,
     batching: Batching,
-    holder: Holder,
+    store: ParameterStore,
     stream: Stream,
-    journal: Journal,
+    recorder: Recorder,
     num_workers: int,
     ahead: bool = False,
     stage: Callable[[], int] = lambda: 0,
@@ -92,9 +92,9 @@ class Lead:
     Args:
       scheme: Says when a worker may go on.
       batching: Says how many examples it computes.
-      holder: Sums pushes and applies updates.
+      store: Sums pushes and applies updates.
       stream: Which examples an iteration uses.
-      journal: Follows the run and says when it has finished.
+      recorder: Follows the run and says when it has finished.
       num_workers: Number of workers.
       ahead: Whether iterations are dealt one ahead.
       stage: Returns that of the wire for iterations that begin now.
@@ -102,9 +102,9 @@ class Lead:
     self.stage = stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
-    self.holder = holder
-    self.journal = journal
-    self.carried = journal.carried
+    self.store = store
+    self.recorder = recorder
+    self.carried = recorder.carried
     self._scheme = scheme
     self.batching = batching
     self._stream = stream
@@ -132,14 +132,14 @@ class Lead:
     Raises:
       ValueError: If the scheme is not one for these workers.
     """
-    verdict = record.tell(self._scheme, 'start', time=time)
-    if verdict.release != tuple(range(len(self.workers))):
+    decision = record.tell(self._scheme, 'start', time=time)
+    if decision.release != tuple(range(len(self.workers))):
       raise ValueError(
         f'scheme: expected the start to release all {len(self.workers)} '
-        f'workers, got {verdict.release}.'
+        f'workers, got {decision.release}.'
       )
-    self.journal.told('start', {'time': time}, verdict)
-    self._obey(verdict, time, starts=True)
+    self.recorder.told('start', {'time': time}, decision)
+    self._obey(decision, time, starts=True)
 
   def push(
     self,
@@ -152,7 +152,7 @@ class Lead:
     computed: int,
     finite: bool = True,
   ) -> None:
-    """Takes in the push of a worker's iteration, which the holder has.
+    """Takes in the push of a worker's iteration, which the store has.
 
     Args:
       index: The worker.
@@ -175,11 +175,11 @@ class Lead:
     self._stream.done(index)
     self.enter(index, 'wait', time)
     worker.pushed = compute_s, tuple(factors)
-    verdict = self._scheme.push(push)
-    self.journal.told('push', push, verdict)
-    self.holder.add(verdict.into, index, push.examples, finite=finite)
-    self.journal.pushed(
-      verdict.into,
+    decision = self._scheme.push(push)
+    self.recorder.told('push', push, decision)
+    self.store.add(decision.into, index, push.examples, finite=finite)
+    self.recorder.pushed(
+      decision.into,
       push,
       iteration=worker.iteration,
       pulled=worker.version,
@@ -187,7 +187,7 @@ class Lead:
       finite=finite,
       computed=computed,
     )
-    self._obey(verdict, time)
+    self._obey(decision, time)
 
   def check(self, index: int, *, finite: bool, loss: Any) -> None:
     """Raises FloatingPointError for what no smaller loss scale would mend.
@@ -203,7 +203,7 @@ class Lead:
         f'The loss ({loss}) or the gradient of worker {index}, iteration '
         f'{iteration},'
       )
-      scaling.check(self.holder.scalings, index, what)
+      scaling.check(self.store.scalings, index, what)
 
   def wake(self, time: float) -> None:
     """Lets the scheme look at the clock."""
@@ -235,7 +235,7 @@ class Lead:
     worker = self.workers[index]
     before, since = worker.phase, worker.since
     if before is not None and time != since:
-      self.journal.span(index, before, since, time, worker.examples)
+      self.recorder.span(index, before, since, time, worker.examples)
       worker.spent[before] += time - since
     worker.phase = phase
     worker.since = time
@@ -250,7 +250,7 @@ class Lead:
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the lead's from now on."""
+    """Goes back to where `state` was taken; it is the coordinator's from now on."""
     for name in _STATE:
       setattr(self, name, state[name])
 
@@ -297,29 +297,29 @@ class Lead:
     """Gives up an iteration that has not been pushed, if there is any."""
     self._stream.leave(index)
     if worker.phase not in (None, 'wait'):
-      self.journal.lost(
+      self.recorder.lost(
         Lost(index, worker.iteration, worker.examples, time, reason)
       )
 
   def _tell(self, told: str, **event: Any) -> None:
     """Tells the scheme of an event that carries no gradient, and obeys it."""
-    verdict = record.tell(self._scheme, told, **event)
-    self.journal.told(told, event, verdict)
-    self._obey(verdict, event['time'])
+    decision = record.tell(self._scheme, told, **event)
+    self.recorder.told(told, event, decision)
+    self._obey(decision, event['time'])
 
   def _obey(
-    self, verdict: Verdict, time: float, *, starts: bool = False
+    self, decision: Decision, time: float, *, starts: bool = False
   ) -> None:
-    self._wake_at(verdict.wake_at)
-    for update in verdict.commit:
-      applied = self.holder.commit(update)
-      self.journal.committed(update, time, applied=applied)
-    self.journal.reached(
-      time, barrier=verdict.barrier, notes=self.batching.report
+    self._wake_at(decision.wake_at)
+    for update in decision.commit:
+      applied = self.store.commit(update)
+      self.recorder.committed(update, time, applied=applied)
+    self.recorder.reached(
+      time, barrier=decision.barrier, notes=self.batching.report
     )
-    if not self.journal.finished and verdict.release:
-      self._assign(verdict.release, time, all_stop=verdict.barrier or starts)
-      for index in verdict.release:
+    if not self.recorder.finished and decision.release:
+      self._assign(decision.release, time, all_stop=decision.barrier or starts)
+      for index in decision.release:
         self._start_iteration(index, time)
 
   def _assign(
@@ -334,7 +334,7 @@ class Lead:
         continue
       compute_s, factors = worker.pushed
       worker.pushed = None
-      self.journal.iterated(index, spent)
+      self.recorder.iterated(index, spent)
       self.batching.observe(
         Done(
           worker=index,
@@ -353,7 +353,7 @@ class Lead:
   def _start_iteration(self, index: int, time: float) -> None:
     worker = self.workers[index]
     worker.iteration += 1
-    worker.version = self.holder.version
+    worker.version = self.store.version
     worker.stage = self.stage()
     worker.examples = size(worker.ahead) or worker.batch
     worker.ranges = self._stream.take(index, worker.examples)

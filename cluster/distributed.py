@@ -7,13 +7,13 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.allreduce.site import ReducedSite
+from cluster.allreduce.site import AllreduceSite
 from cluster.allreduce.sums import native
 from cluster.membership import rendezvous
 from cluster.membership.process import Meeting
 from cluster.network import credentials, descriptors, memory, streams, tcp_idle
 from cluster.network.handshake import Security
-from cluster.parameter_server.site import ServedSite
+from cluster.parameter_server.site import ParameterServerSite
 from cluster.process import devices, roles
 from cluster.runtime import Parts, Site
 from cluster.speed import build
@@ -22,7 +22,7 @@ from configs.checks import require
 from configs.sections import Choose, named
 from learning import placement
 from outputs.files import RunFiles
-from route.route import Plan, Reduced, Served
+from route.route import Allreduce, ParameterServer, Plan
 
 _SHARE = 'config.cluster.workers_per_gpu'
 
@@ -42,11 +42,11 @@ def meet(
 
   Raises:
     ValueError: If a setting is wrong; names the field.
-    OSError: If the lead cannot write to the run's folder.
-    Unmendable: If the lead has not done so in time.
+    OSError: If the coordinator cannot write to the run's folder.
+    Unmendable: If the coordinator has not done so in time.
   """
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
-  is_native = isinstance(plan, Reduced) and plan.forest is None
+  is_native = isinstance(plan, Allreduce) and plan.forest is None
   share, ids = config.cluster.workers_per_gpu, range(0)
   alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
@@ -77,14 +77,16 @@ def meet(
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security = Security()
   if finished:
-    role = role._replace(lead=role.lead or f'{address}:0')  # Of no use.
+    role = role._replace(
+      coordinator=role.coordinator or f'{address}:0'
+    )  # Of no use.
   else:
     role, security = _found(config, role, dedicated, address, files)
     if is_native:
       with named('config.cluster'):
         native.use_interface(config.cluster.interface)
       native.join(
-        role.lead,
+        role.coordinator,
         config.route.native.port,
         index=role.index,
         workers=workers,
@@ -106,12 +108,12 @@ def _found(
   address: str,
   files: RunFiles,
 ) -> tuple[roles.Role, Security]:
-  """Returns the role with the lead's address, and the security of streams.
+  """Returns the role with the coordinator's address, and the security of streams.
 
   What flags, config and environment do not say is in the run's folder, where
-  the lead writes it.
+  the coordinator writes it.
   """
-  place = rendezvous.Place(role.lead, config.cluster.token_file)
+  place = rendezvous.Place(role.coordinator, config.cluster.token_file)
   if f'{role.kind} {role.index}' == roles.leading(dedicated):
     files.hold(config.cluster)
     place = rendezvous.host(
@@ -127,7 +129,7 @@ def _found(
       files.workdir, place, launch=role.launch, limit_s=limit_s
     )
   security = credentials.security(config.cluster, address, place.token_file)
-  return role._replace(lead=place.lead), security
+  return role._replace(coordinator=place.coordinator), security
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed | None:
@@ -144,12 +146,12 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     tcp_idle.tell()
-  site: ServedSite | ReducedSite
-  if isinstance(parts.plan, Served):
-    site = ServedSite(config, meeting, parts, parts.plan)
+  site: ParameterServerSite | AllreduceSite
+  if isinstance(parts.plan, ParameterServer):
+    site = ParameterServerSite(config, meeting, parts, parts.plan)
   else:
-    site = ReducedSite(config, meeting, parts, parts.plan)
-  if site.leads:
+    site = AllreduceSite(config, meeting, parts, parts.plan)
+  if site.is_coordinator:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
     logging.info('Not used by real hosts: config.cluster.network.')
@@ -158,4 +160,6 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
 
 def _dedicated(plan: Plan) -> int:
   """Returns how many servers have processes of their own."""
-  return plan.servers if isinstance(plan, Served) and plan.dedicated else 0
+  return (
+    plan.servers if isinstance(plan, ParameterServer) and plan.dedicated else 0
+  )

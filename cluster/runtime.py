@@ -1,7 +1,8 @@
 """What a runtime is: the interfaces between a run and where it takes place.
 
-config.cluster.runtime names a package of cluster/.  Its module `site` has three
-functions, which train.build calls in this order:
+config.cluster.runtime is 'virtual' (`cluster.virtual.site`) or 'distributed'
+(`cluster.distributed`).  Both modules have three functions, which train.build
+calls in this order:
 
   meet(config, plan, files=..., process=...)
                                 finds the other processes, before XLA starts;
@@ -18,9 +19,9 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from batching.batching import Batching
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
-from learning.learning import Evaluation, Holder, Learning
+from learning.learning import Evaluation, Learning, ParameterStore
 from outputs.files import RunFiles
 from route.route import Plan
 from wire.codec import Wire
@@ -48,22 +49,22 @@ class Parts:
   files: RunFiles
   described: Mapping[str, Any]
 
-  def stage(self, holder: Holder) -> int:
+  def stage(self, store: ParameterStore) -> int:
     """Returns which of the wire's codecs of gradients is used now."""
-    done = {'examples': holder.examples, 'updates': holder.version}
+    done = {'examples': store.examples, 'updates': store.version}
     return self.wire.stage(self.learned.epochs(**done))
 
 
 class Runtime(Protocol):
-  """Tells the lead what happens, and carries out what it says.
+  """Tells the coordinator what happens, and carries out what it says.
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
-    lead: Asks the scheme.
+    coordinator: Asks the scheme.
   """
 
   time: float
-  lead: Lead
+  coordinator: Coordinator
 
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
@@ -83,7 +84,7 @@ class Runtime(Protocol):
     """
 
   def pause(self) -> bool:
-    """Returns whether `state` may be asked for; if not, steps lead there.
+    """Returns whether `state` may be asked for; if not, steps coordinator there.
 
     The step after that goes on.
     """
@@ -135,24 +136,24 @@ class Site(Protocol):
   """What one process has of a run, and its part in it.
 
   Attributes:
-    leads: Whether it is the lead: others only call the site.
+    is_coordinator: Whether it is the coordinator: others only call the site.
     clock: What times are.
-    holder: Of the learner.
+    store: Of the learner.
     checkpoints: Of the run.
     evaluate: Gives the accuracy of a version; None if nothing is learned.
     later: Calls a function in another thread, where time goes on meanwhile;
       None to call it at once.
   """
 
-  leads: bool
+  is_coordinator: bool
   clock: Literal['real', 'virtual']
-  holder: Holder
+  store: ParameterStore
   checkpoints: Saving
   evaluate: Evaluation | None
   later: Callable[[Callable[[], Any]], Future] | None
 
-  def runtime(self, lead: Lead) -> Runtime:
-    """Returns what runs the events, for the process that leads."""
+  def runtime(self, coordinator: Coordinator) -> Runtime:
+    """Returns what runs the events, for the process that is the coordinator."""
 
   def __call__(self) -> None:
-    """Takes part in a run that another process leads."""
+    """Takes part in a run that another process coordinates."""

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from configs.sections import named
 from learning.learning import Learning
-from route.route import Reduced
+from route.route import Allreduce
 from wire.codec import Wire
 from wire.talks import Talks
 
@@ -14,7 +14,7 @@ ITEM = 4  # Bytes of a number that is said.
 
 
 def of_run(
-  config: ConfigDict, plan: Reduced, wire: Wire, learned: Learning
+  config: ConfigDict, plan: Allreduce, wire: Wire, learned: Learning
 ) -> Talks | None:
   """Returns the conversations of a run; None if its wire needs none.
 
@@ -29,7 +29,7 @@ def of_run(
   """
   if not wire.push.rounds:
     return None
-  sizes = {'range_bytes': math.inf, 'books': 0}
+  sizes = {'bucket_bytes': math.inf, 'books': 0}
   pool, hosted = learned.pool(**sizes), plan.forest is not None
   with named(f'config.wire.{config.wire.name}'):
     # What does not fit is refused.

@@ -9,7 +9,7 @@ them need not know which it was.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from outputs.recorder import Journal
+from outputs.recorder import Recorder
 from topology import Cluster, Forest
 from topology.forests import export, usage
 
@@ -94,20 +94,20 @@ class Traffic:
     window: Since the last one; None before the first.
   """
 
-  def __init__(self, journal: Journal):
+  def __init__(self, recorder: Recorder):
     """Has written nothing.
 
     Args:
-      journal: Of the run.
+      recorder: Of the run.
     """
     self.window: Window | None = None
-    self._journal = journal
+    self._recorder = recorder
 
   def mark(self, time: float) -> Mark:
     """Returns this moment."""
-    ledger = self._journal.ledger
-    spent_s = {phase: ledger.seconds[phase] for phase in _PHASES}
-    return Mark(time, ledger.iterations, spent_s)
+    accounting = self._recorder.accounting
+    spent_s = {phase: accounting.seconds[phase] for phase in _PHASES}
+    return Mark(time, accounting.iterations, spent_s)
 
   def formed(
     self,
@@ -150,7 +150,7 @@ class Traffic:
         'forest': content,
       }
     row |= _of_links(Bps, {})
-    self._journal.links(row)
+    self._recorder.links(row)
     self.window = Window(at, version, Bps)
 
   def carried(
@@ -172,7 +172,7 @@ class Traffic:
       spent_s = at.spent_s[phase] - start.spent_s[phase]
       row[f'{phase}_s'] = spent_s / iterations if iterations else None
     row |= _of_links(planned_Bps, sent)
-    self._journal.traffic(row)
+    self._recorder.traffic(row)
     self.window = Window(at, version, planned_Bps)
 
   @property

@@ -13,7 +13,7 @@ from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Journal
+from outputs.recorder import Recorder
 
 # What ends a run early: SLURM sends the first before it takes a node away.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -28,7 +28,7 @@ class Run:
   Attributes:
     name: The scheme's, for the table that ends the run.
     runtime: Runs the events.
-    journal: Follows the run.
+    recorder: Follows the run.
     files: Where its outputs go; the folder is claimed.
     checkpoints: Of this run.
     console: Where it is shown.
@@ -39,7 +39,7 @@ class Run:
 
   name: str
   runtime: Runtime
-  journal: Journal
+  recorder: Recorder
   files: RunFiles
   checkpoints: Saving
   console: Console
@@ -56,7 +56,7 @@ class Run:
     state = self.checkpoints.restore()
     if state is not None:
       self.runtime.restore(state['runtime'])
-      self.journal.restore(state['journal'])
+      self.recorder.restore(state['recorder'])
       self.sizes = state['files']
       self.files.check(self.sizes)
 
@@ -88,15 +88,15 @@ class Run:
 
   def _train(self) -> Mapping[str, Any]:
     self.files.begin(
-      num_workers=len(self.runtime.lead.workers),
+      num_workers=len(self.runtime.coordinator.workers),
       sizes=self.sizes,
-      examples=self.journal.ledger.examples,
+      examples=self.recorder.accounting.examples,
     )
     ended, warm = 'interrupted', 0
     try:
       logging.info('Compiling ...')
       self.runtime.warm_up()
-      self.journal.warm_up()
+      self.recorder.warm_up()
       warm = compilations.count()
       with self.console, _stops() as stops:
         self._loop(stops)
@@ -106,11 +106,11 @@ class Run:
       raise
     finally:
       self.runtime.close()
-      summary = self.journal.summary(
+      summary = self.recorder.summary(
         self.runtime.time,
         ended=ended,
-        issued=self.runtime.lead.issued,
-        outstanding=self.runtime.lead.outstanding,
+        issued=self.runtime.coordinator.issued,
+        outstanding=self.runtime.coordinator.outstanding,
         **self.runtime.summary(),
         compilations=compilations.count() - warm,
       )
@@ -118,13 +118,15 @@ class Run:
     return summary
 
   def _loop(self, stops: list[int]) -> None:
-    journal, checkpoints = self.journal, self.checkpoints
+    recorder, checkpoints = self.recorder, self.checkpoints
     (self.runtime.start if self.sizes is None else self.runtime.resume)()
     with contextlib.closing(checkpoints):
-      checkpoints.begin(journal.ledger.examples)
-      while not (journal.finished or stops):
+      checkpoints.begin(recorder.accounting.examples)
+      while not (recorder.finished or stops):
         self.runtime.step()
-        if checkpoints.due(journal.ledger.examples) and self.runtime.pause():
+        if (
+          checkpoints.due(recorder.accounting.examples) and self.runtime.pause()
+        ):
           self._save()
       if checkpoints.wanted:
         while not self.runtime.pause():
@@ -144,10 +146,10 @@ class Run:
   def _save(self) -> None:
     state = {
       'runtime': self.runtime.state(),
-      'journal': self.journal.state(),
+      'recorder': self.recorder.state(),
       'files': self.files.state(),
     }
-    self.checkpoints.save(state, examples=self.journal.ledger.examples)
+    self.checkpoints.save(state, examples=self.recorder.accounting.examples)
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ def get_config() -> ml_collections.ConfigDict:
   # For all others, which sum among the workers; for bsp.  A part of the
   # gradients travels once it has so many bytes; 0: tensor by tensor, inf: all
   # in one; 'auto': what is predicted to be the fastest.
-  config.route.range_bytes = FieldReference(2.0**20, field_type=object)
+  config.route.bucket_bytes = FieldReference(2.0**20, field_type=object)
   config.route.overlap = True  # While the others are still computed.
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
   # Where processes of jax.distributed meet; 0: the one after the lead's.

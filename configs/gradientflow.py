@@ -31,7 +31,7 @@ tuned; batch normalisation in AlexNet, as they have it.
 
 Seen, November 2026: alexnet_512_time takes 58.7 ms an iteration, 1.12 million
 images a second, 339 times those of one GPU; resnet50_512_time takes 197 ms, 488
-times.  With config.route.range_bytes='auto' 365 and 495 times.  Sparse chunks
+times.  With config.route.bucket_bytes='auto' 365 and 495 times.  Sparse chunks
 and hosts: python reproduce.py gradientflow_gpus.
 
 Each worker has a link of 56 Gbit/s.  In a ring through hosts one after the
@@ -99,7 +99,7 @@ def _cluster(model: str, gpus: int) -> ml_collections.ConfigDict:
   config.cluster.network.range_s = _LAUNCH_S + 4 * (gpus - 1) * _LATENCY_S
   config.wire.dense.dtype = 'float16'
   config.route.name = 'ring'
-  config.route.range_bytes = _RANGE_BYTES
+  config.route.bucket_bytes = _RANGE_BYTES
   return config
 
 

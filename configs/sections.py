@@ -19,7 +19,7 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 # What config.precision.matmul may be, as jax.default_matmul_precision has it.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
-AUTO = 'auto'  # What config.route.range_bytes may be beside numbers.
+AUTO = 'auto'  # What config.route.bucket_bytes may be beside numbers.
 
 # Where the modules are that a section names.
 _PACKAGES = {
@@ -33,12 +33,11 @@ _PACKAGES = {
 }
 # Fields of before, and what they are called now.
 _RENAMED = {
+  'route.range_bytes': 'route.bucket_bytes',
   'sync.bsp.pipelined': 'route.server.pipelined',
   'batching.r2sp.recent': 'batching.r2sp_released.recent',
   'batching.r2sp.threshold': 'batching.r2sp_released.threshold',
 }
-# Likewise flags: all processes meet where the lead is.
-_FLAGS = {'coordinator': 'lead'}
 # Set where several tasks are started: by srun, Open MPI, and other mpiruns.
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 _NAMES = {
@@ -306,10 +305,6 @@ def known_fields(argv: list[str]) -> Iterator[None]:
     SystemExit: If a flag names a field that there is not, or has another name
       now.
   """
-  given = [arg for arg in argv[1:] if arg.startswith('-')]
-  for name in (arg.lstrip('-').split('=')[0] for arg in given):
-    if now := _FLAGS.get(name):
-      sys.exit(f'Refused: --{name}: it is called --{now} now.')
   try:
     yield
   except (AttributeError, KeyError) as error:  # Of a field, of a section.
@@ -388,7 +383,7 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     got = config[field]
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
-    elif field == 'range_bytes':
+    elif field == 'bucket_bytes':
       _check_range_bytes(got)
     elif not _same_type(got, value) and field not in ('script', 'faults'):
       raise ValueError(
@@ -396,9 +391,9 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
       )
 
 
-def range_bytes(config: ConfigDict) -> float:
+def bucket_bytes(config: ConfigDict) -> float:
   """Returns the bytes of a range, 0 if they are still to be chosen."""
-  value = config.route.range_bytes
+  value = config.route.bucket_bytes
   return 0.0 if value == AUTO else float(value)
 
 
@@ -407,7 +402,7 @@ def _check_range_bytes(got: Any) -> None:
   valid = type(got) in (int, float) or got in (AUTO, 'inf')
   if not valid or (got != AUTO and not float(got) >= 0):
     raise ValueError(
-      'config.route.range_bytes: expected a number, at least 0, or '
+      'config.route.bucket_bytes: expected a number, at least 0, or '
       f'{AUTO!r}, got {got!r}.'
     )
 

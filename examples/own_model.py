@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       config, workdir=f'{folder}/run', task=learned(), dataset=data
     )
     summary = run()
-  params = run.runtime.lead.holder.learner.params
+  params = run.runtime.coordinator.store.learner.params
   print(f'accuracy {summary["final_accuracy"]:.1%}')
   print(f'90 % after {summary["time_to"]["0.9"]} virtual seconds')
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):

@@ -20,7 +20,7 @@ import ml_collections
 import train
 from configs import default
 from sync import asp, bsp, scheme
-from sync.scheme import Push, Scheme, Verdict
+from sync.scheme import Decision, Push, Scheme
 
 _COLUMNS = ('accuracy', 'virtual s', 'updates', 'waiting', 'staleness')
 
@@ -43,37 +43,37 @@ class KAsync:
   pushed: int = 0
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Sums the push; the k-th one is an update."""
     self.members.stop(push.worker)
     self.pushed += 1
-    return self._update(Verdict(into=self.updates))
+    return self._update(Decision(into=self.updates))
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Stops expecting the worker, which may be an update."""
     self.members.leave(worker)
-    return self._update(Verdict())
+    return self._update(Decision())
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker start at once."""
     self.members.join(worker)
-    return Verdict(release=self.members.release((worker,)))
+    return Decision(release=self.members.release((worker,)))
 
-  def _update(self, verdict: Verdict) -> Verdict:
+  def _update(self, decision: Decision) -> Decision:
     # If fewer than k are left, those have to do.
     if not self.pushed or (self.pushed < self.k and self.members.running):
-      return verdict
+      return decision
     self.pushed, self.updates = 0, self.updates + 1
     release = self.members.release_all()
-    return verdict._replace(commit=(self.updates - 1,), release=release)
+    return decision._replace(commit=(self.updates - 1,), release=release)
 
 
 def make(*, num_workers: int, k: int) -> KAsync:

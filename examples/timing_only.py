@@ -7,7 +7,7 @@
 An iteration takes half a second, three times that in slow phases, in which each
 worker spends half of its time; phases last 1 / (1 - stay) iterations in the
 mean.  Every eighth worker is `slow` times slower anyway.  `bound` is the
-largest lead between barriers of ElasticBSP.  Workers push 100 MB to eight
+largest coordinator between barriers of ElasticBSP.  Workers push 100 MB to eight
 servers and pull as much, over links of 10 Gbit/s.  Prints, behind the tables of
 the runs, one of all: examples per second, share of waiting, mean and largest
 staleness, and goodput.  Takes two seconds per scheme on two cores.

@@ -163,11 +163,11 @@ class Learner(Protocol):
     """Goes back to where `state` was taken."""
 
 
-class Holder(Protocol):
-  """Who holds the learner, as the lead and the journal see it.
+class ParameterStore(Protocol):
+  """Who holds the learner, as the coordinator and the recorder see it.
 
   The learner may be in this process, or in shares on many servers, which have
-  the pushes: the lead says only which push is summed into which update.
+  the pushes: the coordinator says only which push is summed into which update.
 
   Attributes:
     version: Updates applied, or skipped.
@@ -279,7 +279,7 @@ class Learning(Protocol):
   def pool(
     self,
     *,
-    range_bytes: float,
+    bucket_bytes: float,
     books: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,

@@ -203,13 +203,13 @@ class Nothing:
   def pool(
     self,
     *,
-    range_bytes: float,
+    bucket_bytes: float,
     books: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
   ) -> Pool:
     """Returns a pool of as many numbers, in one range: nobody fills them."""
-    sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
+    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
     sizes['multiple'] = multiple
     return Pool((), (), (), blank=self.elements[0], **sizes)
 

@@ -63,7 +63,7 @@ class Pool:
     stats: Any,
     order: Sequence[int],
     *,
-    range_bytes: float,
+    bucket_bytes: float,
     books: int,
     blank: int = 0,
     multiple: int = 1,
@@ -75,7 +75,7 @@ class Pool:
       params: Pytree of float32 arrays, or of their shapes.
       stats: The same; () if there are none.
       order: Indices of the leaves of `params`, as they are to lie.
-      range_bytes: A range, of whole leaves, is closed as soon as it has at
+      bucket_bytes: A range, of whole leaves, is closed as soon as it has at
         least so many bytes of float32: 0 for one per leaf, infinity for one in
         all.  The last one has what is left open, the statistics and the books.
       books: Numbers at the end, whatever they stand for.
@@ -95,7 +95,7 @@ class Pool:
     numbers = list(range(len(leaves)))
     each = f'each of 0 to {len(leaves) - 1} once'
     require(sorted(order) == numbers, 'order', each, list(order))
-    require(range_bytes >= 0, 'range_bytes', 'at least 0', range_bytes)
+    require(bucket_bytes >= 0, 'bucket_bytes', 'at least 0', bucket_bytes)
     require(books >= 0, 'books', 'at least 0', books)
     require(blank >= 0, 'blank', 'at least 0', blank)
     self.order = tuple(order)
@@ -110,7 +110,7 @@ class Pool:
     self._books = _aligned(last)
     self.size = self._books + books
     last = self.size if dtype == FLOAT32 else self.gradient
-    cuts = _cuts(places[: len(leaves)], last, range_bytes / _ITEM)
+    cuts = _cuts(places[: len(leaves)], last, bucket_bytes / _ITEM)
     if cuts[-1] < self.size:
       cuts.append(self.size)
     self.ranges = tuple(itertools.pairwise(cuts))

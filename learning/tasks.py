@@ -76,14 +76,14 @@ class TaskLearning:
   def pool(
     self,
     *,
-    range_bytes: float,
+    bucket_bytes: float,
     books: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
   ) -> Pool:
     """Returns what lies where in the pool of a replica."""
     order = self.gradient.order(self.params)
-    sizes = {'range_bytes': range_bytes, 'books': books, 'dtype': dtype}
+    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
     sizes['multiple'] = multiple
     return Pool(self.params, self.stats, order, **sizes)
 

@@ -46,7 +46,7 @@ class Pending(NamedTuple):
 
 
 @dataclasses.dataclass
-class Ledger:
+class Accounting:
   """Sums over a run so far; plain data.
 
   Attributes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import logging
 
-from learning.learning import Evaluation, Holder
+from learning.learning import Evaluation, ParameterStore
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ class _Due:
   Attributes:
     row: What is written once its accuracy is known.
     version: Of the parameters.
-    held: Number under which the holder keeps them; None if it is passed over.
+    held: Number under which the store keeps them; None if it is passed over.
     accuracy: Once it has begun.
   """
 
@@ -43,19 +43,19 @@ class Evaluations:
   def __init__(
     self,
     *,
-    holder: Holder,
+    store: ParameterStore,
     evaluate: Evaluation,
     later: Callable[[Callable[[], Any]], Future] | None,
   ):
     """Evaluates nothing yet.
 
     Args:
-      holder: Of the learner.
+      store: Of the learner.
       evaluate: Gives the accuracy of a version.
       later: Calls a function in another thread, where time goes on meanwhile;
         None calls it at once.
     """
-    self._holder = holder
+    self._store = store
     self._evaluate = evaluate
     self._later = later or _now
     self._due: list[_Due] = []
@@ -63,9 +63,9 @@ class Evaluations:
 
   def warm_up(self) -> None:
     """Compiles the evaluation."""
-    held = self._holder.hold()
-    self._look(self._holder.version, self._holder.read(held))
-    self._holder.drop(held)
+    held = self._store.hold()
+    self._look(self._store.version, self._store.read(held))
+    self._store.drop(held)
 
   def add(self, row: dict[str, Any]) -> None:
     """Has the version of this moment evaluated, for a row."""
@@ -79,9 +79,9 @@ class Evaluations:
           due.version,
           due.row['examples'],
         )
-        self._holder.drop(due.held)
+        self._store.drop(due.held)
         due.held = None
-    self._due.append(_Due(row, self._holder.version, self._holder.hold()))
+    self._due.append(_Due(row, self._store.version, self._store.hold()))
     self._begin()
 
   @property
@@ -111,12 +111,12 @@ class Evaluations:
         self.newest = dict(due.accuracy.result())
         accuracy = self.newest.pop('accuracy')
         due.row.update(self.newest)
-        self._holder.drop(due.held)
+        self._store.drop(due.held)
       del self._due[0]
       yield due.row, accuracy
 
   def state(self) -> list[tuple[dict[str, Any], int, int | None]]:
-    """Returns what is due; the holder's state has the versions."""
+    """Returns what is due; the store's state has the versions."""
     return [(due.row, due.version, due.held) for due in self._due]
 
   def restore(
@@ -129,7 +129,7 @@ class Evaluations:
     """Lets the first one be computed, if there is any and it is not yet."""
     due = self._due[0]
     if due.held is not None and due.accuracy is None:
-      read = self._holder.read(due.held)
+      read = self._store.read(due.held)
       due.accuracy = self._later(lambda: self._look(due.version, read))
 
   def _look(

@@ -75,7 +75,7 @@ class RunFiles:
 
     If another process holds the lock, this one waits, as that process may be
     ending: for `start_limit_s` at most, or, in a virtual run, for `LIVE_S` if
-    the holder is a live process of this host.
+    the store is a live process of this host.
 
     Args:
       cluster: `config.cluster`.

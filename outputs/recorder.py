@@ -1,6 +1,6 @@
 """Follows a run for both runtimes: accounts, evaluations, files, display, end.
 
-A runtime reports what happens; the journal evaluates and logs when enough
+A runtime reports what happens; the recorder evaluates and logs when enough
 examples have been processed, stops the run on a loss that is not finite, and
 says when the run has finished.
 """
@@ -13,19 +13,26 @@ from typing import Any, NamedTuple
 
 import jax
 
-from learning.learning import Evaluation, Holder
+from learning.learning import Evaluation, ParameterStore
 from outputs import thresholds
-from outputs.accounting import Ledger, Lost
+from outputs.accounting import Accounting, Lost
 from outputs.console import Console
 from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
 from outputs.measures import Measures
 from outputs.thresholds import Reached
 from sync import record
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
-# Attributes of a journal that change while it follows a run.
-_STATE = ('ledger', 'finished', 'looked', '_next_eval', '_next_log', '_losses')
+# Attributes of a recorder that change while it follows a run.
+_STATE = (
+  'accounting',
+  'finished',
+  'looked',
+  '_next_eval',
+  '_next_log',
+  '_losses',
+)
 _STATE += ('_since', '_thresholds', 'measures', '_accuracy', '_wall_before_s')
 
 
@@ -51,11 +58,11 @@ class Milestones(NamedTuple):
   losses: tuple[float, ...] = ()
 
 
-class Journal:
+class Recorder:
   """Follows one run.
 
   Attributes:
-    ledger: The accounts.
+    accounting: The accounts.
     measures: What papers plot.
     finished: Whether the target is reached.
     looked: How often an evaluation has been due.
@@ -66,34 +73,32 @@ class Journal:
     self,
     *,
     milestones: Milestones,
-    holder: Holder,
+    store: ParameterStore,
     evaluate: Evaluation | None,
     files: RunFiles,
     console: Console,
     later: Callable[[Callable[[], Any]], Future] | None = None,
   ):
-    """Creates a journal that has recorded nothing.
+    """Creates a recorder that has recorded nothing.
 
     Args:
       milestones: Length of the run, and intervals of evaluations and log rows.
-      holder: Parameter store (holder) whose versions are evaluated.
+      store: Parameter store (store) whose versions are evaluated.
       evaluate: Returns the accuracy of a version; None without a model.
       files: Writer of the run's files.
       console: Display of the run.
       later: Calls a function in another thread, so that the run continues
         meanwhile; None calls it at once.
     """
-    self.ledger = Ledger()
+    self.accounting = Accounting()
     self.finished = False
     self.looked = 0
     self._milestones = milestones
-    self._holder = holder
+    self._store = store
     self.evaluate = evaluate
     self._files = files
     self._console = console
-    self._evaluations = Evaluations(
-      holder=holder, evaluate=evaluate, later=later
-    )
+    self._evaluations = Evaluations(store=store, evaluate=evaluate, later=later)
     self._next_eval = milestones.eval_every
     self._next_log = milestones.log_every
     self._losses: list[tuple[Push, int, Any, Reached]] = []
@@ -119,23 +124,23 @@ class Journal:
     return state | {'_wall_before_s': self._wall_s}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the journal's now."""
+    """Goes back to where `state` was taken; it is the recorder's now."""
     for name in _STATE:
       setattr(self, name, state[name])
     self._evaluations.restore(state['evaluations'])
     self._start = wall.perf_counter()
 
   def told(
-    self, told: str, event: Push | Mapping[str, Any], verdict: Verdict
+    self, told: str, event: Push | Mapping[str, Any], decision: Decision
   ) -> None:
     """Records what the scheme was told and said."""
     if self._files.events:
       fields = event._asdict() if isinstance(event, Push) else dict(event)
-      self._files.event(record.row(told, fields, verdict))
+      self._files.event(record.row(told, fields, decision))
 
   def links(self, row: Mapping[str, Any]) -> None:
     """Records what was found out about links, and what follows."""
-    self._files.event({'told': 'links', **row})
+    self._files.event({'event': 'links', **row})
 
   def traffic(self, row: Mapping[str, Any]) -> None:
     """Records what links have carried for some time."""
@@ -152,16 +157,16 @@ class Journal:
       time: Seconds.
       l1: Sums of absolute numbers, by parameter; None if nobody knows.
     """
-    row = {'told': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
+    row = {'event': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
     self._files.event(row)
 
   def recalled(self, worker: int, time: float) -> None:
     """Records that a worker has it again, or what others kept, and sends it."""
-    self._files.event({'told': 'recalled', 'time': time, 'worker': worker})
+    self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
 
   def drift(self, row: Mapping[str, Any]) -> None:
     """Records that a replica differed from the reference: see docs/files.md."""
-    self._files.event({'told': 'drift', **row})
+    self._files.event({'event': 'drift', **row})
 
   def computes_on(self, workers: Mapping[int, Sequence[str]]) -> None:
     """Records kinds of the devices on which workers compute, by rank."""
@@ -178,12 +183,12 @@ class Journal:
 
     Args:
       worker: Which one.
-      phase: One of ledger.PHASES.
+      phase: One of accounting.PHASES.
       start: Seconds.
       end: Seconds.
       examples: Of the iteration that it is part of.
     """
-    self.ledger.spent(phase, end - start)
+    self.accounting.spent(phase, end - start)
     if end > start and self._files.timeline:
       self._files.span(worker, phase, start, end, examples)
 
@@ -202,8 +207,8 @@ class Journal:
 
     What is not finite is not part of its update.
     """
-    ledger = self.ledger
-    ledger.pushed(
+    accounting = self.accounting
+    accounting.pushed(
       into,
       push,
       iteration=iteration,
@@ -212,23 +217,23 @@ class Journal:
       finite=finite,
     )
     if loss is not None:
-      at = (ledger.iterations, ledger.updates, ledger.examples)
+      at = (accounting.iterations, accounting.updates, accounting.examples)
       self._losses.append((push, iteration, loss, Reached(push.time, *at)))
 
   def lost(self, lost: Lost) -> None:
     """Records that an iteration was given up."""
-    self.ledger.lost.append(lost)
+    self.accounting.lost.append(lost)
 
   def carried(self, size_bytes: int) -> None:
     """Records that so many bytes of pushes and pulls have arrived."""
-    self.ledger.bytes += size_bytes
+    self.accounting.bytes += size_bytes
 
   def committed(
     self, update: int, time: float, *, applied: bool = True
   ) -> None:
     """Records that an update was applied, or skipped, at `time` seconds."""
     self.measures.committed(
-      time, self.ledger.committed(update, applied=applied)
+      time, self.accounting.committed(update, applied=applied)
     )
 
   def looks(self, examples: int) -> bool:
@@ -242,7 +247,7 @@ class Journal:
     barrier: bool,
     notes: Callable[[], Mapping[str, float]] = dict,
   ) -> None:
-    """Looks at the run after a verdict was carried out.
+    """Looks at the run after a decision was carried out.
 
     Args:
       time: Seconds.
@@ -255,16 +260,16 @@ class Journal:
     """
     if self._evaluations.waiting:
       self._fetch_accuracies()
-    ledger = self.ledger
-    self.measures.arrived(time, ledger.bytes)
-    self.finished = ledger.examples >= self._milestones.target
+    accounting = self.accounting
+    self.measures.arrived(time, accounting.bytes)
+    self.finished = accounting.examples >= self._milestones.target
     if barrier:
       self._row('barrier', time, **notes())
-    if ledger.iterations >= self._next_log:
+    if accounting.iterations >= self._next_log:
       self._next_log += self._milestones.log_every
       self._row('log', time, loss=self._mean_loss('log'), **notes())
-    if ledger.examples >= self._next_eval or self.finished:
-      while self._next_eval <= ledger.examples:
+    if accounting.examples >= self._next_eval or self.finished:
+      while self._next_eval <= accounting.examples:
         self._next_eval += self._milestones.eval_every
       self._evaluated(time)
 
@@ -276,7 +281,7 @@ class Journal:
       **self._thresholds.summary(),
       'time_s': time,
       'wall_s': self._wall_s,
-      **self.ledger.summary(),
+      **self.accounting.summary(),
       **self.measures.summary(time),
       **more,
     }
@@ -306,32 +311,32 @@ class Journal:
   def _made(
     self, kind: str, time: float, **measured: float | None
   ) -> dict[str, Any]:
-    ledger = self.ledger
+    accounting = self.accounting
     wall_s = self._wall_s
     return {
       'kind': kind,
       'time': time,
-      'examples': ledger.examples,
-      'epoch': ledger.examples / self._milestones.epoch,
-      'iterations': ledger.iterations,
-      'updates': ledger.updates,
+      'examples': accounting.examples,
+      'epoch': accounting.examples / self._milestones.epoch,
+      'iterations': accounting.iterations,
+      'updates': accounting.updates,
       'loss': None,
       'accuracy': None,
-      'learning_rate': self._holder.learning_rate,
-      'waiting_share': ledger.waiting_share,
-      'staleness_mean': ledger.staleness_mean,
+      'learning_rate': self._store.learning_rate,
+      'waiting_share': accounting.waiting_share,
+      'staleness_mean': accounting.staleness_mean,
       **self._scaled(),
       **measured,
       'wall_s': wall_s,
-      'wall_examples_per_s': ledger.examples / wall_s,
+      'wall_examples_per_s': accounting.examples / wall_s,
     }
 
   def _scaled(self) -> dict[str, float]:
     """Returns what rows say of loss scales, if there are any."""
-    scales = [scaling.value for scaling in self._holder.scalings]
+    scales = [scaling.value for scaling in self._store.scalings]
     if not scales:
       return {}
-    return {'loss_scale': min(scales), 'skipped': self.ledger.skipped}
+    return {'loss_scale': min(scales), 'skipped': self.accounting.skipped}
 
   def _write(self, row: dict[str, Any]) -> None:
     self._files.metric(row)

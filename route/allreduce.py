@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from configs.checks import require
 from route import links
 from route.choosing import GOODPUT
-from route.route import LATENCY_S, Forests, Reduced
+from route.route import LATENCY_S, Allreduce, Forests
 from topology import Cluster
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReducedRoute:
+class AllreduceRoute:
   """A route that knows how to find a forest.
 
   Attributes:
@@ -23,7 +23,7 @@ class ReducedRoute:
     links: As the field `cluster`: see `links.believed`.
     forest: Finds the forest.
     fits: Raises ValueError if there is no such forest over these links.
-    adapt: As of `Reduced`.
+    adapt: As of `Allreduce`.
   """
 
   name: str
@@ -39,9 +39,9 @@ class ReducedRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    range_bytes: float,
+    bucket_bytes: float,
     overlap: bool,
-  ) -> Reduced:
+  ) -> Allreduce:
     """Returns the plan: see `Route`.
 
     Raises:
@@ -55,8 +55,8 @@ class ReducedRoute:
     forest = Real(self.forest) if distributed else self.forest
     expected = 'False under the virtual clock, whose links do not change'
     require(distributed or not self.adapt, 'adapt', expected, self.adapt)
-    return Reduced(
-      self.name, believed, forest, range_bytes, overlap, self.adapt
+    return Allreduce(
+      self.name, believed, forest, bucket_bytes, overlap, self.adapt
     )
 
 

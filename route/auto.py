@@ -9,7 +9,7 @@ that cannot be faster; on GPUs that are joined by more than a network choose
 from absl import logging
 
 from route import choosing, forest
-from route.allreduce import ReducedRoute
+from route.allreduce import AllreduceRoute
 from route.choosing import Latency
 from route.route import LATENCY_S
 from topology import Cluster, Forest
@@ -36,10 +36,10 @@ def fastest(
   return taken.forest
 
 
-def make(*, cluster: str) -> ReducedRoute:
+def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`.
   """
-  return ReducedRoute('auto', cluster, fastest)
+  return AllreduceRoute('auto', cluster, fastest)

@@ -5,7 +5,7 @@ Speck and Traeff, 2009).
 """
 
 from route import choosing
-from route.allreduce import ReducedRoute
+from route.allreduce import AllreduceRoute
 from route.choosing import Latency
 from route.route import LATENCY_S
 from topology import Cluster, Forest
@@ -20,10 +20,10 @@ def forest(
   return schemes.double_binary_tree(cluster, choosing.empty(cluster))
 
 
-def make(*, cluster: str) -> ReducedRoute:
+def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`.
   """
-  return ReducedRoute('double_tree', cluster, forest)
+  return AllreduceRoute('double_tree', cluster, forest)

@@ -9,7 +9,7 @@ travel; where none is clearly faster than plain shards or a ring, one of those.
 from absl import logging
 
 from route import choosing
-from route.allreduce import ReducedRoute
+from route.allreduce import AllreduceRoute
 from route.choosing import Latency, Predicted
 from route.route import LATENCY_S
 from topology import Cluster, Forest
@@ -55,11 +55,11 @@ def forest(
   return taken.forest
 
 
-def make(*, cluster: str, adapt: bool = False) -> ReducedRoute:
+def make(*, cluster: str, adapt: bool = False) -> AllreduceRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`.
     adapt: Whether links are followed, and forests changed with them.
   """
-  return ReducedRoute('forest', cluster, forest, adapt=adapt)
+  return AllreduceRoute('forest', cluster, forest, adapt=adapt)

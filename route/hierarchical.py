@@ -8,7 +8,7 @@ from absl import logging
 
 from configs.checks import require
 from route import choosing
-from route.allreduce import ReducedRoute
+from route.allreduce import AllreduceRoute
 from route.choosing import Latency
 from route.route import LATENCY_S
 from topology import Cluster, Forest
@@ -40,10 +40,10 @@ def fits(cluster: Cluster) -> None:
   require(several, 'cluster', expected, 'one group')
 
 
-def make(*, cluster: str) -> ReducedRoute:
+def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`.
   """
-  return ReducedRoute('hierarchical', cluster, forest, fits)
+  return AllreduceRoute('hierarchical', cluster, forest, fits)

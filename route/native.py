@@ -8,7 +8,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from configs.checks import require
-from route.route import Reduced
+from route.route import Allreduce
 
 if TYPE_CHECKING:
   from topology import Cluster
@@ -25,12 +25,12 @@ class NativeRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    range_bytes: float,
+    bucket_bytes: float,
     overlap: bool,
-  ) -> Reduced:
+  ) -> Allreduce:
     """Returns the plan, whatever the links: see `Route`."""
     del cluster, num_workers, distributed, divisible, overlap
-    return Reduced('native', None, None, range_bytes, overlap=False)
+    return Allreduce('native', None, None, bucket_bytes, overlap=False)
 
 
 def make(*, port: int, combine_bytes: float) -> NativeRoute:

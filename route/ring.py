@@ -5,7 +5,7 @@ links are equal; as slow as its slowest link (Patarasuk and Yuan, 2009).
 """
 
 from route import choosing
-from route.allreduce import ReducedRoute
+from route.allreduce import AllreduceRoute
 from route.choosing import Latency
 from route.route import LATENCY_S
 from topology import Cluster, Forest
@@ -31,11 +31,11 @@ def in_order(
   return schemes.naive_ring(cluster, choosing.empty(cluster))
 
 
-def make(*, cluster: str) -> ReducedRoute:
+def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
     cluster: The links, as of `links.believed`; '' for equal ones, where the
       order makes no difference.
   """
-  return ReducedRoute('ring', cluster, forest if cluster else in_order)
+  return AllreduceRoute('ring', cluster, forest if cluster else in_order)

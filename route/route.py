@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # Workers start without it.
 LATENCY_S = 1e-4  # Of a link, if nobody has said anything about it.
 
 
-class Served(NamedTuple):
+class ParameterServer(NamedTuple):
   """To parameter servers and back.
 
   Attributes:
@@ -51,7 +51,7 @@ class Forests(Protocol):
     """
 
 
-class Reduced(NamedTuple):
+class Allreduce(NamedTuple):
   """Gradients are summed among the workers, who all hold the parameters.
 
   Asks for a scheme that releases all workers together.
@@ -62,7 +62,7 @@ class Reduced(NamedTuple):
       run.  None: to be measured, or the true ones under the virtual clock.
     forest: Finds the forest to use over such links, or over what is left of
       them (`topology.clusters.pruned`).  None: XLA's psum.
-    range_bytes: A part of the gradients is summed as soon as it has so many
+    bucket_bytes: A part of the gradients is summed as soon as it has so many
       bytes; 0: tensor by tensor, inf: all in one.
     overlap: Whether it is while the others are still computed.
     adapt: Whether links are followed, and forests changed with them.
@@ -71,12 +71,12 @@ class Reduced(NamedTuple):
   name: str
   cluster: 'Cluster | None'
   forest: Forests | None
-  range_bytes: float
+  bucket_bytes: float
   overlap: bool
   adapt: bool = False
 
 
-Plan = Served | Reduced
+Plan = ParameterServer | Allreduce
 
 
 def unused(plan: Plan) -> tuple[str, ...]:
@@ -84,8 +84,8 @@ def unused(plan: Plan) -> tuple[str, ...]:
 
   But for links of servers: see `cluster.virtual.site`.
   """
-  if isinstance(plan, Served):
-    ranges = 'route.range_bytes', 'route.overlap'
+  if isinstance(plan, ParameterServer):
+    ranges = 'route.bucket_bytes', 'route.overlap'
     own = 'cluster.links', 'cluster.network.range_s', 'cluster.speed.layers'
     return (*ranges, *own)
   return () if plan.forest else ('route.overlap', 'cluster.speed.layers')
@@ -101,7 +101,7 @@ class Route(Protocol):
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    range_bytes: float,
+    bucket_bytes: float,
     overlap: bool,
   ) -> Plan:
     """Returns what is to be carried out.
@@ -112,7 +112,7 @@ class Route(Protocol):
       num_workers: How many workers there are.
       distributed: Whether they are real hosts.
       divisible: Whether parts of an update can be applied by themselves.
-      range_bytes: Of config.route, for what is summed among workers.
+      bucket_bytes: Of config.route, for what is summed among workers.
       overlap: Likewise.
 
     Raises:

@@ -18,7 +18,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from configs.checks import require
-from route.route import Served
+from route.route import ParameterServer
 
 if TYPE_CHECKING:
   from topology import Cluster
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRoute:
-  """The route to servers; the attributes are those of Served."""
+  """The route to servers; the attributes are those of ParameterServer."""
 
   servers: int
   dedicated: bool
@@ -39,19 +39,19 @@ class ServerRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    range_bytes: float,
+    bucket_bytes: float,
     overlap: bool,
-  ) -> Served:
+  ) -> ParameterServer:
     """Returns the same servers, whatever the links: see `Route`.
 
     Raises:
       ValueError: If the servers of real hosts do not fit these workers.
     """
-    del cluster, range_bytes, overlap
+    del cluster, bucket_bytes, overlap
     servers = self.servers or (num_workers if distributed and divisible else 1)
     if distributed:
       self._check(servers, num_workers)
-    return Served(servers, self.dedicated, self.pipelined)
+    return ParameterServer(servers, self.dedicated, self.pipelined)
 
   def _check(self, servers: int, num_workers: int) -> None:
     named = bool(self.servers) or not self.dedicated

@@ -3,7 +3,7 @@
 import dataclasses
 
 from sync import scheme
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -20,34 +20,34 @@ class Asp:
   members: scheme.Members
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Applies the push and lets its worker go on."""
     self.members.stop(push.worker)
     update = self.updates
     self.updates += 1
-    return Verdict(
+    return Decision(
       into=update,
       commit=(update,),
       release=self.members.release((push.worker,)),
     )
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Forgets the worker; nobody waited for it."""
     self.members.leave(worker)
-    return Verdict()
+    return Decision()
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker start at once."""
     self.members.join(worker)
-    return Verdict(release=self.members.release((worker,)))
+    return Decision(release=self.members.release((worker,)))
 
 
 def make(*, num_workers: int) -> Asp:

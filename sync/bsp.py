@@ -8,7 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from sync import scheme
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -19,51 +19,51 @@ class Bsp:
     members: Who lives.  A superstep ends when nobody runs any more.
     update: The update that pushes of this superstep are summed into.
     pushes: How many have been.
-    barriers: Supersteps end at barriers.
-    together: Every release is of all, after one update.
+    has_barriers: Supersteps end at barriers.
+    is_synchronous: Every release is of all, after one update.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barriers: ClassVar[bool] = True
-  together: ClassVar[bool] = True
+  has_barriers: ClassVar[bool] = True
+  is_synchronous: ClassVar[bool] = True
   members: scheme.Members
   update: int = 0
   pushes: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Sums the push; the last one of a superstep ends it."""
     self.members.stop(push.worker)
     self.pushes += 1
-    verdict = Verdict(into=self.update)
-    return verdict if self.members.running else self._barrier(verdict)
+    decision = Decision(into=self.update)
+    return decision if self.members.running else self._barrier(decision)
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Stops expecting the worker, which may end the superstep."""
     was_running = self.members.leave(worker)
     if was_running and not self.members.running:
-      return self._barrier(Verdict())
-    return Verdict()
+      return self._barrier(Decision())
+    return Decision()
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker wait for the next barrier: now, if nobody runs."""
     self.members.join(worker)
-    return Verdict() if self.members.running else self._barrier(Verdict())
+    return Decision() if self.members.running else self._barrier(Decision())
 
-  def _barrier(self, verdict: Verdict) -> Verdict:
+  def _barrier(self, decision: Decision) -> Decision:
     commit = (self.update,) if self.pushes else ()
     self.update += 1
     self.pushes = 0
     release = self.members.release_all()
-    return verdict._replace(
+    return decision._replace(
       commit=commit, release=release, barrier=bool(release)
     )
 

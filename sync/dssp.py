@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from sync import scheme
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -53,11 +53,11 @@ class Dssp:
   waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Applies the push and releases whom the range or a grant lets go on."""
     worker = push.worker
     self.members.stop(worker)
@@ -70,15 +70,15 @@ class Dssp:
     goes_on = [worker] if self._may_go_on(worker, lead) else []
     if not goes_on:
       heapq.heappush(self.waiting, (self.clocks.finished[worker], worker))
-    return Verdict(
+    return Decision(
       into=update, commit=(update,), release=self._release(goes_on)
     )
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Stops counting the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
@@ -88,14 +88,14 @@ class Dssp:
     heapq.heapify(self.waiting)
     living = [self.clocks.finished[w] for _, w in self.clocks.heap]
     self.fastest = max(living, default=0)
-    return Verdict(release=self._release([]))
+    return Decision(release=self._release([]))
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker start with the smallest living clock."""
     self.members.join(worker)
     self.clocks.join(worker)
     self.fastest = max(self.fastest, self.clocks.finished[worker])
-    return Verdict(release=self.members.release((worker,)))
+    return Decision(release=self.members.release((worker,)))
 
   def _may_go_on(self, worker: int, lead: int) -> bool:
     if self.credit[worker] > 0:

@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 
 from sync import scheme, zipline
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -48,12 +48,12 @@ class Elastic:
       has run.
     barrier: The update that the chosen pushes are summed into, if any was.
     updates: Ids given to updates so far.
-    barriers: Whether supersteps end at barriers.
+    has_barriers: Whether supersteps end at barriers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barriers: ClassVar[bool] = True
+  has_barriers: ClassVar[bool] = True
 
   lookahead: int
   monitor_pushes: int
@@ -68,11 +68,11 @@ class Elastic:
   barrier: int | None = None
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return self._superstep(Verdict())._replace(barrier=False)
+    return self._superstep(Decision())._replace(barrier=False)
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Applies the push, or sums it into the barrier's update and stops."""
     worker = push.worker
     self.members.stop(worker)
@@ -86,15 +86,15 @@ class Elastic:
     if monitoring:
       self._observe(worker, push.time)
     update = self._new_update()
-    return Verdict(
+    return Decision(
       into=update, commit=(update,), release=self._release(push.time)
     )
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Stops expecting the worker: that may start the search or the barrier.
 
     It may also have been the slowest, whom others waited for.  O(num_workers).
@@ -106,16 +106,16 @@ class Elastic:
     heapq.heapify(self.waiting)
     self.clocks.leave(worker)
     if not self.members.running and not self.waiting:
-      return self._superstep(Verdict())
+      return self._superstep(Decision())
     owed = self.clocks.finished[worker] < self.monitor_pushes
     if self.monitored and monitored and owed:
       self._monitored_one(time)
-    return Verdict(release=self._release(time))
+    return Decision(release=self._release(time))
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker wait for the next barrier: now, if nobody runs."""
     self.members.join(worker)
-    return Verdict() if self.members.running else self._superstep(Verdict())
+    return Decision() if self.members.running else self._superstep(Decision())
 
   def _observe(self, worker: int, time: float) -> None:
     pushes = self.clocks.finished[worker]
@@ -181,13 +181,13 @@ class Elastic:
       self.began[worker] = time
     return self.members.release(released)
 
-  def _stop(self, time: float) -> Verdict:
+  def _stop(self, time: float) -> Decision:
     if self.barrier is None:
       self.barrier = self._new_update()
-    verdict = Verdict(into=self.barrier, release=self._release(time))
-    return verdict if self.members.running else self._superstep(verdict)
+    decision = Decision(into=self.barrier, release=self._release(time))
+    return decision if self.members.running else self._superstep(decision)
 
-  def _superstep(self, verdict: Verdict) -> Verdict:
+  def _superstep(self, decision: Decision) -> Decision:
     """Ends a superstep and starts the next: O(num_workers)."""
     commit = () if self.barrier is None else (self.barrier,)
     release = self.members.release_all()
@@ -196,7 +196,7 @@ class Elastic:
     self.clocks = scheme.Clocks(
       finished=[0] * len(self.left), heap=[(0, worker) for worker in release]
     )
-    return verdict._replace(
+    return decision._replace(
       commit=commit, release=release, barrier=bool(release)
     )
 

@@ -11,7 +11,7 @@ in parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
 import dataclasses
 
 from sync import scheme
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -42,12 +42,12 @@ class R2sp:
   last_grant: float | None = None
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker: T is unknown, turns begin with the pushes."""
     self.granted_at = [time] * len(self.granted_at)
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Applies the push; its worker is held until its turn."""
     self.members.stop(push.worker)
     took_s = push.time - self.granted_at[push.worker]
@@ -56,35 +56,35 @@ class R2sp:
     self.iteration_s += self.smoothing * (took_s - self.iteration_s)
     update = self.updates
     self.updates += 1
-    return self._grant(Verdict(into=update, commit=(update,)), push.time)
+    return self._grant(Decision(into=update, commit=(update,)), push.time)
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Lets the next worker go on if its time has come."""
-    return self._grant(Verdict(), time)
+    return self._grant(Decision(), time)
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Skips the worker's turns from now on.  O(num_workers)."""
     self.members.leave(worker)
     place = self.order.index(worker)
     del self.order[place]
     self.turn -= place < self.turn
     self.turn %= max(len(self.order), 1)
-    return self._grant(Verdict(), time)
+    return self._grant(Decision(), time)
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Appends the worker to the order; it is held until its turn."""
     self.members.join(worker)
     self.order.append(worker)
-    return self._grant(Verdict(), time)
+    return self._grant(Decision(), time)
 
-  def _grant(self, verdict: Verdict, time: float) -> Verdict:
+  def _grant(self, decision: Decision, time: float) -> Decision:
     granted: list[int] = []
     while self._next_waits() and time >= self._next_grant(time):
       worker = self.order[self.turn]
       granted += self.members.release((worker,))
       self.granted_at[worker] = self.last_grant = time
       self.turn = (self.turn + 1) % len(self.order)
-    return verdict._replace(
+    return decision._replace(
       release=tuple(sorted(granted)),
       wake_at=self._next_grant(time) if self._next_waits() else None,
     )

@@ -1,18 +1,18 @@
 """What a scheme was told and what it said, as rows that JSON can hold.
 
-Telling a fresh scheme the same events gives the same verdicts, to the last bit:
+Telling a fresh scheme the same events gives the same decisions, to the last bit:
 `replay` checks a recorded run against the schemes of today.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sync.scheme import Push, Scheme, Verdict
+from sync.scheme import Decision, Push, Scheme
 
 Row = dict[str, Any]
 
 
-def tell(scheme: Scheme, told: str, **event: Any) -> Verdict:
+def tell(scheme: Scheme, told: str, **event: Any) -> Decision:
   """Calls the method `told` of a scheme.
 
   Args:
@@ -32,14 +32,14 @@ def tell(scheme: Scheme, told: str, **event: Any) -> Verdict:
   return getattr(scheme, told)(**event)
 
 
-def row(told: str, event: Row, verdict: Verdict) -> Row:
-  """Returns one row; fields of the verdict at their defaults are left out."""
+def row(told: str, event: Row, decision: Decision) -> Row:
+  """Returns one row; fields of the decision at their defaults are left out."""
   said = {
     field: value
-    for field, value in verdict._asdict().items()
-    if value != Verdict._field_defaults[field]
+    for field, value in decision._asdict().items()
+    if value != Decision._field_defaults[field]
   }
-  return {'told': told, **event, 'said': said}
+  return {'event': told, **event, 'decision': said}
 
 
 def replay(scheme: Scheme, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
@@ -50,14 +50,16 @@ def replay(scheme: Scheme, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
     rows: The recorded rows, in order.
   """
   for recorded in rows:
-    event = {k: v for k, v in recorded.items() if k not in ('told', 'said')}
-    verdict = tell(scheme, recorded['told'], **event)
-    yield _as_json(recorded), _as_json(row(recorded['told'], event, verdict))
+    event = {
+      k: v for k, v in recorded.items() if k not in ('event', 'decision')
+    }
+    decision = tell(scheme, recorded['event'], **event)
+    yield _as_json(recorded), _as_json(row(recorded['event'], event, decision))
 
 
 def _as_json(recorded: Row) -> Row:
   said = {
     field: list(value) if isinstance(value, tuple) else value
-    for field, value in recorded['said'].items()
+    for field, value in recorded['decision'].items()
   }
-  return recorded | {'said': said}
+  return recorded | {'decision': said}

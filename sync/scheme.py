@@ -2,7 +2,7 @@
 
 A scheme decides when a worker may go on.  It is a small dataclass of plain
 data, made by `make(num_workers=..., ...)` of the module that the config names;
-its methods change it in place and return a Verdict.  It reads no clock and does
+its methods change it in place and return a Decision.  It reads no clock and does
 no I/O: time is an argument, so that a checkpoint can hold a scheme whole and a
 recorded run can be replayed by telling it the same events.
 """
@@ -34,7 +34,7 @@ class Push(NamedTuple):
   examples: int
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
   """What the runtime must do, in this order.
 
   Attributes:
@@ -63,25 +63,25 @@ class Scheme(Protocol):
   a join of a living worker is a ValueError.
 
   Class attributes say what others may ask of a scheme; one that lacks them
-  promises nothing.  `barriers = True`: supersteps end at barriers, which
-  batchings need that divide examples.  `together = True`: whoever is released
+  promises nothing.  `has_barriers = True`: supersteps end at barriers, which
+  batchings need that divide examples.  `is_synchronous = True`: whoever is released
   is released with all others alive, at a barrier after one update, which
   pipelined servers need.
   """
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases the first iteration of every worker."""
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Takes a gradient in."""
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Is called at `wake_at`, or later, or for nothing."""
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """A worker died.  What it pushed before still counts."""
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """A worker that had left is back."""
 
 

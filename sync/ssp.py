@@ -11,7 +11,7 @@ import heapq
 import math
 
 from sync import scheme
-from sync.scheme import Push, Verdict
+from sync.scheme import Decision, Push
 
 
 @dataclasses.dataclass
@@ -34,11 +34,11 @@ class Ssp:
   waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
   updates: int = 0
 
-  def start(self, time: float) -> Verdict:
+  def start(self, time: float) -> Decision:
     """Releases every worker."""
-    return Verdict(release=self.members.release_all())
+    return Decision(release=self.members.release_all())
 
-  def push(self, push: Push) -> Verdict:
+  def push(self, push: Push) -> Decision:
     """Applies the push and releases whom it brings within the bound."""
     self.members.stop(push.worker)
     self.clocks.tick(push.worker)
@@ -47,25 +47,25 @@ class Ssp:
     )
     update = self.updates
     self.updates += 1
-    return Verdict(into=update, commit=(update,), release=self._release())
+    return Decision(into=update, commit=(update,), release=self._release())
 
-  def wake(self, time: float) -> Verdict:
+  def wake(self, time: float) -> Decision:
     """Nothing to do."""
-    return Verdict()
+    return Decision()
 
-  def leave(self, worker: int, time: float) -> Verdict:
+  def leave(self, worker: int, time: float) -> Decision:
     """Stops counting the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
     self.waiting = [entry for entry in self.waiting if entry[1] != worker]
     heapq.heapify(self.waiting)
-    return Verdict(release=self._release())
+    return Decision(release=self._release())
 
-  def join(self, worker: int, time: float) -> Verdict:
+  def join(self, worker: int, time: float) -> Decision:
     """Lets the worker start with the smallest living clock."""
     self.members.join(worker)
     self.clocks.join(worker)
-    return Verdict(release=self.members.release((worker,)))
+    return Decision(release=self.members.release((worker,)))
 
   def _release(self) -> tuple[int, ...]:
     if not self.waiting:

@@ -4,9 +4,9 @@
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
   python -m tools.launch --workers=4 --module=tools.probe -- [its flags]
   python -m tools.launch --rank --workers=4 --servers=1 --workdir=DIR
-    [--role=worker:2] [--lead=HOST:PORT] -- [flags of main.py]
+    [--role=worker:2] [--coordinator=HOST:PORT] -- [flags of main.py]
 
-Lines of all processes come out behind their names; only the lead, server 0 if
+Lines of all processes come out behind their names; only the coordinator, server 0 if
 it is dedicated, else worker 0, draws progress.  --module names what runs in the
 place of main.py.  In a lab (tools/lab.py) dedicated servers are on the first
 hosts, workers on those that follow, and around.  Workers get GPUs of their own,
@@ -14,16 +14,16 @@ or as many share one as --workers_per_gpu says.
 
 When a process ends, this happens:
 
-  the lead, code 0           the run has finished; the others have 10 s to end
+  the coordinator, code 0           the run has finished; the others have 10 s to end
   another one, code 0        nothing
-  another one, code 143      nothing: the lead has stopped it
+  another one, code 143      nothing: the coordinator has stopped it
   75, or killed by a signal  it is started again, with what died with it:
     a worker                   itself, as often as it takes; 5 deaths in a row
                                within 5 s of its start are for good
     one that holds a shard     all, from a checkpoint, --restarts times at most
   any other code             all are ended; the code is that of the launcher
 
-SIGINT, SIGTERM and SIGHUP are passed to the lead as SIGTERM: it saves a
+SIGINT, SIGTERM and SIGHUP are passed to the coordinator as SIGTERM: it saves a
 checkpoint, and all end, after --grace_s at most.  A second signal ends all at
 once.  If nobody reads what comes out, that is one, too: SIGPIPE.
 
@@ -31,17 +31,17 @@ launch.jsonl in the folder of the run has a row for each start and end: time
 (Unix), role, pid, event ('start', 'exit'), code (negative: a signal; or null).
 
 With --rank it supervises the one process that --role or, as main.py finds it,
-the environment names; others have theirs, on other hosts.  These lose the lead
+the environment names; others have theirs, on other hosts.  These lose the coordinator
 when it ends, and come again by themselves or by a start.  So when it ends:
 
   code 0                     the run has finished, for this process
   killed by a signal, and    it is started again, as often as it takes; 5 deaths
   it holds no shard          in a row within 5 s of its start are for good
   killed and it holds one;   it is started again, --restarts times at most: all
-  75; or 143, not the lead   that the run is started again, at most once each
+  75; or 143, not the coordinator   that the run is started again, at most once each
   any other code             so ends this one; whoever has started it ends all
 
-After a signal nothing is started again.  Only the lead is told; the others wait
+After a signal nothing is started again.  Only the coordinator is told; the others wait
 for it to stop them, --grace_s at most.  All return 128 and the number.  One
 signal may come twice, from a scheduler and a script: a second one counts if it
 comes a second later.  Rows are in launch-worker-2.jsonl.
@@ -72,7 +72,7 @@ from tools.launching.plan import Plan
 
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FINISH_S = 10.0  # For the others to end by themselves after the lead.
+_FINISH_S = 10.0  # For the others to end by themselves after the coordinator.
 _KILL_S = 5.0  # For a process to end after SIGTERM if nobody waits for it.
 _QUICK_S = 5.0  # A life shorter than this counts towards the end for good.
 _QUICK = 5
@@ -102,7 +102,7 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   places = plan.places(os.environ)
   devices = plan.devices(os.environ)
   plan.workdir.mkdir(parents=True, exist_ok=True)
-  screen = Screen(plan.names, plan.lead)
+  screen = Screen(plan.names, plan.coordinator)
   log = plan.log.open('a', buffering=1)
   with log, Processes(screen) as processes:
     run = _Run(
@@ -155,7 +155,7 @@ class _Run:
 
   def __call__(self) -> int:
     """Returns the exit code of the run, which has ended."""
-    if self._plan.lead in self._plan.names:
+    if self._plan.coordinator in self._plan.names:
       self._screen.say(f'workdir {self._plan.workdir}')
     self._choose_address()
     while True:
@@ -186,16 +186,16 @@ class _Run:
   def _ended(self, ended: Exit) -> None:
     """Decides what follows from the end of a process."""
     name, code = ended.name, ended.code
-    lead, only = name == self._plan.lead, self._plan.only
-    stopped = code == STOPPED and not lead
+    coordinator, only = name == self._plan.coordinator, self._plan.only
+    stopped = code == STOPPED and not coordinator
     if self._code is not None:
-      if lead:
+      if coordinator:
         self._hurry()
     elif name in self._due:
       pass  # It starts again with another that has ended at the same time.
     elif code == 0 or (stopped and not only):
       self._over = True
-      if lead or only:
+      if coordinator or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
     elif 0 < code != LOST and not stopped:
       self._fail(f'{name} has exited with code {code}', code)
@@ -245,8 +245,8 @@ class _Run:
         self._kill_at = 0.0
       return
     self._screen.say(f'{signal.Signals(number).name}: the run ends')
-    if self._plan.lead in self._processes.names():
-      self._ask(self._plan.lead)
+    if self._plan.coordinator in self._processes.names():
+      self._ask(self._plan.coordinator)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
 
   def _fail(self, how: str, code: int) -> None:
@@ -259,7 +259,7 @@ class _Run:
     self._due.clear()
     self._term_at = time.monotonic() + term_s
     self._kill_at = self._term_at + kill_s
-    saves = self._plan.only or self._plan.lead
+    saves = self._plan.only or self._plan.coordinator
     if code and saves not in self._processes.names():
       self._hurry()
 
@@ -291,7 +291,10 @@ class _Run:
     if self._plan.only:
       argv += self._plan.told
     else:
-      argv += [f'--role={name.replace(" ", ":")}', f'--lead={self._lead}']
+      argv += [
+        f'--role={name.replace(" ", ":")}',
+        f'--coordinator={self._coordinator}',
+      ]
     if host := self._places[name]:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
@@ -309,11 +312,11 @@ class _Run:
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
   def _choose_address(self) -> None:
-    """Gives the lead a new port, so that no process of before finds it."""
+    """Gives the coordinator a new port, so that no process of before finds it."""
     if self._plan.only:
       return  # Others have to find it where it was.
-    host = self._places[self._plan.lead] or '127.0.0.1'
-    self._lead = f'{host}:{roles.free_ports(1)[0]}'
+    host = self._places[self._plan.coordinator] or '127.0.0.1'
+    self._coordinator = f'{host}:{roles.free_ports(1)[0]}'
 
 
 def _cache(plan: Plan) -> pathlib.Path:
@@ -328,7 +331,7 @@ def main(argv: list[str]) -> None:
   given = flags.FLAGS
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
   try:
-    told = {flag: given[flag].value for flag in ('role', 'lead')}
+    told = {flag: given[flag].value for flag in ('role', 'coordinator')}
     told = {flag: value for flag, value in told.items() if value}
     only = _only(given, told)
     plan = Plan(
@@ -354,7 +357,9 @@ def main(argv: list[str]) -> None:
 def _only(given: flags.FlagValues, told: Mapping[str, str]) -> str:
   """Returns the name of the process that --rank is for; '' without it."""
   if not given.rank:
-    require(not told, '--role and --lead', 'nothing without --rank', told)
+    require(
+      not told, '--role and --coordinator', 'nothing without --rank', told
+    )
     return ''
   shared = 'with --rank the folder that all processes share'
   require(given.workdir is not None, '--workdir', shared, None)
@@ -384,7 +389,10 @@ def _parse(argv: list[str]) -> list[str]:
   )
   flags.DEFINE_bool('rank', False, 'Launch one process, whose host this is.')
   flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
-  flags.DEFINE_string('lead', '', 'With --rank: HOST:PORT where all meet.')
+  flags.DEFINE_string(
+    'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
+  )
+  flags.DEFINE_alias('lead', 'coordinator')  # Its name until November 2026.
   flags.DEFINE_string('module', None, 'Run in the place of main.py.')
   return app.parse_flags_with_usage(argv)
 

@@ -256,14 +256,14 @@ def _setup(given: Any) -> Setup:
     workers=config.workers,
     dedicated=0,
     role=given.role,
-    lead=given.lead,
+    coordinator=given.coordinator,
     here=address,
   )
-  place = rendezvous.Place(role.lead, config.token_file)
+  place = rendezvous.Place(role.coordinator, config.token_file)
   if given.workdir:
     place = _met(pathlib.Path(given.workdir), role, place, address, config)
-  folder = 'the folder that all processes share, as there is no --lead'
-  require(bool(place.lead), '--workdir', folder, given.workdir)
+  folder = 'the folder that all processes share, as there is no --coordinator'
+  require(bool(place.coordinator), '--workdir', folder, given.workdir)
   path = given.out or (given.workdir and f'{given.workdir}/cluster.json')
   require(bool(path), '--out', 'a file', path)
   out = pathlib.Path(path)
@@ -272,7 +272,7 @@ def _setup(given: Any) -> Setup:
   return Setup(
     hosts=config.workers,
     rank=role.index,
-    leader=place.lead,
+    leader=place.coordinator,
     address=address,
     security=credentials.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
@@ -337,7 +337,8 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
   flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
   flags.DEFINE_string('role', '', 'Which process this is: worker:2.')
-  flags.DEFINE_string('lead', '', 'HOST:PORT where worker 0 listens.')
+  flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
+  flags.DEFINE_alias('lead', 'coordinator')
   told = 'Of the run; --config.cluster.FIELD=VALUE changes a field.'
   with sections.known_fields(argv):
     config_flags.DEFINE_config_file('config', str(_CONFIG), told)

@@ -2,7 +2,7 @@
 
   python -m tools.recompute RUN_DIR [RUN_DIR ...]
 
-The lead of today is told what the run's was told, in that order: it deals the
+The coordinator of today is told what the run's was told, in that order: it deals the
 same examples, and every push is computed from the version that its worker had.
 The parameters must be those of the newest checkpoint, to the last bit on the
 same kind of processor; to rounding, where XLA has summed (route.name=native).
@@ -33,7 +33,7 @@ from absl import app
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.parameter_server import checkpoints
 from configs import default
 from configs.checks import require
@@ -173,7 +173,7 @@ def _again(
   require(not own, f'{path}', wanted, 'another one')
   again = None
   for row in records.events(path, kept=True):
-    if row['told'] == 'start':
+    if row['event'] == 'start':
       again = _Again(config, learned, route, flat, again)
     again.tell(row)
   require(again is not None, f'{path}', 'a run that has started', 'no event')
@@ -197,7 +197,7 @@ def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
 
 
 class _Again:
-  """A lead whose events come from a record, its servers, and its journal.
+  """A coordinator whose events come from a record, its servers, and its recorder.
 
   Servers hold vectors, as those of the run: trees may be rounded otherwise.
   """
@@ -232,26 +232,26 @@ class _Again:
     self._gradient = learned.gradient
     self._released: dict[int, tuple[Any, Any, int]] = {}
     self._before = before
-    self._lead = Lead(
+    self._coordinator = Coordinator(
       scheme=replay.scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers, worker_batch=config.batching.worker_batch
       ),
-      holder=self,
+      store=self,
       stream=learned.stream,
-      journal=self,
+      recorder=self,
       num_workers=workers,
       stage=self._stage,
     )
-    self._lead.attach(release=self._release, wake_at=lambda at: None)
+    self._coordinator.attach(release=self._release, wake_at=lambda at: None)
 
   def __getattr__(self, name: str) -> Any:
-    """Returns what a journal does, which is nothing."""
+    """Returns what a recorder does, which is nothing."""
     return lambda *args, **named: None
 
   def tell(self, row: Mapping[str, Any]) -> None:
     """Lets happen what a row says."""
-    told, time = row['told'], row['time']
+    told, time = row['event'], row['time']
     if told == 'start' and self._before:
       self.learners = self._before.learners
       self.version = self._before.version
@@ -261,7 +261,7 @@ class _Again:
         others = [kept.named(self._flat, states)]
         fresh = self._flat.init(worker)
         self._states[worker] = kept.given(self._flat, fresh, others)
-      self._lead.rejoin(self._before._lead.state(), time)
+      self._coordinator.rejoin(self._before._coordinator.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
         self.commit(update)
@@ -273,11 +273,11 @@ class _Again:
       if row['worker'] in self._gone:
         self._states[row['worker']] = self._gone.pop(row['worker'])
     elif told in ('start', 'wake'):
-      getattr(self._lead, told)(time)
+      getattr(self._coordinator, told)(time)
     elif told == 'join':
-      self._lead.join(row['worker'], time)
+      self._coordinator.join(row['worker'], time)
     else:
-      self._lead.leave(row['worker'], time, '')
+      self._coordinator.leave(row['worker'], time, '')
 
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']
@@ -286,7 +286,7 @@ class _Again:
     payload, loss = self._gradient(
       params, ranges, worker=worker, iteration=iteration, scale=scale
     )
-    stage = self._lead.workers[worker].stage
+    stage = self._coordinator.workers[worker].stage
     before = self._states.get(worker) or self._flat.init(worker)
     messages, after, finite = self._flat.encode(before, payload, stage, scale)
     self._states[worker] = after if finite else before
@@ -296,7 +296,7 @@ class _Again:
         self._flat.taken(message, server, stage)
         for server, message in enumerate(messages)
       ]
-    self._lead.push(
+    self._coordinator.push(
       worker,
       row['time'],
       compute_s=row['compute_s'],
@@ -354,7 +354,7 @@ class _Again:
       )
 
   def _release(self, index: int) -> None:
-    worker = self._lead.workers[index]
+    worker = self._coordinator.workers[index]
     with placement.on_cpu():
       sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
     params, _ = self._flat.pulled(jax.device_get(sent))

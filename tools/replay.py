@@ -2,7 +2,7 @@
 
   python -m tools.replay RUN_DIR [RUN_DIR ...]
 
-Every verdict must be the recorded one, to the last bit; the first one that is
+Every decision must be the recorded one, to the last bit; the first one that is
 not is printed, and the exit code is then 1.  Each start of a run on real hosts
 has a scheme of its own, for as many workers as there were then.
 """
@@ -48,13 +48,13 @@ def scheme(config: Mapping[str, Any], num_workers: int) -> Scheme:
 
 
 def _replayed(path: pathlib.Path) -> bool:
-  """Prints whether a run's verdicts are those of today, and returns it."""
+  """Prints whether a run's decisions are those of today, and returns it."""
   number = 0
   for number, (recorded, replayed) in enumerate(pairs(path), start=1):
     if recorded != replayed:
       print(f'{path}: event {number} was {recorded}, is {replayed}.')
       return False
-  print(f'{path}: {number} events, the same verdicts.')
+  print(f'{path}: {number} events, the same decisions.')
   return True
 
 
@@ -70,8 +70,8 @@ def pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
   """
   config, fresh = records.config(path), None
   for row in records.events(path):
-    if row['told'] == 'start' or fresh is None:
-      fresh = scheme(config, len(row['said'].get('release', ())))
+    if row['event'] == 'start' or fresh is None:
+      fresh = scheme(config, len(row['decision'].get('release', ())))
     yield from record.replay(fresh, [row])
 
 

@@ -133,15 +133,15 @@ class Early(NamedTuple):
   chosen: Callable[[State, int], np.ndarray]
   values: Callable[[Any, Any], Any]
 
-  def parts(self, n: int, range_bytes: float) -> list[tuple[int, int]]:
+  def parts(self, n: int, bucket_bytes: float) -> list[tuple[int, int]]:
     """Returns what travels at a time: the first of its parts, and its end.
 
     Args:
       n: Numbers of the vector.
-      range_bytes: Of float32 that these have at least, but for all of them.
+      bucket_bytes: Of float32 that these have at least, but for all of them.
     """
     count = self.count(n)
-    least = max(int(min(range_bytes, 2**62)) // (4 * self.chunk), 1)
+    least = max(int(min(bucket_bytes, 2**62)) // (4 * self.chunk), 1)
     starts = range(0, max(count - least, 0) + 1, least)
     return [*itertools.pairwise([*starts, count])]
 

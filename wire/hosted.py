@@ -51,7 +51,7 @@ class Hosted(NamedTuple):
     if self.sent_of(n) < len(left):
       chunks = chosen(np.asarray(norms), self.sent_of(n))
     values = n if chunks is None else len(chunks) * self.chunk
-    said = room('said', values + (len(left) if self.lags else 0))
+    said = room('decision', values + (len(left) if self.lags else 0))
     rows = said[:values].reshape(-1, self.chunk)
     if chunks is None:  # Nothing has waited, so the velocity is not stale.
       rows[...], own[...] = left, 0

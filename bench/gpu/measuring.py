@@ -352,7 +352,7 @@ def _mixed(context: Context) -> None:
   started = []
   for worker, platform in enumerate(({}, {'JAX_PLATFORMS': 'cpu'})):
     words = ['bench.gpu.training', f'--workdir={folder}']
-    words += [f'--report={folder}.reports', f'--lead=127.0.0.1:{port}']
+    words += [f'--report={folder}.reports', f'--coordinator=127.0.0.1:{port}']
     words += [f'--role=worker:{worker}', *training.flags(fields)]
     log = context.folder / f'worker{worker}.log'
     started.append(

@@ -1,7 +1,7 @@
 """One process of a run, which reports what it has ended with.
 
   python -m bench.gpu.training --report=DIR --workdir=DIR
-    [--config=vgg16_elastic] [--role=worker:0 --lead=HOST:PORT]
+    [--config=vgg16_elastic] [--role=worker:0 --coordinator=HOST:PORT]
     [--config.SECTION.FIELD=VALUE ...]
 
 tools.launch starts it with --module in the place of main.py.  The report is
@@ -37,9 +37,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--config', default='default')
   parser.add_argument('--role', default='')
-  parser.add_argument('--lead', default='')
+  parser.add_argument('--coordinator', default='')
   given, words = parser.parse_known_args(argv)
-  process = {'role': given.role, 'lead': given.lead}
+  process = {'role': given.role, 'coordinator': given.coordinator}
   run = train.build(
     config(given.config, words),
     workdir=given.workdir,
@@ -101,10 +101,10 @@ def _value(text: str) -> Any:
 
 def _digest(run: Any) -> str | None:
   """Returns the digest of the parameters in this process; None without any."""
-  holder = getattr(run, 'holder', None)  # Of workers that do not coordinate.
+  store = getattr(run, 'store', None)  # Of workers that do not coordinate.
   if isinstance(run, train.Run):
-    holder = run.runtime.lead.holder
-  replica = getattr(holder, '_replica', holder)
+    store = run.runtime.coordinator.store
+  replica = getattr(store, '_replica', store)
   learner = getattr(replica, 'learner', None)
   if learner is None or learner.learning_rate is None:
     return None

@@ -229,7 +229,7 @@ def _costs(ranks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
   return cpu_s, sent_bytes
 
 
-def _lead(python: str, folder: str) -> int:
+def _coordinator(python: str, folder: str) -> int:
   """Starts the ranks, in the lab; returns the code of one that has failed."""
   names = os.environ['SYNCOPATE_HOSTS'].split(',')
   ranks = [
@@ -247,4 +247,4 @@ def _lead(python: str, folder: str) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(_lead(*sys.argv[1:]))
+  sys.exit(_coordinator(*sys.argv[1:]))

@@ -21,7 +21,7 @@ _RANGE_S = {
 _GRID = f"""
   cluster.network.worker_latency_s & cluster.network.range_s =
     {', '.join(f'({a},) & {b:g}' for a, b in _RANGE_S.items())};
-  route.range_bytes & route.overlap & wire.dense.dtype =
+  route.bucket_bytes & route.overlap & wire.dense.dtype =
     {', '.join(f'{theta} & True & float32' for theta in _THETAS)},
     0.0 & False & float32, 0.0 & True & float16, 1.6e7 & True & float16
 """
@@ -48,7 +48,7 @@ def _of(
   overlap: bool = True,
 ) -> dict[str, object]:
   return {
-    'route.range_bytes': 'inf' if theta == float('inf') else theta,
+    'route.bucket_bytes': 'inf' if theta == float('inf') else theta,
     'route.overlap': overlap,
     'wire.dense.dtype': dtype,
     'cluster.network.worker_latency_s': (latency_s,),

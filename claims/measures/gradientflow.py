@@ -59,7 +59,7 @@ def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
   """Yields for each model how much the best bytes of a range gain."""
   curves = {
     model: {
-      str(theta): gradientflow.overlapped(Assumed(range_bytes=theta), model)
+      str(theta): gradientflow.overlapped(Assumed(bucket_bytes=theta), model)
       for theta in gradientflow.THETAS
     }
     for model in gradientflow.MODELS

@@ -16,7 +16,7 @@
                  how long something was on its way; again and again, if links
                  are followed
 
-The worker in the process of the lead tells of each iteration, too, without a
+The worker in the process of the coordinator tells of each iteration, too, without a
 message:
 
   told 'completed'  generation, version before it, books, at (monotonic s)
@@ -46,7 +46,7 @@ _OF_GENERATION: checked.Fields = {
 _DIGEST: checked.Fields = {'digest': checked.is_text}
 
 
-class ReducedReception(Reception):
+class AllreduceReception(Reception):
   """Talks to all workers."""
 
   _words = checked.OF_WORKERS | {
@@ -55,7 +55,7 @@ class ReducedReception(Reception):
       'executor': checked.is_address,
       'handover': checked.is_address,
     },
-    'told': {'told': lambda value: False},  # See `_told`.
+    'event': {'event': lambda value: False},  # See `_told`.
   }
   _told = {
     'formed': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},

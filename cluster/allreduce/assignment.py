@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 
 
 class Dealing:
@@ -14,14 +14,16 @@ class Dealing:
     newest: The highest version whose iteration is dealt in this generation.
   """
 
-  def __init__(self, lead: Lead, say: Callable[[int, dict[str, Any]], None]):
+  def __init__(
+    self, coordinator: Coordinator, say: Callable[[int, dict[str, Any]], None]
+  ):
     """Creates a dealer that has assigned nothing yet.
 
     Args:
-      lead: Knows the examples.
+      coordinator: Knows the examples.
       say: Tells a worker.
     """
-    self._lead, self._say = lead, say
+    self._coordinator, self._say = coordinator, say
     self.newest = -1
     self._at: dict[int, tuple[float, int]] = {}
 
@@ -42,16 +44,16 @@ class Dealing:
 
     Args:
       generation: Of the members.
-      version: The lead's, or the next.
+      version: The coordinator's, or the next.
       members: Who takes part.
     """
-    workers = self._lead.workers
-    ahead = version > self._lead.holder.version
+    workers = self._coordinator.workers
+    ahead = version > self._coordinator.store.version
     ranges = {
       k: workers[k].ahead if ahead else workers[k].ranges for k in members
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
-    now, stage = time.monotonic(), self._lead.stage()
+    now, stage = time.monotonic(), self._coordinator.stage()
     self.newest, self._at[version] = version, (now, stage)
     for index in members:
       deal = {

@@ -63,7 +63,7 @@ class StateCheck:
     self._asked_at = 0.0
     self._then: Callable[[], None] = lambda: None
     self._replacing = False  # The state of worker 0, in place.
-    self._later: list[int] = []  # Members that reach no holder of it yet.
+    self._later: list[int] = []  # Members that reach no store of it yet.
 
   @property
   def is_running(self) -> bool:

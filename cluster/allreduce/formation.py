@@ -104,8 +104,8 @@ class Formation:
     self._told: dict[int, tuple[int, list[float]]] = {}  # Versions and books.
     self._digests: dict[int, str] = {}  # Of those who are connected.
     self._failed = failed or FailedLinks(timeout_s=math.inf)
-    # Who have the newest version.  At first the lead has what was restored, or
-    # what all begin with: who comes from another lead has something else.
+    # Who have the newest version.  At first the coordinator has what was restored, or
+    # what all begin with: who comes from another coordinator has something else.
     self._sources: list[int] = [0]
     self._distrusted: set[int] = set()  # Their state is corrupt.
     # Members that have been told to fetch their state from another one.
@@ -271,7 +271,7 @@ class Formation:
     if not living:
       return -1, []
     newest = max(self._told[index][0] for index in living)
-    # The lead's own first, if it has it: it is the nearest to many.
+    # The coordinator's own first, if it has it: it is the nearest to many.
     holding = [k for k in living if self._told[k][0] == newest]
     self._sources = [k for k in holding if k not in self._distrusted]
     if not self._sources:

@@ -1,4 +1,4 @@
-"""Who takes part in a generation, and over which forest: told by the lead."""
+"""Who takes part in a generation, and over which forest: told by the coordinator."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def described(
   cluster: Cluster,
   forest: Forest,
 ) -> dict[str, Any]:
-  """Returns what the lead tells of a group, as plain data.
+  """Returns what the coordinator tells of a group, as plain data.
 
   Args:
     generation: Which one.
@@ -33,7 +33,7 @@ def described(
 
 
 def group_of(said: Mapping[str, Any]) -> Group:
-  """Returns the group that the lead has told of, after its forest was checked.
+  """Returns the group that the coordinator has told of, after its forest was checked.
 
   Raises:
     ValueError: If the forest is not sound, or is none of the members.

@@ -1,4 +1,4 @@
-"""What the lead has said to a replica and it has not taken yet."""
+"""What the coordinator has said to a replica and it has not taken yet."""
 
 import collections
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Inbox:
-  """What the lead has said and nobody has taken yet; from any thread."""
+  """What the coordinator has said and nobody has taken yet; from any thread."""
 
   def __init__(self) -> None:
     """There is nothing."""
@@ -15,7 +15,7 @@ class Inbox:
     self._some = threading.Condition()
 
   def put(self, told: dict[str, Any]) -> None:
-    """Adds what the lead has said; {} to wake up who waits."""
+    """Adds what the coordinator has said; {} to wake up who waits."""
     with self._some:
       self._told.append(told)
       self._some.notify()

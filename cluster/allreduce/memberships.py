@@ -1,7 +1,7 @@
 """Transitions between the generations (membership epochs) of an allreduce run.
 
 Workers take part in *generations*: a set of them, and a forest.  When one is
-lost, or a link, the lead stops the generation.  All who live say which version
+lost, or a link, the coordinator stops the generation.  All who live say which version
 they have.  They differ by one at most, as nobody ends an iteration without the
 parts of all.  If somebody has ended it, all the others get the learner from
 there, and then it is booked; if not, it is repeated by those who live.  Who
@@ -18,33 +18,33 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.assignment import Dealing
 from cluster.allreduce.checking import StateCheck
 from cluster.allreduce.formation import Cut, Formation
-from cluster.allreduce.store import ReplicaHolder
-from cluster.coordinator import Lead
+from cluster.allreduce.store import ReplicaStore
+from cluster.coordinator import Coordinator
 from cluster.membership.event_loop import Leading
 from cluster.probing.link_manager import Linking
 from cluster.process.exits import Unmendable
 
 
 class Generations(Leading):
-  """The part of a `ReducedRuntime` that begins and ends generations."""
+  """The part of a `AllreduceRuntime` that begins and ends generations."""
 
   def __init__(
     self,
     *,
-    lead: Lead,
-    holder: ReplicaHolder,
-    reception: ReducedReception,
+    coordinator: Coordinator,
+    store: ReplicaStore,
+    reception: AllreduceReception,
     formation: Formation,
     linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
     **of_leading: Any,
   ):
-    """There is none yet; arguments as of `ReducedRuntime`."""
-    super().__init__(lead=lead, reception=reception, **of_leading)
-    self._holder = holder
+    """There is none yet; arguments as of `AllreduceRuntime`."""
+    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
+    self._store = store
     self._formation = formation
     self._linking = linking(self._say)
     self._check = StateCheck(
@@ -55,19 +55,21 @@ class Generations(Leading):
       forget=self._forget,
       limit_s=max(self._start_s, 2 * self._timeout_s),
     )
-    self._dealing = Dealing(lead, self._say)
+    self._dealing = Dealing(coordinator, self._say)
     self._running = False
     self._why = 'all are there'  # The generation has begun.
     self._gently = False  # Whether members were told to end an iteration first.
-    # Books of an iteration that the lead's replica has not ended, but another;
+    # Books of an iteration that the coordinator's replica has not ended, but another;
     # and who took part in it.
     self._owed: tuple[list[float], tuple[int, ...]] | None = None
-    self._left: dict[int, str] = {}  # Lost workers that the lead still counts.
+    self._left: dict[
+      int, str
+    ] = {}  # Lost workers that the coordinator still counts.
 
   @property
   def _still(self) -> bool:
     """True if no iteration that was assigned is still running."""
-    return self._running and self._dealing.newest < self._holder.version
+    return self._running and self._dealing.newest < self._store.version
 
   def _say(self, index: int, header: Mapping[str, Any]) -> None:
     if stream := self._members[index].stream:
@@ -100,7 +102,7 @@ class Generations(Leading):
 
   def _in_lead(self, index: int) -> bool:
     """Returns whether a worker is one for the scheme."""
-    return self.lead.workers[index].phase is not None
+    return self.coordinator.workers[index].phase is not None
 
   def _failed(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
@@ -113,7 +115,7 @@ class Generations(Leading):
     if member.stream is None:  # With another.
       return
     if index == 0:
-      raise Unmendable(f'The worker of the lead is lost: {reason}')
+      raise Unmendable(f'The worker of the coordinator is lost: {reason}')
     if not (self._formation.mends or self._formation.waits):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
@@ -124,7 +126,7 @@ class Generations(Leading):
       self._formation.gone(index, reason)
       self._stop(f'worker {index} is lost')
     elif self._started and self._in_lead(index) and index not in self._left:
-      self.lead.leave(index, self.time, reason)  # It was to come in.
+      self.coordinator.leave(index, self.time, reason)  # It was to come in.
 
   def _stop(self, why: str, *, ends: bool = False) -> None:
     """Ends the generation, if that has not been done yet.
@@ -162,7 +164,7 @@ class Generations(Leading):
     if ended is None:
       return
     version, books = ended
-    if version <= self._holder.version:
+    if version <= self._store.version:
       self._owed = None  # Whoever had it is lost, too.
     elif self._owed is None:
       self._owed = books, self._formation.members
@@ -170,7 +172,7 @@ class Generations(Leading):
     self._form()
 
   def _bury(self) -> None:
-    """Notes who is lost; the lead counts them until all is booked."""
+    """Notes who is lost; the coordinator counts them until all is booked."""
     buried = self._formation.buried()
     if self._started:
       self._left = buried | self._left
@@ -191,7 +193,7 @@ class Generations(Leading):
     if self._linking.measures(members):
       return
     try:
-      version = self._holder.version + (self._owed is not None)
+      version = self._store.version + (self._owed is not None)
       groups = self._formation.form(members, version)
     except Cut as cut:
       self._lose(cut.worker, str(cut))
@@ -230,12 +232,12 @@ class Generations(Leading):
     )
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
-    self.lead.journal.drift({'time': self.time, **row})
+    self.coordinator.recorder.drift({'time': self.time, **row})
 
   def _forget(self, index: int) -> None:
     """Records that what a worker kept of gradients is lost, if it kept any."""
-    if self._holder.keeps:
-      self.lead.journal.forgot(index, self.time, None)
+    if self._store.keeps:
+      self.coordinator.recorder.forgot(index, self.time, None)
 
   def _look_around(self) -> None:
     self._lose_silent()
@@ -250,7 +252,7 @@ class Generations(Leading):
       return
     if self._still:
       return
-    formation, workers = self._formation, self.lead.workers
+    formation, workers = self._formation, self.coordinator.workers
     running = [
       (index, self._members[index].pace, workers[index].examples)
       for index in (formation.living if self._running else formation.awaited)

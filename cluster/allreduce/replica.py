@@ -4,7 +4,7 @@ All begin with the state of one of them.  What each applies is the same sum, so
 that they stay equal on like processors; on unlike ones they drift by rounding,
 and compare their states from time to time (`reduced.checking`).
 
-It computes what the lead has dealt, adds its gradient to those of the others,
+It computes what the coordinator has dealt, adds its gradient to those of the others,
 and applies the sum.  What it needs for the next iteration has come before this
 one ends, so that it waits for nobody but the others' gradients.
 """
@@ -20,7 +20,6 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.allreduce import handover
 from cluster.allreduce.executor.errors import (
   Abandoned,
   Damaged,
@@ -31,8 +30,9 @@ from cluster.allreduce.inbox import Inbox
 from cluster.allreduce.step_statistics import Books, Entry
 from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.allreduce.sums.summing import Summing
+from cluster.membership import handover
 from cluster.membership.process import Settings
-from cluster.membership.session import Life, explained
+from cluster.membership.session import Session, explained
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
@@ -86,7 +86,7 @@ class Replica:
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
       settings: What all processes agree on.
-      hung: Called from another thread with what the lead has said, if this
+      hung: Called from another thread with what the coordinator has said, if this
         worker does not heed it: 'left', 'lost', 'over'; or 'executor'.
       completed: Told of each iteration once it is applied.
     """
@@ -97,7 +97,7 @@ class Replica:
     self._batching = batching
     self._host = Host(index, batching, speed)
     self._faults = faults
-    self._lead, self._settings = '', settings
+    self._coordinator, self._settings = '', settings
     self._hung, self._completed = hung, completed
     self._warm = False
     self._fresh = True  # What it holds may be another version than it says.
@@ -127,32 +127,32 @@ class Replica:
     """The worker's codec state: residuals and replicated parts."""
     return self._summing.memory
 
-  def __call__(self, lead: str) -> bool:
+  def __call__(self, coordinator: str) -> bool:
     """Takes part in the run until it is over.
 
     Args:
-      lead: HOST:PORT of the lead.
+      coordinator: HOST:PORT of the coordinator.
 
     Returns:
       Whether it has finished; else it goes on from a checkpoint one day.
 
     Raises:
-      SystemExit: With LOST if the lead is lost for too long, with 1 if it
+      SystemExit: With LOST if the coordinator is lost for too long, with 1 if it
         refuses this worker.
     """
-    self._lead = lead
+    self._coordinator = coordinator
     with explained(self.index), self._host:
       while (verdict := self._session())['end'] != 'over':
         logging.info('Worker %d joins again.', self.index)
     return verdict['finished']
 
   def _session(self) -> dict[str, Any]:
-    """Works until the lead ends it, or is lost; returns what it has said."""
+    """Works until the coordinator ends it, or is lost; returns what it has said."""
     self._pace, self._inbox, self._fresh = Pace(), Inbox(), True
     self._generation = self._stopped = -1
     with (
-      Life(
-        self._lead,
+      Session(
+        self._coordinator,
         self.index,
         self._settings,
         with_beats=self._with_beats,
@@ -168,7 +168,7 @@ class Replica:
         self._heed(life, self._inbox.take())
     return life.heart.verdict
 
-  def _prepare(self, life: Life) -> None:
+  def _prepare(self, life: Session) -> None:
     """Gets ready for a new life."""
     if not self._warm:
       life.say({'doing': 'compiling'})
@@ -196,7 +196,7 @@ class Replica:
     )
 
   def _told(self, told: dict[str, Any]) -> None:
-    """Takes in what the lead says; in a thread of the heart."""
+    """Takes in what the coordinator says; in a thread of the heart."""
     if 'stop' in told and not told['ends']:
       self._stopped = told['stop']
       self._summing.abandon(before=told['stop'])
@@ -215,8 +215,8 @@ class Replica:
     self._pace.follow(lambda: self._summing.steps)
     return self._pace.told()
 
-  def _heed(self, life: Life, told: dict[str, Any]) -> None:
-    """Does what the lead has said."""
+  def _heed(self, life: Session, told: dict[str, Any]) -> None:
+    """Does what the coordinator has said."""
     if 'group' in told:
       self._form(life, told['group'])
     elif 'deal' in told:
@@ -240,14 +240,14 @@ class Replica:
       # What it has brought from elsewhere is not of this run's line.
       life.say(
         {
-          'told': 'stopped',
+          'event': 'stopped',
           'generation': told['stop'],
           'version': 0 if self._fresh else self.learner.version,
           'books': [] if self._fresh else self._last,
         }
       )
 
-  def _form(self, life: Life, said: Mapping[str, Any]) -> None:
+  def _form(self, life: Session, said: Mapping[str, Any]) -> None:
     """Connects to the others of a generation, with the learner of its version.
 
     Everybody checks the forest: it has come over the network.
@@ -264,7 +264,9 @@ class Replica:
       self._summing.form(said, max(settings.start_s, settings.timeout_s))
       self._tell_digest(life, generation, 'formed')
 
-  def _fetch(self, life: Life, version: int, worker: int, address: str) -> None:
+  def _fetch(
+    self, life: Session, version: int, worker: int, address: str
+  ) -> None:
     """Takes over the state of another worker, unless it has the same.
 
     A process that has just joined may hold another state of the same version:
@@ -292,7 +294,12 @@ class Replica:
     self._last = []
 
   def _fetched(
-    self, life: Life, version: int, worker: int, address: str, known: str = ''
+    self,
+    life: Session,
+    version: int,
+    worker: int,
+    address: str,
+    known: str = '',
   ) -> Any:
     """Returns another worker's state of a version; None if it is known.
 
@@ -335,7 +342,7 @@ class Replica:
       self.memory.recall(version, state['common'])
       self._digested = None
 
-  def _compare(self, life: Life, order: Mapping[str, Any]) -> None:
+  def _compare(self, life: Session, order: Mapping[str, Any]) -> None:
     """Compares its state with the reference, and takes that over.
 
     Args:
@@ -356,7 +363,7 @@ class Replica:
         self._take_over(version, state)
       life.say(
         {
-          'told': 'compared',
+          'event': 'compared',
           'generation': generation,
           'version': version,
           'digest': self._digest(),
@@ -365,8 +372,8 @@ class Replica:
       )
 
   @contextlib.contextmanager
-  def _telling(self, life: Life, generation: int) -> Iterator[None]:
-    """Tells the lead if what others take part in fails; nothing follows."""
+  def _telling(self, life: Session, generation: int) -> Iterator[None]:
+    """Tells the coordinator if what others take part in fails; nothing follows."""
     self._together = True
     with contextlib.suppress(Abandoned):
       try:
@@ -375,11 +382,11 @@ class Replica:
         peer = None
         if isinstance(error, PeerLost | Damaged | ExecutorFailed):
           peer = error.worker
-        told = {'told': 'broken', 'generation': generation}
+        told = {'event': 'broken', 'generation': generation}
         life.say(told | {'peer': peer, 'reason': str(error)[:200]})
     self._together = False
 
-  def _iterate(self, life: Life, deal: Mapping[str, Any]) -> None:
+  def _iterate(self, life: Session, deal: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
     if self._compiled is None:
       self._compiled = compilations.count()
@@ -394,22 +401,22 @@ class Replica:
       self._last = self._books.marked(*self._summing.total())
       self._apply(deal)
 
-  def _collect(self, life: Life, generation: int) -> None:
+  def _collect(self, life: Session, generation: int) -> None:
     """Sums what all keep, for a checkpoint."""
     if generation != self._generation or generation < self._stopped:
       return
     version = self.learner.version
     with self._telling(life, generation):
       self._summing.collect(version)
-      self._completed({'told': 'collected', 'version': version})
+      self._completed({'event': 'collected', 'version': version})
 
   def _tell_digest(
-    self, life: Life, generation: int, told: str = 'checked'
+    self, life: Session, generation: int, told: str = 'checked'
   ) -> None:
     """Tells the digest of its state, and what it has sent."""
     life.say(
       {
-        'told': told,
+        'event': told,
         'generation': generation,
         'version': self.learner.version,
         'digest': self._digest(),
@@ -417,7 +424,7 @@ class Replica:
       }
     )
 
-  def _compute(self, life: Life, deal: Mapping[str, Any]) -> None:
+  def _compute(self, life: Session, deal: Mapping[str, Any]) -> None:
     """Computes a gradient, parts of which may travel at once."""
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
@@ -476,7 +483,7 @@ class Replica:
     else:
       self.learner.skip()
       self.memory.note(self.learner.version)
-    told = {'told': 'completed', 'version': deal['version']}
+    told = {'event': 'completed', 'version': deal['version']}
     self._completed(told | {'books': self._last, 'at': time.monotonic()})
 
   def _flip(self) -> None:

@@ -1,6 +1,6 @@
-"""The runtime of reduced routes, as its lead runs it.
+"""The runtime of reduced routes, as its coordinator runs it.
 
-The lead has the worker of its process tell what has been summed, and deals each
+The coordinator has the worker of its process tell what has been summed, and deals each
 iteration while the one before it is computed: nobody waits for it, but where
 the run is looked at (evaluations, checkpoints) or workers come and go.
 """
@@ -11,29 +11,29 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.memberships import Generations
 from cluster.allreduce.step_statistics import Booking, Books
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.probing.traffic_log import Carrying
 from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
 
-class ReducedRuntime(Generations):
+class AllreduceRuntime(Generations):
   """Replicas of the learner.
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
-    lead: Asks the scheme.
+    coordinator: Asks the scheme.
   """
 
   def __init__(
     self,
     *,
-    lead: Lead,
-    reception: ReducedReception,
+    coordinator: Coordinator,
+    reception: AllreduceReception,
     books: Books,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
@@ -42,18 +42,22 @@ class ReducedRuntime(Generations):
     """Listens to nobody yet.
 
     Args:
-      lead: Asks the scheme.
+      coordinator: Asks the scheme.
       reception: Talks to the workers.
       books: Of iterations.
-      overlap: What sending gradients overlaps with in the lead's process.
+      overlap: What sending gradients overlaps with in the coordinator's process.
       iteration_bytes: As of `Booking`.
-      **of_generations: `holder`, of the learner, the lead's; `formation`, which
+      **of_generations: `store`, of the learner, the coordinator's; `formation`, which
         makes groups; `linking`, which makes what knows the links, given what
         sends to a worker; and what `Leading` takes.
     """
-    super().__init__(lead=lead, reception=reception, **of_generations)
-    self._carrying = Carrying(self._formation, Traffic(lead.journal))
-    self._booking = Booking(lead, books, reception.members, iteration_bytes)
+    super().__init__(
+      coordinator=coordinator, reception=reception, **of_generations
+    )
+    self._carrying = Carrying(self._formation, Traffic(coordinator.recorder))
+    self._booking = Booking(
+      coordinator, books, reception.members, iteration_bytes
+    )
     self._pausing, self._overlap = False, overlap
     # Who keeps some of its gradients says it before a checkpoint: at which
     # version all have, and in which generation they were asked, and when.
@@ -76,7 +80,7 @@ class ReducedRuntime(Generations):
       'traffic': self._linking.traffic,
       'packed': lambda event: self._linking.packed(event, self.time),
     }
-    lead.attach(release=self._released, wake_at=lambda time: None)
+    coordinator.attach(release=self._released, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
@@ -97,7 +101,7 @@ class ReducedRuntime(Generations):
 
   def resume(self) -> None:
     """Goes on from a checkpoint as from a barrier, with today's workers."""
-    self.lead.rejoin(self._before, self.time)
+    self.coordinator.rejoin(self._before, self.time)
     self.start()
 
   def pause(self) -> bool:
@@ -108,12 +112,12 @@ class ReducedRuntime(Generations):
     self._pausing = True
     if self._check.is_running or not self._still:
       return False
-    if self._check.agreement.agreed < self._holder.version:
+    if self._check.agreement.agreed < self._store.version:
       self._sent.clear()
-      self._check.begin(self._holder.version, lambda: None)
+      self._check.begin(self._store.version, lambda: None)
       return False
-    version, generation = self._holder.version, self._formation.generation
-    if self._holder.keeps and self._collected < version:
+    version, generation = self._store.version, self._formation.generation
+    if self._store.keeps and self._collected < version:
       if self._asked is None or self._asked[0] < generation:
         self._asked = generation, time.monotonic()
         for index in self._formation.members:
@@ -140,8 +144,8 @@ class ReducedRuntime(Generations):
     """Returns all that a run goes on from, between two iterations."""
     return {
       'time': self.time,
-      'lead': self.lead.state(),
-      'holder': self._holder.state(),
+      'coordinator': self.coordinator.state(),
+      'store': self._store.state(),
       'lives': [member.lives for member in self._members],
       'drift': self._check.agreement.totals,
     }
@@ -149,11 +153,11 @@ class ReducedRuntime(Generations):
   def restore(self, state: dict[str, Any]) -> None:
     """Goes back to where `state` was taken, with other workers perhaps."""
     self.time = state['time']
-    self._before = state['lead']
-    self._holder.restore(state['holder'])
+    self._before = state['coordinator']
+    self._store.restore(state['store'])
     for member, lives in zip(self._members, state['lives'], strict=False):
       member.lives = lives
-    self._collected = self._holder.version
+    self._collected = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
   def summary(self) -> dict[str, Any]:
@@ -167,7 +171,7 @@ class ReducedRuntime(Generations):
 
   def _released(self, index: int) -> None:
     """Enters the phase `push`: replicas receive sums, and never pull."""
-    self.lead.workers[index].phase = 'push'
+    self.coordinator.workers[index].phase = 'push'
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
@@ -197,7 +201,7 @@ class ReducedRuntime(Generations):
     self._settle()
     self._running = True
     self._linking.formed()
-    self._dealing.begin(self._holder.version)
+    self._dealing.begin(self._store.version)
     if self._started:
       self._deal()
     self._carrying.formed(self.time, version, self._why)
@@ -209,9 +213,9 @@ class ReducedRuntime(Generations):
       self._book(*owed)
     left, self._left = self._left, {}
     for index in sorted(left):
-      if self._holder.keeps:
-        self.lead.journal.forgot(index, self.time, None)
-      self.lead.leave(index, self.time, left[index])
+      if self._store.keeps:
+        self.coordinator.recorder.forgot(index, self.time, None)
+      self.coordinator.leave(index, self.time, left[index])
 
   def _checked(self, event: dict[str, Any]) -> None:
     """Takes in what a member holds, and has sent."""
@@ -232,11 +236,11 @@ class ReducedRuntime(Generations):
     Before it is evaluated, or is the last one, replicas are compared: what is
     looked at, all have.
     """
-    version, members = self._holder.version, self._formation.members
+    version, members = self._store.version, self._formation.members
     if event['version'] != version:
       return
     self._formation.summed()
-    if self._looks(sum(self.lead.workers[k].examples for k in members)):
+    if self._looks(sum(self.coordinator.workers[k].examples for k in members)):
       if not self._running:
         return  # The generation ends: it is booked when the next has formed.
       self._sent.clear()
@@ -266,7 +270,7 @@ class ReducedRuntime(Generations):
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    version = self._holder.version
+    version = self._store.version
     # Others compute what is dealt ahead; who is lost is not yet gone.
     ahead = self._dealing.newest > version
     began, stage = self._dealing.at(version)
@@ -285,7 +289,7 @@ class ReducedRuntime(Generations):
     """Deals what can be dealt of this iteration and of the next."""
     if not self._running or self._over or self._check.is_running:
       return
-    version, members = self._holder.version, self._formation.members
+    version, members = self._store.version, self._formation.members
     if self._dealing.newest < version:
       # Others have come too late for the iteration that has been begun.
       if any(map(self._in_lead, self._newcomers)):
@@ -299,7 +303,9 @@ class ReducedRuntime(Generations):
       for index in members:
         self._members[index].pace.moved = time.monotonic()
       self._dealing.send(self._formation.generation, version, members)
-    examples = sum(self.lead.workers[index].examples for index in members)
+    examples = sum(
+      self.coordinator.workers[index].examples for index in members
+    )
     still = self._pausing or self._looks(examples) or self._newcomers
     still = still or self._turns
     if self._dealing.newest == version and not still:
@@ -307,5 +313,5 @@ class ReducedRuntime(Generations):
 
   def _looks(self, examples: int) -> bool:
     """Returns whether the run is looked at after so many examples more."""
-    journal = self.lead.journal
-    return journal.looks(journal.ledger.examples + examples)
+    recorder = self.coordinator.recorder
+    return recorder.looks(recorder.accounting.examples + examples)

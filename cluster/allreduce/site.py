@@ -1,4 +1,4 @@
-"""A process's part of a reduced run: a replica, and with the first the lead."""
+"""A process's part of a reduced run: a replica, and with the first the coordinator."""
 
 import faulthandler
 import functools
@@ -9,17 +9,17 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import talks
-from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.formation import Formation
 from cluster.allreduce.replica import Replica
-from cluster.allreduce.runtime import ReducedRuntime
+from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books
-from cluster.allreduce.store import ReplicaHolder
+from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.native import NativeSumming
 from cluster.allreduce.sums.summing import HostSumming, Summing
 from cluster.allreduce.sums.talking import TalkingSumming
 from cluster.allreduce.sums.talking_native import TalkingNative
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
 from cluster.probing.cache import Kept
 from cluster.probing.failed_links import FailedLinks
@@ -33,15 +33,15 @@ from configs.sections import named
 from learning.learning import Overlap
 from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
-from route.route import Reduced
+from route.route import Allreduce
 from wire.codec import Payload
 
 
-class ReducedSite(Process):
+class AllreduceSite(Process):
   """See `cluster.runtime`; every process has one."""
 
   def __init__(
-    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Reduced
+    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Allreduce
   ):
     """Makes what all processes of a run know.
 
@@ -61,7 +61,7 @@ class ReducedSite(Process):
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._books = Books(self._workers, factors)
     self._pool = learned.pool(
-      range_bytes=plan.range_bytes,
+      bucket_bytes=plan.bucket_bytes,
       books=self._books.size,
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.multiple,
@@ -76,7 +76,7 @@ class ReducedSite(Process):
     early = self._talks is None or any(self._talks.early)
     if early and speed and learned.schedule is None:
       self._pace = layers.of_run(
-        config, learned, plan.range_bytes, self._pool.dtypes[0]
+        config, learned, plan.bucket_bytes, self._pool.dtypes[0]
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
@@ -84,9 +84,7 @@ class ReducedSite(Process):
     self._overlap = self._find_overlap(config.wire.name)
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
-    self.holder = ReplicaHolder(
-      self._replica, learned.schedule, learned.scaling
-    )
+    self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._checkpoint = config.checkpoint.to_dict()
 
   @functools.cached_property
@@ -97,13 +95,13 @@ class ReducedSite(Process):
       return Checkpoints(folder, **self._checkpoint)
 
   @property
-  def leads(self) -> bool:
-    """True in the coordinator's (lead's) process."""
+  def is_coordinator(self) -> bool:
+    """True in the coordinator's (coordinator's) process."""
     return self.meeting.role.index == 0
 
-  def runtime(self, lead: Lead) -> ReducedRuntime:
-    """Returns what runs the events, for the process that leads."""
-    reception = ReducedReception(
+  def runtime(self, coordinator: Coordinator) -> AllreduceRuntime:
+    """Returns what runs the events, for the process that is the coordinator."""
+    reception = AllreduceReception(
       num_workers=self._workers,
       reserved={0: self.settings.process},
       **self._of_reception,
@@ -120,11 +118,11 @@ class ReducedSite(Process):
       formation,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
-      record=lead.journal.links,
+      record=coordinator.recorder.links,
     )
-    return ReducedRuntime(
-      lead=lead,
-      holder=self.holder,
+    return AllreduceRuntime(
+      coordinator=coordinator,
+      store=self.store,
       reception=reception,
       formation=formation,
       linking=lambda say: Linking(
@@ -140,7 +138,7 @@ class ReducedSite(Process):
       ),
       books=self._books,
       overlap=self._overlap,
-      local=lambda lead: functools.partial(self._replica, lead),
+      local=lambda coordinator: functools.partial(self._replica, coordinator),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       **self._of_leading,
     )
@@ -164,7 +162,7 @@ class ReducedSite(Process):
     return overlap
 
   def _take_part(self) -> bool:
-    finished = self._replica(self.meeting.role.lead)
+    finished = self._replica(self.meeting.role.coordinator)
     if not finished and self._plan.forest is None:
       end(STOPPED)  # XLA would wait for all others, of whom some are lost.
     return finished
@@ -194,7 +192,7 @@ class ReducedSite(Process):
         host = functools.partial(
           TalkingSumming,
           talks=self._talks,
-          range_bytes=self._plan.range_bytes,
+          bucket_bytes=self._plan.bucket_bytes,
           overlap=self._plan.overlap,
         )
       summing = host(
@@ -229,9 +227,13 @@ class ReducedSite(Process):
       self._completed(told)
 
   def _hung(self, said: str) -> None:
-    """Ends a process whose worker hangs: all begin again if it leads."""
-    if self.leads and self._plan.forest is None and said in ('over', 'left'):
-      return  # XLA waits for ever; the lead has accounts to write, and ends.
+    """Ends a process whose worker hangs: all begin again if it is the coordinator."""
+    if (
+      self.is_coordinator
+      and self._plan.forest is None
+      and said in ('over', 'left')
+    ):
+      return  # XLA waits for ever; the coordinator has accounts to write, and ends.
     logging.error('Worker %d hangs.', self.meeting.role.index)
     faulthandler.dump_traceback()
     end(LOST)

@@ -1,8 +1,8 @@
-"""What the lead books of an iteration: numbers at the end of every pool.
+"""What the coordinator books of an iteration: numbers at the end of every pool.
 
 Each worker writes its own and leaves those of the others at 0, so that the sum
 is what all of them have written.  So whoever has the sum of an iteration knows
-all that there is to be booked of it, and no worker has to tell the lead.
+all that there is to be booked of it, and no worker has to tell the coordinator.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
 from learning import scaling
 
@@ -19,7 +19,7 @@ from learning import scaling
 class Entry(NamedTuple):
   """What a worker says of one iteration.
 
-  Times are seconds after the lead dealt it, by the lead's clock.
+  Times are seconds after the coordinator dealt it, by the coordinator's clock.
 
   Attributes:
     began: When it began to compute.
@@ -131,7 +131,7 @@ class Books:
 
 
 class Booking:
-  """Tells the lead of iterations, one after the other.
+  """Tells the coordinator of iterations, one after the other.
 
   Attributes:
     exposed_s: Of the last one, for which nobody computed.
@@ -139,7 +139,7 @@ class Booking:
 
   def __init__(
     self,
-    lead: Lead,
+    coordinator: Coordinator,
     books: Books,
     members: Sequence[Member],
     iteration_bytes: Callable[[int, int], int],
@@ -147,14 +147,14 @@ class Booking:
     """Has told nothing yet.
 
     Args:
-      lead: Who is told.
+      coordinator: Who is told.
       books: What workers have written.
       members: All workers.
       iteration_bytes: Returns what crosses the network in an iteration of so
         many workers, in a stage of the wire.
     """
     self.exposed_s = 0.0
-    self._lead, self._books, self._members = lead, books, members
+    self._coordinator, self._books, self._members = coordinator, books, members
     self._iteration_bytes = iteration_bytes
 
   def __call__(
@@ -167,7 +167,7 @@ class Booking:
     stage: int,
     time: float,
   ) -> None:
-    """Tells the lead, which asks the scheme.
+    """Tells the coordinator, which asks the scheme.
 
     Args:
       numbers: The books, summed.
@@ -180,20 +180,22 @@ class Booking:
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    entries, lead = self._books.read(numbers), self._lead
+    entries, coordinator = self._books.read(numbers), self._coordinator
     for index in members:
       entry = entries[index][0]
       if entry.finite < 0:
-        what = f'The sum of all gradients of version {lead.holder.version}'
-        scaling.check(lead.holder.scalings, index, what)
-      lead.check(index, finite=entry.finite == 1, loss=entry.loss)
+        what = (
+          f'The sum of all gradients of version {coordinator.store.version}'
+        )
+        scaling.check(coordinator.store.scalings, index, what)
+      coordinator.check(index, finite=entry.finite == 1, loss=entry.loss)
     began, computed = {}, {}
     for index in members:
       entry = entries[index][0]
       began[index] = dealt_at + entry.began
       # Nobody begins before it is released, nor ends after all have: else its
       # clock is not compared well yet, which tells nothing of how long it took.
-      late = max(lead.workers[index].since - began[index], 0.0)
+      late = max(coordinator.workers[index].since - began[index], 0.0)
       early = max(dealt_at + entry.computed + late - time, 0.0)
       began[index] += late - early
       computed[index] = dealt_at + entry.computed + late - early
@@ -206,12 +208,12 @@ class Booking:
         ('wait', computed[index]),  # For others to have computed.
         ('push', last),
       )
-      if dealt_at > lead.workers[index].since:
-        lead.workers[index].phase = 'wait'
+      if dealt_at > coordinator.workers[index].since:
+        coordinator.workers[index].phase = 'wait'
       self._enter(index, moments, time)
     for index in joining:
-      lead.join(index, time)
-    lead.carried(self._iteration_bytes(len(members), stage))
+      coordinator.join(index, time)
+    coordinator.carried(self._iteration_bytes(len(members), stage))
     for index in members:
       self._push(index, *entries[index], time=time)
 
@@ -219,19 +221,19 @@ class Booking:
     self, index: int, moments: Sequence[tuple[str, float]], time: float
   ) -> None:
     """Books phases; clocks are compared to within a round trip."""
-    since = self._lead.workers[index].since
+    since = self._coordinator.workers[index].since
     for phase, at in moments:
       since = min(max(since, at), time)
-      self._lead.enter(index, phase, since)
+      self._coordinator.enter(index, phase, since)
 
   def _push(
     self, index: int, entry: Entry, factors: tuple[float, ...], *, time: float
   ) -> None:
-    member, lead = self._members[index], self._lead
+    member, coordinator = self._members[index], self._coordinator
     member.compilations[member.life] = entry.compilations
-    examples = lead.workers[index].examples
+    examples = coordinator.workers[index].examples
     member.pace.computed.append((entry.compute_s, examples))
-    lead.push(
+    coordinator.push(
       index,
       time,
       compute_s=entry.compute_s,

@@ -1,4 +1,4 @@
-"""The learner of a reduced run, as the lead sees it: the replica beside it."""
+"""The learner of a reduced run, as the coordinator sees it: the replica beside it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ from learning.scaling import Scaling
 from learning.schedule import Schedule
 
 
-class ReplicaHolder:
-  """A Holder: see `learning.learning`.
+class ReplicaStore:
+  """A ParameterStore: see `learning.learning`.
 
   It counts what replicas apply by themselves, and looks at its own while that
   waits.
@@ -95,7 +95,7 @@ class ReplicaHolder:
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the holder's from now on."""
+    """Goes back to where `state` was taken; it is the store's from now on."""
     learner = self._replica.learner
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []

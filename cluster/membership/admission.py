@@ -1,4 +1,4 @@
-"""Membership of a run: the coordinator (lead) admits and evicts workers.
+"""Membership of a run: the coordinator admits and evicts workers.
 
 Each worker has a control stream to the coordinator.  Gradients and parameters
 travel over other connections.  One thread per stream reads it and puts events
@@ -38,8 +38,8 @@ from typing import Any
 from absl import logging
 
 from cluster.membership import checked
-from cluster.membership.members import Member, Rank, Visit
-from cluster.membership.roster import Roll
+from cluster.membership.members import Incarnation, Member, Rank
+from cluster.membership.roster import Roster
 from cluster.network.heartbeat import BEATS, within
 from cluster.network.rate_limited_log import Sayings
 from cluster.network.streams import (
@@ -69,7 +69,7 @@ class Reception:
   """
 
   _words: checked.Words = checked.OF_WORKERS  # Valid messages of workers.
-  _told: checked.Words = {}  # Those with a field 'told', by its value.
+  _told: checked.Words = {}  # Those with a field 'event', by its value.
 
   def __init__(
     self,
@@ -107,10 +107,10 @@ class Reception:
     self._security = security
     self._timeout_s = timeout_s
     self._start_s = start_s
-    self._roll = Roll()
+    self._roll = Roster()
     self._reserved = reserved
     self._refusals = Sayings(apart_s=_TELL_S)
-    self._visits: set[Visit] = set()
+    self._visits: set[Incarnation] = set()
     self._over = threading.Event()
     self._end: dict[str, Any] = {}  # The last message to all.
     self._lock = threading.Lock()
@@ -132,9 +132,9 @@ class Reception:
     except TransportError as error:
       if not transient.is_transient(error):
         raise
-      raise Unmendable(f'The lead cannot listen: {error}') from error
+      raise Unmendable(f'The coordinator cannot listen: {error}') from error
     logging.info(
-      'Lead at %s; beats every %.3g s, lost after %.3g s, start within %.3g s',
+      'Coordinator at %s; beats every %.3g s, lost after %.3g s, start within %.3g s',
       self._listener.address,
       self._timeout_s / BEATS,
       self._timeout_s,
@@ -166,7 +166,9 @@ class Reception:
       self._end_incarnation(holder, reason)
     self.send(stream, {'end': 'left', 'reason': reason})
 
-  def admit(self, stream: Stream, hello: Mapping[str, Any]) -> Visit | None:
+  def admit(
+    self, stream: Stream, hello: Mapping[str, Any]
+  ) -> Incarnation | None:
     """Admits the process of a worker, unless another one holds the rank.
 
     Args:
@@ -179,7 +181,9 @@ class Reception:
     """
     index, process = hello['worker'], hello['process']
     if self._reserved.get(index, process) != process:
-      stream.send({'held': f'worker {index} is in the process of the lead'})
+      stream.send(
+        {'held': f'worker {index} is in the process of the coordinator'}
+      )
       return None
     taken = self._take_rank(stream, index, process, self._worker_ranks(index))
     if taken is None:
@@ -190,7 +194,7 @@ class Reception:
       self._end_incarnation(before, reason)
     return visit
 
-  def hear(self, visit: Visit, said: dict[str, Any]) -> None:
+  def hear(self, visit: Incarnation, said: dict[str, Any]) -> None:
     """Handles a message of a worker's process.
 
     A process whose incarnation has ended is only told to leave.
@@ -217,10 +221,10 @@ class Reception:
         member.seen = visit.seen
         member.pace.tell(said['pace'], visit.seen)
       stream.send({'beat': said['beat'], 'clock': time.monotonic()})
-    elif 'told' in said:
+    elif 'event' in said:
       self._tell(event | said)
 
-  def lose(self, visit: Visit, reason: str) -> None:
+  def lose(self, visit: Incarnation, reason: str) -> None:
     """Ends the session of a worker's process whose stream has ended.
 
     Args:
@@ -241,7 +245,7 @@ class Reception:
     Args:
       reason: Message of the exception.
     """
-    self.events.put({'told': 'unmendable', 'reason': reason})
+    self.events.put({'event': 'unmendable', 'reason': reason})
 
   def close(self, *, finished: bool) -> None:
     """Tells all processes that the run is over, and waits until they leave.
@@ -284,7 +288,7 @@ class Reception:
       hello = self._checked(hello)
       if hello['fingerprint'] != self._fingerprint:
         raise Refused(
-          f'config: expected the same as that of the lead, got another from '
+          f'config: expected the same as that of the coordinator, got another from '
           f'{stream.peer}.'
         )
     except Refused as error:
@@ -330,7 +334,7 @@ class Reception:
     index: int,
     process: str,
     ranks: Mapping[str, Rank],
-  ) -> tuple[Visit, Visit | None] | None:
+  ) -> tuple[Incarnation, Incarnation | None] | None:
     """Gives a process a rank, with the rank's next incarnation number.
 
     Args:
@@ -347,7 +351,7 @@ class Reception:
       held = self._held(process, ranks)
       if not held:
         name, rank = next(iter(ranks.items()))
-        visit = Visit(stream, index, process, rank.lives)
+        visit = Incarnation(stream, index, process, rank.lives)
         before, rank.holder = rank.holder, visit
         rank.lives += 1
         self._roll.came(name, visit.life, stream.peer)
@@ -374,7 +378,7 @@ class Reception:
         )
     return ''
 
-  def _end_incarnation(self, visit: Visit, reason: str) -> None:
+  def _end_incarnation(self, visit: Incarnation, reason: str) -> None:
     """Ends the incarnation of a worker's process; its messages are ignored.
 
     Does nothing if the incarnation has been ended before.
@@ -392,24 +396,24 @@ class Reception:
       self._tell_lost(visit, reason)
     self._gone(visit.index, visit.life)
 
-  def _tell_lost(self, visit: Visit, reason: str) -> None:
+  def _tell_lost(self, visit: Incarnation, reason: str) -> None:
     """Puts the end of a worker's session into the queue; under the lock."""
     self._roll.lost(f'worker {visit.index}', visit.life, reason)
     event = {'worker': visit.index, 'life': visit.life}
-    self.events.put(event | {'told': 'failed', 'reason': reason})
+    self.events.put(event | {'event': 'failed', 'reason': reason})
 
-  def _take_ready(self, visit: Visit, event: dict[str, Any]) -> None:
+  def _take_ready(self, visit: Incarnation, event: dict[str, Any]) -> None:
     """Puts the event into the queue, unless the worker has been evicted."""
     with self._lock:
       visit.ready = True
       if not visit.evicted:
-        self.events.put(event | {'told': 'ready', 'stream': visit.stream})
+        self.events.put(event | {'event': 'ready', 'stream': visit.stream})
 
   def _came(self) -> None:
     """Called once a worker has been admitted."""
 
   def _tell(self, event: dict[str, Any]) -> None:
-    """Handles a worker's message with a field 'told'.
+    """Handles a worker's message with a field 'event'.
 
     Args:
       event: The message, with the fields `worker` and `life` added.

@@ -110,7 +110,7 @@ _SERVER: Mapping[str, Fields] = {
   'doing': {'doing': _is_doing},
   'address': {'address': is_address},
   'beat': {'beat': is_number, 'orders': _is_orders},
-  'told': {'told': lambda value: False},  # See `_TOLD`.
+  'event': {'event': lambda value: False},  # See `_TOLD`.
 }
 _TOLD: Mapping[str, Fields] = {
   'arrived': {**_LIFE, **_REPORT},
@@ -125,7 +125,7 @@ _TOLD: Mapping[str, Fields] = {
 
 
 def hello(said: Any, *, workers: int, servers: int) -> dict[str, Any]:
-  """Returns the validated handshake of a process with the coordinator (lead).
+  """Returns the validated handshake of a process with the coordinator.
 
   Args:
     said: `fingerprint`, `process` (its identity, 32 hexadecimal digits), and
@@ -201,7 +201,7 @@ def words(
     peer: Address of the sender.
     forms: Fields of each form and their checks, by the field that only that
       form has.
-    told_forms: The same for messages with a field 'told', by its value.
+    told_forms: The same for messages with a field 'event', by its value.
 
   Raises:
     Closed: If the message has none of these forms.
@@ -209,7 +209,7 @@ def words(
   kinds = said.keys() & forms.keys() if isinstance(said, dict) else ()
   if len(kinds) == 1:
     kind = min(kinds)
-    fields, told = forms[kind], said.get('told')
+    fields, told = forms[kind], said.get('event')
     if isinstance(told, str):
       fields = (told_forms or {}).get(told, fields)
     if all(is_valid(said.get(name)) for name, is_valid in fields.items()):

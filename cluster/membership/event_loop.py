@@ -1,4 +1,4 @@
-"""Event loop of the coordinator (lead), common to the runtimes on real hosts.
+"""Event loop of the coordinator, common to the runtimes on real hosts.
 
 Takes events from the queue that the reception fills, and evicts processes that
 send no heartbeat.
@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, Seen
@@ -29,7 +29,7 @@ class Leading:
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
-    lead: Asks the scheme.
+    coordinator: Asks the scheme.
   """
 
   # What follows from an event, by what is told.
@@ -38,7 +38,7 @@ class Leading:
   def __init__(
     self,
     *,
-    lead: Lead,
+    coordinator: Coordinator,
     reception: Reception,
     timeout_s: float,
     start_s: float,
@@ -48,7 +48,7 @@ class Leading:
     """Listens to nobody yet.
 
     Args:
-      lead: Asks the scheme.
+      coordinator: Asks the scheme.
       reception: Talks to workers.
       timeout_s: Silence after which a process counts as lost.
       start_s: Until all have to be there, or one again if all were lost.
@@ -57,7 +57,7 @@ class Leading:
         the address to connect to; None if it has none.
     """
     self.time = 0.0
-    self.lead = lead
+    self.coordinator = coordinator
     self._reception = reception
     self._members = reception.members
     self._timeout_s, self._start_s = timeout_s, start_s
@@ -65,7 +65,7 @@ class Leading:
     self._local = local
     self._started = False
     self._began: float | None = None  # Monotonic seconds.
-    self._before: dict[str, Any] = {}  # The lead's state to go on from.
+    self._before: dict[str, Any] = {}  # The coordinator's state to go on from.
     self._look_at = 0.0  # Monotonic seconds.
     # Kinds of devices of workers, as they have been recorded.
     self._devices: dict[int, list[str]] = {}
@@ -75,12 +75,12 @@ class Leading:
     self._began = time.monotonic() - self.time
     self._started = True
     self._record_devices()
-    self.lead.start(self.time)
+    self.coordinator.start(self.time)
 
   def close(self) -> None:
     """Ends the run for all processes, however it went."""
     self._reception.looked = math.inf
-    self.lead.close(self.time)
+    self.coordinator.close(self.time)
     self._started = False
     self._reception.close(finished=self._over)
 
@@ -96,7 +96,7 @@ class Leading:
 
   @property
   def _over(self) -> bool:
-    return self.lead.journal.finished
+    return self.coordinator.recorder.finished
 
   def _wait(
     self,
@@ -135,11 +135,13 @@ class Leading:
 
   @contextlib.contextmanager
   def _telling(self) -> Iterator[None]:
-    """Tells the lead of what the worker of this process raises."""
+    """Tells the coordinator of what the worker of this process raises."""
     try:
       yield
     except BaseException as error:  # The thread has nobody else to tell.
-      self._reception.give_up(f'The worker of the lead failed: {error!r}')
+      self._reception.give_up(
+        f'The worker of the coordinator failed: {error!r}'
+      )
       raise
 
   def _take(self, wait_s: float) -> None:
@@ -150,11 +152,11 @@ class Leading:
   def _react(self, event: dict[str, Any]) -> None:
     """Does what follows from an event, unless its incarnation is over."""
     if self._counts(event):
-      self._reactions[event['told']](event)
+      self._reactions[event['event']](event)
 
   def _counts(self, event: dict[str, Any]) -> bool:
     """Returns whether an event is of no worker, or of one that takes part."""
-    if 'life' not in event or event['told'] in ('ready', 'failed'):
+    if 'life' not in event or event['event'] in ('ready', 'failed'):
       return True
     member = self._members[event['worker']]
     return event['life'] == member.life and member.stream is not None
@@ -211,7 +213,7 @@ class Leading:
       return
     before = {tuple(devices) for devices in self._devices.values()}
     self._devices |= changed
-    self.lead.journal.computes_on(changed)
+    self.coordinator.recorder.computes_on(changed)
     found = {tuple(devices) for devices in self._devices.values()}
     if found != before:
       described = [f'{counted(each)} ({self._on(each)})' for each in found]

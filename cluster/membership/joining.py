@@ -1,4 +1,4 @@
-"""Connects a process to the coordinator (lead), with retries and backoff.
+"""Connects a process to the coordinator, with retries and backoff.
 
 A process may start before the coordinator, lose its link, or find its rank held
 by a process that is about to end.  All of this is retried until a deadline.
@@ -81,7 +81,7 @@ def join(
         raise
       before = error
       if not isinstance(error, RankHeld):
-        logging.info('Still waiting for the lead: %s', error)
+        logging.info('Still waiting for the coordinator: %s', error)
       elif now >= tell_at:
         tell_at = now + _TELL_S
         left_s = deadline - now

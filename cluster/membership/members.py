@@ -1,4 +1,4 @@
-"""The coordinator's (lead's) record of worker and server processes.
+"""The coordinator's (coordinator's) record of worker and server processes.
 
 A rank is the place of one worker or server in the run.  Each admission of a
 process to a rank starts a session with a new incarnation number.
@@ -16,7 +16,7 @@ from cluster.process.exits import Unmendable
 
 
 @dataclasses.dataclass(eq=False)
-class Visit:
+class Incarnation:
   """A session: one admission of a process as a worker or a server.
 
   Attributes:
@@ -59,7 +59,7 @@ class Rank:
   """
 
   lives: int = 0
-  holder: Visit | None = None
+  holder: Incarnation | None = None
   final: bool = False
 
   def blocks(self, process: str, now: float, timeout_s: float) -> bool:
@@ -120,7 +120,7 @@ class RemoteServer:
     doing: Progress of its orders, from its last heartbeat: see `Server.doing`.
   """
 
-  def __init__(self, visit: Visit):
+  def __init__(self, visit: Incarnation):
     """Creates the record of a server that has just been admitted.
 
     Args:

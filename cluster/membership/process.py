@@ -26,7 +26,7 @@ class Meeting(NamedTuple):
   """Result of the rendezvous: the role of a process, and how to connect.
 
   Attributes:
-    role: Role of this process, with the address of the coordinator (lead).
+    role: Role of this process, with the address of the coordinator.
     address: IPv4 address of this host to listen on.
     finished: Whether the run has finished before, so that no process of it is
       to be reached.
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
       distinguishes a process that reconnects from another one of its rank.
     devices: Kinds of this process's devices that compute gradients.
     adapt: Whether links are measured during the run and forests adapted to
-      them: see `route.route.Reduced`.
+      them: see `route.route.Allreduce`.
   """
 
   address: str
@@ -146,7 +146,7 @@ class Process:
     settings = self.settings
     return {
       'host': settings.address,
-      'port': int(self.meeting.role.lead.rpartition(':')[2]),
+      'port': int(self.meeting.role.coordinator.rpartition(':')[2]),
       'fingerprint': settings.fingerprint,
       'security': settings.security,
       'timeout_s': settings.timeout_s,
@@ -197,5 +197,5 @@ def _leave_it_to_the_lead() -> None:
 
 def _wait_for_the_lead(number: int, frame: object) -> None:
   del frame
-  logging.info('SIGTERM: it is for the lead to end the run.')
+  logging.info('SIGTERM: it is for the coordinator to end the run.')
   signal.signal(number, signal.SIG_DFL)

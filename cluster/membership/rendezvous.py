@@ -2,7 +2,7 @@
 
   token             a secret that only the user may read; created once, and
                     used by all later launches of the run
-  rendezvous.json   the address of the coordinator (lead), and the name of the
+  rendezvous.json   the address of the coordinator, and the name of the
                     launch that the address belongs to
 
 The coordinator writes both files atomically.  The other processes wait for
@@ -34,18 +34,18 @@ TOKEN, ADDRESS = 'token', 'rendezvous.json'
 _TOKEN_BYTES = 32
 _LOOK_S = 0.1
 _TELL_S = 10.0  # Between two log lines of a wait.
-_FLAGS = '--lead, SYNCOPATE_LEAD or MASTER_ADDR'
+_FLAGS = '--coordinator, SYNCOPATE_COORDINATOR or MASTER_ADDR'
 
 
 class Place(NamedTuple):
   """The coordinator's address and the token, as processes need to connect.
 
   Attributes:
-    lead: HOST:PORT at which the coordinator listens.
+    coordinator: HOST:PORT at which the coordinator listens.
     token_file: Path of the file with the secret of the run.
   """
 
-  lead: str
+  coordinator: str
   token_file: str
 
 
@@ -74,14 +74,14 @@ def host(
     ValueError: If the given address is not one of this process.
     OSError: If a file cannot be written.
   """
-  lead, token_file = place
-  if lead:
-    check_address(lead, address)
+  coordinator, token_file = place
+  if coordinator:
+    check_address(coordinator, address)
   if not token_file:
     token_file = str(make_token(folder / TOKEN))
-  if not lead:
-    lead = _publish(folder / ADDRESS, address, launch, ports)
-  return Place(lead, token_file)
+  if not coordinator:
+    coordinator = _publish(folder / ADDRESS, address, launch, ports)
+  return Place(coordinator, token_file)
 
 
 def join(
@@ -104,21 +104,21 @@ def join(
     ValueError: If this user may not read a file.
   """
   deadline = time.monotonic() + limit_s
-  lead, token_file = place
+  coordinator, token_file = place
   if not token_file:
     path = folder / TOKEN
     _wait(path, 'the token of the run', _token_state, deadline, limit_s)
     token_file = str(path)
-  if not lead:
+  if not coordinator:
     path = folder / ADDRESS
-    lead = _wait(
+    coordinator = _wait(
       path,
-      'the address of the lead',
+      'the address of the coordinator',
       lambda text: _address_state(text, launch),
       deadline,
       limit_s,
     )
-  return Place(lead, token_file)
+  return Place(coordinator, token_file)
 
 
 def make_token(path: pathlib.Path) -> pathlib.Path:
@@ -152,7 +152,7 @@ def make_token(path: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def check_address(lead: str, address: str) -> None:
+def check_address(coordinator: str, address: str) -> None:
   """Checks that the coordinator listens at the address that others were given.
 
   Accepts a name that this host cannot resolve, as other hosts may.  Accepts
@@ -160,13 +160,13 @@ def check_address(lead: str, address: str) -> None:
   map their own name to 127.0.1.1, while other hosts see a real address.
 
   Args:
-    lead: HOST:PORT as flags or the environment give it.
+    coordinator: HOST:PORT as flags or the environment give it.
     address: IPv4 address that this process listens on.
 
   Raises:
     ValueError: If HOST stands for other addresses only.
   """
-  name = lead.rpartition(':')[0]
+  name = coordinator.rpartition(':')[0]
   try:
     found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
   except OSError as error:
@@ -182,9 +182,13 @@ def check_address(lead: str, address: str) -> None:
   own = name.partition('.')[0] == socket.gethostname().partition('.')[0]
   if own and all(ipaddress.IPv4Address(each).is_loopback for each in there):
     return
-  expected = f'{address}, where this process, which leads, listens, as '
+  expected = (
+    f'{address}, where this process, which is_coordinator, listens, as '
+  )
   expected += f'config.cluster.interface says, or a name of it; {name} is '
-  require(address in there, _FLAGS, f'{expected}{", ".join(there)}', lead)
+  require(
+    address in there, _FLAGS, f'{expected}{", ".join(there)}', coordinator
+  )
 
 
 def _publish(
@@ -205,16 +209,16 @@ def _publish(
     before, _ = _address_state(path.read_text(errors='replace'), launch)
     if before.rpartition(':')[0] == address:
       return before
-  lead = f'{address}:{ports()}'
+  coordinator = f'{address}:{ports()}'
   content = {
-    'address': lead,
+    'address': coordinator,
     'launch': launch,
     'host': socket.gethostname(),
     'pid': os.getpid(),
     'time': time.time(),
   }
   atomic.write(path, json.dumps(content, indent=2) + '\n', mode=0o600)
-  return lead
+  return coordinator
 
 
 def _token_state(text: str) -> tuple[str, str]:
@@ -273,7 +277,7 @@ def _wait(
     except PermissionError as error:
       raise ValueError(
         f'workdir: expected {what} in {path}, of the user who has started the '
-        f'lead, got {error}.'
+        f'coordinator, got {error}.'
       ) from error
     except FileNotFoundError:
       pass
@@ -284,14 +288,14 @@ def _wait(
     now = time.monotonic()
     if now >= deadline:
       raise Unmendable(
-        f'Expected {what} in {path} within {limit_s:g} s, which the lead '
-        f'writes: {why}. The lead has not started, or has another --workdir, '
+        f'Expected {what} in {path} within {limit_s:g} s, which the coordinator '
+        f'writes: {why}. The coordinator has not started, or has another --workdir, '
         'or this host does not share the folder.'
       )
     if now >= tell_at:
       tell_at = now + _TELL_S
       logging.info(
-        'Waiting for %s in %s, which the lead writes, since %.0f s of %g s: '
+        'Waiting for %s in %s, which the coordinator writes, since %.0f s of %g s: '
         '%s.',
         what,
         path,

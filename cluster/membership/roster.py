@@ -21,7 +21,7 @@ class _Known:
   lost: bool = False
 
 
-class Roll:
+class Roster:
   """Notes what processes say of themselves; from any thread."""
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):

@@ -1,4 +1,4 @@
-"""A session of a worker: its control stream to the coordinator (lead)."""
+"""A session of a worker: its control stream to the coordinator."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ from cluster.process.exits import LOST
 from cluster.process.faults import Faults, Phase
 
 
-class Life:
+class Session:
   """A context manager, within which the control stream is open.
 
   Attributes:
@@ -27,7 +27,7 @@ class Life:
 
   def __init__(
     self,
-    lead: str,
+    coordinator: str,
     index: int,
     settings: Settings,
     *,
@@ -40,7 +40,7 @@ class Life:
     """Creates the session: connects to the coordinator.
 
     Args:
-      lead: HOST:PORT of the coordinator.
+      coordinator: HOST:PORT of the coordinator.
       index: Rank of the worker.
       settings: Settings of all processes of the run.
       with_beats: Returns the payload of every heartbeat.
@@ -60,7 +60,7 @@ class Life:
     """
     timeout_s = settings.timeout_s
     self._control, welcome = join(
-      lead,
+      coordinator,
       {
         'worker': index,
         'process': settings.process,

@@ -23,13 +23,13 @@ def within(stream: Stream, limit_s: float) -> Iterator[None]:
 
 
 class Heart:
-  """Keeps a worker's or a server's stream to the lead alive.
+  """Keeps a worker's or a server's stream to the coordinator alive.
 
-  The lead answers each beat with its clock: the answer that came back fastest
+  The coordinator answers each beat with its clock: the answer that came back fastest
   tells how far the clocks are apart (as in NTP, RFC 5905).
 
   Attributes:
-    ended: Set once the lead has said that it is over, or is lost.
+    ended: Set once the coordinator has said that it is over, or is lost.
     verdict: What it has said; 'lost' if nothing.
   """
 
@@ -45,8 +45,8 @@ class Heart:
     """Starts to beat.
 
     Args:
-      stream: To the lead.
-      timeout_s: Silence of the lead after which it counts as lost.
+      stream: To the coordinator.
+      timeout_s: Silence of the coordinator after which it counts as lost.
       ending: Called when `ended` is set, from another thread.
       told: Called with every message that is neither an answer nor an end.
       with_beats: Returns what every beat says beside the time.
@@ -64,7 +64,7 @@ class Heart:
       threading.Thread(target=target, daemon=True).start()
 
   def lead_time(self, here: float) -> float:
-    """Returns what the lead's clock said when `time.monotonic` said `here`."""
+    """Returns what the coordinator's clock said when `time.monotonic` said `here`."""
     return here + self._offset_s
 
   def _beat(self) -> None:

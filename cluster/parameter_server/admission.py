@@ -1,6 +1,6 @@
 """Membership of a run with parameter servers: of workers and of servers.
 
-The coordinator (lead) gets these events beside those of
+the coordinator gets these events beside those of
 `distributed.reception`:
 
   told 'here'     a server can be reached
@@ -36,7 +36,7 @@ import numpy as np
 
 from cluster.membership import checked
 from cluster.membership.admission import Reception
-from cluster.membership.members import Rank, RemoteServer, Visit
+from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.network.streams import Closed, Corrupt, Stream, TransportError
 from cluster.parameter_server import evaluation
 from cluster.parameter_server.answers import Answers
@@ -47,11 +47,11 @@ from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 
 
-class ServedReception(Reception):
+class ParameterServerReception(Reception):
   """The coordinator's control streams to all workers and servers."""
 
   _words = checked.OF_WORKERS | {
-    'told': {'told': lambda value: False},
+    'event': {'event': lambda value: False},
     'ready': {
       **checked.OF_WORKERS['ready'],
       'accelerator': lambda value: value in (True, False, None),
@@ -118,8 +118,8 @@ class ServedReception(Reception):
       The address of the listener.
     """
     greeting = self._greeting()
-    # Servers that outlive a lead must not mistake the next one for it.
-    self._first = {**greeting, 'lead': secrets.token_hex(8)}
+    # Servers that outlive a coordinator must not mistake the next one for it.
+    self._first = {**greeting, 'coordinator': secrets.token_hex(8)}
     address = self.listen()
     own = make(functools.partial(self.told, 0), greeting)
     own.open(self._host, self._security)
@@ -199,19 +199,19 @@ class ServedReception(Reception):
     self.send(visit.stream, {'evaluate': number, 'address': address})
     return evaluation.Asked(*key, answer)
 
-  def _take_ready(self, visit: Visit, event: dict[str, Any]) -> None:
+  def _take_ready(self, visit: Incarnation, event: dict[str, Any]) -> None:
     visit.accelerator = event.pop('accelerator', None) is True
     super()._take_ready(visit, event)
 
   def _tell(self, event: dict[str, Any]) -> None:
     key = event['worker'], event['life']
-    if event['told'] == 'kept':
+    if event['event'] == 'kept':
       part = self._asked(self._parts, key, event['step'])
       if event['error'] is None:
         part.set_result(event['known'])
       else:
         part.set_exception(OSError(f'Worker {key[0]}: {event["error"]}'))
-    elif event['told'] == 'evaluated':
+    elif event['event'] == 'evaluated':
       answer = self._asked(self._evaluations, key, event['number'])
       if event['figures'] is None:
         answer.set_exception(evaluation.Lost(str(event['error'])))
@@ -319,7 +319,7 @@ class ServedReception(Reception):
         elif 'address' in said:
           server.address = said['address']
           self._take_in(index, server)
-        elif 'told' in said:
+        elif 'event' in said:
           self.told(index, said, _noted(message.chunks, visit))
     except TransportError as error:
       self._roll.lost(name, life, str(error))
@@ -357,7 +357,7 @@ class ServedReception(Reception):
       for visit in told:
         self.evict(visit.index, visit.stream, reason)
     self._came()
-    self.events.put({'told': 'here'})
+    self.events.put({'event': 'here'})
 
   def _came(self) -> None:
     """Sends workers the servers' addresses, once all can be reached."""
@@ -388,9 +388,9 @@ class ServedReception(Reception):
     Raises:
       Corrupt: If the server answers a question that it was not asked.
     """
-    if event['told'] == 'unmendable':
+    if event['event'] == 'unmendable':
       self.give_up(f'Server {server}: {event["reason"]}')
-    elif event['told'] in ('saved', 'snapshot'):
+    elif event['event'] in ('saved', 'snapshot'):
       self._answers.take(server, event, body)
     elif self._has_lived(event['worker'], event['life']):
       self.events.put(event | {'server': server, 'at': time.monotonic()})
@@ -421,7 +421,9 @@ class ServedReception(Reception):
     )
 
 
-def _noted(chunks: Iterator[np.ndarray], visit: Visit) -> Iterator[np.ndarray]:
+def _noted(
+  chunks: Iterator[np.ndarray], visit: Incarnation
+) -> Iterator[np.ndarray]:
   """Yields chunks; each counts as a heartbeat, which it may delay."""
   for chunk in chunks:
     visit.seen = time.monotonic()

@@ -1,4 +1,4 @@
-"""What servers answer to the lead, which may come in parts."""
+"""What servers answer to the coordinator, which may come in parts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class Answers:
 
     Args:
       server: Which one.
-      event: 'told' is 'saved', with the 'error' if there was one, or
+      event: 'event' is 'saved', with the 'error' if there was one, or
         'snapshot', with its 'size_bytes'; 'id' is the question's.
       body: Bytes of the snapshot; others' messages may come between them.
 
@@ -39,7 +39,7 @@ class Answers:
     """
     if not self._orders.asks(server, event['id']):
       raise Corrupt(f'Server {server} answers what it was not asked.')
-    if event['told'] == 'saved':
+    if event['event'] == 'saved':
       failed = event.get('error') is not None
       answer = OSError(f'Server {server}: {event["error"]}') if failed else None
       self._orders.answer(server, event['id'], answer)

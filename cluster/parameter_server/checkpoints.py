@@ -1,9 +1,9 @@
-"""Checkpoints of a distributed run: a part of the lead and one of every server.
+"""Checkpoints of a distributed run: a part of the coordinator and one of every server.
 
 And of every worker that keeps what it has not sent of gradients.  They write
-theirs first.  The lead's part, which makes a checkpoint whole,
-follows once all are safe, and then the lead alone removes what is not needed
-any more.  So at any moment the newest that has the lead's part is whole,
+theirs first.  The coordinator's part, which makes a checkpoint whole,
+follows once all are safe, and then the coordinator alone removes what is not needed
+any more.  So at any moment the newest that has the coordinator's part is whole,
 whoever dies.  It can be gone on from with another number of servers: shares are
 joined and cut anew.
 """
@@ -72,9 +72,9 @@ class ShardedCheckpoints:
     self._saving: Future | None = None
 
   def restore(self) -> Any:
-    """Returns the lead's state of the newest whole checkpoint, or None.
+    """Returns the coordinator's state of the newest whole checkpoint, or None.
 
-    What lacks the lead's part is removed; its numbers are not used again.
+    What lacks the coordinator's part is removed; its numbers are not used again.
 
     Raises:
       ValueError: If there are checkpoints and none is whole.
@@ -82,7 +82,9 @@ class ShardedCheckpoints:
     left = [p for part in self._parts() for p in stores.folders(part)]
     self._step = max(map(stores.number, left), default=-1)
     steps = whole(self._directory)
-    state = checkpoints.newest(self._directory / 'lead', steps, self._read)
+    state = checkpoints.newest(
+      self._directory / 'coordinator', steps, self._read
+    )
     self._remove_all_but(steps)
     return state
 
@@ -107,10 +109,10 @@ class ShardedCheckpoints:
     return due
 
   def save(self, state: Any, *, examples: int) -> None:
-    """Has all servers write their parts, and then the lead's.
+    """Has all servers write their parts, and then the coordinator's.
 
     Args:
-      state: The lead's.
+      state: The coordinator's.
       examples: In it.
 
     Raises:
@@ -141,7 +143,7 @@ class ShardedCheckpoints:
     try:
       for part in parts:
         part.result()
-      stores.write(self._directory / 'lead' / str(step), tree())
+      stores.write(self._directory / 'coordinator' / str(step), tree())
     except OSError as error:
       raise checkpoints.not_written(self._directory, step, error) from error
     finally:
@@ -149,12 +151,12 @@ class ShardedCheckpoints:
     self._remove_all_but(whole(self._directory)[-self._keep :])
 
   def _remove_all_but(self, kept: Sequence[int]) -> None:
-    for part in self._parts():  # The lead's first: what it has is whole.
+    for part in self._parts():  # The coordinator's first: what it has is whole.
       stores.remove_all_but(part, kept)
 
   def _read(self, step: int) -> Any:
     state = checkpoints.thawed(
-      stores.read(self._directory / 'lead' / str(step))
+      stores.read(self._directory / 'coordinator' / str(step))
     )
     read_servers(self._directory, step, state['num_servers'])
     for worker in residuals.in_checkpoint(self._directory, step):
@@ -163,17 +165,17 @@ class ShardedCheckpoints:
     return state
 
   def _parts(self) -> list[pathlib.Path]:
-    """Returns the folders of the lead and of all others that there were."""
+    """Returns the folders of the coordinator and of all others that there were."""
     others = [
       *self._directory.glob('server*'),
       *self._directory.glob('worker*'),
     ]
-    return [self._directory / 'lead', *others]
+    return [self._directory / 'coordinator', *others]
 
 
 def whole(directory: pathlib.Path) -> list[int]:
   """Returns the numbers of a run's checkpoints, which are whole, ascending."""
-  return stores.steps(directory / 'lead')
+  return stores.steps(directory / 'coordinator')
 
 
 def read_servers(directory: pathlib.Path, step: int, count: int) -> list[Any]:

@@ -1,8 +1,8 @@
 """Evaluation on a worker's accelerator, where the coordinator has none.
 
-Dedicated servers, and so the coordinator (lead), have a CPU alone.  It collects
+Dedicated servers, and so the coordinator, have a CPU alone.  It collects
 the version that is due, and asks the first worker that has an accelerator,
-which fetches the version (`cluster.allreduce.handover`) and evaluates it
+which fetches the version (`cluster.membership.handover`) and evaluates it
 beside its iterations, as a worker in the coordinator's process does on other
 runs.  If that worker is lost, fails or is too slow, the next one is asked, and
 in the end the coordinator evaluates by itself: the figures are of the same
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from absl import logging
 
-from cluster.allreduce import handover
+from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.network.errors import Corrupt, TransportError
 from cluster.process.deadlines import Deadlines
@@ -176,7 +176,7 @@ class Evaluator:
       figures = self._figures(number, asked['address'])
     except (TransportError, jax.errors.JaxRuntimeError) as failed:
       error = f'{type(failed).__name__}: {failed}'
-    said = {'told': 'evaluated', 'number': number}
+    said = {'event': 'evaluated', 'number': number}
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
       say(said | {'figures': figures, 'error': error})
 

@@ -1,4 +1,4 @@
-"""A server in another process than the lead's, from its start to its end."""
+"""A server in another process than the coordinator's, from its start to its end."""
 
 import contextlib
 import threading
@@ -19,26 +19,26 @@ from cluster.process.exits import Unmendable
 def host(
   index: int,
   make: Callable[[Report, Mapping[str, Any]], Server],
-  lead: str,
+  coordinator: str,
   settings: Settings,
 ) -> bool:
-  """Runs a server other than the lead's, until the lead ends it.
+  """Runs a server other than the coordinator's, until the coordinator ends it.
 
-  Until it gets its first order it comes again whenever the lead is lost.
+  Until it gets its first order it comes again whenever the coordinator is lost.
 
   Args:
     index: Which server.
-    make: Makes it, given how it reports and what the lead greets it with.
-    lead: HOST:PORT of the lead.
+    make: Makes it, given how it reports and what the coordinator greets it with.
+    coordinator: HOST:PORT of the coordinator.
     settings: What all processes agree on.
 
   Returns:
     Whether the run has finished; else it goes on from a checkpoint one day.
 
   Raises:
-    Unmendable: If the lead is lost, or another process holds the rank, for too
+    Unmendable: If the coordinator is lost, or another process holds the rank, for too
       long.
-    Refused: If the lead refuses this server.
+    Refused: If the coordinator refuses this server.
   """
   address, security = settings.address, settings.security
   timeout_s, start_s = settings.timeout_s, settings.start_s
@@ -65,14 +65,20 @@ def host(
   while True:
     try:
       stream, greeting = join(
-        lead, hello, security=security, timeout_s=timeout_s, start_s=start_s
+        coordinator,
+        hello,
+        security=security,
+        timeout_s=timeout_s,
+        start_s=start_s,
       )
     except Refused:
       raise
     except RankHeld as error:
       raise Unmendable(f'Server {index} gives up: {error}') from error
     except TransportError as error:
-      raise Unmendable(f'Server {index} has lost the lead: {error}') from error
+      raise Unmendable(
+        f'Server {index} has lost the coordinator: {error}'
+      ) from error
     heart = Heart(
       stream,
       timeout_s=timeout_s,
@@ -94,7 +100,7 @@ def host(
     if ordered.is_set() or greeting != first:
       server.close(timeout_s)
       reason = heart.verdict['reason'] or 'another one is there'
-      raise Unmendable(f'Server {index} has lost the lead: {reason}')
+      raise Unmendable(f'Server {index} has lost the coordinator: {reason}')
     stream.close()
     logging.info('Server %d comes again: %s', index, heart.verdict['reason'])
   server.close(timeout_s)

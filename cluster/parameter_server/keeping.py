@@ -42,7 +42,7 @@ class Keeping:
     Args:
       directory: Of the server's parts of checkpoints.
       held: Versions of its share, parameters and statistics, by number.
-      report: Tells the lead what it has asked for; called from many threads.
+      report: Tells the coordinator what it has asked for; called from many threads.
       before: Called with the number of a checkpoint, before it is written.
     """
     self._before = before
@@ -63,7 +63,7 @@ class Keeping:
     """Reports a version, in messages that others may come between.
 
     Args:
-      number: Of the lead's question.
+      number: Of the coordinator's question.
       held: The version's.
     """
     told = number, views(self._held[held])
@@ -73,7 +73,7 @@ class Keeping:
     """Writes a part of a checkpoint and reports that it is safe, or why not.
 
     Args:
-      number: Of the lead's question.
+      number: Of the coordinator's question.
       step: Of the checkpoint.
       state: The learner's.
     """
@@ -89,9 +89,9 @@ class Keeping:
     stores.write(path, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:
-    told = {'told': 'snapshot', 'id': number}
+    told = {'event': 'snapshot', 'id': number}
     told['size_bytes'] = sum(part.size for part in whole)
-    # The lead knows whom it has lost.
+    # The coordinator knows whom it has lost.
     with contextlib.suppress(TransportError):
       self._report(told, ())
       for chunk in chunked(whole):
@@ -99,7 +99,7 @@ class Keeping:
         time.sleep(_GAP_S)
 
   def _saved(self, number: int, saved: Future) -> None:
-    told = {'told': 'saved', 'id': number}
+    told = {'event': 'saved', 'id': number}
     if error := saved.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)
       told['error'] = f'{type(error).__name__}: {error}'

@@ -2,8 +2,8 @@
 
 For pipelined routes: a piece is served as soon as all workers of the superstep
 have sent it, and travels back while they send what follows.  That is ahead of
-the lead, which alone says what counts: a push that all servers have whole.  So
-every server keeps the last version, and the pushes, until the lead commits.
+the coordinator, which alone says what counts: a push that all servers have whole.  So
+every server keeps the last version, and the pushes, until the coordinator commits.
 If a worker is lost whose push does not count, pieces of which it was a part are
 void: they are made again of the others' pushes, and the release sends them
 anew, whole.  Thus no example is applied in part, or on some servers only, and a
@@ -32,7 +32,7 @@ class _Piece:
   """One piece.
 
   Attributes:
-    learner: Holds it as the lead has last committed it.
+    learner: Holds it as the coordinator has last committed it.
     size: Elements.
     pushes: What workers of the superstep have sent, float32 [size].
     ahead: `learner` after the update of `pushes`; None until they are all.
@@ -88,7 +88,7 @@ class Pieces:
     self._examples: dict[Key, int] = {}
     self._scales: dict[Key, float] = {}
     self._expected: set[Key] = set()  # Of them, those that live.
-    self._counted: set[Key] = set()  # Whose push the lead has added,
+    self._counted: set[Key] = set()  # Whose push the coordinator has added,
     self._update = 0  # to this update.
     self._void = False  # Whether what was served has been made again.
     self._changed = threading.Condition()
@@ -220,7 +220,7 @@ class Pieces:
 
   @property
   def version(self) -> int:
-    """Updates that the lead has ordered."""
+    """Updates that the coordinator has ordered."""
     return self._pieces[0].learner.version
 
   @property

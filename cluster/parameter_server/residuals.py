@@ -88,15 +88,15 @@ class Remembered:
     Args:
       asked: `save`, the number of the checkpoint, and `since`, what is to be
         remembered in it.
-      say: Tells the lead.
+      say: Tells the coordinator.
     """
     step, known, error = asked['save'], False, None
     try:
       known = self._save(step, Since(*asked['since']))
     except OSError as failed:
       error = f'{type(failed).__name__}: {failed}'
-    with contextlib.suppress(TransportError):  # The lead notices, too.
-      say({'told': 'kept', 'step': step, 'known': known, 'error': error})
+    with contextlib.suppress(TransportError):  # The coordinator notices, too.
+      say({'event': 'kept', 'step': step, 'known': known, 'error': error})
 
   def _save(self, step: int, since: Since) -> bool:
     states = self._of(since)

@@ -1,6 +1,6 @@
-"""The distributed runtime, as its lead runs it.
+"""The distributed runtime, as its coordinator runs it.
 
-The lead has server 0 in its process.  One thread takes what happens out of the
+The coordinator has server 0 in its process.  One thread takes what happens out of the
 queue of the reception, tells the scheme, and orders all servers to do what the
 scheme says.
 """
@@ -13,9 +13,9 @@ from typing import Any
 
 from absl import logging
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.event_loop import Leading
-from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.residuals import Since, shared
 from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
@@ -25,20 +25,20 @@ from learning.scaling import factor, of
 _MOST = 64  # Events whose orders wait for one another.
 
 
-class ServedRuntime(Leading):
+class ParameterServerRuntime(Leading):
   """Real workers and servers.
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
-    lead: Asks the scheme.
+    coordinator: Asks the scheme.
   """
 
   def __init__(
     self,
     *,
-    lead: Lead,
+    coordinator: Coordinator,
     orders: Orders,
-    reception: ServedReception,
+    reception: ParameterServerReception,
     server: Callable[[Report, Mapping[str, Any]], Server],
     num_servers: int,
     kept: Callable[[], tuple[int, list[int]] | None],
@@ -47,8 +47,8 @@ class ServedRuntime(Leading):
     """Listens to nobody yet.
 
     Args:
-      lead: Asks the scheme.
-      orders: For all servers; the lead's holder.
+      coordinator: Asks the scheme.
+      orders: For all servers; the coordinator's store.
       reception: Talks to workers and servers.
       server: Makes server 0, given how it reports and how servers are greeted.
       num_servers: Number of servers.
@@ -56,14 +56,14 @@ class ServedRuntime(Leading):
         workers who have parts in it.
       **of_leading: As of `Leading`.
     """
-    super().__init__(lead=lead, reception=reception, **of_leading)
+    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
     self._orders = orders
-    self._reception: ServedReception = reception
+    self._reception: ParameterServerReception = reception
     self._server = server
     self._num_servers = num_servers
     self._kept = kept
     self._keepers: list[int] = []  # Who is to have parts in it.
-    count = len(lead.workers)
+    count = len(coordinator.workers)
     self._since = [Since()] * count  # Before an iteration has counted.
     self._wake: float | None = None
     self._alone_since = math.inf
@@ -74,7 +74,7 @@ class ServedRuntime(Leading):
       'failed': self._failed,
       'unmendable': self._unmendable,
     }
-    lead.attach(release=self._release, wake_at=self._wake_at)
+    coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
     """Waits until all servers and workers have compiled and connected.
@@ -96,15 +96,15 @@ class ServedRuntime(Leading):
 
   def resume(self) -> None:
     """Goes on from a checkpoint as from a barrier, with today's workers."""
-    self.lead.rejoin(self._before, self.time)
+    self.coordinator.rejoin(self._before, self.time)
     if (found := self._kept()) and self._orders.keeps:
       step, workers = found
       self._since = shared(step, workers, len(self._members))
       for index in sorted(set(self._keepers) - set(workers)):
-        self.lead.journal.forgot(index, self.time, None)
+        self.coordinator.recorder.forgot(index, self.time, None)
     for update in self._orders.pending:
       self._orders.commit(update)
-      self.lead.journal.committed(update, self.time)
+      self.coordinator.recorder.committed(update, self.time)
     self.start()
 
   def step(self) -> None:
@@ -127,7 +127,7 @@ class ServedRuntime(Leading):
     if self._due:
       self._wake = None
       self.time = max(self.time, self._now())
-      self.lead.wake(self.time)
+      self.coordinator.wake(self.time)
     self._look()
     self._orders.flush()
 
@@ -136,10 +136,10 @@ class ServedRuntime(Leading):
     return True
 
   def state(self) -> dict[str, Any]:
-    """Returns what the lead has to keep; the servers save the rest."""
+    """Returns what the coordinator has to keep; the servers save the rest."""
     return {
       'time': self.time,
-      'lead': self.lead.state(),
+      'coordinator': self.coordinator.state(),
       'servers': self._orders.state(),
       'keepers': self._living() if self._orders.keeps else [],
     }
@@ -147,7 +147,7 @@ class ServedRuntime(Leading):
   def restore(self, state: dict[str, Any]) -> None:
     """Goes back to where `state` was taken, with other workers perhaps."""
     self.time = state['time']
-    self._before = state['lead']
+    self._before = state['coordinator']
     self._orders.restore(state['servers'])
     self._keepers = state['keepers']
 
@@ -164,7 +164,7 @@ class ServedRuntime(Leading):
     member.arrived = 0
     if self._started:
       logging.info('Worker %d is back.', index)
-      self.lead.join(index, self.time)
+      self.coordinator.join(index, self.time)
 
   def _arrived(self, event: dict[str, Any]) -> None:
     index, member = event['worker'], self._members[event['worker']]
@@ -173,21 +173,21 @@ class ServedRuntime(Leading):
       return
     member.arrived = 0
     loss, finite = event['loss'], event['finite']
-    self.lead.check(index, finite=finite, loss=loss)
+    self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event['life']] = event['compilations']
     if event['recalled'] and self._orders.keeps:
-      self.lead.journal.recalled(index, self.time)
+      self.coordinator.recorder.recalled(index, self.time)
     member.counted = event['iteration']
-    examples = self.lead.workers[index].examples
+    examples = self.coordinator.workers[index].examples
     member.pace.computed.append((event['compute_s'], examples))
-    stage = self.lead.workers[index].stage
-    self.lead.carried(self._orders.sizes_bytes[stage])
-    since = self.lead.workers[index].since
+    stage = self.coordinator.workers[index].stage
+    self.coordinator.carried(self._orders.sizes_bytes[stage])
+    since = self.coordinator.workers[index].since
     for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
       # Clocks are compared to within a round trip.
       since = min(max(since, event[at] - self._began), self.time)
-      self.lead.enter(index, phase, since)
-    self.lead.push(
+      self.coordinator.enter(index, phase, since)
+    self.coordinator.push(
       index,
       self.time,
       compute_s=event['compute_s'],
@@ -213,8 +213,8 @@ class ServedRuntime(Leading):
     self._orders.end(index, member.life)
     if self._started:
       if self._orders.keeps and self._remembers(index).any:
-        self.lead.journal.forgot(index, self.time, None)
-      self.lead.leave(index, self.time, reason)
+        self.coordinator.recorder.forgot(index, self.time, None)
+      self.coordinator.leave(index, self.time, reason)
 
   def _look_around(self) -> None:
     """Gives up who is silent or does not go on, and if nobody is left."""
@@ -229,7 +229,7 @@ class ServedRuntime(Leading):
       raise Unmendable('No worker has come back.')
 
   def _lose_overdue(self) -> None:
-    workers = self.lead.workers
+    workers = self.coordinator.workers
     running = [
       (index, member.pace, workers[index].examples)
       for index, member in enumerate(self._members)
@@ -242,7 +242,7 @@ class ServedRuntime(Leading):
       self._lose(index, reason)
 
   def _release(self, index: int) -> None:
-    worker, pace = self.lead.workers[index], self._members[index].pace
+    worker, pace = self.coordinator.workers[index], self._members[index].pace
     pace.moved, pace.after = time.monotonic(), self._orders.sequence + 1
     self._orders.release(
       index,
@@ -251,7 +251,7 @@ class ServedRuntime(Leading):
         'ranges': worker.ranges,
         'examples': worker.examples,
         'scale': factor(of(self._orders.scalings, index)),
-        'next': self.lead.upcoming(index),
+        'next': self.coordinator.upcoming(index),
         'stage': worker.stage,
         'since': self._remembers(index),
       },
@@ -269,7 +269,7 @@ class ServedRuntime(Leading):
     """Asks the workers to write their codec states into a checkpoint.
 
     Returns:
-      A future of each part: see `ServedReception.save`.
+      A future of each part: see `ParameterServerReception.save`.
     """
     return [
       self._reception.save(index, step, self._remembers(index))

@@ -1,8 +1,8 @@
 """A server on real hosts: holds a share of the parameters.
 
-It executes what the lead orders, strictly in sequence, so that a pull is one
+It executes what the coordinator orders, strictly in sequence, so that a pull is one
 version on all servers.  Each worker has a stream of its own: the server sends
-it a version once the lead releases the worker, and then takes in its push.
+it a version once the coordinator releases the worker, and then takes in its push.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ class Server:
       index: Which server.
       learner: Of the share's flat vectors.
       flat: Of all shares.
-      keeping: Keeps what the lead wants to keep of this share.
-      report: Tells the lead that a push has arrived or that a stream failed;
+      keeping: Keeps what the coordinator wants to keep of this share.
+      report: Tells the coordinator that a push has arrived or that a stream failed;
         called from many threads.
     """
     self.index = index
@@ -205,11 +205,11 @@ class Server:
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
-        self._report(message.header | {'told': 'arrived'} | key, ())
+        self._report(message.header | {'event': 'arrived'} | key, ())
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
       if self._ports.get((worker, life)) is port:
-        self._report({'told': 'failed'} | key | {'reason': reason}, ())
+        self._report({'event': 'failed'} | key | {'reason': reason}, ())
       raise
     finally:
       with self._lock:
@@ -288,11 +288,11 @@ class Server:
       with placement.on_cpu():
         while (ordered := self._orders.get()) is not None:
           self._obey(*ordered)
-    except Exception as error:  # The lead has to know, whatever it is.
+    except Exception as error:  # The coordinator has to know, whatever it is.
       reason = f'{type(error).__name__}: {error}'
       logging.exception('Server %d has failed', self.index)
       with contextlib.suppress(TransportError):
-        self._report({'told': 'unmendable', 'reason': reason}, ())
+        self._report({'event': 'unmendable', 'reason': reason}, ())
 
   def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
     if sequence != self._sequence:
@@ -357,7 +357,7 @@ class Server:
       self._pieces.leave((worker, life))
     if port is not None:
       # Its host may be out of reach, and it in the middle of a message.
-      port.stream.cancel('The lead has given it up.')
+      port.stream.cancel('The coordinator has given it up.')
 
   def _hold(self, held: int) -> None:
     self._keeping.hold(held, self.learner.params, self.learner.stats)

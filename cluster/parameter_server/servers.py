@@ -1,7 +1,7 @@
-"""All servers of a run on real hosts, as the lead sees them: as one.
+"""All servers of a run on real hosts, as the coordinator sees them: as one.
 
 It counts versions and learning rates as each of them does, and turns what the
-lead wants into numbered orders that all of them carry out in the same sequence.
+coordinator wants into numbered orders that all of them carry out in the same sequence.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Ordered(Protocol):
 
 
 class Orders:
-  """A Holder: see `learning.learning`.
+  """A ParameterStore: see `learning.learning`.
 
   Attributes:
     version: Updates applied, or skipped.
@@ -124,7 +124,7 @@ class Orders:
   def flush(self) -> None:
     """Gives the orders so far to the servers."""
     if self._orders:
-      # What the lead's own server sends would hold up orders on their link.
+      # What the coordinator's own server sends would hold up orders on their link.
       for server in reversed(self._servers):
         server.order(self.sequence, self._orders)
       self.sequence += 1

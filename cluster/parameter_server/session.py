@@ -1,4 +1,4 @@
-"""A worker's life in a served run: its streams to the lead and all servers."""
+"""A worker's life in a served run: its streams to the coordinator and all servers."""
 
 import queue
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from absl import logging
 
 from cluster.membership.joining import dropped
 from cluster.membership.process import Settings
-from cluster.membership.session import Life
+from cluster.membership.session import Session
 from cluster.network.heartbeat import within
 from cluster.network.streams import (
   Closed,
@@ -19,8 +19,8 @@ from cluster.network.streams import (
 )
 
 
-class ServedLife(Life):
-  """See `Life`.
+class ParameterServerSession(Session):
+  """See `Session`.
 
   Attributes:
     streams: To the servers.
@@ -29,7 +29,7 @@ class ServedLife(Life):
 
   def __init__(
     self,
-    lead: str,
+    coordinator: str,
     index: int,
     settings: Settings,
     *,
@@ -37,16 +37,16 @@ class ServedLife(Life):
     evaluate: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
     **of_life: Any,
   ):
-    """Joins the lead: see `Life`.
+    """Joins the coordinator: see `Session`.
 
     Args:
-      lead: HOST:PORT.
+      coordinator: HOST:PORT.
       index: Of the worker.
       settings: What all processes of the run agree on.
-      save: Called with what the lead says of a checkpoint that is to be made,
+      save: Called with what the coordinator says of a checkpoint that is to be made,
         and what answers, in a thread of the heart.
       evaluate: Called likewise, with what it says of an evaluation.
-      **of_life: As of `Life`.
+      **of_life: As of `Session`.
 
     Raises:
       TransportError: If it cannot be joined.
@@ -56,7 +56,7 @@ class ServedLife(Life):
     self.streams: list[Stream] = []
     self.pieces: list[list[int]] = []
     super().__init__(
-      lead,
+      coordinator,
       index,
       settings,
       told=self._told,
@@ -66,10 +66,10 @@ class ServedLife(Life):
     self._key = {'worker': index, 'life': self.number}
 
   def meet(self) -> None:
-    """Connects to all servers, once the lead has said where they are.
+    """Connects to all servers, once the coordinator has said where they are.
 
     Raises:
-      TransportError: If the lead has ended this life meanwhile.
+      TransportError: If the coordinator has ended this life meanwhile.
     """
     servers = self._servers.get().get('servers', ())
     for address in servers:
@@ -93,7 +93,7 @@ class ServedLife(Life):
         raise
       except TransportError as error:
         logging.info('Still waiting for a server: %s', error)
-    raise Closed('The lead has ended this life.')
+    raise Closed('The coordinator has ended this life.')
 
   def _told(self, told: dict[str, Any]) -> None:
     if 'save' in told:

@@ -1,7 +1,7 @@
 """A process of a run with parameter servers: worker, server or coordinator.
 
 Servers are threads of the workers' processes, server k in that of worker k, or
-have processes of their own.  The coordinator (lead) is in the process of
+have processes of their own.  the coordinator is in the process of
 server 0.
 """
 
@@ -17,17 +17,17 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
 from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
-from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host
 from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.residuals import Remembered, in_checkpoint
-from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.worker import Worker
@@ -38,15 +38,19 @@ from configs.checks import require
 from configs.sections import named
 from learning import placement
 from learning.learning import Evaluation, Learner
-from route.route import Served
+from route.route import ParameterServer
 from wire.flat import check_servers, pieces, share
 
 
-class ServedSite(Process):
+class ParameterServerSite(Process):
   """Site of a run with parameter servers: see `Site` of `cluster.runtime`."""
 
   def __init__(
-    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Served
+    self,
+    config: ConfigDict,
+    meeting: Meeting,
+    parts: Parts,
+    plan: ParameterServer,
   ):
     """Creates the parts that every process of a run has.
 
@@ -74,13 +78,13 @@ class ServedSite(Process):
       check_servers(learned.elements, plan.servers)
     with named(f'config.wire.{config.wire.name}'):
       self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
-    self.holder = Orders(
+    self.store = Orders(
       flat=self._flat,
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
       scaling=learned.scaling,
     )
-    if self.leads:
+    if self.is_coordinator:
       where = 'processes of their own' if plan.dedicated else 'workers'
       whole = ', as config.optimizer.clip_norm needs whole updates'
       why = whole if config.optimizer.clip_norm < math.inf else ''
@@ -92,7 +96,7 @@ class ServedSite(Process):
     with named('config.checkpoint'):
       return sharded.ShardedCheckpoints(
         self._directory,
-        orders=self.holder,
+        orders=self.store,
         num_servers=self._plan.servers,
         jobs=self.jobs,
         **self._checkpoint,
@@ -109,17 +113,17 @@ class ServedSite(Process):
     )
 
   @property
-  def leads(self) -> bool:
+  def is_coordinator(self) -> bool:
     """True if the coordinator is in this process."""
     kind = 'server' if self._plan.dedicated else 'worker'
     role = self.meeting.role
     return (role.kind, role.index) == (kind, 0)
 
-  def runtime(self, lead: Lead) -> ServedRuntime:
+  def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
     """Returns the runtime with the event loop, for the coordinator."""
-    reception = ServedReception(
-      orders=self.holder,
-      num_workers=len(lead.workers),
+    reception = ParameterServerReception(
+      orders=self.store,
+      num_workers=len(coordinator.workers),
       num_servers=self._plan.servers,
       dedicated=self._plan.dedicated,
       reserved={} if self._plan.dedicated else {0: self.settings.process},
@@ -129,9 +133,9 @@ class ServedSite(Process):
     )
     if isinstance(self.evaluate, RemoteEvaluation):
       self.evaluate.attach(reception)
-    return ServedRuntime(
-      lead=lead,
-      orders=self.holder,
+    return ParameterServerRuntime(
+      coordinator=coordinator,
+      orders=self.store,
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=self._plan.servers,
@@ -148,7 +152,7 @@ class ServedSite(Process):
     if not plan.dedicated and role.index < plan.servers:
       beside = threading.Thread(target=self._host_beside, daemon=True)
       beside.start()
-    finished = self._worker(role.lead)()
+    finished = self._worker(role.coordinator)()
     if beside:
       beside.join(self.settings.start_s)
     return finished
@@ -164,7 +168,7 @@ class ServedSite(Process):
     step, _ = self.checkpoints.found
     return step, in_checkpoint(self._directory, step)
 
-  def _worker(self, lead: str) -> Worker:
+  def _worker(self, coordinator: str) -> Worker:
     return Worker(
       self.meeting.role.index,
       gradient=self.parts.learned.gradient,
@@ -175,7 +179,7 @@ class ServedSite(Process):
       ),
       speed=self.parts.speed,
       faults=self.faults,
-      lead=lead,
+      coordinator=coordinator,
       settings=self.settings,
       hung=self._hung,
       evaluator=self._evaluator(),
@@ -202,7 +206,7 @@ class ServedSite(Process):
     """
     index, plan = self.meeting.role.index, self._plan
     holds = not plan.dedicated and index < plan.servers
-    needed = self.leads or (holds and said == 'left')
+    needed = self.is_coordinator or (holds and said == 'left')
     self._stuck = needed
     stays = ', and stays away: others need its process' if needed else ''
     logging.error('Worker %d hangs%s.', index, stays)
@@ -225,7 +229,7 @@ class ServedSite(Process):
       return host(
         role.index,
         functools.partial(self._server, role.index),
-        role.lead,
+        role.coordinator,
         self.settings,
       )
     except Unmendable as error:
@@ -306,7 +310,9 @@ class ServedSite(Process):
     self.faults.happen(self.faults.due(who, step, Phase.CHECKPOINT))
 
 
-def _check_divisible(config: ConfigDict, parts: Parts, plan: Served) -> None:
+def _check_divisible(
+  config: ConfigDict, parts: Parts, plan: ParameterServer
+) -> None:
   """Checks that servers can apply updates to their shares independently.
 
   Shares cut through layers, so norms of layers or of whole updates are not

@@ -1,7 +1,7 @@
 """A worker on real hosts: pulls, computes, pushes.
 
-It joins the lead, talks to every server over a stream of its own, and joins
-again, as a new life, when the lead has given it up or a stream is lost.
+It joins the coordinator, talks to every server over a stream of its own, and joins
+again, as a new life, when the coordinator has given it up or a stream is lost.
 """
 
 import functools
@@ -27,7 +27,7 @@ from cluster.network.messages import Spoil
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
 from cluster.parameter_server.residuals import Remembered, Since
-from cluster.parameter_server.session import ServedLife
+from cluster.parameter_server.session import ParameterServerSession
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import Pace
 from cluster.process.faults import Fault, Faults, Kind, Phase, corrupted, spoilt
@@ -54,7 +54,7 @@ class Worker:
     remembered: Remembered,
     speed: Speed | None,
     faults: Faults,
-    lead: str,
+    coordinator: str,
     settings: Settings,
     hung: Callable[[str], None],
     evaluator: Evaluator | None = None,
@@ -69,9 +69,9 @@ class Worker:
       remembered: By its codecs.
       speed: How long iterations take at least; None for as long as they take.
       faults: What goes wrong on purpose.
-      lead: HOST:PORT of the lead.
+      coordinator: HOST:PORT of the coordinator.
       settings: What all processes agree on.
-      hung: Called with what the lead has said, from another thread, if this
+      hung: Called with what the coordinator has said, from another thread, if this
         worker does not heed it: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
     """
@@ -81,7 +81,7 @@ class Worker:
     self._remembered = remembered
     self._batching = batching
     self._faults = faults
-    self._lead, self._settings = lead, settings
+    self._coordinator, self._settings = coordinator, settings
     self._hung = hung
     self._evaluator = evaluator
     self._warm = False
@@ -121,7 +121,7 @@ class Worker:
       Whether it has finished; else it goes on from a checkpoint one day.
 
     Raises:
-      SystemExit: With LOST if the lead is lost for too long, with 1 if it
+      SystemExit: With LOST if the coordinator is lost for too long, with 1 if it
         refuses this worker.
     """
     with explained(self.index), self._host:
@@ -130,11 +130,11 @@ class Worker:
     return verdict['finished']
 
   def _session(self) -> dict[str, Any]:
-    """Works until the lead ends it, or is lost; returns what it has said."""
+    """Works until the coordinator ends it, or is lost; returns what it has said."""
     pace = self._pace = Pace()
     with (
-      ServedLife(
-        self._lead,
+      ParameterServerSession(
+        self._coordinator,
         self.index,
         self._settings,
         with_beats=pace.told,
@@ -154,7 +154,7 @@ class Worker:
         self._iterate(life.streams, life.heart)
     return life.heart.verdict
 
-  def _prepare(self, life: ServedLife) -> None:
+  def _prepare(self, life: ParameterServerSession) -> None:
     """Gets ready for a new life."""
     if not self._warm:
       life.say({'doing': 'compiling'})
@@ -164,7 +164,7 @@ class Worker:
     self._doing = []
     self._remembered.begin()
 
-  def _report_ready(self, life: ServedLife) -> None:
+  def _report_ready(self, life: ParameterServerSession) -> None:
     life.say(
       {
         'ready': True,

@@ -1,4 +1,4 @@
-"""Follows the links of a run, and has its forest changed: for the lead."""
+"""Follows the links of a run, and has its forest changed: for the coordinator."""
 
 import itertools
 import threading
@@ -37,7 +37,7 @@ class Adaptation:
     Args:
       formation: Makes groups.
       size_bytes: Of what is summed.
-      tell: Puts an event into the queue of the lead.
+      tell: Puts an event into the queue of the coordinator.
       record: Adds a row about links to the run's events.
     """
     self._formation, self._size_bytes = formation, size_bytes
@@ -162,7 +162,7 @@ class Adaptation:
     self, running: Packed, cluster: Cluster, host_s: Mapping[str, float]
   ) -> None:
     """Packs, in a thread, and tells of it."""
-    event: dict[str, Any] = {'told': 'packed', 'error': ''}
+    event: dict[str, Any] = {'event': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
       # All pairs were measured: none is lost.

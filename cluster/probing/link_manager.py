@@ -1,4 +1,4 @@
-"""Which links the lead believes in, and whether they are measured."""
+"""Which links the coordinator believes in, and whether they are measured."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from topology.clusters import cluster as clusters
 
 
 class Linking:
-  """Lets the formation know the links; for the thread of the lead."""
+  """Lets the formation know the links; for the thread of the coordinator."""
 
   def __init__(
     self,

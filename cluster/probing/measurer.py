@@ -28,13 +28,13 @@ class Measurer:
     self._endpoint: transfers.Endpoint | None = None
 
   def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Does what the lead has ordered.
+    """Does what the coordinator has ordered.
 
     Args:
       told: By `Survey`: number and order.
 
     Returns:
-      What to tell the lead.
+      What to tell the coordinator.
     """
     answer: Any = None
     problem = ''
@@ -45,7 +45,7 @@ class Measurer:
     except OSError as error:
       problem = f'worker {self._index}: {error.strerror or error}'
     return {
-      'told': 'answered',
+      'event': 'answered',
       'number': told['number'],
       'answer': answer,
       'problem': problem[:200],

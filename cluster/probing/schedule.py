@@ -1,7 +1,7 @@
-"""Measuring the links between the workers of a run, as its lead has it done.
+"""Measuring the links between the workers of a run, as its coordinator has it done.
 
-Orders and answers go over the streams that workers have to the lead; a thread
-of its own waits for the answers, so that the lead still notices who is gone.
+Orders and answers go over the streams that workers have to the coordinator; a thread
+of its own waits for the answers, so that the coordinator still notices who is gone.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Has links measured where nobody has said what they are: for the lead."""
+"""Has links measured where nobody has said what they are: for the coordinator."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _TRIES = 2  # Of all the tests, if nobody was lost meanwhile.
 
 
 class Surveyor:
-  """Has one measuring done after the other; for the thread of the lead.
+  """Has one measuring done after the other; for the thread of the coordinator.
 
   Attributes:
     busy: Whether one is under way.
@@ -33,7 +33,7 @@ class Surveyor:
     Args:
       kept: Where results are.
       send: Sends a message to a worker.
-      tell: Puts an event into the queue of the lead.
+      tell: Puts an event into the queue of the coordinator.
       timeout_s: Silence after which a process counts as lost.
     """
     self._kept, self._send, self._tell = kept, send, tell
@@ -65,7 +65,7 @@ class Surveyor:
       timeout_s=self._timeout_s,
     )
     self._survey.start(
-      lambda result: self._tell({'told': 'measured', **result})
+      lambda result: self._tell({'event': 'measured', **result})
     )
 
   def answered(self, event: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What goes over the connections of a run: workers tell it, the lead adds.
+"""What goes over the connections of a run: workers tell it, the coordinator adds.
 
 Workers tell what they have sent from the start, and for how long something was
 on its way to each other worker.  Bytes over these seconds, from one telling to
@@ -30,7 +30,7 @@ def rows(traffic: Mapping[int, Any]) -> list[list[Any]]:
 
 
 class Telling:
-  """Tells the lead of a worker's traffic, in a thread; a context manager."""
+  """Tells the coordinator of a worker's traffic, in a thread; a context manager."""
 
   def __init__(
     self,
@@ -42,7 +42,7 @@ class Telling:
 
     Args:
       traffic: Of an `Executor`.
-      say: Tells the lead.
+      say: Tells the coordinator.
       period_s: From one telling to the next.
     """
     self._traffic, self._say, self._period_s = traffic, say, period_s
@@ -58,7 +58,7 @@ class Telling:
   def _run(self) -> None:
     while not self._over.wait(self._period_s):
       try:
-        self._say({'told': 'traffic', 'sent': rows(self._traffic())})
+        self._say({'event': 'traffic', 'sent': rows(self._traffic())})
       except TransportError:
         return  # Who listens has seen it too, and says why.
 
@@ -82,7 +82,7 @@ TRAFFIC: checked.Fields = {'sent': _is_sent}
 
 
 class Windows:
-  """Makes rates of what workers tell; for the thread of the lead."""
+  """Makes rates of what workers tell; for the thread of the coordinator."""
 
   def __init__(self) -> None:
     """Begins the first window when somebody tells something."""

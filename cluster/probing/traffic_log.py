@@ -1,4 +1,4 @@
-"""What workers have sent, added up for the rows of a run: for the lead.
+"""What workers have sent, added up for the rows of a run: for the coordinator.
 
 Workers tell it when they have formed a generation and when they compare what
 they hold: then all have the same version, and nothing is on its way.

@@ -2,7 +2,7 @@
 
 Heartbeats come from a thread of their own.  They show that a process is alive,
 not that it makes progress.  Every heartbeat therefore carries the progress: the
-current phase, and a count that grows with each chunk.  The coordinator (lead)
+current phase, and a count that grows with each chunk.  the coordinator
 evicts a process whose progress does not change before a deadline:
 
   transferring    2 timeouts without a chunk, counted from when the servers have
@@ -276,6 +276,8 @@ def exit_hung(doing: str, still_s: float) -> None:
     doing: The activity that hangs, for the log.
     still_s: Its duration so far, seconds.
   """
-  logging.error('The lead has been at %s for %.1f s, in:', doing, still_s)
+  logging.error(
+    'The coordinator has been at %s for %.1f s, in:', doing, still_s
+  )
   faulthandler.dump_traceback()
   os._exit(LOST)

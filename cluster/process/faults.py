@@ -44,7 +44,7 @@ class Phase(enum.StrEnum):
   LAST = 'last'  # Before the last chunk that it sends.
   END = 'end'  # Once the run has finished; the number does not matter.
   # Of servers: of the checkpoint of that number; of that evaluation of a life,
-  # which is the lead's.
+  # which is the coordinator's.
   CHECKPOINT = 'checkpoint'
   EVALUATION = 'evaluation'
 
@@ -351,9 +351,9 @@ def _parsed(entry: Any, num_workers: int, num_servers: int) -> Fault:
   served = fault.phase in _SERVED
   whole = f'{[str(p) for p in _SERVED]} for servers, other phases for workers'
   require(served == isinstance(entry[0], str), 'faults', whole, entry)
-  leads = fault.phase != Phase.EVALUATION or entry[0] == 'server:0'
-  whole = "an evaluation of 'server:0', which the lead has"
-  require(leads, 'faults', whole, entry)
+  is_coordinator = fault.phase != Phase.EVALUATION or entry[0] == 'server:0'
+  whole = "an evaluation of 'server:0', which the coordinator has"
+  require(is_coordinator, 'faults', whole, entry)
   return fault
 
 

@@ -3,8 +3,8 @@
 A run has W workers and D dedicated servers (none if workers hold the shards).
 
   rank            is         and
-  r < W           worker r   worker 0 leads if no server is dedicated
-  W + k < W + D   server k   server 0 leads
+  r < W           worker r   worker 0 is the coordinator if no server is dedicated
+  W + k < W + D   server k   server 0 is the coordinator
 
 The first of these that is there tells the rank, and how many were started:
 
@@ -21,10 +21,10 @@ Launchers that start processes inside tasks of others come first: torchrun runs
 in tasks of srun and mpirun, and mpirun reaches other hosts through srun.  The
 PMI and PMIx of srun itself count as SLURM, which tells more.
 
-All meet at one address, HOST:PORT, where the lead listens: that of --lead, else
-of SYNCOPATE_LEAD, else with torchrun that of MASTER_ADDR and the port after
+All meet at one address, HOST:PORT, where the coordinator listens: that of --coordinator, else
+of SYNCOPATE_COORDINATOR, else with torchrun that of MASTER_ADDR and the port after
 MASTER_PORT, at which torchrun's own store listens.  Without any of these the
-lead writes its address into the run's folder (`rendezvous`), with the name that
+coordinator writes its address into the run's folder (`rendezvous`), with the name that
 SLURM or MPI has given to this start of all processes, which tells it from an
 earlier one.
 """
@@ -58,8 +58,8 @@ _MPI_STARTS = {
   'PMIX_RANK': ('PMIX_NAMESPACE',),
 }
 _SLURM_PMIX = 'slurm.pmix.'  # Begins the namespaces of srun's own PMIx.
-_GIVEN = '--lead or SYNCOPATE_LEAD'
-_RENAMED = 'SYNCOPATE_COORDINATOR'
+_GIVEN = '--coordinator or SYNCOPATE_COORDINATOR'
+_RENAMED = 'SYNCOPATE_LEAD'
 _FREE = range(20000, 32000)
 
 
@@ -69,7 +69,7 @@ class Role(NamedTuple):
   Attributes:
     kind: 'worker' or 'server'.
     index: From 0, among the workers or among the dedicated servers.
-    lead: HOST:PORT where the lead listens; '' if its file in the run's folder
+    coordinator: HOST:PORT where the coordinator listens; '' if its file in the run's folder
       tells.
     launch: Then the name that SLURM or MPI has given to this start of all
       processes, else ''.
@@ -77,7 +77,7 @@ class Role(NamedTuple):
 
   kind: str
   index: int
-  lead: str
+  coordinator: str
   launch: str = ''
 
 
@@ -87,7 +87,7 @@ def find(
   workers: int,
   dedicated: int,
   role: str = '',
-  lead: str = '',
+  coordinator: str = '',
   here: str = '127.0.0.1',
 ) -> Role:
   """Returns the role of this process.
@@ -97,14 +97,14 @@ def find(
     workers: Of the run, at least 1.
     dedicated: Servers with processes of their own, or 0.
     role: Flag of this name, '' if it is not given.
-    lead: Flag of this name, HOST:PORT or ''.
-    here: Address of this host, where the lead of a run of one process listens.
+    coordinator: Flag of this name, HOST:PORT or ''.
+    here: Address of this host, where the coordinator of a run of one process listens.
 
   Raises:
     ValueError: If anything is missing or malformed, or if the run does not have
       as many processes as were started.
   """
-  now = 'nothing: it is called SYNCOPATE_LEAD now, and is where the lead is'
+  now = 'nothing: it is called SYNCOPATE_COORDINATOR now'
   before = environ.get(_RENAMED, '')
   require(not before, _RENAMED, now, before)
   source = '' if role else _source(environ)
@@ -114,18 +114,18 @@ def find(
     rank = _rank(environ, source, workers, dedicated)
     kind = 'worker' if rank < workers else 'server'
     index = rank if rank < workers else rank - workers
-  lead = _given(environ, lead)
-  if not lead and workers + dedicated == 1:
-    lead = f'{here}:{free_ports(1)[0]}'
-  elif not lead and source == 'RANK':
-    lead = _of_torchrun(environ, dedicated)
-  launch = '' if lead else _launch(environ, source)
-  require(bool(lead or launch), _GIVEN, _needed(source), '')
-  return Role(kind, index, lead, launch)
+  coordinator = _given(environ, coordinator)
+  if not coordinator and workers + dedicated == 1:
+    coordinator = f'{here}:{free_ports(1)[0]}'
+  elif not coordinator and source == 'RANK':
+    coordinator = _of_torchrun(environ, dedicated)
+  launch = '' if coordinator else _launch(environ, source)
+  require(bool(coordinator or launch), _GIVEN, _needed(source), '')
+  return Role(kind, index, coordinator, launch)
 
 
 def leading(dedicated: int) -> str:
-  """Returns the process that leads: 'worker 0' or 'server 0'."""
+  """Returns the process that is_coordinator: 'worker 0' or 'server 0'."""
   return 'server 0' if dedicated else 'worker 0'
 
 
@@ -209,9 +209,14 @@ def _rank(
 
 def _given(environ: Mapping[str, str], flag: str) -> str:
   """Returns the address from its flag or its variable; '' without either."""
-  address = flag or environ.get('SYNCOPATE_LEAD', '')
+  address = flag or environ.get('SYNCOPATE_COORDINATOR', '')
   valid = not address or is_address(address)
-  require(valid, '--lead' if flag else 'SYNCOPATE_LEAD', 'HOST:PORT', address)
+  require(
+    valid,
+    '--coordinator' if flag else 'SYNCOPATE_COORDINATOR',
+    'HOST:PORT',
+    address,
+  )
   return address
 
 
@@ -228,7 +233,7 @@ def _of_torchrun(environ: Mapping[str, str], dedicated: int) -> str:
   if dedicated:  # MASTER_ADDR is the host of rank 0, a worker.
     size = environ['WORLD_SIZE']
     one = environ.get('LOCAL_WORLD_SIZE') == size
-    needed = f'HOST:PORT, because server 0 leads, with {size} processes on '
+    needed = f'HOST:PORT, because server 0 is the coordinator, with {size} processes on '
     needed += 'several hosts, and MASTER_ADDR is the host of worker 0'
     require(one, _GIVEN, needed, '')
   return address

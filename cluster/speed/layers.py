@@ -136,24 +136,24 @@ def scaled(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
 
 
 def ranges(
-  layers: Sequence[Layer], range_bytes: float, rest_bytes: int
+  layers: Sequence[Layer], bucket_bytes: float, rest_bytes: int
 ) -> list[Range]:
   """Returns what travels as one: as many layers as make so many bytes.
 
-  A range is closed as soon as it has at least `range_bytes`; 0 closes one for
+  A range is closed as soon as it has at least `bucket_bytes`; 0 closes one for
   each layer.  The last one has what is left open and what is ready at the end:
   statistics, which are known after the gradient.
 
   Args:
     layers: In the order in which the backward pass makes them.
-    range_bytes: At least 0; inf for all in one.
+    bucket_bytes: At least 0; inf for all in one.
     rest_bytes: Of what comes last.
   """
   found, size, ready, copy_s = [], 0, 0.0, 0.0
   for layer in layers:
     size, ready = size + layer.bytes, max(ready, layer.ready)
     copy_s = max(copy_s, layer.copy_s)
-    if size and size >= range_bytes:
+    if size and size >= bucket_bytes:
       found.append(Range(size, ready, copy_s))
       size, ready = 0, 0.0
   if size or rest_bytes or not found:
@@ -190,11 +190,11 @@ def spread(parts: Sequence[Range], sizes: Sequence[int]) -> list[Range]:
   return found
 
 
-def even(size_bytes: int, range_bytes: float) -> list[int]:
+def even(size_bytes: int, bucket_bytes: float) -> list[int]:
   """Returns the bytes of equal layers, as many as ranges if they are whole."""
-  if not 0 < range_bytes < size_bytes:
+  if not 0 < bucket_bytes < size_bytes:
     return [size_bytes]
-  count = math.ceil(size_bytes / range_bytes)
+  count = math.ceil(size_bytes / bucket_bytes)
   ends = [size_bytes * i // count // 4 * 4 for i in range(count)]
   return [b - a for a, b in itertools.pairwise([*ends, size_bytes])]
 
@@ -202,7 +202,7 @@ def even(size_bytes: int, range_bytes: float) -> list[int]:
 def of_run(
   config: ConfigDict,
   learned: Any,
-  range_bytes: float,
+  bucket_bytes: float,
   dtype: np.dtype,
   *,
   copy_Bps: float = math.inf,
@@ -212,7 +212,7 @@ def of_run(
   Args:
     config: Of the run; may name a profile.
     learned: A `Learning`: what is learned.
-    range_bytes: As of `ranges`, of float32.
+    bucket_bytes: As of `ranges`, of float32.
     dtype: What gradients travel as; if that is not float32, what comes last is
       a range by itself.
     copy_Bps: If finite, an accelerator computes gradients: they are ready when
@@ -232,7 +232,7 @@ def of_run(
     require(not sizes or got == params, field, expected, got)
     found = found if sizes else scaled(found, params)
   else:
-    found = in_proportion(sizes or even(params, range_bytes))
+    found = in_proportion(sizes or even(params, bucket_bytes))
   if copy_Bps < math.inf:
     ends = itertools.accumulate(each.bytes for each in found)
     found = [
@@ -241,10 +241,10 @@ def of_run(
     ]
   rest = stats + learned.other_bytes
   if dtype.itemsize == _ITEM:
-    return ranges(found, range_bytes, rest)
+    return ranges(found, bucket_bytes, rest)
   rounded = [
     each._replace(bytes=each.bytes // _ITEM * dtype.itemsize)
-    for each in ranges(found, range_bytes, 0)
+    for each in ranges(found, bucket_bytes, 0)
   ]
   if rest:
     rounded.append(Range(rest, 1.0, rounded[-1].copy_s))

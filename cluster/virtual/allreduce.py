@@ -242,7 +242,7 @@ class _State:
   window: Window | None = None
 
 
-class Reduced:
+class AllreduceTransfers:
   """Iterations that end with sums among all workers; used like `Whole`."""
 
   def __init__(self, sums: Sums, traffic: Traffic):

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
-from cluster.virtual.allreduce import Reduced
+from cluster.virtual.allreduce import AllreduceTransfers
 from cluster.virtual.script import Scripted
-from cluster.virtual.store import LocalHolder
+from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
 from learning.learning import Gradient
@@ -31,7 +31,7 @@ _STATE = ('time', '_workers', '_wake', '_events')
 
 @dataclasses.dataclass
 class _InFlight:
-  """A worker's iteration in flight, beside what the lead knows of it."""
+  """A worker's iteration in flight, beside what the coordinator knows of it."""
 
   is_state = True  # Plain data: checkpoints hold it.
 
@@ -50,26 +50,26 @@ class VirtualRuntime:
 
   Attributes:
     time: Seconds since the start.
-    lead: Asks the scheme.
+    coordinator: Asks the scheme.
     gradient: Computes the pushes.
   """
 
   def __init__(
     self,
     *,
-    lead: Lead,
-    holder: LocalHolder,
+    coordinator: Coordinator,
+    store: LocalParameterStore,
     gradient: Gradient,
     speed: Speed,
-    transfers: Whole | Pipelined | Reduced,
+    transfers: Whole | Pipelined | AllreduceTransfers,
     script: Sequence[Scripted],
     looked: Callable[[float], None],
   ):
     """Sets the cluster up at time 0.
 
     Args:
-      lead: Asks the scheme.
-      holder: Of the learner, the lead's.
+      coordinator: Asks the scheme.
+      store: Of the learner, the coordinator's.
       gradient: Computes pushes.
       speed: How long workers compute.
       transfers: How long pushes and pulls take.
@@ -77,12 +77,12 @@ class VirtualRuntime:
       looked: Called with the time once an evaluation has become due.
     """
     self.time = 0.0
-    self.lead = lead
+    self.coordinator = coordinator
     self.gradient = gradient
     self._speed = speed
-    self._holder = holder
-    count = len(lead.workers)
-    self._workers = [_InFlight(holder.trees.init(k)) for k in range(count)]
+    self._store = store
+    count = len(coordinator.workers)
+    self._workers = [_InFlight(store.trees.init(k)) for k in range(count)]
     self._transfers = transfers
     self._looked = looked
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
@@ -92,19 +92,19 @@ class VirtualRuntime:
       (each.time, kinds[each.event], each.worker, -1) for each in script
     ]
     heapq.heapify(self._events)
-    lead.attach(release=self._pull, wake_at=self._wake_at)
+    coordinator.attach(release=self._pull, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
-    learner, batching = self._holder.learner, self.lead.batching
+    learner, batching = self._store.learner, self.coordinator.batching
     learner.restore(self.gradient.placed(learner.state()))
     for worker in self._workers:
       worker.message = self.gradient.placed(worker.message)
       worker.codec = self.gradient.placed(worker.codec)
     payloads = self.gradient.warm_up(
-      self._holder.pulled(), batching.largest, changing=batching.changes
+      self._store.pulled(), batching.largest, changing=batching.changes
     )
-    self._holder.warm_up(payloads)
+    self._store.warm_up(payloads)
 
   def start(self) -> None:
     """Releases the first iterations; once, and not after `restore`.
@@ -112,7 +112,7 @@ class VirtualRuntime:
     Raises:
       ValueError: If the scheme is not one for these workers.
     """
-    self.lead.start(self.time)
+    self.coordinator.start(self.time)
 
   def resume(self) -> None:
     """Goes on after `restore`: nothing to do."""
@@ -136,7 +136,7 @@ class VirtualRuntime:
       if delivered is not NOTHING:
         self._delivered(delivered)
         event = self._next_event()
-    self.time, looked = event, self.lead.journal.looked
+    self.time, looked = event, self.coordinator.recorder.looked
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:
       self._computed(number)
@@ -144,7 +144,7 @@ class VirtualRuntime:
       self._push(number)
     else:
       self._happened(kind, number)
-    if self.lead.journal.looked > looked:
+    if self.coordinator.recorder.looked > looked:
       self._looked(self.time)
 
   def pause(self) -> bool:
@@ -156,8 +156,8 @@ class VirtualRuntime:
     return {
       **{name: getattr(self, name) for name in _STATE},
       '_transfers': self._transfers.state(),
-      'lead': self.lead.state(),
-      **self._holder.state(),
+      'coordinator': self.coordinator.state(),
+      **self._store.state(),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -165,12 +165,12 @@ class VirtualRuntime:
     for name in _STATE:
       setattr(self, name, state[name])
     self._transfers.restore(state['_transfers'])
-    self.lead.restore(state['lead'])
-    self._holder.restore(state)
+    self.coordinator.restore(state['coordinator'])
+    self._store.restore(state)
 
   def close(self) -> None:
     """Ends what every worker is in the middle of, for the accounts."""
-    self.lead.close(self.time)
+    self.coordinator.close(self.time)
 
   def summary(self) -> dict[str, Any]:
     """Returns what summary.json says of this runtime alone.
@@ -202,11 +202,11 @@ class VirtualRuntime:
 
   def _happened(self, kind: int, number: int) -> None:
     if kind == _WAKE:
-      self.lead.wake(self.time)
+      self.coordinator.wake(self.time)
     elif kind == _LEAVE:
       self._leave(number)
     else:
-      self.lead.join(number, self.time)
+      self.coordinator.join(number, self.time)
 
   def _wake_at(self, time: float | None) -> None:
     self._wake += 1
@@ -215,13 +215,13 @@ class VirtualRuntime:
       heapq.heappush(self._events, event)
 
   def _pull(self, index: int) -> None:
-    self._workers[index].params = self._holder.pulled()
+    self._workers[index].params = self._store.pulled()
     self._delivered(self._transfers.pull(self.time, index))
 
   def _computed(self, index: int) -> None:
     """A worker has its gradient and sends it."""
-    worker, known = self._workers[index], self.lead.workers[index]
-    before, scalings = self.gradient.computed, self._holder.scalings
+    worker, known = self._workers[index], self.coordinator.workers[index]
+    before, scalings = self.gradient.computed, self._store.scalings
     scale = scaling.factor(scaling.of(scalings, index)) if scalings else 1.0
     payload, worker.loss = self.gradient(
       worker.params,
@@ -232,22 +232,22 @@ class VirtualRuntime:
     )
     worker.params, worker.computed = None, self.gradient.computed - before
     worker.before = worker.codec
-    worker.message, worker.codec = self._holder.trees.encode(
+    worker.message, worker.codec = self._store.trees.encode(
       worker.codec, payload, known.stage, scale
     )
-    self.lead.enter(index, 'push', self.time)
+    self.coordinator.enter(index, 'push', self.time)
     for waited in self._transfers.push(self.time, index, known.stage):
       self._waited(waited)
 
   def _push(self, index: int) -> None:
     """A push has arrived whole."""
-    worker, known = self._workers[index], self.lead.workers[index]
-    finite = self._holder.arrived(index, worker.message, known.stage)
+    worker, known = self._workers[index], self.coordinator.workers[index]
+    finite = self._store.arrived(index, worker.message, known.stage)
     if not finite:  # It does not count.
       worker.codec = worker.before
     loss, worker.loss = worker.loss, None
     worker.message = worker.before = None
-    self.lead.push(
+    self.coordinator.push(
       index,
       self.time,
       compute_s=worker.compute_s,
@@ -259,16 +259,16 @@ class VirtualRuntime:
 
   def _delivered(self, delivered: Delivered) -> None:
     if delivered.size_bytes:
-      self.lead.carried(delivered.size_bytes)
+      self.coordinator.carried(delivered.size_bytes)
     for index in delivered.ended:
-      if self.lead.workers[index].phase == 'push':
+      if self.coordinator.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)
       else:
         self._compute(index)
 
   def _compute(self, index: int) -> None:
-    known = self.lead.workers[index]
-    self.lead.enter(index, 'compute', self.time)
+    known = self.coordinator.workers[index]
+    self.coordinator.enter(index, 'compute', self.time)
     seconds = self._speed.seconds(index, known.iteration, known.examples)
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
@@ -276,8 +276,8 @@ class VirtualRuntime:
   def _waited(self, index: int) -> None:
     """Says that a worker which was to push has only waited so far."""
     # Who waits for the scheme has pushed; this one has not, until now.
-    self.lead.workers[index].phase = 'wait'
-    self.lead.enter(index, 'push', self.time)
+    self.coordinator.workers[index].phase = 'wait'
+    self.coordinator.enter(index, 'push', self.time)
 
   def _again(self, index: int) -> None:
     """Lets a worker compute its iteration once more."""
@@ -287,26 +287,26 @@ class VirtualRuntime:
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
-    lost = self.lead.workers[index].phase != 'wait'
+    lost = self.coordinator.workers[index].phase != 'wait'
     left = self._transfers.leave(self.time, index, lost=lost)
     for waited in left.waited:
       self._waited(waited)
-    l1 = self._holder.forget(index, _counted(worker))
+    l1 = self._store.forget(index, _counted(worker))
     if any(l1.values()):
-      self.lead.journal.forgot(index, self.time, l1)
-    codec = self._holder.trees.init(index)
+      self.coordinator.recorder.forgot(index, self.time, l1)
+    codec = self._store.trees.init(index)
     self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:
-      self.lead.enter(other, 'pull', self.time)
+      self.coordinator.enter(other, 'pull', self.time)
       self._again(other)
-    self.lead.leave(index, self.time, 'config.cluster.script')
+    self.coordinator.leave(index, self.time, 'config.cluster.script')
 
   def _schedule(self, time: float, kind: int, index: int) -> None:
     life = self._workers[index].life
     heapq.heappush(self._events, (time, kind, index, life))
 
   def _stuck(self) -> str:
-    phases = [worker.phase or 'gone' for worker in self.lead.workers]
+    phases = [worker.phase or 'gone' for worker in self.coordinator.workers]
     return (
       f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
       'run whose workers all leave needs a join in config.cluster.script.'

@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from cluster import talks
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.layers import Range
@@ -18,8 +18,8 @@ from cluster.traffic import Traffic
 from cluster.virtual import allreduce, script, stages, transfers
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
-from cluster.virtual.store import LocalHolder
-from cluster.virtual.talking import TalkingHolder
+from cluster.virtual.store import LocalParameterStore
+from cluster.virtual.talking import MultiRoundStore
 from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
@@ -27,7 +27,7 @@ from learning.learning import Learner
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
-from route.route import Plan, Served
+from route.route import ParameterServer, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire import trees
 from wire.flat import check_servers, even
@@ -68,25 +68,27 @@ def speed(config: ConfigDict, choose: Choose) -> Speed:
 class VirtualSite:
   """See `cluster.runtime`."""
 
-  leads = True
+  is_coordinator = True
   clock: Literal['virtual'] = 'virtual'
   later = None
 
   def __init__(self, config: ConfigDict, parts: Parts):
-    """Makes the holder of the learner, and the checkpoints."""
+    """Makes the store of the learner, and the checkpoints."""
     learned, plan = parts.learned, parts.plan
-    served = isinstance(plan, Served)
+    served = isinstance(plan, ParameterServer)
     params, stats = learned.params, learned.stats
     learner, scaling = learned.learner(params, stats), learned.scaling
     workers, self._talks = config.cluster.workers, None
     if served:
       travel, self._sizes = _travel(config, parts, plan.servers)
       each = [scaling] * workers if scaling else []
-      self.holder = LocalHolder(learner, travel, scalings=each, summed=False)
+      self.store = LocalParameterStore(
+        learner, travel, scalings=each, summed=False
+      )
     else:
       learner.scaling = scaling
       self._talks = talks.of_run(config, parts.plan, parts.wire, parts.learned)
-      self.holder = _summing(parts, learner, self._talks, workers)
+      self.store = _summing(parts, learner, self._talks, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
@@ -94,15 +96,15 @@ class VirtualSite:
     self._config, self._parts = config, parts
     self.evaluate = parts.learned.evaluate
 
-  def runtime(self, lead: Lead) -> VirtualRuntime:
+  def runtime(self, coordinator: Coordinator) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
     with named('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
-    moving, looked = self._moving(lead)
+    moving, looked = self._moving(coordinator)
     return VirtualRuntime(
-      lead=lead,
-      holder=self.holder,
+      coordinator=coordinator,
+      store=self.store,
       gradient=parts.learned.gradient,
       speed=parts.speed,
       transfers=moving,
@@ -111,22 +113,24 @@ class VirtualSite:
     )
 
   def __call__(self) -> None:
-    """Does nothing: there is no other process that leads."""
+    """Does nothing: there is no other process that is the coordinator."""
 
   def _moving(
-    self, lead: Lead
+    self, coordinator: Coordinator
   ) -> tuple[
-    transfers.Whole | transfers.Pipelined | allreduce.Reduced,
+    transfers.Whole | transfers.Pipelined | allreduce.AllreduceTransfers,
     Callable[[float], None],
   ]:
     """Returns how it travels, and what follows when an evaluation is due."""
     config, parts = self._config, self._parts
-    if isinstance(parts.plan, Served):
+    if isinstance(parts.plan, ParameterServer):
       return _served(config, parts, self._sizes), lambda time: None
     made = stages.of_run(
       config, parts.plan, parts.learned, parts.wire, self._talks
     )
-    sums = allreduce.Reduced(_sums(config, parts, made), Traffic(lead.journal))
+    sums = allreduce.AllreduceTransfers(
+      _sums(config, parts, made), Traffic(coordinator.recorder)
+    )
     return sums, sums.looked
 
 
@@ -157,18 +161,18 @@ def _travel(
 
 def _summing(
   parts: Parts, learner: Learner, talked: Talks | None, workers: int
-) -> LocalHolder:
+) -> LocalParameterStore:
   """Returns who holds a learner whose workers sum among themselves."""
   learned, wire = parts.learned, parts.wire
   if talked and jax.tree.leaves(learned.params):
     pool = learned.pool(
-      range_bytes=math.inf, books=0, multiple=wire.push.multiple
+      bucket_bytes=math.inf, books=0, multiple=wire.push.multiple
     )
-    return TalkingHolder(learner, talked, pool, workers)
+    return MultiRoundStore(learner, talked, pool, workers)
   travel = trees.plain()
   if talked is None:
     travel = trees.make(wire, learned.params, learned.stats, servers=1)
-  return LocalHolder(learner, travel, scalings=[], summed=True)
+  return LocalParameterStore(learner, travel, scalings=[], summed=True)
 
 
 def _sums(

@@ -9,14 +9,14 @@ from cluster.speed import layers
 from cluster.speed.layers import Range
 from learning.learning import Learning
 from learning.pool import FLOAT32
-from route.route import Reduced
+from route.route import Allreduce
 from wire.codec import Wire
 from wire.talks import Talks
 
 
 def of_run(
   config: ConfigDict,
-  plan: Reduced,
+  plan: Allreduce,
   learned: Learning,
   wire: Wire,
   talked: Talks | None,
@@ -33,7 +33,7 @@ def of_run(
     talked: The conversations, if the wire has some.
     copy_Bps: As of `layers.of_run`.
   """
-  size = plan.range_bytes
+  size = plan.bucket_bytes
   if talked is None:
     dtype = wire.push.dtype
     return [[layers.of_run(config, learned, size, dtype, copy_Bps=copy_Bps)]]

@@ -14,8 +14,8 @@ from wire.codec import Message, Payload
 from wire.trees import Trees
 
 
-class LocalHolder:
-  """A Holder: see `learning.learning`.
+class LocalParameterStore:
+  """A ParameterStore: see `learning.learning`.
 
   Attributes:
     learner: Holds the parameters.
@@ -145,7 +145,7 @@ class LocalHolder:
     return {'learner': self.learner.state(), 'scalings': self._scalings}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the holder's from now on."""
+    """Goes back to where `state` was taken; it is the store's from now on."""
     self.learner.restore(state['learner'])
     self._scalings = state['scalings']
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from cluster.virtual.store import LocalHolder
+from cluster.virtual.store import LocalParameterStore
 from learning import scaling
 from learning.gradient import add_trees
 from learning.learning import Learner
@@ -15,8 +15,8 @@ from wire.talks import Talks
 from wire.trees import plain
 
 
-class TalkingHolder(LocalHolder):
-  """A LocalHolder that has what all workers remember, and sums what they push.
+class MultiRoundStore(LocalParameterStore):
+  """A LocalParameterStore that has what all workers remember, and sums what they push.
 
   Gradients are vectors as they lie in a pool, as between real hosts.
   """
@@ -101,7 +101,7 @@ class TalkingHolder(LocalHolder):
     return super().state() | {'remembered': self._states}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the holder's from now on."""
+    """Goes back to where `state` was taken; it is the store's from now on."""
     super().restore(state)
     self._states = state['remembered']
 

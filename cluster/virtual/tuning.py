@@ -30,12 +30,12 @@ from configs.sections import Choose
 from learning.learning import Learning, Overlap
 from route import links
 from route.links import Links
-from route.route import LATENCY_S, Plan, Reduced
+from route.route import LATENCY_S, Allreduce, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire.codec import Wire
 from wire.talks import Talks
 
-_FIELD = 'config.route.range_bytes'
+_FIELD = 'config.route.bucket_bytes'
 _SLACK = 1.01
 # From an accelerator to ordinary memory of its host: a guess, half of what PCIe
 # 4.0 with 16 lanes carries.
@@ -63,7 +63,10 @@ def tuned(
   Raises:
     ValueError: If times cannot be predicted; names the field.
   """
-  if not isinstance(plan, Reduced) or config.route.range_bytes != sections.AUTO:
+  if (
+    not isinstance(plan, Allreduce)
+    or config.route.bucket_bytes != sections.AUTO
+  ):
     return plan
   talked = talks.of_run(config, plan, wire, learned)
   _check(config, plan, talked)
@@ -75,7 +78,7 @@ def tuned(
     copy_Bps = _COPY_Bps if overlap == Overlap.COPIES else math.inf
   made: dict[tuple[Range, ...], float] = {}
   for size in _sizes(learned, talked):
-    each = plan._replace(range_bytes=size)
+    each = plan._replace(bucket_bytes=size)
     *_, (ranges,) = stages.of_run(
       config, each, learned, wire, talked, copy_Bps=copy_Bps
     )
@@ -103,10 +106,10 @@ def tuned(
   for size, each_s in sorted(times.items()):
     chosen = ', taken' if size == taken else ''
     logging.info('  %12.10g %9.4g s%s', size, each_s, chosen)
-  return plan._replace(range_bytes=taken)
+  return plan._replace(bucket_bytes=taken)
 
 
-def _check(config: ConfigDict, plan: Reduced, talked: Talks | None) -> None:
+def _check(config: ConfigDict, plan: Allreduce, talked: Talks | None) -> None:
   """Refuses what has no ranges, or none whose times are known."""
   reasons = {
     'what XLA does is not predicted': plan.forest is None,
@@ -135,7 +138,7 @@ def _virtual(config: ConfigDict) -> bool:
   return config.cluster.runtime == 'virtual'
 
 
-def _links(config: ConfigDict, plan: Reduced) -> Links:
+def _links(config: ConfigDict, plan: Allreduce) -> Links:
   """Returns the true links, or what is believed of those of real hosts."""
   if _virtual(config):
     return links.virtual(config)

@@ -37,7 +37,7 @@ class Arrow(NamedTuple):
   text: str = ''
 
 
-# Columns: worker, way, lead and learner.
+# Columns: worker, way, coordinator and learner.
 VIRTUAL = (
   Box(0, 0, 'pulls a version', 'cluster/virtual/runtime.py'),
   Box(0, 1, 'its gradient', 'learning/gradient.py', 'how much'),
@@ -45,7 +45,11 @@ VIRTUAL = (
   Box(1, 2, 'takes its time on links', 'cluster/virtual/transfers.py', 'where'),
   Box(2, 2, 'arrives whole', 'cluster/virtual/runtime.py'),
   Box(
-    2, 1, 'the lead asks the scheme', 'cluster/coordinator.py, sync/', 'when'
+    2,
+    1,
+    'the coordinator asks the scheme',
+    'cluster/coordinator.py, sync/',
+    'when',
   ),
   Box(2, 0, 'summed, applied', 'learning/learner.py'),
   Box(1, 0, 'booked', 'outputs/recorder.py'),
@@ -57,14 +61,18 @@ REAL = (
   Box(1, 2, 'stream to every server', 'cluster/network/streams.py', 'where'),
   Box(2, 2, 'arrive at all servers', 'cluster/parameter_server/server.py'),
   Box(
-    2, 1, 'the lead asks the scheme', 'cluster/coordinator.py, sync/', 'when'
+    2,
+    1,
+    'the coordinator asks the scheme',
+    'cluster/coordinator.py, sync/',
+    'when',
   ),
   Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learner.py'),
   Box(1, 0, 'booked', 'outputs/recorder.py'),
 )
 _WAYS = (
   *(Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, 'push'), Arrow(3, 4)),
-  *(Arrow(4, 5, 'header'), Arrow(5, 6, 'verdict'), Arrow(6, 7)),
+  *(Arrow(4, 5, 'header'), Arrow(5, 6, 'decision'), Arrow(6, 7)),
   Arrow(7, 0, 'release'),
 )
 
@@ -73,7 +81,7 @@ def drawn() -> str:
   """Returns the picture as SVG."""
   lanes = (
     ('Virtual clock: one process', VIRTUAL),
-    ('Real hosts: workers, servers, the lead', REAL),
+    ('Real hosts: workers, servers, the coordinator', REAL),
   )
   lane_height = 3 * _STEP + 46
   height = 2 * lane_height + 46

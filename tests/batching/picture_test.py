@@ -27,7 +27,7 @@ class PictureTest(absltest.TestCase):
     mine = [
       event['examples']
       for event in records.events(run.files.workdir)
-      if event['told'] == 'push' and event['worker'] == 1
+      if event['event'] == 'push' and event['worker'] == 1
     ]
     self.assertGreater(len(set(mine)), 1)
     np.testing.assert_array_equal(axes.lines[1].get_ydata(), mine)

@@ -43,7 +43,7 @@ _CHANGING = {
 
 
 def _pushes(path):
-  return [e for e in records.events(path) if e['told'] == 'push']
+  return [e for e in records.events(path) if e['event'] == 'push']
 
 
 def _rounds(path, whole=None):
@@ -55,11 +55,11 @@ def _rounds(path, whole=None):
   found, left = [{}], False
   for event in records.events(path):
     batch = found[-1]
-    if event['told'] == 'push':
+    if event['event'] == 'push':
       size = batch.setdefault(event['worker'], event['examples'])
       assert whole is None or size == event['examples'], (batch, event)
-    left |= event['told'] in ('leave', 'start')
-    if event['said'].get('barrier'):
+    left |= event['event'] in ('leave', 'start')
+    if event['decision'].get('barrier'):
       assert whole is None or left or sum(batch.values()) == whole, batch
       found.append({})
       left = False
@@ -116,7 +116,7 @@ class PooledTest(parameterized.TestCase):
       task, dataset, losses = _task(dtype)
       run, summary = _trained(task, dataset, route__server__pipelined=pipelined)
       expected = self._one_machine(task, dataset, losses)
-      got = run.runtime.lead.holder.learner.params
+      got = run.runtime.coordinator.store.learner.params
 
     rounds = _rounds(run.files.workdir)
     self.assertLen(rounds, _ROUNDS)
@@ -152,8 +152,8 @@ class VirtualTest(parameterized.TestCase):
     balanced, _ = small.trained(**equal, batching__name='lb_bsp')
 
     for one, other in zip(
-      jax.tree.leaves(fixed.runtime.lead.holder.learner.params),
-      jax.tree.leaves(balanced.runtime.lead.holder.learner.params),
+      jax.tree.leaves(fixed.runtime.coordinator.store.learner.params),
+      jax.tree.leaves(balanced.runtime.coordinator.store.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(one, other)
@@ -312,7 +312,7 @@ class VirtualTest(parameterized.TestCase):
     )
     last = _rounds(run.files.workdir)[-1]
     self.assertGreater(last[0], last[1])
-    history = run.runtime.lead.batching.predictor.history
+    history = run.runtime.coordinator.batching.predictor.history
     for worker in range(2):
       known = history.rows[worker, : history.count[worker], 1]
       self.assertGreater(len(known), 15)
@@ -442,7 +442,7 @@ class RealTest(processes.TestCase):
   def _history(self, launch):
     """Returns what the predictor knows of each worker."""
     state, _ = processes.newest(launch.folder)
-    return state['runtime']['lead']['batching'].predictor.history
+    return state['runtime']['coordinator']['batching'].predictor.history
 
 
 if __name__ == '__main__':

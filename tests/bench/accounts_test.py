@@ -8,7 +8,7 @@ _BATCH = 8
 
 
 def _start(workers=2):
-  return {'told': 'start', 'said': {'release': [*range(workers)]}}
+  return {'event': 'start', 'decision': {'release': [*range(workers)]}}
 
 
 def _push(worker, update, *, ends=()):
@@ -16,11 +16,16 @@ def _push(worker, update, *, ends=()):
   said = {'into': update}
   if ends:
     said |= {'commit': [update], 'release': [*ends]}
-  return {'told': 'push', 'worker': worker, 'examples': _BATCH, 'said': said}
+  return {
+    'event': 'push',
+    'worker': worker,
+    'examples': _BATCH,
+    'decision': said,
+  }
 
 
 def _leave(worker):
-  return {'told': 'leave', 'worker': worker, 'said': {}}
+  return {'event': 'leave', 'worker': worker, 'decision': {}}
 
 
 _ITERATION = [_push(0, 0), _push(1, 0, ends=(0, 1))]

@@ -64,7 +64,7 @@ class LadderTest(parameterized.TestCase):
       near_s=2 * config.cluster.network.worker_latency_s[0],
       launch_s=config.cluster.network.range_s,
       apart=False,
-      range_bytes=config.route.range_bytes,
+      bucket_bytes=config.route.bucket_bytes,
     )
     rung = gradientflow.overlapped(assumed, 'alexnet')
     speedup = gradientflow.speedups(

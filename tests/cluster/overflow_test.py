@@ -21,8 +21,8 @@ class TestCase(parameterized.TestCase):
     """Compares a run with what must come of its events; returns that."""
     want = overflows.expected(small.rows(run, 'events.jsonl'), **told)
     self.assertTrue(overflows.fell_and_grew(want))
-    holder, summary = run.runtime.lead.holder, _summary(run)
-    got = [[each.value, each.good] for each in holder.scalings]
+    store, summary = run.runtime.coordinator.store, _summary(run)
+    got = [[each.value, each.good] for each in store.scalings]
     self.assertEqual(got, want.scales)
     skipped = overflows.BATCH * want.skipped
     pushed = overflows.BATCH * summary['iterations']
@@ -33,7 +33,7 @@ class TestCase(parameterized.TestCase):
       [want.updates, want.applied, want.skipped, skipped],
     )
     self.assertEqual(
-      (holder.version, holder.examples), (want.updates, want.applied)
+      (store.version, store.examples), (want.updates, want.applied)
     )
     rows = small.rows(run, 'metrics.jsonl')
     for row in rows:
@@ -53,7 +53,7 @@ class VirtualTest(TestCase):
     run = small.build(config, **overflows.own())
     self.assertEqual(run()['compilations'], 0)
     want = self.check(run, summed=bool(fields))
-    self.check_params(run.runtime.lead.holder.learner.params, want)
+    self.check_params(run.runtime.coordinator.store.learner.params, want)
 
   @parameterized.parameters(('asp', {}), ('bsp', _RING))
   def test_a_run_that_goes_on_gives_what_a_straight_one_does(
@@ -67,11 +67,11 @@ class VirtualTest(TestCase):
     folder = straight.files.workdir
     _back(folder)
     run = train.build(config, workdir=str(folder), **overflows.own())
-    middle = [each.value for each in run.runtime.lead.holder.scalings]
+    middle = [each.value for each in run.runtime.coordinator.store.scalings]
     self.assertNotEqual({*middle}, {2.0**15})
-    self.assertLess(run.journal.ledger.examples, summary['examples'])
+    self.assertLess(run.recorder.accounting.examples, summary['examples'])
     self.assertEqual(small.timeless(run()), small.timeless(summary))
-    mine, its = (each.runtime.lead.holder for each in (run, straight))
+    mine, its = (each.runtime.coordinator.store for each in (run, straight))
     self.assertEqual(mine.scalings, its.scalings)
     self.assertEqual(digest(mine.learner.state()), digest(its.learner.state()))
 
@@ -102,7 +102,7 @@ class RealTest(TestCase):
     for parts in self._runs('bsp', (2, 3), route__name='ring'):
       run, *others = parts
       want = self.check(run, summed=True, ahead=True)
-      learners = [run.runtime.lead.holder._replica.learner]
+      learners = [run.runtime.coordinator.store._replica.learner]
       learners += [each._replica.learner for each in others]
       self.check_params(learners[0].params, want)
       self.assertLen({digest(each.state()) for each in learners}, 1)

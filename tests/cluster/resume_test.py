@@ -118,10 +118,12 @@ class ResumeTest(parameterized.TestCase):
         stopping.stop(run, saved_at=[saved_at], killed_at=saved_at + 9)
     run = train.build(config, workdir=workdir)
     run()
-    self.assertEqual(run.runtime.lead.batching, straight.runtime.lead.batching)
+    self.assertEqual(
+      run.runtime.coordinator.batching, straight.runtime.coordinator.batching
+    )
     events = small.rows(run, 'events.jsonl')
     self.assertEqual(events, small.rows(straight, 'events.jsonl'))
-    sizes = {row['examples'] for row in events if row['told'] == 'push'}
+    sizes = {row['examples'] for row in events if row['event'] == 'push'}
     self.assertGreater(len(sizes), 5)
 
   def _check_balanced(self, scheme, predictor):

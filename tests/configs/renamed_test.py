@@ -39,6 +39,14 @@ class RenamedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 
+  def test_the_smallest_bucket_has_one_name(self):
+    config = small.config()
+    with config.unlocked():
+      config.route.range_bytes = 1.0
+    message = 'route.range_bytes: it is called config.route.bucket_bytes'
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(config)
+
   @parameterized.parameters(True, False)
   def test_who_runs_main_is_told_it_too(self, in_file):
     flags = [
@@ -53,14 +61,6 @@ class RenamedTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 1)
     self.assertIn('Refused: ', done.stderr)
     self.assertIn(_NOW, done.stderr)
-
-  @parameterized.parameters('--coordinator=a:1', '-coordinator')
-  def test_flags_are_told_theirs(self, flag):
-    with (
-      self.assertRaisesRegex(SystemExit, '--coordinator: it is called --lead'),
-      sections.known_fields(['main.py', '--workdir', 'coordinator', flag]),
-    ):
-      self.fail('It was not refused.')
 
   def test_other_unknown_fields_are_refused_without_advice(self):
     with (

@@ -134,7 +134,9 @@ class HandTest(_Case):
     self.check(run, 2, said)
 
   def test_by_hand_with_a_launcher_for_each(self):
-    block = _block('tools.launch --rank --role=worker:1 --lead=host0:61500')
+    block = _block(
+      'tools.launch --rank --role=worker:1 --coordinator=host0:61500'
+    )
     run = self.folder / 'run'
     command = _quick(block.replace(_SHARED, str(run)))
     self.assertIn('--role=worker:1', command)
@@ -144,7 +146,7 @@ class HandTest(_Case):
   def test_what_torchrun_says(self):
     """Its store listens at MASTER_PORT, on the host of rank 0."""
     block = _block('# On host0', '# On host1').split('# On host1')[0]
-    block = block.replace('--lead=host0:61500 --role=worker:0', '')
+    block = block.replace('--coordinator=host0:61500 --role=worker:0', '')
     block = block.rstrip().removesuffix('\\').replace('# On host0', '')
     run = self.folder / 'run'
     command = _quick(block.replace(_SHARED, str(run)))
@@ -170,7 +172,7 @@ class HandTest(_Case):
     self.assertEqual(process.returncode, 1, said)
     self.assertRegex(
       said,
-      'Refused: --lead, .*: expected 10.213.0.1, where this process, which '
+      'Refused: --coordinator, .*: expected 10.213.0.1, where this process, which '
       "leads, listens, .*; host1 is 10.213.0.2, got 'host1:61500'",
     )
     self.assertLess(time.monotonic() - start, 60.0)

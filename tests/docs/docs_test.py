@@ -337,7 +337,7 @@ class FilesTest(absltest.TestCase):
     for file in ('metrics.jsonl', 'events.jsonl'):
       rows = map(json.loads, (folder / file).read_text().splitlines())
       fields |= {
-        field for row in rows for field in (*row, *row.get('said', ()))
+        field for row in rows for field in (*row, *row.get('decision', ()))
       }
     described = (pages.ROOT / 'docs/files.md').read_text()
     for field in fields:

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _VARIABLE = re.compile(r'[A-Z_]+=')
 # Flags of main.py beside those of its config.
-_MAIN = ('workdir', 'role', 'lead')
+_MAIN = ('workdir', 'role', 'coordinator')
 
 
 class Block(NamedTuple):

@@ -113,7 +113,7 @@ def _pushes():
 def _updated(gradient, params, expected):
   """Returns how streams and updates of pools differ, and compile late."""
   learned, order = gradient.task, gradient.order(params)
-  pool = Pool(params, learned.stats, order, range_bytes=0, books=0)
+  pool = Pool(params, learned.stats, order, bucket_bytes=0, books=0)
   streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
   streaming.warm_up_stream(params, _EXAMPLES, changing=False)
   learner = TaskLearner(
@@ -165,7 +165,7 @@ def _runs():
       (run.files.workdir / 'summary.json').unlink()
       run = train.build(config, workdir=str(run.files.workdir))
       summary = run()
-    leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
+    leaves = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
     found[name] = {
       'resumed': run.sizes is not None,
       'numbers': [np.ravel(leaf).tolist() for leaf in leaves],

@@ -62,7 +62,7 @@ def _updated():
   """Returns what updates by payloads and by pools make, and what is deleted."""
   learner, other = _learner(), _learner()
   stats = {'mean': np.full(3, 5.0, np.float32)}
-  pool = Pool(_tree(0), stats, (1, 0), range_bytes=0, books=0)
+  pool = Pool(_tree(0), stats, (1, 0), bucket_bytes=0, books=0)
   given, pulled, kept = [], [learner.params], True
   for seed in range(1, 4):
     payload = jax.device_put(Payload(_tree(seed), stats))
@@ -89,7 +89,7 @@ def _found():
   found = {'updated': _updated()}
   for name, fields in _RUNS.items():
     run, summary = small.trained(epochs=1.0, **fields)
-    learner = run.runtime.lead.holder.learner
+    learner = run.runtime.coordinator.store.learner
     found[name] = _digest((learner.params, learner.stats))
     found[f'{name} compilations'] = summary['compilations']
   return found

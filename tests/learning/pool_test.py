@@ -35,8 +35,8 @@ _ORDER = (4, 2, 3, 0, 1)
 _BYTES = (64, 520, 0, 84, 4)  # Of the leaves in that order.
 
 
-def _pool(range_bytes=0.0, books=3):
-  return Pool(*_trees(0), _ORDER, range_bytes=range_bytes, books=books)
+def _pool(bucket_bytes=0.0, books=3):
+  return Pool(*_trees(0), _ORDER, bucket_bytes=bucket_bytes, books=books)
 
 
 def _filled(pool, seed):
@@ -75,13 +75,13 @@ class PoolTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, in_program, expected)
 
   @parameterized.parameters(0, 1, 65, 100, 584, 600, math.inf)
-  def test_ranges_close_as_soon_as_they_may(self, range_bytes):
-    pool = _pool(range_bytes)
+  def test_ranges_close_as_soon_as_they_may(self, bucket_bytes):
+    pool = _pool(bucket_bytes)
     ranges, leaves = [], []
     for leaf, size in zip(_ORDER, _BYTES, strict=True):
       if size:
         leaves.append((leaf, size))
-        if sum(size for _, size in leaves) >= range_bytes:
+        if sum(size for _, size in leaves) >= bucket_bytes:
           ranges.append({leaf for leaf, _ in leaves})
           leaves = []
     # The rest goes with what comes last.
@@ -97,31 +97,31 @@ class PoolTest(parameterized.TestCase):
 
   def test_ranges_of_leaves_alone(self):
     params = [np.zeros(3, np.float32), np.zeros(20, np.float32)]
-    pool = Pool(params, (), (1, 0), range_bytes=0, books=0)
+    pool = Pool(params, (), (1, 0), bucket_bytes=0, books=0)
     self.assertEqual(pool.ranges, ((0, 32), (32, 48)))
     self.assertEqual(pool.size, 48)
-    nothing = Pool((), (), (), range_bytes=0, books=2)
+    nothing = Pool((), (), (), bucket_bytes=0, books=2)
     self.assertEqual(nothing.ranges, ((0, 2),))
 
   @parameterized.parameters(
     ((0, 1, 2, 3, 3), {}, 'order: expected each of 0 to 4 once'),
-    (_ORDER, {'range_bytes': -1.0}, 'range_bytes: expected at least 0'),
-    (_ORDER, {'range_bytes': math.nan}, 'range_bytes: expected at least 0'),
+    (_ORDER, {'bucket_bytes': -1.0}, 'bucket_bytes: expected at least 0'),
+    (_ORDER, {'bucket_bytes': math.nan}, 'bucket_bytes: expected at least 0'),
     (_ORDER, {'books': -1}, 'books: expected at least 0'),
   )
   def test_bad_arguments_are_refused(self, order, changed, message):
-    arguments = {'range_bytes': 0.0, 'books': 0} | changed
+    arguments = {'bucket_bytes': 0.0, 'books': 0} | changed
     with self.assertRaisesRegex(ValueError, message):
       Pool(*_trees(0), order, **arguments)
 
   def test_other_numbers_are_refused(self):
     params = [np.zeros(3, np.int32)]
     with self.assertRaisesRegex(ValueError, 'float32 leaves, got int32'):
-      Pool(params, (), (0,), range_bytes=0, books=0)
+      Pool(params, (), (0,), bucket_bytes=0, books=0)
 
   @parameterized.parameters(0, 100, math.inf)
-  def test_a_range_is_told_of_when_it_is_full_and_once(self, range_bytes):
-    pool = _pool(range_bytes)
+  def test_a_range_is_told_of_when_it_is_full_and_once(self, bucket_bytes):
+    pool = _pool(bucket_bytes)
     expected, payload = _filled(pool, 3)
     pool.books(expected)[...] = 4
     leaves = jax.tree.leaves(payload.gradient)
@@ -326,7 +326,7 @@ class UpdateTest(parameterized.TestCase):
 
   def test_nothing_is_counted(self):
     learner = NoLearner((), ())
-    pool = Pool((), (), (), range_bytes=0, books=1)
+    pool = Pool((), (), (), bucket_bytes=0, books=1)
     learner.warm_up_pool(pool)
     learner.apply_pool(pool, np.zeros(1, np.float32), 24, pushes=3)
     self.assertEqual((learner.version, learner.examples), (1, 24))

@@ -189,7 +189,7 @@ class LearnerTest(parameterized.TestCase):
   def test_sums_of_one_scale_are_as_without(self):
     plain, scaled, pooled = _learner(), _learner(), _learner()
     scaled.scaling = pooled.scaling = _FIRST
-    pool = Pool(plain.params, plain.stats, (0, 1), range_bytes=0, books=1)
+    pool = Pool(plain.params, plain.stats, (0, 1), bucket_bytes=0, books=1)
     for update in range(3):  # The scale doubles after two.
       scale = scaled.scaling.value
       payload = _payload(update, scale)

@@ -88,7 +88,7 @@ def _digests():
   found = {'backend': jax.default_backend()}
   for kind, count in (('conv', 1), ('mlp', 2)):
     gradient = _made(kind, tuple(jax.local_devices()[:count]))
-    pool = _pool(gradient, range_bytes=100.0)
+    pool = _pool(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
     params = gradient.placed(gradient.task.params)
     streaming.warm_up_stream(params, 15, changing=False)
@@ -145,10 +145,10 @@ def _with_copies(gradient, log, may_land):
   return mock.patch.object(gradient, 'summed', wrapped)
 
 
-def _pool(gradient, range_bytes=0.0):
+def _pool(gradient, bucket_bytes=0.0):
   learned = gradient.task
   order = gradient.order(learned.params)
-  sizes = {'range_bytes': range_bytes, 'books': 1}
+  sizes = {'bucket_bytes': bucket_bytes, 'books': 1}
   return Pool(learned.params, learned.stats, order, **sizes)
 
 
@@ -188,7 +188,7 @@ class StreamingTest(parameterized.TestCase):
 
   def _check_same(self, kind, overlap):
     gradient = _made(kind)
-    pool = _pool(gradient, range_bytes=100.0)
+    pool = _pool(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(gradient, pool.leaves_of, overlap=overlap)
     self.assertEqual(streaming.overlap, _OVERLAP if overlap else 'none')
     for examples in (4, 15, 7):  # Of 4 each: few programs.
@@ -288,7 +288,7 @@ class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_a_bucket_is_sent_before_later_copies_land(self):
     gradient = _made('transformer')
-    pool = _pool(gradient, range_bytes=300.0)
+    pool = _pool(gradient, bucket_bytes=300.0)
     buckets = [leaves for leaves in pool.leaves_of if leaves]
     self.assertGreater(len(buckets), 4)
     log, may_land = [], [threading.Event() for _ in pool.order]
@@ -366,7 +366,7 @@ class AcceleratorTest(parameterized.TestCase):
 class NothingTest(absltest.TestCase):
   def test_a_pool_of_nothing_is_as_large_and_full_at_once(self):
     learning = Nothing(size_bytes=4000, num_train=10, stream=None)
-    pool = learning.pool(range_bytes=0, books=2)
+    pool = learning.pool(bucket_bytes=0, books=2)
     self.assertBetween(pool.size, 1002, 1017)
     streaming = learning.streaming(pool, overlap=True)
     streaming.warm_up_stream((), 4, changing=True)

@@ -75,8 +75,8 @@ class StatisticsTest(parameterized.TestCase):
     stream, taken = Stream(num_examples=192, seed=0, ahead=2), {}
     sums = collections.defaultdict(list)
     for row in small.rows(run, 'events.jsonl'):
-      said = row['said']
-      if row['told'] == 'push':
+      said = row['decision']
+      if row['event'] == 'push':
         stream.done(row['worker'])
         batch = inputs[stream.indices(taken[row['worker']])]
         sums[said['into']].append(
@@ -90,7 +90,7 @@ class StatisticsTest(parameterized.TestCase):
       for worker in said.get('release', ()):
         taken[worker] = stream.take(worker, 8)
 
-    stats = run.runtime.lead.holder.learner.stats['norm']
+    stats = run.runtime.coordinator.store.learner.stats['norm']
     np.testing.assert_allclose(stats['mean'], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(stats['var'], var, rtol=1e-4)
 
@@ -98,7 +98,7 @@ class StatisticsTest(parameterized.TestCase):
     run, dataset = _built('bsp')
     summary = run()
 
-    server = run.runtime.lead.holder.learner
+    server = run.runtime.coordinator.store.learner
     params, stats = jax.device_get((server.params, server.stats['norm']))
     inputs = np.asarray(dataset.prepare(dataset.test.inputs))
     normal = (inputs - stats['mean']) / np.sqrt(stats['var'] + 1e-5)
@@ -121,15 +121,18 @@ class StatisticsTest(parameterized.TestCase):
 
     jax.tree.map(
       np.testing.assert_array_equal,
-      run.runtime.lead.holder.learner.state()['stats'],
-      straight.runtime.lead.holder.learner.state()['stats'],
+      run.runtime.coordinator.store.learner.state()['stats'],
+      straight.runtime.coordinator.store.learner.state()['stats'],
     )
     np.testing.assert_equal(stopping.results(run), stopping.results(straight))
 
   def test_padding_repeats_examples_of_the_batch(self):
     run, dataset = _built('bsp', worker_batch=7)
     payload, _ = run.runtime.gradient(
-      run.runtime.lead.holder.learner.params, ((0, 7),), worker=0, iteration=0
+      run.runtime.coordinator.store.learner.params,
+      ((0, 7),),
+      worker=0,
+      iteration=0,
     )
 
     rows = Stream(num_examples=192, seed=0, ahead=2).indices(((0, 7),))

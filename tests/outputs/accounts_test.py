@@ -63,7 +63,7 @@ class AccountTest(parameterized.TestCase):
 
     outstanding = sum(stop - start for start, stop in summary['outstanding'])
     used = summary['examples'] + summary['examples_pending']
-    issued = run.runtime.lead.issued
+    issued = run.runtime.coordinator.issued
     self.assertEqual(used + outstanding, issued)
     self.assertGreaterEqual(summary['examples'], 2 * 192)
 

@@ -123,14 +123,14 @@ class WriteTest(absltest.TestCase):
     atomic.write(link, 'new')
     self.assertTrue(link.is_symlink())
     self.assertEqual(target.read_text(), 'new')
-    code = "from outputs import atomic; atomic.write('/dev/stdout', 'said')"
+    code = "from outputs import atomic; atomic.write('/dev/stdout', 'decision')"
     done = subprocess.run(
       [sys.executable, '-c', code],
       stdout=subprocess.PIPE,
       check=True,
       env=os.environ | {'PYTHONPATH': os.getcwd()},
     )
-    self.assertEqual(done.stdout, b'said')
+    self.assertEqual(done.stdout, b'decision')
 
   def test_what_an_interrupted_write_left_is_named_and_is_nothing(self):
     path = self.folder / 'summary.json'

@@ -9,7 +9,7 @@ from absl.testing import absltest
 from outputs.console import Console
 from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
-from outputs.recorder import Journal, Milestones
+from outputs.recorder import Milestones, Recorder
 from sync.scheme import Push
 
 _LIMIT_S = 10.0
@@ -63,15 +63,15 @@ class _Slow:
 
 
 class _Run:
-  """A journal in which each push is an update and comes to an evaluation."""
+  """A recorder in which each push is an update and comes to an evaluation."""
 
   def __init__(self, *, held=None, target=10**6):
-    self.holder, self.slow = _Holder(held), _Slow()
+    self.store, self.slow = _Holder(held), _Slow()
     self.files = mock.create_autospec(RunFiles, instance=True)
     self.pool = ThreadPoolExecutor(4)  # More than are to be used.
-    self.journal = Journal(
+    self.recorder = Recorder(
       milestones=Milestones(target, 8, 8, 10**6, (0.02, 0.04)),
-      holder=self.holder,
+      store=self.store,
       evaluate=self.slow,
       files=self.files,
       console=Console(target=target, clock='real'),
@@ -80,22 +80,22 @@ class _Run:
 
   def push(self, times=1):
     for _ in range(times):
-      version = self.holder.version
+      version = self.store.version
       push = Push(version, 0, float(version), 1.0, 8)
-      self.journal.pushed(
+      self.recorder.pushed(
         version, push, iteration=version, pulled=0, loss=None, computed=8
       )
-      self.journal.committed(version, float(version))
-      self.holder.version += 1
-      self.journal.reached(float(self.holder.version), barrier=False)
+      self.recorder.committed(version, float(version))
+      self.store.version += 1
+      self.recorder.reached(float(self.store.version), barrier=False)
 
   def let(self, count):
     """Lets so many evaluations end."""
     for _ in range(count):
-      due = self.journal._evaluations._due[0]
+      due = self.recorder._evaluations._due[0]
       self.slow.turns.release()
       due.accuracy.result(timeout=_LIMIT_S)
-      self.journal._fetch_accuracies()
+      self.recorder._fetch_accuracies()
 
   def rows(self):
     rows = [call.args[0] for call in self.files.metric.call_args_list]
@@ -113,23 +113,23 @@ class EvaluationsTest(absltest.TestCase):
     run = self._run()
     with self.assertLogs('absl', 'WARNING') as logs:
       run.push(5)
-    state = run.journal.state()
-    self.assertEqual(state['ledger'].updates, 5)
+    state = run.recorder.state()
+    self.assertEqual(state['accounting'].updates, 5)
     self.assertEqual(run.rows(), [])
     self.assertIn('that of version 2, at 16 examples, is left', logs.output[0])
-    self.assertEqual(list(run.holder.held.values()), [1, 5])
+    self.assertEqual(list(run.store.held.values()), [1, 5])
     run.let(2)
     run.push(1)
     run.let(1)
     # Every row is there, in order, with the accuracy of its own version.
     expected = [(1, 0.01), (2, None), (3, None), (4, None), (5, 0.05)]
     self.assertEqual(run.rows(), [*expected, (6, 0.06)])
-    summary = run.journal.summary(9.0)
+    summary = run.recorder.summary(9.0)
     self.assertEqual(summary['time_to'], {'0.02': 5.0, '0.04': 5.0})
     self.assertEqual(summary['final_accuracy'], 0.06)
     self.assertEqual(summary['final_top5_accuracy'], 0.12)
-    self.assertEqual(run.holder.held, {})
-    self.assertEqual((run.slow.most, run.holder.most), (1, 2))
+    self.assertEqual(run.store.held, {})
+    self.assertEqual((run.slow.most, run.store.most), (1, 2))
 
   def test_what_is_due_is_done_again_after_a_checkpoint(self):
     straight = self._run()
@@ -140,10 +140,10 @@ class EvaluationsTest(absltest.TestCase):
 
     run = self._run()
     run.push(2)
-    state = run.journal.state()
-    again = self._run(held=run.holder.held)
-    again.journal.restore(state)
-    again.holder.version = 2
+    state = run.recorder.state()
+    again = self._run(held=run.store.held)
+    again.recorder.restore(state)
+    again.store.version = 2
     again.push(1)  # While the first two are due, the second waits.
     self.assertEqual(again.rows(), [])
     again.let(2)
@@ -151,51 +151,51 @@ class EvaluationsTest(absltest.TestCase):
     self.assertEqual(again.rows(), [(1, 0.01), (2, None), (3, 0.03)])
 
     again = self._run(held={1: 1, 2: 2})
-    again.journal.restore(self._run_state(2))
-    again.holder.version = 2
-    again.journal._fetch_accuracies()
+    again.recorder.restore(self._run_state(2))
+    again.store.version = 2
+    again.recorder._fetch_accuracies()
     again.let(2)
     again.push(1)
     again.let(1)
     self.assertEqual(again.rows(), straight.rows())
     self.assertEqual(
-      again.journal.summary(9.0)['time_to'],
-      straight.journal.summary(9.0)['time_to'],
+      again.recorder.summary(9.0)['time_to'],
+      straight.recorder.summary(9.0)['time_to'],
     )
 
   def _run_state(self, pushes):
     run = self._run()
     run.push(pushes)
-    return run.journal.state()
+    return run.recorder.state()
 
   def test_the_end_waits_for_all_and_leaves_none_out(self):
     run = self._run(target=24)
     run.slow.turns.release(3)
     run.push(3)
     self.assertEqual(run.rows(), [(1, 0.01), (2, 0.02), (3, 0.03)])
-    self.assertTrue(run.journal.finished)
+    self.assertTrue(run.recorder.finished)
 
   def test_parameters_that_are_not_finite_end_the_run(self):
     run = self._run()
-    run.holder.version = 12
-    run.journal.ledger.updates = 12
+    run.store.version = 12
+    run.recorder.accounting.updates = 12
     with self.assertRaisesRegex(FloatingPointError, 'version 13 is not finite'):
       run.push(1)
       run.let(1)
 
   def test_without_another_thread_each_is_done_at_once(self):
-    holder, slow = _Holder(), _Slow()
+    store, slow = _Holder(), _Slow()
     slow.turns.release(5)
-    evaluations = Evaluations(holder=holder, evaluate=slow, later=None)
+    evaluations = Evaluations(store=store, evaluate=slow, later=None)
     evaluations.warm_up()
     for version in range(1, 4):
-      holder.version = version
+      store.version = version
       evaluations.add({'version': version})
       (got,) = evaluations.fetch(wait=False)
       row = {'version': version, 'top5_accuracy': version / 50}
       self.assertEqual(got, (row, version / 100))
       self.assertEqual(evaluations.state(), [])
-    self.assertEqual(holder.held, {})
+    self.assertEqual(store.held, {})
 
 
 if __name__ == '__main__':

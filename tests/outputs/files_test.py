@@ -77,7 +77,7 @@ class EndTest(absltest.TestCase):
     files = RunFiles(str(folder))
     files.claim(manifests.manifest(small.config().to_dict(), {}))
     files.begin(num_workers=2)
-    files.event({'told': 'push', 'time': 1.5})
+    files.event({'event': 'push', 'time': 1.5})
     files.span(1, 'compute', 0.0, 1.5, 32)
 
     def killed(path, content):

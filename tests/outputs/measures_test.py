@@ -193,11 +193,11 @@ _OUTPUTS = ('timeline', 'events', 'board')
 def _iterations(run):
   """Seconds by phase of each worker's iterations but the last, of its spans."""
   trace = json.loads((run.files.workdir / 'trace.json').read_text())
-  pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+  pushes = [r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push']
   released = {}
-  told = [r for r in small.rows(run, 'events.jsonl') if r['told'] != 'links']
+  told = [r for r in small.rows(run, 'events.jsonl') if r['event'] != 'links']
   for row in told[:-1]:  # Nobody goes on after the last one.
-    for worker in row['said'].get('release', ()):
+    for worker in row['decision'].get('release', ()):
       released.setdefault(worker, []).append(row['time'])
   found = {}
   for worker in {row['worker'] for row in pushes}:
@@ -216,7 +216,7 @@ def _applied(run):
   """Times at which updates were applied, and the pushes in them."""
   sums, updates, pushes = {}, [], []
   for row in small.rows(run, 'events.jsonl'):
-    said = row.get('said', {})
+    said = row.get('decision', {})
     if 'into' in said:
       sums[said['into']] = sums.get(said['into'], 0) + 1
     for update in said.get('commit', ()):

@@ -135,7 +135,7 @@ class FolderLockTest(absltest.TestCase):
       self.assertLess(time.monotonic() - start, 20.0)
 
   def test_a_lock_of_a_dead_or_far_process_may_still_go(self):
-    # As NFS has it: the lock is there for a while, and its holder is not.
+    # As NFS has it: the lock is there for a while, and its store is not.
     dead = subprocess.Popen([sys.executable, '-c', ''])
     dead.wait()
     here, far = platform.node(), f'not-{platform.node()}'

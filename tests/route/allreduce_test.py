@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 import topology
 from route import choosing, forest, links, ring
-from route.route import Reduced
+from route.route import Allreduce
 from tests.support import small
 from topology.clusters import cluster as clusters
 from topology.clusters import measured, shapes
@@ -32,7 +32,7 @@ def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
       num_workers=workers,
       distributed=distributed,
       divisible=True,
-      range_bytes=1e6,
+      bucket_bytes=1e6,
       overlap=True,
     )
   )
@@ -184,19 +184,21 @@ class ChosenLinksTest(parameterized.TestCase):
 class PlanTest(parameterized.TestCase):
   def test_links_of_the_virtual_clock_are_not_followed(self):
     route = forest.make(cluster='', adapt=True)
-    fields = {'divisible': True, 'range_bytes': 0.0, 'overlap': True}
+    fields = {'divisible': True, 'bucket_bytes': 0.0, 'overlap': True}
     plan = route.plan(None, num_workers=4, distributed=True, **fields)
     self.assertTrue(plan.adapt)
     with self.assertRaisesRegex(ValueError, 'adapt: expected False under the'):
       route.plan(None, num_workers=4, distributed=False, **fields)
 
   def test_native_finds_no_forest(self):
-    self.assertEqual(_plan('native'), Reduced('native', None, None, 1e6, False))
+    self.assertEqual(
+      _plan('native'), Allreduce('native', None, None, 1e6, False)
+    )
 
   @parameterized.parameters(
     ({'sync__name': 'asp'}, r"config.route.name: expected 'server', as Asp"),
-    ({'route__range_bytes': -1.0}, r'config.route.range_bytes: .* at least 0'),
-    ({'route__range_bytes': float('nan')}, r'config.route.range_bytes: '),
+    ({'route__range_bytes': -1.0}, r'config.route.bucket_bytes: .* at least 0'),
+    ({'route__range_bytes': float('nan')}, r'config.route.bucket_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
     ({'route__server__servers': 2}, r'config.route.server.servers: .*default'),
     ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .*default'),
@@ -212,7 +214,7 @@ class PlanTest(parameterized.TestCase):
     ({'route__name': 'hierarchical'}, r'config.route.hierarchical.cluster: '),
     (
       {'route__name': 'server', 'route__range_bytes': 5.0},
-      r"config.route.range_bytes: .* because config.route.name is 'server'",
+      r"config.route.bucket_bytes: .* because config.route.name is 'server'",
     ),
     (
       {'route__name': 'server', 'route__overlap': False},

@@ -3,7 +3,7 @@
 from absl.testing import absltest, parameterized
 
 from route import server
-from route.route import Served
+from route.route import ParameterServer
 
 
 def _plan(
@@ -21,7 +21,7 @@ def _plan(
     num_workers=workers,
     distributed=distributed,
     divisible=divisible,
-    range_bytes=2.0**20,
+    bucket_bytes=2.0**20,
     overlap=True,
   )
 
@@ -37,7 +37,7 @@ class ServerTest(parameterized.TestCase):
     ({'servers': 9, 'dedicated': True}, 9),
   )
   def test_there_are_as_many_as_fit_unless_a_number_is_given(self, given, many):
-    expected = Served(many, given.get('dedicated', False), False)
+    expected = ParameterServer(many, given.get('dedicated', False), False)
     self.assertEqual(_plan(**given), expected)
 
   @parameterized.parameters(

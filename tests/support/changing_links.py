@@ -84,7 +84,7 @@ def noisy(out: pathlib.Path, iterations: int) -> list[str]:
 def _iterations_s(path: pathlib.Path) -> list[float]:
   """Returns the seconds of each iteration but the first."""
   ends = sorted(
-    {row['time'] for row in records.events(path) if row['told'] == 'push'}
+    {row['time'] for row in records.events(path) if row['event'] == 'push'}
   )
   return [b - a for a, b in itertools.pairwise(ends)]
 

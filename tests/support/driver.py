@@ -1,6 +1,6 @@
 """Drives a scheme with workers that only take time: no network, no gradients.
 
-It keeps books of its own and fails on any verdict that no runtime could carry
+It keeps books of its own and fails on any decision that no runtime could carry
 out: this is the oracle for what every scheme must hold.
 """
 
@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sync import record
-from sync.scheme import Scheme, Verdict
+from sync.scheme import Decision, Scheme
 
 _LEAVE, _JOIN, _PUSH, _WAKE = range(4)
 
 
 class Step(NamedTuple):
-  """One event and its verdict."""
+  """One event and its decision."""
 
   told: str
   event: dict[str, Any]
-  verdict: Verdict
+  decision: Decision
 
 
 class Driver:
-  """Runs a scheme under a clock and checks its verdicts.
+  """Runs a scheme under a clock and checks its decisions.
 
   Attributes:
     steps: Everything told and said so far.
@@ -101,39 +101,39 @@ class Driver:
       )
 
   def _tell(self, seconds, check, told: str, **event) -> None:
-    verdict = record.tell(self.scheme, told, **event)
-    self._account(told, event, verdict)
-    for worker in verdict.release:
+    decision = record.tell(self.scheme, told, **event)
+    self._account(told, event, decision)
+    for worker in decision.release:
       if worker not in self.living or worker in self.running:
-        raise AssertionError(f'released {worker}: {told} {event} {verdict}')
+        raise AssertionError(f'released {worker}: {told} {event} {decision}')
       self.running.add(worker)
       self._started[worker] = event['time']
       end = event['time'] + seconds(worker, self.finished[worker])
       entry = (end, _PUSH, worker, self._life[worker])
       heapq.heappush(self._events, entry)
-    self._wake_at = verdict.wake_at
+    self._wake_at = decision.wake_at
     if self.living and not self.running and self._wake_at is None:
-      raise AssertionError(f'nobody can go on: {told} {event} {verdict}')
-    step = Step(told, event, verdict)
+      raise AssertionError(f'nobody can go on: {told} {event} {decision}')
+    step = Step(told, event, decision)
     self.steps.append(step)
     check(self, step)
 
-  def _account(self, told, event, verdict) -> None:
-    if (told == 'push') != (verdict.into is not None):
-      raise AssertionError(f'a sum for a push only: {told} {verdict}')
+  def _account(self, told, event, decision) -> None:
+    if (told == 'push') != (decision.into is not None):
+      raise AssertionError(f'a sum for a push only: {told} {decision}')
     if told == 'push':
       self.applied[event['id']] = 0
-      self._into.setdefault(verdict.into, []).append(event['id'])
-    for update in verdict.commit:
+      self._into.setdefault(decision.into, []).append(event['id'])
+    for update in decision.commit:
       if update in self._committed:
         raise AssertionError(f'update {update} applied twice')
       self._committed.add(update)
       for push in self._into[update]:
         self.applied[push] += 1
-    if verdict.into in self._committed - set(verdict.commit):
-      raise AssertionError(f'a push into an update applied before: {verdict}')
-    if tuple(sorted(verdict.release)) != verdict.release:
-      raise AssertionError(f'releases must ascend: {verdict}')
+    if decision.into in self._committed - set(decision.commit):
+      raise AssertionError(f'a push into an update applied before: {decision}')
+    if tuple(sorted(decision.release)) != decision.release:
+      raise AssertionError(f'releases must ascend: {decision}')
 
   @property
   def _idle(self) -> bool:
@@ -141,9 +141,9 @@ class Driver:
 
   @property
   def releases(self) -> list[tuple[float, tuple[int, ...]]]:
-    """(time, workers) of every verdict that released anyone."""
+    """(time, workers) of every decision that released anyone."""
     return [
-      (step.event['time'], step.verdict.release)
+      (step.event['time'], step.decision.release)
       for step in self.steps
-      if step.verdict.release
+      if step.decision.release
     ]

@@ -37,13 +37,13 @@ class Reception(admission.Reception):
     del finished
 
 
-class Life:
-  """A member's stream to the lead, from its first word to its last.
+class Session:
+  """A member's stream to the coordinator, from its first word to its last.
 
   Attributes:
     process: Identity of its process.
     visit: Its session, as the reception has it; None if it was refused.
-    wire: What the lead has said and has not arrived.
+    wire: What the coordinator has said and has not arrived.
     says: What it has said and has not arrived.
     index: Of the worker.
     version: Updates that it has applied.
@@ -81,7 +81,7 @@ class Life:
   def digest(self):
     return str((self.learned, self.bits))
 
-  # The learner, as the holder sees it.
+  # The learner, as the store sees it.
   params = stats = ()
 
   def state(self):
@@ -97,7 +97,7 @@ class Life:
       self.say(ended='the stream has ended')
 
   def arrive(self):
-    """Takes in the next thing that the lead has said, as its heart does."""
+    """Takes in the next thing that the coordinator has said, as its heart does."""
     told = self.wire.pop(0)
     if 'end' in told:
       self.end()

@@ -104,17 +104,17 @@ def expected(events, *, summed: bool, ahead: bool = False) -> Expected:
   want = Expected(np.zeros(_SIZE, np.float32), [])
   using, pending, pushed = {}, {}, 0
   for row in events:
-    if row['told'] == 'links':
+    if row['event'] == 'links':
       continue
-    said = row['said']
-    if row['told'] == 'start':  # Perhaps again.
+    said = row['decision']
+    if row['event'] == 'start':  # Perhaps again.
       for worker in sorted(using):
         stream.leave(worker)
       using.clear()
       count = 1 if summed else len(said['release'])
       new = [[_FIRST, 0] for _ in range(count)]
       want.scales = want.scales[:count] + new[len(want.scales) :]
-    if row['told'] == 'push':
+    if row['event'] == 'push':
       worker = row['worker']
       own = want.scales[worker % len(want.scales)]
       each = inputs[stream.indices(using.pop(worker))]
@@ -139,7 +139,7 @@ def expected(events, *, summed: bool, ahead: bool = False) -> Expected:
         step = np.float32(RATE * many / BATCH)
         want.params = want.params - total / np.float32(many) * step
         want.applied += many
-    pushed += row['told'] == 'push'
+    pushed += row['event'] == 'push'
     low = min(value for value, _ in want.scales)
     want.lowest.append((pushed, low, want.skipped))
     for worker in said.get('release', ()):

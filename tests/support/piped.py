@@ -1,7 +1,7 @@
 """A run in pieces in one process, whose workers die when a test says so.
 
-The lead, servers and workers are the real ones; streams are queues.  What they
-make is made again by one learner of all parameters, of the pushes that the lead
+The coordinator, servers and workers are the real ones; streams are queues.  What they
+make is made again by one learner of all parameters, of the pushes that the coordinator
 says count.
 """
 
@@ -18,12 +18,12 @@ import optax
 
 import data.stream
 from batching import fixed
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
 from cluster.network.errors import Closed
 from cluster.parameter_server import worker
 from cluster.parameter_server.pieces import Pieces
-from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.window import Window
@@ -31,7 +31,7 @@ from cluster.process.deadlines import Deadlines
 from learning.learner import TaskLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Journal, Milestones
+from outputs.recorder import Milestones, Recorder
 from sync import bsp
 from tests.support import pipes
 from wire import dense
@@ -86,36 +86,36 @@ class Cluster:
     self._threads = ThreadPoolExecutor(8 * workers * servers)
     self._errors = []
     self._over = False
-    journal = Journal(
+    recorder = Recorder(
       milestones=Milestones(_NEVER, _NEVER, _NEVER, _NEVER, ()),
-      holder=self.orders,
+      store=self.orders,
       evaluate=None,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=_NEVER, clock='real'),
     )
-    self.ledger = journal.ledger
-    self.lead = Lead(
+    self.accounting = recorder.accounting
+    self.coordinator = Coordinator(
       scheme=bsp.make(num_workers=workers),
       batching=fixed.make(num_workers=workers, worker_batch=BATCH),
-      holder=self.orders,
+      store=self.orders,
       stream=data.stream.Stream(num_examples=_EXAMPLES, seed=0, ahead=0),
-      journal=journal,
+      recorder=recorder,
       num_workers=workers,
     )
-    push = self.lead.push
+    push = self.coordinator.push
 
     def counted(index, *args, **kwargs):
       pushes = self.counted.setdefault(self.orders.version, [])
-      pushes.append(self.lead.workers[index].ranges)
+      pushes.append(self.coordinator.workers[index].ranges)
       push(index, *args, **kwargs)
 
-    self.lead.push = counted
+    self.coordinator.push = counted
     self._reception = mock.Mock()
     self._reception.members = [Member() for _ in range(workers)]
     self._reception.obeyed = _NEVER
     self._reception.events = self._events = queue.SimpleQueue()
-    self.runtime = ServedRuntime(
-      lead=self.lead,
+    self.runtime = ParameterServerRuntime(
+      coordinator=self.coordinator,
       orders=self.orders,
       reception=self._reception,
       server=None,
@@ -196,21 +196,23 @@ class Cluster:
       assert_close(server.learner.params, self.share(whole.params, index))
       test.assertEqual(server.learner.examples, self.orders.examples)
     test.assertEqual(whole.examples, self.orders.examples)
-    test.assertLen(self.ledger.lost, lost)
+    test.assertLen(self.accounting.lost, lost)
     applied = [
       p for each in self.counted.values() for r in each for p in _all(r)
     ]
     left = [
-      p for start, stop in self.lead.outstanding for p in range(start, stop)
+      p
+      for start, stop in self.coordinator.outstanding
+      for p in range(start, stop)
     ]
-    test.assertCountEqual(applied + left, range(self.lead.issued))
+    test.assertCountEqual(applied + left, range(self.coordinator.issued))
     versions = {v: self.whole(v).params for v, _ in self._pulled}
     test.assertGreater(len(versions), 2)
     for pulled, vector in self._pulled:
       assert_close(vector, versions[pulled])
 
   def save(self):
-    """Has the lead save a checkpoint, from a thread of a worker."""
+    """Has the coordinator save a checkpoint, from a thread of a worker."""
     self._asked.set()
     _wait(lambda: self.saved and all(self.saved[1]))
 
@@ -238,9 +240,9 @@ class Cluster:
   def _told(self, server, event):
     death = self._deaths.get(event.get('worker'))
     first = death and event['life'] == 0
-    arrived = event['told'] == 'arrived' and event['iteration'] == 1
+    arrived = event['event'] == 'arrived' and event['iteration'] == 1
     unseen = first and arrived and server in death.unseen
-    if unseen or event['told'] == 'saved':
+    if unseen or event['event'] == 'saved':
       return
     self._events.put(event | {'at': time.monotonic()})
 
@@ -254,7 +256,7 @@ class Cluster:
     windows = [Window(stream.receive().header['pieces']) for stream in streams]
     self._windows += windows
     self._threads.submit(self._work, index, life, streams, windows)
-    ready = {'told': 'ready', 'stream': object(), 'closed': threading.Event()}
+    ready = {'event': 'ready', 'stream': object(), 'closed': threading.Event()}
     self._events.put(key | ready)
 
   def _work(self, index, life, streams, windows):
@@ -276,7 +278,7 @@ class Cluster:
     ]
     header = [pull.result() for pull in pulls].pop()
     vector = np.concatenate(buffers).view(np.float32)
-    self._pulled.append((self.lead.workers[index].version, vector))
+    self._pulled.append((self.coordinator.workers[index].version, vector))
     gradient = self._gradient(tuple(map(tuple, header['ranges'])))
     report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
     report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
@@ -341,8 +343,8 @@ class Cluster:
     for stream in streams:
       stream.cancel()
     death.ready.set()
-    # Its stream to the lead ends, too.
-    failed = {'told': 'failed', 'worker': index, 'life': 0, 'reason': 'died'}
+    # Its stream to the coordinator ends, too.
+    failed = {'event': 'failed', 'worker': index, 'life': 0, 'reason': 'died'}
     self._events.put(failed)
     if death.back:
       _wait(lambda: self._reception.members[index].stream is None)

@@ -220,7 +220,13 @@ def ranks(
   folder = pathlib.Path(tempfile.mkdtemp(), 'run')
   argv = [sys.executable, '-m', 'tools.lab', f'--hosts={workers}', '--']
   argv += [sys.executable, '-c', _RANKS]
-  argv += [sys.executable, '-m', 'tools.launch', '--rank', '--lead=host0:61500']
+  argv += [
+    sys.executable,
+    '-m',
+    'tools.launch',
+    '--rank',
+    '--coordinator=host0:61500',
+  ]
   argv += [f'--workers={workers}', f'--servers={servers}']
   argv += [f'--restarts={restarts}', f'--workdir={folder}', '--']
   argv += [f'--config={config_file(**fields)}']
@@ -272,12 +278,12 @@ def _running(
 
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
-  """Returns the lead's and the servers' states of the newest checkpoint."""
+  """Returns the coordinator's and the servers' states of the newest checkpoint."""
   for name in (*(f'sync.{scheme}' for scheme in SCHEMES), *_CLASSES):
     importlib.import_module(name)
   directory = folder / 'checkpoints'
-  step = stores.steps(directory / 'lead')[-1]
-  state = checkpoints.thawed(stores.read(directory / 'lead' / str(step)))
+  step = stores.steps(directory / 'coordinator')[-1]
+  state = checkpoints.thawed(stores.read(directory / 'coordinator' / str(step)))
   return state, sharded.read_servers(directory, step, state['num_servers'])
 
 
@@ -297,14 +303,14 @@ class TestCase(absltest.TestCase):
     for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
       with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         self.assertNotIn(mark, path.read_bytes())
-    for port in re.findall(r'Lead at 127\.0\.0\.1:(\d+)', launch.text):
+    for port in re.findall(r'Coordinator at 127\.0\.0\.1:(\d+)', launch.text):
       with socket.socket() as probe:
         self.assertNotEqual(probe.connect_ex(('127.0.0.1', int(port))), 0)
 
   def _check_accounts(self, launch: Launch) -> None:
     summary = launch.summary
     told = launch.rows('events.jsonl')
-    pushed = [event['examples'] for event in told if event['told'] == 'push']
+    pushed = [event['examples'] for event in told if event['event'] == 'push']
     self.assertLen(pushed, summary['iterations'])
     self.assertEqual(
       sum(pushed), summary['examples'] + summary['examples_pending']
@@ -318,21 +324,23 @@ class TestCase(absltest.TestCase):
 
   def _check_checkpoint(self, launch: Launch) -> None:
     state, servers = newest(launch.folder)
-    stream = state['runtime']['lead']['_stream']
-    ledger = state['journal']['ledger']
+    stream = state['runtime']['coordinator']['_stream']
+    accounting = state['recorder']['accounting']
     held = sum(stop - start for start, stop in stream.outstanding())
-    pending = [push for pushes in ledger.pending.values() for push in pushes]
+    pending = [
+      push for pushes in accounting.pending.values() for push in pushes
+    ]
     self.assertEqual(
-      stream.used, ledger.examples + sum(push.examples for push in pending)
+      stream.used, accounting.examples + sum(push.examples for push in pending)
     )
     self.assertEqual(stream.used + held, stream.cursor)
     for server in servers:
-      self.assertEqual(server['version'], ledger.updates)
-      self.assertEqual(server['examples'], ledger.examples)
+      self.assertEqual(server['version'], accounting.updates)
+      self.assertEqual(server['examples'], accounting.examples)
       sums = server['_sums' if '_sums' in server else 'sums']
-      self.assertEqual(sorted(sums), sorted(ledger.pending))
+      self.assertEqual(sorted(sums), sorted(accounting.pending))
     if launch.summary['ended'] in ('finished', 'interrupted'):
-      self.assertEqual(ledger.iterations, launch.summary['iterations'])
+      self.assertEqual(accounting.iterations, launch.summary['iterations'])
       self.assertEqual(
         [list(each) for each in stream.outstanding()],
         launch.summary['outstanding'],

@@ -1,4 +1,4 @@
-"""Members of a reduced run that are played, around the real lead and runtime.
+"""Members of a reduced run that are played, around the real coordinator and runtime.
 
 Everything happens in one thread, one small thing at a time, in an order that a
 test chooses: messages come late, members die and come back between any two.
@@ -15,9 +15,9 @@ import data.stream
 from batching import fixed
 from cluster import coordinator
 from cluster.allreduce.formation import Formation
-from cluster.allreduce.runtime import ReducedRuntime
+from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books, Entry
-from cluster.allreduce.store import ReplicaHolder
+from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.memory import Nothing
 from cluster.probing.link_manager import Linking
 from cluster.probing.surveyor import Surveyor
@@ -25,7 +25,7 @@ from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Journal, Milestones
+from outputs.recorder import Milestones, Recorder
 from route import links, ring
 from sync import bsp
 from tests.support import lives
@@ -37,7 +37,7 @@ class World:
   """A run.
 
   Attributes:
-    runtime: The real one, with the real lead.
+    runtime: The real one, with the real coordinator.
     members: The life that each worker has now.
     rivals: Processes, as worker and identity, that come whenever they have no
       life, again and again.
@@ -66,25 +66,25 @@ class World:
     self.reception = lives.Reception(workers)
     replica = types.SimpleNamespace(learner=None, memory=Nothing())
     self._replica = replica
-    holder = ReplicaHolder(replica, None)
+    store = ReplicaStore(replica, None)
     evaluate = mock.Mock(return_value={'accuracy': 0.5})
     evaluate.is_finite.return_value = True
-    journal = Journal(
+    recorder = Recorder(
       milestones=Milestones(target, 10**6, eval_every, 10**6, ()),
-      holder=holder,
+      store=store,
       evaluate=evaluate,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
     )
-    self.ledger, self.drift = journal.ledger, mock.Mock()
-    journal.drift = self.drift
+    self.accounting, self.drift = recorder.accounting, mock.Mock()
+    recorder.drift = self.drift
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
-    self.lead = coordinator.Lead(
+    self.coordinator = coordinator.Coordinator(
       scheme=bsp.make(num_workers=workers),
       batching=batching or fixed.make(num_workers=workers, worker_batch=BATCH),
-      holder=holder,
+      store=store,
       stream=self.stream,
-      journal=journal,
+      recorder=recorder,
       num_workers=workers,
       ahead=True,
     )
@@ -95,9 +95,9 @@ class World:
       failed=failed,
     )
     surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)
-    self.runtime = ReducedRuntime(
-      lead=self.lead,
-      holder=holder,
+    self.runtime = AllreduceRuntime(
+      coordinator=self.coordinator,
+      store=store,
       reception=self.reception,
       formation=self.formation,
       linking=lambda say: Linking(
@@ -111,7 +111,7 @@ class World:
       local=None,
       iteration_bytes=lambda count, stage: count,
     )
-    self.holder = holder
+    self.store = store
     for index in range(workers):
       self.come(index)
 
@@ -128,7 +128,7 @@ class World:
     """
     before = self.members.get(index)
     learned = list(before.learned) if keeps else []
-    life = lives.Life(self, index, process, learned)
+    life = lives.Session(self, index, process, learned)
     if life.visit is None:
       return False
     self.joined[life.address] = set()
@@ -163,8 +163,8 @@ class World:
     return numbers
 
   def completed(self, version, books):
-    """The lead's own replica tells without a message."""
-    said = {'told': 'completed', 'version': version, 'books': books, 'at': 0.0}
+    """The coordinator's own replica tells without a message."""
+    said = {'event': 'completed', 'version': version, 'books': books, 'at': 0.0}
     self.members[0].says.append(said)
 
   def begin(self, choose=None):
@@ -189,15 +189,15 @@ class World:
         come = functools.partial(self.come, index, process=process)
         found.append((f'{index}: {process}', 'come', come))
     if not self.reception.events.empty():
-      found.append(('lead', 'take', self.take))
+      found.append(('coordinator', 'take', self.take))
     return found
 
   def hear(self, life):
-    """The lead hears the next thing of a member."""
+    """The coordinator hears the next thing of a member."""
     said = life.says.pop(0)
     if 'ended' in said:
       self.reception.lose(life.visit, said['ended'])
-    elif said.get('told') == 'completed':
+    elif said.get('event') == 'completed':
       self.reception.events.put(said)
     else:
       self.reception.hear(life.visit, said)
@@ -205,15 +205,15 @@ class World:
       self.take()
 
   def take(self):
-    """The lead takes the next event."""
+    """The coordinator takes the next event."""
     if self.runtime._began is None:
       self.runtime._take(0.0)
     else:
       self.runtime.step()
 
   def pass_by(self):
-    """Lets the lead look around: what it hears is of long ago."""
-    said = {'told': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
+    """Lets the coordinator look around: what it hears is of long ago."""
+    said = {'event': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
     self.reception.events.put(said)
     self.runtime.step()
 
@@ -250,7 +250,7 @@ class World:
     raise AssertionError(
       f'It has not happened: {states}, generation '
       f'{self.formation.generation} {self.formation._state}, version '
-      f'{self.holder.version}, members {self.formation.members}'
+      f'{self.store.version}, members {self.formation.members}'
     )
 
   def rest(self, but):
@@ -260,7 +260,7 @@ class World:
 
   def reach(self, version, choose=None, but=()):
     """Lets things happen until so many updates are booked."""
-    self.until(lambda: self.holder.version >= version, choose, but)
+    self.until(lambda: self.store.version >= version, choose, but)
 
   def gather(self, choose=None):
     """Lets things happen until all workers take part."""
@@ -271,9 +271,11 @@ class World:
 
   def check(self):
     """Checks that each example was applied once, the same by all."""
-    learned = self.members[0].learned[: self.holder.version]
-    if len(learned) != self.holder.version:
-      raise AssertionError('The lead has booked what it has not applied.')
+    learned = self.members[0].learned[: self.store.version]
+    if len(learned) != self.store.version:
+      raise AssertionError(
+        'The coordinator has booked what it has not applied.'
+      )
     for life in self.members.values():
       if life.living and not life.fresh:
         both = min(life.version, len(learned))
@@ -288,8 +290,8 @@ class World:
     ]
     if len(positions) != len({*positions}):
       raise AssertionError('Examples were used twice.')
-    if not len(positions) == self.ledger.examples == self.stream.used:
+    if not len(positions) == self.accounting.examples == self.stream.used:
       raise AssertionError(
-        f'{len(positions)} applied, {self.ledger.examples} booked, '
+        f'{len(positions)} applied, {self.accounting.examples} booked, '
         f'{self.stream.used} used'
       )

@@ -77,7 +77,7 @@ def build(config_: ConfigDict, **own: Any) -> train.Run:
 
 def size_bytes(run: train.Run) -> int:
   """Returns the bytes of the parameters and statistics of a virtual run."""
-  learner = run.runtime.lead.holder.learner
+  learner = run.runtime.coordinator.store.learner
   leaves = jax.tree.leaves((learner.params, learner.stats))
   return sum(leaf.nbytes for leaf in leaves)
 

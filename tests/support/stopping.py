@@ -53,7 +53,7 @@ def results(run):
   return {
     'params': [
       np.asarray(x)
-      for x in jax.tree.leaves(run.runtime.lead.holder.learner.params)
+      for x in jax.tree.leaves(run.runtime.coordinator.store.learner.params)
     ],
     'metrics': [
       small.timeless(row) for row in small.rows(run, 'metrics.jsonl')

@@ -41,7 +41,7 @@ def barriers(run):
 
 def params(run):
   """Returns what a run has learned, as one vector."""
-  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
+  leaves = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
   return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
 

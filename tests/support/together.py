@@ -21,7 +21,7 @@ def run(
   devices: Sequence[int] = (),
   **own: Any,
 ) -> list[Any]:
-  """Returns the parts of a run that has ended; that of the lead comes first.
+  """Returns the parts of a run that has ended; that of the coordinator comes first.
 
   Args:
     config: Of workers who sum among themselves.
@@ -29,7 +29,7 @@ def run(
     devices: Of each worker's process; by default as the config has it.
     **own: Of train.build.
   """
-  lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
+  coordinator = f'127.0.0.1:{roles.free_ports(1)[0]}'
   configs = [copy.deepcopy(config) for _ in range(config.cluster.workers)]
   for each, count in zip(configs, devices, strict=False):
     each.cluster.devices_per_worker = count
@@ -37,7 +37,7 @@ def run(
     train.build(
       each,
       workdir=str(folder),
-      process={'role': f'worker:{index}', 'lead': lead},
+      process={'role': f'worker:{index}', 'coordinator': coordinator},
       **own,
     )
     for index, each in enumerate(configs)

@@ -86,8 +86,8 @@ def simulated(
   ends: list[tuple[float, int]] = []  # Time, worker.
   pushes = 0
 
-  def release(verdict, time):
-    for worker in verdict.release:
+  def release(decision, time):
+    for worker in decision.release:
       if pushed_at[worker] is not None:
         batching.observe(
           Done(
@@ -99,7 +99,7 @@ def simulated(
             examples=int(sizes[ended[worker] - 1, worker]),
           )
         )
-    for worker, examples in batching.assign(verdict.release).items():
+    for worker, examples in batching.assign(decision.release).items():
       number = ended[worker]
       if number <= iterations:
         sizes[number, worker] = examples
@@ -109,7 +109,7 @@ def simulated(
         transferred_s[worker] = times.transfer_s[worker]
         took_s = computed_s[worker] + transferred_s[worker]
         heapq.heappush(ends, (time + took_s, worker))
-    return verdict.wake_at
+    return decision.wake_at
 
   wake_at = release(scheme.start(0.0), 0.0)
   while min(ended) < iterations:

@@ -24,7 +24,7 @@ class TimelineTest(parameterized.TestCase):
       driver.releases, [(0, (0, 1, 2)), (4, (0, 1, 2)), (8, (0, 1, 2))]
     )
     self.assertEqual(
-      [s.verdict.commit for s in driver.steps],
+      [s.decision.commit for s in driver.steps],
       [(), (), (), (0,), (), (), (1,)],
     )
 
@@ -86,12 +86,12 @@ class TimelineTest(parameterized.TestCase):
     self.assertEqual(
       driver.releases[-4:], [(6, (2,)), (7, (0,)), (8, (0,)), (9, (0, 1, 2))]
     )
-    last = driver.steps[-1].verdict
+    last = driver.steps[-1].decision
     self.assertTrue(last.barrier)
     stopped = [
       s.event['worker']
       for s in driver.steps
-      if s.verdict.into == last.into is not None
+      if s.decision.into == last.into is not None
     ]
     self.assertEqual(stopped, [1, 0, 2])
 
@@ -101,7 +101,7 @@ class TimelineTest(parameterized.TestCase):
     )
     self.assertEqual(driver.releases[-1], (12, (0, 1, 2)))
     self.assertEqual(
-      [s.event['time'] for s in driver.steps if s.verdict.barrier], [12]
+      [s.event['time'] for s in driver.steps if s.decision.barrier], [12]
     )
 
   def test_r2sp_goes_on_in_turns(self):

@@ -83,11 +83,11 @@ class DepartureTimelineTest(parameterized.TestCase):
       made.push(scheme.Push(4, 1, 11.0, 1.0, 1)),  # Took 4.5: T = 3.875.
     ]
     self.assertEqual(
-      [verdict.release for verdict in said],
+      [decision.release for decision in said],
       [(0,), (), (1,), (), (0,), (), (1,)],
     )
     self.assertEqual(
-      [verdict.wake_at for verdict in said],
+      [decision.wake_at for decision in said],
       [None, 6.5, None, 8.75, None, None, 11 + 3.875 / 2],
     )
 
@@ -148,12 +148,12 @@ class DepartureTimelineTest(parameterized.TestCase):
       pushes=9,
       faults=[(0.5, 'leave', 0), (0.5, 'leave', 1), (2.0, 'join', 1)],
     )
-    barriers = [s.event['time'] for s in driver.steps if s.verdict.barrier]
+    barriers = [s.event['time'] for s in driver.steps if s.decision.barrier]
     self.assertEqual(barriers[0], 2.0)
 
 
 class ScheduleTest(parameterized.TestCase):
-  """Random finish orders, deaths and returns; the driver checks verdicts."""
+  """Random finish orders, deaths and returns; the driver checks decisions."""
 
   @parameterized.parameters(*_ARGUMENTS)
   @hypothesis.settings(max_examples=100, deadline=None)
@@ -195,9 +195,9 @@ class ScheduleTest(parameterized.TestCase):
       self.assertEqual(recorded, replayed)
 
   def _bsp(self, driver, step):
-    if step.verdict.release and step.told != 'start':
-      self.assertTrue(step.verdict.barrier)
-      self.assertEqual(set(step.verdict.release), driver.living)
+    if step.decision.release and step.told != 'start':
+      self.assertTrue(step.decision.barrier)
+      self.assertEqual(set(step.decision.release), driver.living)
 
   def _asp(self, driver, step):
     self.assertEqual(driver.running, driver.living)
@@ -209,8 +209,8 @@ class ScheduleTest(parameterized.TestCase):
     self.assertLessEqual(_lead(driver, step), 4)
 
   def _elastic(self, driver, step):
-    if step.verdict.barrier:
-      self.assertEqual(set(step.verdict.release), driver.living)
+    if step.decision.barrier:
+      self.assertEqual(set(step.decision.release), driver.living)
     left = driver.scheme.left
     if not driver.scheme.monitored:
       for worker in driver.running:
@@ -230,7 +230,7 @@ class ScheduleTest(parameterized.TestCase):
     elif step.told == 'join':
       order.append(worker)
       turn = turn if len(order) > 1 else worker
-    granted = set(step.verdict.release)
+    granted = set(step.decision.release)
     while turn in granted:
       granted.remove(turn)
       turn = order[(order.index(turn) + 1) % len(order)]
@@ -257,7 +257,7 @@ def _pushes_before_barrier(driver):
   pushes = before = 0
   for step in driver.steps:
     pushes += step.told == 'push'
-    if step.verdict.barrier:
+    if step.decision.barrier:
       before = pushes
   return before
 
@@ -299,7 +299,7 @@ class EquivalenceTest(parameterized.TestCase):
 
     driver.run(_constant(2.0), pushes=20)
 
-    changed = [s.verdict for s in driver.steps if s.told == 'push']
+    changed = [s.decision for s in driver.steps if s.told == 'push']
     self.assertLen(changed, 20)
     self.assertTrue(all(len(v.commit) == 1 for v in changed))
     # R2SP keeps even a worker that is alone to its own pace, never below it.

@@ -148,8 +148,8 @@ class CompareTest(parameterized.TestCase):
     plain()
 
     for one, other in zip(
-      jax.tree.leaves(run.runtime.lead.holder.learner.params),
-      jax.tree.leaves(plain.runtime.lead.holder.learner.params),
+      jax.tree.leaves(run.runtime.coordinator.store.learner.params),
+      jax.tree.leaves(plain.runtime.coordinator.store.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(one, other)

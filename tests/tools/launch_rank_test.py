@@ -27,7 +27,7 @@ def _launched(role, body, *, words=(), **fields):
   """Starts a launcher of one of 3 workers; worker 0 leads."""
   given = ['--rank', '--workers=3', '--workdir=FOLDER', *words, '--', '--a=b']
   if role:
-    given = [f'--role={role}', '--lead=host0:1234', *given]
+    given = [f'--role={role}', '--coordinator=host0:1234', *given]
   return launches.launched(body, words=given, **fields)
 
 
@@ -62,14 +62,14 @@ class FindTest(parameterized.TestCase):
 print(*sys.argv[1:])
 print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
 """
-    own = {'SYNCOPATE_LEAD': 'h:1', 'JAX_PLATFORMS': ''} | own
+    own = {'SYNCOPATE_COORDINATOR': 'h:1', 'JAX_PLATFORMS': ''} | own
     code, lines, rows = _run('', body, words=words, environ=own)
 
     self.assertEqual(code, 0)
     flags, variables = launches.said(lines, name)
     # It finds its role and the address as the launcher has.
     self.assertNotIn('--role', flags)
-    self.assertNotIn('--lead', flags)
+    self.assertNotIn('--coordinator', flags)
     self.assertStartsWith(
       flags,
       '--a=b --config.cluster.runtime=distributed --config.cluster.workers=3',
@@ -83,7 +83,10 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     self.assertEqual(bool(launches.said(lines, 'launch')), leads)
 
   @parameterized.parameters(
-    (('--role=worker:0',), '--role and --lead: expected nothing without'),
+    (
+      ('--role=worker:0',),
+      '--role and --coordinator: expected nothing without',
+    ),
     (('--rank',), '--workdir: expected with --rank the folder'),
     (('--rank', '--workdir=FOLDER'), '--role: expected worker:R or server:K'),
     (('--rank', '--workdir=FOLDER', '--role=worker:4'), 'expected worker:R, R'),
@@ -103,7 +106,7 @@ class RestartTest(parameterized.TestCase):
     ('worker:1', ['exit(75)', 'exit(143)', 'exit(75)'], 75, 3),
     ('worker:1', ['exit(3)'], 3, 1),
     ('worker:1', 5 * ['die()'], 137, 5),
-    # One that holds a shard, and the lead.
+    # One that holds a shard, and the coordinator.
     ('worker:2', 3 * ['die()'], 137, 3),
     ('worker:0', ['die()', 'exit(75)', 'exit(0)'], 0, 3),
     ('worker:0', ['exit(143)'], 143, 1),

@@ -19,7 +19,7 @@ if role == 'worker:1' and restarts < 2:
 if role == 'worker:1':
   touch('back')
 until('back')
-print(role, restarts, flags['lead'])
+print(role, restarts, flags['coordinator'])
 """
     code, lines, rows = launches.run(body, workers=3)
 
@@ -43,7 +43,7 @@ print(role, restarts, flags['lead'])
   ):
     watched = ['worker:2', 'server:0'] if dedicated else ['worker:2']
     body = f"""
-print(flags['lead'])
+print(flags['coordinator'])
 touch(f'{{role}}-{{restarts}}')
 if role == '{killed}':
   for other in {watched}:
@@ -63,7 +63,7 @@ rest()
 
   def test_worker_0_starts_again_alone_beside_dedicated_servers(self):
     body = """
-print(flags['lead'])
+print(flags['coordinator'])
 if role == 'worker:0':
   until('worker:1')
   if not restarts:

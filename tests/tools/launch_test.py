@@ -311,9 +311,9 @@ import ctypes, socket
 number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG.
 (folder / f'host-{role}').write_text(socket.gethostname())
-given = 'lead', 'config.cluster.interface'
+given = 'coordinator', 'config.cluster.interface'
 print(*map(flags.get, given), number.value)
-name, port = flags['lead'].split(':')
+name, port = flags['coordinator'].split(':')
 if role == 'server:0':
   with socket.create_server((name, int(port))) as server:
     touch('listening')

@@ -69,11 +69,11 @@ def _folders():
 @functools.cache
 def _page():
   out = pathlib.Path(tempfile.mkdtemp())
-  return page.write(sources.read([*_folders(), _ledger(), _sweep()]), out)
+  return page.write(sources.read([*_folders(), _accounting(), _sweep()]), out)
 
 
 @functools.cache
-def _ledger():
+def _accounting():
   folder = pathlib.Path(tempfile.mkdtemp())
   (folder / 'RESULTS.md').write_text(_LEDGER)
   return folder
@@ -114,7 +114,7 @@ class SourcesTest(parameterized.TestCase):
     self.assertEqual([name for name, _ in content.runs], ['one'])
 
   def test_stored_results_have_a_row_for_each_claim(self):
-    (table,) = sources.read([_ledger()]).tables
+    (table,) = sources.read([_accounting()]).tables
 
     self.assertEqual(
       table.columns, ['entry', 'claim', 'paper', 'ours', 'verdict']
@@ -203,7 +203,7 @@ class SeriesTest(parameterized.TestCase):
     np.testing.assert_allclose(shown['accuracy']['time'], times, rtol=1e-5)
     self.assertEqual(shown['waiting'].keys(), batches.seconds.keys())
     self.assertAlmostEqual(sum(shown['staleness']['shares']), 1, places=4)
-    events = [e for e in records.events(batches.path) if e['told'] == 'push']
+    events = [e for e in records.events(batches.path) if e['event'] == 'push']
     for line in shown['batches']:
       sizes = [e['examples'] for e in events if e['worker'] == line['worker']]
       self.assertEqual(line['examples'][0], sizes[0])
@@ -284,7 +284,7 @@ class BrowserTest(absltest.TestCase):
   def test_rows_are_sorted_filtered_and_chosen_without_an_error(self):
     self.browser.show(1280, 900, dark=False)
     self.browser.open(_page())
-    tables = sources.read([_sweep(), _ledger(), *_folders()]).tables
+    tables = sources.read([_sweep(), _accounting(), *_folders()]).tables
 
     self.assertEqual(self._column(1, 0), ['one', 'two'])
     self._sort(1, 2)

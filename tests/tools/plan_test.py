@@ -40,7 +40,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       role = f'--role={name.replace(" ", ":")}'
       self.assertStartsWith(given, f'{shared} {role} ')
       rest = given.removeprefix(f'{shared} {role} ')
-      self.assertRegex(rest, f'^--lead={address}$')
+      self.assertRegex(rest, f'^--coordinator={address}$')
       found.add(rest)
       self.assertEqual(variables, expected)
     self.assertLen(found, 1)

@@ -300,7 +300,7 @@ class RunTest(parameterized.TestCase):
     """Returns exit code and output of a first process without others."""
     (port,) = roles.free_ports(1)
     argv = [sys.executable, '-m', 'tools.probe', '--role=worker:0']
-    argv += [f'--lead=127.0.0.1:{port}', '--config.cluster.workers=3']
+    argv += [f'--coordinator=127.0.0.1:{port}', '--config.cluster.workers=3']
     argv += [f'--out={tempfile.mkdtemp()}/cluster.json', *words]
     done = subprocess.run(
       argv, cwd=_ROOT, capture_output=True, text=True, timeout=60

@@ -38,7 +38,7 @@ class ProfileTest(parameterized.TestCase):
       profile = profile_layers.measure(config, batch=12, rounds=7)
       ready = {leaf.name: leaf.ready for leaf in profile.layers}
       self.assertTrue(_in_order(ready), ready)
-    params = small.build(config).runtime.lead.holder.learner.params
+    params = small.build(config).runtime.coordinator.store.learner.params
     sizes = [each.nbytes for each in _leaves(params)]
     self.assertCountEqual(sizes, [leaf.bytes for leaf in profile.layers])
 

@@ -64,7 +64,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertGreater(recompute.difference(changed), 1e-3)
     path = folder / 'events.jsonl'
     rows = list(map(json.loads, path.read_text().splitlines()))
-    rows = [row for row in rows if row['told'] != 'links']
+    rows = [row for row in rows if row['event'] != 'links']
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
       recompute.difference(folder)

@@ -64,7 +64,7 @@ class ReplayTest(parameterized.TestCase):
     path = folder / 'events.jsonl'
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[20]['time'] += 0.5
-    rows[30]['said']['commit'] = [999]
+    rows[30]['decision']['commit'] = [999]
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
     code, out = _replay(folder)

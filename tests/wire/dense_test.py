@@ -102,11 +102,11 @@ class TreesTest(parameterized.TestCase):
 
   def test_a_version_is_rounded_once(self):
     run = small.build(small.config(wire__dense__dtype='bfloat16'))
-    holder = run.runtime.lead.holder
-    one = holder.pulled()
-    self.assertIs(holder.pulled(), one)
-    holder.learner.params = jax.tree.map(jnp.zeros_like, holder.learner.params)
-    self.assertFalse(np.any(jax.tree.leaves(holder.pulled())[0]))
+    store = run.runtime.coordinator.store
+    one = store.pulled()
+    self.assertIs(store.pulled(), one)
+    store.learner.params = jax.tree.map(jnp.zeros_like, store.learner.params)
+    self.assertFalse(np.any(jax.tree.leaves(store.pulled())[0]))
 
 
 class SumTest(parameterized.TestCase):
@@ -156,7 +156,7 @@ class RunTest(parameterized.TestCase):
       params = params - np.float32(_RATE) * _rounded(total) / _BATCH
     self.assertEqual(summary['updates'], 24)
     np.testing.assert_array_equal(
-      run.runtime.lead.holder.learner.params, params
+      run.runtime.coordinator.store.learner.params, params
     )
     self.assertFalse(np.array_equal(_rounded(params), params))
 
@@ -176,7 +176,7 @@ class RunTest(parameterized.TestCase):
     # Of the 8 bits of bfloat16 a step of 2^-12 from 1 changes none.
     left = 1 - summary['iterations'] * 2.0**-12
     np.testing.assert_array_equal(
-      run.runtime.lead.holder.learner.params, [left] * 3
+      run.runtime.coordinator.store.learner.params, [left] * 3
     )
 
   @parameterized.parameters(
@@ -218,8 +218,8 @@ class RunTest(parameterized.TestCase):
     self.assertIsNotNone(run.sizes)
     self.assertEqual(small.timeless(run()), small.timeless(expected))
     for got, other in zip(
-      jax.tree.leaves(run.runtime.lead.holder.learner.params),
-      jax.tree.leaves(straight.runtime.lead.holder.learner.params),
+      jax.tree.leaves(run.runtime.coordinator.store.learner.params),
+      jax.tree.leaves(straight.runtime.coordinator.store.learner.params),
       strict=True,
     ):
       np.testing.assert_array_equal(got, other)
@@ -232,7 +232,7 @@ class RunTest(parameterized.TestCase):
       config.wire.dense.dtype = dtype
       run = small.build(config)
       run()
-      sizes.append(run.journal.ledger.bytes)
+      sizes.append(run.recorder.accounting.bytes)
     self.assertEqual(sizes[0], 2 * sizes[1])
 
   def test_devices_without_a_model_are_refused(self):

@@ -39,8 +39,8 @@ class _Watched:
       self.run = small.build(small.config(**changed))
     # Gradients of pushes that are on their way, by worker.
     self._under_way = {}
-    runtime, holder = self.run.runtime, self.run.runtime.lead.holder
-    computed, arrived, leave = runtime._computed, holder.arrived, runtime._leave
+    runtime, store = self.run.runtime, self.run.runtime.coordinator.store
+    computed, arrived, leave = runtime._computed, store.arrived, runtime._leave
 
     def note(index):
       computed(index)
@@ -49,7 +49,7 @@ class _Watched:
     def take(worker, message, stage):
       finite = arrived(worker, message, stage)
       self.pushed += self._under_way.pop(worker)
-      self.arrived += _flat(holder._arrived[worker].gradient)
+      self.arrived += _flat(store._arrived[worker].gradient)
       return finite
 
     def lose(index):
@@ -59,7 +59,7 @@ class _Watched:
       self._under_way.pop(index, None)
       leave(index)
 
-    runtime._computed, holder.arrived, runtime._leave = note, take, lose
+    runtime._computed, store.arrived, runtime._leave = note, take, lose
 
   def _make(self, *args, **kwargs):
     made = _MAKE(*args, **kwargs)
@@ -96,7 +96,7 @@ def _flat(tree):
 @functools.cache
 def _dense(**changed):
   run, _ = small.trained(optimizer__sgd__momentum=0.9, **changed)
-  return jax.device_get(run.runtime.lead.holder.learner.params)
+  return jax.device_get(run.runtime.coordinator.store.learner.params)
 
 
 class MassTest(parameterized.TestCase):
@@ -124,7 +124,7 @@ class MassTest(parameterized.TestCase):
     self.assertGreater(np.abs(kept).max(), 1e-3 * scale)
     # What a worker loses that dies is listed.
     rows = small.rows(watched.run, 'events.jsonl')
-    (row,) = (row for row in rows if row['told'] == 'forgot')
+    (row,) = (row for row in rows if row['event'] == 'forgot')
     self.assertEqual((row['time'], row['worker']), (dies_s, 1))
     self.assertAlmostEqual(
       sum(row['l1'].values()), np.abs(watched.lost).sum(), delta=1e-6 * scale
@@ -145,7 +145,7 @@ class DenseTest(parameterized.TestCase):
     )
     jax.tree.map(
       np.testing.assert_array_equal,
-      run.runtime.lead.holder.learner.params,
+      run.runtime.coordinator.store.learner.params,
       _dense(),
     )
     each = summary['bytes'] / summary['iterations']
@@ -161,7 +161,7 @@ class DenseTest(parameterized.TestCase):
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-      run.runtime.lead.holder.learner.params,
+      run.runtime.coordinator.store.learner.params,
       _dense(),
     )
 

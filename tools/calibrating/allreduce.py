@@ -175,7 +175,7 @@ class _Model:
       size_bytes: Of what is summed.
     """
     self._shape, self._planned = shape, generation.planned
-    many = config.route.range_bytes
+    many = config.route.bucket_bytes
     even = layers.in_proportion(layers.even(size_bytes, many))
     self._ranges = layers.ranges(even, many, 0)
     (self._host_s,) = config.cluster.network.worker_latency_s
@@ -296,7 +296,7 @@ def _iterations(
 
   Float [iterations, workers] and [iterations], seconds; but for the first.
   """
-  ends = sorted({e['time'] for e in recorded.events if e['told'] == 'push'})
+  ends = sorted({e['time'] for e in recorded.events if e['event'] == 'push'})
   found: list[dict[int, float]] = [{} for _ in ends]
   for spans in recorded.workers:
     for span in spans:

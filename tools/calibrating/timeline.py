@@ -126,7 +126,7 @@ def pace(timeline: Timeline) -> Pace:
   Raises:
     ValueError: If nothing was pushed after every worker had pushed once.
   """
-  pushes = [e for e in timeline.events if e['told'] == 'push']
+  pushes = [e for e in timeline.events if e['event'] == 'push']
   firsts: dict[int, float] = {}
   for push in pushes:
     firsts.setdefault(push['worker'], push['time'])
@@ -148,7 +148,7 @@ def _whole(timeline: Timeline, phase: str) -> list[list[Span]]:
   """Returns the spans of a phase that was not cut off, of each worker."""
   left: list[list[float]] = [[] for _ in timeline.workers]
   for event in timeline.events:
-    if event['told'] == 'leave':
+    if event['event'] == 'leave':
       left[event['worker']].append(event['time'])
   return [
     [
@@ -171,9 +171,9 @@ def _gone_s(timeline: Timeline, start: float, end: float) -> float:
   """Returns the seconds that workers were gone from start to end, summed."""
   gone_s, since = 0.0, {}
   for event in timeline.events:
-    if event['told'] == 'leave':
+    if event['event'] == 'leave':
       since[event['worker']] = event['time']
-    elif event['told'] == 'join':
+    elif event['event'] == 'join':
       left = since.pop(event['worker'])
       gone_s += max(min(event['time'], end) - max(left, start), 0.0)
   return gone_s + sum(max(end - max(t, start), 0.0) for t in since.values())

@@ -19,7 +19,7 @@ def sizes(run: RunRecord) -> dict[int, list[tuple[float, int]]]:
     return {}
   pushes = collections.defaultdict(list)
   for event in records.events(run.path):
-    if event['told'] == 'push':
+    if event['event'] == 'push':
       pushes[event['worker']].append((event['time'], event['examples']))
   different = {size for found in pushes.values() for _, size in found}
   return dict(pushes) if len(different) > 1 else {}

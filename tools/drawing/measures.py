@@ -71,7 +71,7 @@ def gaps(run: RunRecord) -> np.ndarray | None:
   pending: dict[int, int] = {}
   times: list[float] = []
   for row in records.events(run.path):
-    said = row['said']
+    said = row['decision']
     if 'into' in said:
       pending[said['into']] = pending.get(said['into'], 0) + 1
     for update in said.get('commit', ()):

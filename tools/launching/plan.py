@@ -11,7 +11,7 @@ from configs.checks import require
 
 # Flags that the launcher gives.
 _OWN = (
-  *('workdir', 'role', 'lead'),
+  *('workdir', 'role', 'coordinator'),
   *('config.cluster.runtime', 'config.cluster.workers'),
   *('config.route.server.servers', 'config.route.server.dedicated'),
   'config.cluster.workers_per_gpu',
@@ -30,7 +30,7 @@ class Plan:
     workdir: Folder of the run.
     arguments: Further flags of the program.
     restarts: How often all may be started again.
-    grace_s: Seconds that the lead has to end after a signal.
+    grace_s: Seconds that the coordinator has to end after a signal.
     devices_per_worker: GPUs of each; where there are none, CPU devices.
     workers_per_gpu: Workers that share each GPU, and its memory.
     only: The one process of the run that is launched here, as others launch
@@ -81,7 +81,7 @@ class Plan:
     ]
 
   @property
-  def lead(self) -> str:
+  def coordinator(self) -> str:
     """The process that leads the run."""
     return self._all[0]
 
@@ -89,14 +89,14 @@ class Plan:
   def holders(self) -> list[str]:
     """The processes without which a run cannot go on.
 
-    Those that hold shards of the parameters, or the lead alone if all workers
+    Those that hold shards of the parameters, or the coordinator alone if all workers
     have all of them, which is known once the run has begun.  XLA's collectives
     need everybody.
     """
     route = self._route()
     if route == 'server':
       return self._all[: self.servers or self.workers]
-    return self._all if route == 'native' else [self.lead]
+    return self._all if route == 'native' else [self.coordinator]
 
   def _route(self) -> str:
     """Returns the run's route, as its folder says; 'server' before it does."""

@@ -77,7 +77,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
     if (folder / _RESULTS).is_file():
       tables.append(_sweep(folder, runs))
     elif (folder / _LEDGER).is_file():
-      tables.append(_ledger(folder / _LEDGER))
+      tables.append(_accounting(folder / _LEDGER))
     else:
       alone.append((str(folder), _run(folder)))
   if alone:
@@ -188,7 +188,7 @@ def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
   return flat
 
 
-def _ledger(path: pathlib.Path) -> Table:
+def _accounting(path: pathlib.Path) -> Table:
   """Returns the rows of all tables of claims of a page, with its headings."""
   columns: list[str] = []
   rows, entry, inside = [], '', False

@@ -181,7 +181,7 @@ def events(
     OSError: If the file cannot be read.
   """
   for row in every(path):
-    told = row['told']
+    told = row['event']
     if told not in (_LINKS, DRIFT, *_KEPT) or (kept and told in _KEPT):
       yield row
 
@@ -191,7 +191,7 @@ def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
   Arguments and errors are those of `events`.
   """
-  return (row for row in every(path) if row['told'] == _LINKS)
+  return (row for row in every(path) if row['event'] == _LINKS)
 
 
 def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -204,11 +204,11 @@ def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     )
   whole = read_summary(path) is not None
   for where, row in _lines(path / 'events.jsonl', whole):
-    told = row.get('told')
+    told = row.get('event')
     fields = {_LINKS: ('time', 'did', 'why')} | dict.fromkeys(
       (*_KEPT, DRIFT), ('worker',)
     )
-    _check(row, fields.get(told, ('told', 'said')), where)
+    _check(row, fields.get(told, ('event', 'decision')), where)
     yield row
 
 

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from batching import fixed
 from cluster.allreduce.sums.summing import CheckedFilling
-from cluster.coordinator import Lead
+from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
 from learning.learning import Learning
@@ -88,7 +88,7 @@ def compared(
 
 
 class _Again:
-  """Coordinator (lead) driven by recorded events, with its learner."""
+  """Coordinator (coordinator) driven by recorded events, with its learner."""
 
   finished = False
 
@@ -118,21 +118,21 @@ class _Again:
     self._finite = True
     self._before = before
     workers = config.cluster.workers
-    self._lead = Lead(
+    self._coordinator = Coordinator(
       scheme=replay.scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers, worker_batch=config.batching.worker_batch
       ),
-      holder=self,
+      store=self,
       stream=learned.stream,
-      journal=self,
+      recorder=self,
       num_workers=workers,
       ahead=True,
     )
-    self._lead.attach(release=lambda k: None, wake_at=lambda at: None)
+    self._coordinator.attach(release=lambda k: None, wake_at=lambda at: None)
 
   def __getattr__(self, name: str) -> Any:
-    """Returns a function that does nothing, for any method of a journal."""
+    """Returns a function that does nothing, for any method of a recorder."""
     return lambda *args, **named: None
 
   @property
@@ -151,7 +151,7 @@ class _Again:
     route = self._config.route
     lay = functools.partial(
       self._learned.pool,
-      range_bytes=route.range_bytes,
+      bucket_bytes=route.bucket_bytes,
       dtype=wire.push.dtype or FLOAT32,
       multiple=wire.push.multiple,
     )
@@ -167,33 +167,36 @@ class _Again:
         self._talking = Conversations(
           talks,
           self._pool,
-          range_bytes=route.range_bytes,
+          bucket_bytes=route.bucket_bytes,
           overlap=route.overlap,
         )
     self._sums = Sums(generation)
     self._gradient = self._learned.streaming(self._pool, overlap=False)
 
   def tell(self, row: Mapping[str, Any]) -> None:
-    """Passes the event of a row of events.jsonl to the coordinator (lead)."""
-    told, time = row['told'], row['time']
+    """Passes the event of a row of events.jsonl to the coordinator."""
+    told, time = row['event'], row['time']
     if told == 'start':
       if self._before:
-        self._lead.rejoin(self._before._lead.state(), time)
-      self._lead.start(time)
+        self._coordinator.rejoin(self._before._coordinator.state(), time)
+      self._coordinator.start(time)
     elif told == 'push':
       self._push(row)
     elif told == 'wake':
-      self._lead.wake(time)
+      self._coordinator.wake(time)
     elif told == 'join':
-      self._lead.join(row['worker'], time)
+      self._coordinator.join(row['worker'], time)
     elif told == 'leave':
       if self._talking:
         self._talking.leave(row['worker'])
-      self._lead.leave(row['worker'], time, '')
+      self._coordinator.leave(row['worker'], time, '')
 
   def _push(self, row: Mapping[str, Any]) -> None:
     index, pool = row['worker'], self._pool
-    worker, vector = self._lead.workers[index], np.zeros(pool.size, np.float32)
+    worker, vector = (
+      self._coordinator.workers[index],
+      np.zeros(pool.size, np.float32),
+    )
     filling = CheckedFilling(pool, vector, lambda number: None, None)
     stats, loss = self._gradient.stream(
       self.learner.params,
@@ -207,7 +210,7 @@ class _Again:
     self._finite = self._finite and finite
     filling.finish(stats, [0.0] * pool.books(vector).size)
     self._pushed[index] = vector, worker.examples
-    self._lead.push(
+    self._coordinator.push(
       index,
       row['time'],
       compute_s=row['compute_s'],
@@ -262,18 +265,18 @@ def _until(
   """Returns the coordinator after the recorded events up to a version."""
   again, generation = None, None
   for row in records.every(path):
-    if row['told'] == 'links':
+    if row['event'] == 'links':
       if row['did'] == 'forest':
         generation = traffic.generation(row, path)
         if again:
           again.form(generation)
       continue
-    drifted = row['told'] == records.DRIFT and row['version'] < version
+    drifted = row['event'] == records.DRIFT and row['version'] < version
     expected = 'replicas on like processors, that hold the same bits'
     got = f'worker {row.get("worker")} apart at version {row.get("version")}'
     require(not drifted, f'{path}', expected, got)
-    if row['told'] == 'start':
-      count, workers = len(row['said']['release']), config.cluster.workers
+    if row['event'] == 'start':
+      count, workers = len(row['decision']['release']), config.cluster.workers
       expected = f'{workers} workers at each start, as in manifest.json'
       require(count == workers, f'{path}', expected, count)
       again = _Again(config, learned, wire, again)
@@ -298,4 +301,4 @@ def _saved(path: pathlib.Path) -> dict[str, Any]:
   state = saved.restore()
   saved.close()
   require(state is not None, f'{path}', 'a run with a checkpoint', 'none')
-  return state['runtime']['holder']['learner']
+  return state['runtime']['store']['learner']

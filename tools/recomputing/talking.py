@@ -41,18 +41,18 @@ class Conversations:
   """
 
   def __init__(
-    self, talks: Talks, pool: Pool, *, range_bytes: float, overlap: bool
+    self, talks: Talks, pool: Pool, *, bucket_bytes: float, overlap: bool
   ):
     """Nobody has kept anything.
 
     Args:
       talks: Of the run; of one stage.
       pool: What lies where.
-      range_bytes: Of what travels early, if something does.
+      bucket_bytes: Of what travels early, if something does.
       overlap: Whether it does.
     """
     self._talks, self._pool = talks, pool
-    self._range_bytes, self._overlap = range_bytes, overlap
+    self._range_bytes, self._overlap = bucket_bytes, overlap
     self.states: dict[int, State] = {}
 
   def leave(self, worker: int) -> None:
@@ -146,7 +146,7 @@ class Conversations:
         vector=np.zeros(size, np.float32),
         kept=state.kept,
         scale=scale,
-        range_bytes=self._range_bytes,
+        bucket_bytes=self._range_bytes,
       )
       end = packing.ranges[-1][1], count + rest
       dtypes = [dtype] * len(packing.ranges)

@@ -49,11 +49,13 @@ OPTIONS = {
 }
 AXIS = 'workers'
 _NCCL = 'NCCL_SOCKET_IFNAME'
-_LOOK_S = 1.0  # Between two looks at whether the lead of a run still listens.
+_LOOK_S = (
+  1.0  # Between two looks at whether the coordinator of a run still listens.
+)
 
 
 def join(
-  lead: str,
+  coordinator: str,
   port: int,
   *,
   index: int,
@@ -63,15 +65,15 @@ def join(
 ) -> None:
   """Meets all other processes in jax.distributed, before XLA starts.
 
-  Its coordination service listens beside the lead.  It knows no token, and nor
+  Its coordination service listens beside the coordinator.  It knows no token, and nor
   do gloo and NCCL.
 
   JAX's detection of clusters is off: under SLURM and Open MPI it would take the
   GPU whose index is the local rank, of this process or not.
 
   Args:
-    lead: 'host:port' where the lead listens.
-    port: Of the coordination service; 0 for the one after the lead's.
+    coordinator: 'host:port' where the coordinator listens.
+    port: Of the coordination service; 0 for the one after the coordinator's.
     index: Of this worker.
     workers: How many there are.
     devices: Positions of this worker's GPUs among those that it sees; none on
@@ -80,7 +82,7 @@ def join(
       process with SIGABRT.
 
   Raises:
-    ValueError: If there is no port after the lead's; names the field.
+    ValueError: If there is no port after the coordinator's; names the field.
     OSError: If another process has the port, in worker 0, whose JAX would
       crash.
     Unmendable: If a run that has begun with another process of this rank goes
@@ -88,16 +90,16 @@ def join(
   """
   if jax.distributed.is_initialized():
     return  # By a start before, which something else has kept from going on.
-  host, _, own = lead.rpartition(':')
+  host, _, own = coordinator.rpartition(':')
   port = port or int(own) + 1
-  expected = f'a port, as there is none after that of the lead, {own}'
+  expected = f'a port, as there is none after that of the coordinator, {own}'
   require(port < 2**16, 'config.route.native.port', expected, 0)
   address = f'{host}:{port}'
   # JAX listens on all addresses.
   if index == 0 and (taken := sockets.refusal('', port)):
     raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
   if index:
-    _wait_for_the_next_run(lead, index, start_s)
+    _wait_for_the_next_run(coordinator, index, start_s)
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
     address,
@@ -152,25 +154,27 @@ def _selects(filters: str, name: str) -> bool:
   return found != without
 
 
-def _wait_for_the_next_run(lead: str, index: int, start_s: float) -> None:
-  """Waits while a lead listens: its workers have all met already.
+def _wait_for_the_next_run(
+  coordinator: str, index: int, start_s: float
+) -> None:
+  """Waits while a coordinator listens: its workers have all met already.
 
   Another process of this rank is among them.  The coordination service ends all
   of them for one that comes twice.
 
   Args:
-    lead: 'host:port' where the lead listens.
+    coordinator: 'host:port' where the coordinator listens.
     index: Of this worker.
     start_s: For how long.
 
   Raises:
-    Unmendable: If the lead still listens then.
+    Unmendable: If the coordinator still listens then.
   """
   deadline, told = time.monotonic() + start_s, False
-  while _listens(lead):
+  while _listens(coordinator):
     held = (
       f'worker {index} is held by another process, with which the run at '
-      f'{lead} has begun'
+      f'{coordinator} has begun'
     )
     wait_s = random.uniform(0.5, 1.0) * _LOOK_S
     if time.monotonic() + wait_s >= deadline:

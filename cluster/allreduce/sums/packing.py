@@ -25,7 +25,7 @@ class Packing:
     vector: np.ndarray,
     kept: Any,
     scale: float,
-    range_bytes: float,
+    bucket_bytes: float,
   ):
     """Nothing is there.
 
@@ -35,7 +35,7 @@ class Packing:
       vector: Float32 [n], to be filled.
       kept: Pytree of float32 [n], what is added.
       scale: By which it is multiplied.
-      range_bytes: Bytes of a range, at least, if there are as many.
+      bucket_bytes: Bytes of a range, at least, if there are as many.
     """
     self._early, self._vector, self._scale = early, vector, scale
     self._kept = jax.tree.map(np.asarray, kept)
@@ -43,7 +43,7 @@ class Packing:
       (chunk * early.chunk, min((chunk + 1) * early.chunk, vector.size))
       for chunk in chunks
     ]
-    self._parts = early.parts(vector.size, range_bytes)
+    self._parts = early.parts(vector.size, bucket_bytes)
     self.ranges = [
       (first * early.chunk, last * early.chunk) for first, last in self._parts
     ]

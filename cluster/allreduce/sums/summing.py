@@ -62,10 +62,10 @@ class Summing(Protocol):
     """Ends a life."""
 
   def form(self, said: Mapping[str, Any], limit_s: float) -> None:
-    """Connects to the others of a generation, as the lead has told of it.
+    """Connects to the others of a generation, as the coordinator has told of it.
 
     Args:
-      said: What the lead has told.
+      said: What the coordinator has told.
       limit_s: Seconds that others may need to come: they may have to fetch the
         learner first.
 

@@ -35,7 +35,7 @@ class TalkingSumming(HostSumming):
     index: int,
     *,
     talks: Talks,
-    range_bytes: float,
+    bucket_bytes: float,
     overlap: bool,
     **of_host: Any,
   ):
@@ -44,12 +44,12 @@ class TalkingSumming(HostSumming):
     Args:
       index: Of this worker.
       talks: The conversations.
-      range_bytes: Of what travels early, if something does.
+      bucket_bytes: Of what travels early, if something does.
       overlap: Whether it does.
       **of_host: As of `HostSumming`.
     """
     super().__init__(index, **of_host)
-    self._range_bytes, self._overlap = range_bytes, overlap
+    self._range_bytes, self._overlap = bucket_bytes, overlap
     self.memory = Memory(talks, self._pool, index)
     # Of what all have summed.
     self._total = memories.aligned(4 * self._pool.size).view(np.float32)
@@ -187,7 +187,7 @@ class TalkingSumming(HostSumming):
       vector=self._vector[:size],
       kept=memory.state.kept,
       scale=self._scale,
-      range_bytes=self._range_bytes,
+      bucket_bytes=self._range_bytes,
     )
     end = memory.talks.said[stage][0] + self._pool.size - size
     vector = self._room(end)

@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.admission import AllreduceReception
 from cluster.network.streams import Closed, Security, connect
 from cluster.process.deadlines import Deadlines, Jobs
 
@@ -12,11 +12,17 @@ _READY = {
   'handover': '127.0.0.1:65535',
 }
 _SAID = (
-  {'told': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
-  {'told': 'checked', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
-  {'told': 'stopped', 'generation': 1, 'version': 2, 'books': [0.5, 1]},
-  {'told': 'broken', 'generation': 1, 'peer': None, 'reason': 'gone'},
-  {'told': 'broken', 'generation': 1, 'peer': 0, 'reason': 'gone'},
+  {'event': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
+  {
+    'event': 'checked',
+    'generation': 0,
+    'version': 0,
+    'digest': 'a',
+    'sent': [],
+  },
+  {'event': 'stopped', 'generation': 1, 'version': 2, 'books': [0.5, 1]},
+  {'event': 'broken', 'generation': 1, 'peer': None, 'reason': 'gone'},
+  {'event': 'broken', 'generation': 1, 'peer': 0, 'reason': 'gone'},
 )
 
 
@@ -24,7 +30,7 @@ class ReceptionTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     deadlines = Deadlines(timeout_s=5.0, start_s=5.0, windows=True)
-    self.reception = ReducedReception(
+    self.reception = AllreduceReception(
       num_workers=2,
       host='127.0.0.1',
       port=0,
@@ -50,7 +56,7 @@ class ReceptionTest(parameterized.TestCase):
       self.stream.send(said | wrong)
       event = self._event()
       event.pop('stream', None)
-      told = {'told': 'ready'} if said is _READY else {}
+      told = {'event': 'ready'} if said is _READY else {}
       self.assertEqual(event, said | told | {'worker': 1, 'life': 0})
 
   @parameterized.parameters(
@@ -60,13 +66,13 @@ class ReceptionTest(parameterized.TestCase):
     ),
     _READY | {'handover': '127.0.0.1'},
     *(said | {'generation': -1} for said in _SAID),
-    {'told': 'stopped', 'generation': 1, 'version': 2, 'books': ['x']},
-    {'told': 'completed', 'version': 0, 'books': []},
+    {'event': 'stopped', 'generation': 1, 'version': 2, 'books': ['x']},
+    {'event': 'completed', 'version': 0, 'books': []},
   )
   def test_what_is_none_of_it_ends_the_stream(self, **said):
     self.stream.send(said)
     event = self._event()
-    self.assertEqual((event['told'], event['worker']), ('failed', 1))
+    self.assertEqual((event['event'], event['worker']), ('failed', 1))
     with self.assertRaises(Closed):
       self.stream.receive()
 

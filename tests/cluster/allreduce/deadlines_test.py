@@ -36,7 +36,7 @@ class DeadlinesTest(parameterized.TestCase):
           doing = 'compute' if index in hung else 'transfer'
           steps = 1 if life.doing == 'fetching' else 2  # It has less.
           steps = self._steps.get(index, steps)
-          pace = (doing, self.world.holder.version, steps)
+          pace = (doing, self.world.store.version, steps)
           member.pace.tell(pace, member.seen)
       self.world.pass_by()
 
@@ -58,7 +58,7 @@ class DeadlinesTest(parameterized.TestCase):
     self.assertEqual(world.formation.awaited, [2])
     self._pass(23)
     self.assertIsNone(world.reception.members[2].stream)
-    world.reach(world.holder.version + 2)
+    world.reach(world.store.version + 2)
     self.assertEqual(world.formation.members, (0,))
 
   def test_the_lead_gives_up_its_own_worker_last(self):

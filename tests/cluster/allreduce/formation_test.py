@@ -9,8 +9,8 @@ from absl.testing import absltest, parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.allreduce import handover
 from cluster.allreduce.formation import Cut, Formation
+from cluster.membership import handover
 from cluster.network.errors import TransportError
 from cluster.network.streams import Security
 from cluster.probing.failed_links import FailedLinks

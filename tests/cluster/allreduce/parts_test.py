@@ -1,4 +1,4 @@
-"""Tests for what the lead of reduced routes is made of, part by part."""
+"""Tests for what the coordinator of reduced routes is made of, part by part."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from cluster import coordinator
 from cluster.allreduce.assignment import Dealing
 from cluster.allreduce.step_statistics import Booking, Books, Entry
 from cluster.membership.members import Member
-from outputs.recorder import Journal
+from outputs.recorder import Recorder
 from sync import bsp
 
 _float32 = st.floats(-1e6, 1e6, width=32)
@@ -61,16 +61,16 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(found[1][0].loss, 2.0)
 
 
-def _lead(workers, *, ahead=True, batch=8):
-  holder = mock.Mock(version=0, scalings=[])
+def _coordinator(workers, *, ahead=True, batch=8):
+  store = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
-  journal = mock.create_autospec(Journal, instance=True, finished=False)
-  made = coordinator.Lead(
+  recorder = mock.create_autospec(Recorder, instance=True, finished=False)
+  made = coordinator.Coordinator(
     scheme=bsp.make(num_workers=workers),
     batching=fixed.make(num_workers=workers, worker_batch=batch),
-    holder=holder,
+    store=store,
     stream=stream,
-    journal=journal,
+    recorder=recorder,
     num_workers=workers,
     ahead=ahead,
   )
@@ -78,10 +78,10 @@ def _lead(workers, *, ahead=True, batch=8):
 
   def commit(update):
     del update
-    holder.version += 1
+    store.version += 1
 
-  holder.commit.side_effect = commit
-  return made, stream, journal
+  store.commit.side_effect = commit
+  return made, stream, recorder
 
 
 def _push(made, index, time):
@@ -90,7 +90,7 @@ def _push(made, index, time):
 
 class BookingTest(parameterized.TestCase):
   def _booked(self, entries, *, time, joining=(), dealt_at=10.0):
-    made, _, journal = _lead(3)
+    made, _, recorder = _coordinator(3)
     made.start(10.0)
     for index in joining:
       made.leave(index, 10.0, '')
@@ -111,7 +111,7 @@ class BookingTest(parameterized.TestCase):
       stage=0,
       time=time,
     )
-    return made, journal
+    return made, recorder
 
   @parameterized.parameters(9.0, 10.25)
   def test_phases_are_those_of_the_computations(self, dealt_at):
@@ -121,9 +121,9 @@ class BookingTest(parameterized.TestCase):
       1: Entry(0.5 + late, 4.0 + late, 3.5, 8, 0, 1.0, 1),
       2: Entry(1.0 + late, 3.0 + late, 2.0, 8, 0, 1.0, 1),
     }
-    made, journal = self._booked(entries, time=16.0, dealt_at=dealt_at)
+    made, recorder = self._booked(entries, time=16.0, dealt_at=dealt_at)
     spans = {0: [], 1: [], 2: []}
-    for call in journal.span.call_args_list:
+    for call in recorder.span.call_args_list:
       worker, phase, start, end, _ = call.args
       if end > start:
         spans[worker].append((phase, start, end))
@@ -141,8 +141,8 @@ class BookingTest(parameterized.TestCase):
 
   def test_clocks_that_differ_make_no_phase_negative(self):
     entries = {0: Entry(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
-    _, journal = self._booked(entries, time=12.0, joining=(1, 2))
-    for call in journal.span.call_args_list:
+    _, recorder = self._booked(entries, time=12.0, joining=(1, 2))
+    for call in recorder.span.call_args_list:
       _, _, start, end, _ = call.args
       self.assertLessEqual(10.0, start)
       self.assertLessEqual(start, end)
@@ -169,7 +169,7 @@ class AheadTest(parameterized.TestCase):
   def test_each_example_once_and_batches_one_iteration_later(self, plan, gone):
     found = {}
     for ahead in (False, True):
-      made, stream, _ = _lead(3, ahead=ahead)
+      made, stream, _ = _coordinator(3, ahead=ahead)
       given_ = iter(plan)
       made.batching = mock.Mock(barrier=True)
       made.batching.assign.side_effect = lambda released, given_=given_: dict(
@@ -205,7 +205,7 @@ class AheadTest(parameterized.TestCase):
 
 class DealingTest(parameterized.TestCase):
   def test_it_deals_this_iteration_and_the_next(self):
-    made, _, _ = _lead(2)
+    made, _, _ = _coordinator(2)
     made.start(0.0)
     said = []
     dealing = Dealing(made, lambda k, header: said.append((k, header['deal'])))

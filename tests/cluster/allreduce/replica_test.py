@@ -1,4 +1,4 @@
-"""Tests of a replica: its real executor and handover, a lead that is played."""
+"""Tests of a replica: its real executor and handover, a coordinator that is played."""
 
 import pathlib
 import queue
@@ -56,7 +56,7 @@ class _Learner(NoLearner):
 
 
 class _Played:
-  """A replica in a thread, and the lead that a test plays for it.
+  """A replica in a thread, and the coordinator that a test plays for it.
 
   Attributes:
     replica: The real one.
@@ -69,7 +69,7 @@ class _Played:
     self.hung = mock.Mock()
     books = Books(workers, 0)
     security = Security()
-    pool = Pool((), (), (), blank=100, range_bytes=0, books=books.size)
+    pool = Pool((), (), (), blank=100, bucket_bytes=0, books=books.size)
     gradient = gradient or NoGradient()
     faults = Faults(
       faults,
@@ -105,7 +105,7 @@ class _Played:
       mock.patch.object(session, 'join', lambda *_, **__: (self, {'life': 0})),
       mock.patch.object(session, 'Heart', _Heart),
     ):
-      self._thread = threading.Thread(target=self.replica, args=['lead'])
+      self._thread = threading.Thread(target=self.replica, args=['coordinator'])
       self._thread.start()
       self.ready = self.hear('ready')
 
@@ -176,14 +176,14 @@ class ReplicaTest(parameterized.TestCase):
       both = [self._played(k, workers=2, adapt=True) for k in range(2)]
     both[0].form(both[1])
     for played in both:
-      played.hear('told', 'formed')
+      played.hear('event', 'formed')
       played.deal(0, [[0, 8]])
     for played in both:
       played.hear('books')
     # Earlier ones tell of no connection yet, or of one that was made.
     sent = []
     while not sent or sent[0][1] < 4 * 100:
-      sent = both[0].hear('told', 'traffic')['sent']
+      sent = both[0].hear('event', 'traffic')['sent']
     self.assertEqual([worker for worker, _, _ in sent], [1])
 
   def test_who_has_no_descriptors_left_says_so_and_forms_the_next(self):
@@ -191,18 +191,18 @@ class ReplicaTest(parameterized.TestCase):
     with descriptors.exhausted():
       both[0].form(both[1])
       for index, played in enumerate(both):
-        said = played.hear('told', 'broken')
+        said = played.hear('event', 'broken')
         self.assertEqual((said['peer'], said['generation']), (index, 0))
         self.assertRegex(said['reason'], 'Too many open files')
     both[0].form(both[1], generation=1)
     for played in both:
-      played.hear('told', 'formed')
+      played.hear('event', 'formed')
 
   def test_who_has_learned_for_another_lead_begins_anew(self):
     both = [self._played(k, workers=2) for k in range(2)]
     both[1].replica.learner.version = 7
     both[0].form(both[1], source=(0, both[0].ready['handover']))
-    formed = [played.hear('told', 'formed') for played in both]
+    formed = [played.hear('event', 'formed') for played in both]
     self.assertEqual([said['version'] for said in formed], [0, 0])
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
 
@@ -212,14 +212,14 @@ class ReplicaTest(parameterized.TestCase):
     for value, learner in enumerate(learners):  # As processors initialise.
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
     both[0].form(both[1], source=(0, both[0].ready['handover']))
-    formed = [played.hear('told', 'formed') for played in both]
+    formed = [played.hear('event', 'formed') for played in both]
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
 
   def test_a_process_without_its_source_reports_it(self):
     both = [self._played(k, workers=2) for k in range(2)]
     both[0].form(both[1], source=(0, f'{_HOST}:1'))  # Nothing listens there.
-    broken = both[1].hear('told', 'broken')
+    broken = both[1].hear('event', 'broken')
     self.assertEqual(broken['peer'], 0)
 
   @parameterized.parameters(
@@ -229,14 +229,14 @@ class ReplicaTest(parameterized.TestCase):
     both = [self._played(k, workers=2) for k in range(2)]
     both[0].form(both[1], source=(0, both[0].ready['handover']))
     for played in both:
-      played.hear('told', 'formed')
+      played.hear('event', 'formed')
     learners = [played.replica.learner for played in both]
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1 + value * apart, 0])}
       played = both[value]
       played.replica._digested = None
       played.tell(check=0)
-    digests = [p.hear('told', 'checked')['digest'] for p in both]
+    digests = [p.hear('event', 'checked')['digest'] for p in both]
     self.assertNotEqual(*digests)
     both[1].tell(
       compare={
@@ -246,7 +246,7 @@ class ReplicaTest(parameterized.TestCase):
         'replace': replace,
       }
     )
-    compared = both[1].hear('told', 'compared')
+    compared = both[1].hear('event', 'compared')
     self.assertAlmostEqual(compared['difference'], apart)
     self.assertEqual(compared['digest'] == digests[0], same)
     self.assertEqual(learners[1].params['w'][0] == 1, same)
@@ -256,14 +256,14 @@ class ReplicaTest(parameterized.TestCase):
     played = self._played(faults=faults)
     played.replica.learner.params = {'w': np.float32([0.5, 0.25])}
     played.form()
-    played.hear('told', 'formed')
+    played.hear('event', 'formed')
     for version, expected in enumerate(([0.5, 0.25], [0.5 / 16, 0.25])):
       played.deal(version, [[8 * version, 8 * version + 8]])
-      played.hear('told', 'completed')
+      played.hear('event', 'completed')
       params = played.replica.learner.params['w']
       self.assertEqual(params.tolist(), expected)
       played.tell(check=0)
-      told = played.hear('told', 'checked')['digest']
+      told = played.hear('event', 'checked')['digest']
       state = {'learner': played.replica.learner.state(), 'common': ()}
       self.assertEqual(told, digest.digest(state))
 
@@ -271,7 +271,7 @@ class ReplicaTest(parameterized.TestCase):
     gradient = _Slow()
     played = self._played(gradient=gradient)
     played.form()
-    played.hear('told', 'formed')
+    played.hear('event', 'formed')
     for version in range(3):
       played.deal(version, [[8 * version, 8 * version + 8]])
     for version in range(3):
@@ -287,7 +287,7 @@ class ReplicaTest(parameterized.TestCase):
       played = _Played(0, workers=1)
       summing, waits = played.replica._summing, threading.Event()
       played.form()
-      played.hear('told', 'formed')
+      played.hear('event', 'formed')
       total = summing.total
       with (
         mock.patch.object(summing, 'heeds', False),

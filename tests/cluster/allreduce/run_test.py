@@ -39,7 +39,7 @@ _SLOW = {
 
 
 def _saved(launch):
-  """Returns the learner and the lead of the newest checkpoint."""
+  """Returns the learner and the coordinator of the newest checkpoint."""
   for name in _CLASSES:
     importlib.import_module(name)
   saved = checkpoints.Checkpoints(
@@ -49,7 +49,7 @@ def _saved(launch):
     keep=2,
   )
   state = saved.restore()['runtime']
-  return state['holder']['learner'], state['lead']
+  return state['store']['learner'], state['coordinator']
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):
@@ -62,7 +62,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
     summary, told = launch.summary, launch.rows('events.jsonl')
     self.assertEqual(summary['ended'], ended, launch.text)
-    pushed = [event['examples'] for event in told if event['told'] == 'push']
+    pushed = [event['examples'] for event in told if event['event'] == 'push']
     self.assertLen(pushed, summary['iterations'])
     self.assertEqual(sum(pushed), summary['examples'])
     held = sum(stop - start for start, stop in summary['outstanding'])
@@ -72,11 +72,11 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertNotIn('Replicas differ', launch.text)
 
   def _check_learner(self, launch):
-    learner, lead = _saved(launch)
+    learner, coordinator = _saved(launch)
     for leaf in jax.tree.leaves(learner['params']):
       self.assertTrue(np.isfinite(leaf).all())
     self.assertEqual(learner['version'], launch.summary['updates'])
-    stream = lead['_stream']
+    stream = coordinator['_stream']
     self.assertEqual(learner['examples'], stream.used)
 
   def test_one_dies_and_comes_back(self):
@@ -97,9 +97,9 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(launch.summary['lives'], [1, 2, 1])
     self.assertLen(launch.summary['lost'], 1)
     told = launch.rows('events.jsonl')
-    joined = [k for k, event in enumerate(told) if event['told'] == 'join']
+    joined = [k for k, event in enumerate(told) if event['event'] == 'join']
     self.assertLen(joined, 1)
-    after = {e['worker'] for e in told[joined[0] :] if e['told'] == 'push'}
+    after = {e['worker'] for e in told[joined[0] :] if e['event'] == 'push'}
     self.assertEqual(after, {0, 1, 2})
 
   @parameterized.parameters(
@@ -158,7 +158,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self._check_learner(launch)
     self.assertGreaterEqual(launch.summary['updates'], 200)
     told = launch.rows('events.jsonl')
-    sizes = {(e['worker'], e['examples']) for e in told if e['told'] == 'push'}
+    sizes = {(e['worker'], e['examples']) for e in told if e['event'] == 'push'}
     self.assertGreater(len(sizes), 6)
 
   @pytest.mark.soak
@@ -195,7 +195,7 @@ def _examples(folder):
     return 0
   lines = path.read_text().splitlines()[:-1]
   rows = map(json.loads, lines)
-  return sum(row['examples'] for row in rows if row['told'] == 'push')
+  return sum(row['examples'] for row in rows if row['event'] == 'push')
 
 
 if __name__ == '__main__':

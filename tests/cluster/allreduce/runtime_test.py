@@ -74,9 +74,9 @@ class AnyOrderTest(parameterized.TestCase):
   def _check(self, seed, workers, moves, rate):
     world = _began(workers)
     rng = _trouble(seed, workers, moves, world, rate)
-    world.reach(world.holder.version + 5, rng.choice)
+    world.reach(world.store.version + 5, rng.choice)
     world.gather(rng.choice)
-    world.reach(world.holder.version + 5, rng.choice)
+    world.reach(world.store.version + 5, rng.choice)
     world.check()
 
   @settings(max_examples=10, deadline=None)
@@ -93,7 +93,7 @@ class AnyOrderTest(parameterized.TestCase):
     world = _began(3, batching=batching)
     rng = _trouble(seed, 3, 200, world, 0.02)
     world.gather(rng.choice)
-    world.reach(world.holder.version + 6, rng.choice)
+    world.reach(world.store.version + 6, rng.choice)
     world.check()
 
   @settings(max_examples=12, deadline=None)
@@ -128,9 +128,9 @@ class OrdersTest(parameterized.TestCase):
     world.come(1)
     world.until(lambda: world.reception.members[1].stream, but=connect)
     world.gather()
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     world.check()
-    self.assertLen(world.ledger.lost, 1)
+    self.assertLen(world.accounting.lost, 1)
 
   @parameterized.parameters(False, True)
   def test_who_was_to_come_in_is_lost(self, other):
@@ -143,7 +143,7 @@ class OrdersTest(parameterized.TestCase):
     world.members[1].end()
     if other:
       world.come(1)
-    world.reach(world.holder.version + 4)
+    world.reach(world.store.version + 4)
     world.check()
 
   def test_who_has_ended_it_gives_it_to_the_others(self):
@@ -177,7 +177,7 @@ class OrdersTest(parameterized.TestCase):
     world.reach(1)
     world.come(2, keeps=True)
     world.until(lambda: world.members[2].doing == 'fetching')
-    at = world.holder.version
+    at = world.store.version
     world.members[2].learned += [('elsewhere', ())] * (at + 1)
     world.members[1].end()
     world.come(1)
@@ -186,7 +186,7 @@ class OrdersTest(parameterized.TestCase):
     world.check()
 
   def test_what_somebody_brings_to_a_new_beginning_is_nobodys(self):
-    world = replicas.World(3)  # The lead before had left no checkpoint.
+    world = replicas.World(3)  # The coordinator before had left no checkpoint.
     world.members[1].learned += [('elsewhere', ())] * 7
     world.begin()
     world.reach(3)
@@ -197,12 +197,12 @@ class OrdersTest(parameterized.TestCase):
     world.members[1].end()
     world.reach(2)
     world.come(1)
-    runtime, holder = world.runtime, world.holder
+    runtime, store = world.runtime, world.store
     world.until(
       lambda: (
         runtime._newcomers
-        and runtime._dealing.newest == holder.version
-        and holder.version == world.members[2].version
+        and runtime._dealing.newest == store.version
+        and store.version == world.members[2].version
       )
     )
     wait = {('2/0', 'apply'), ('2/0', 'lose')}
@@ -210,7 +210,7 @@ class OrdersTest(parameterized.TestCase):
     world.members[3].end()
     world.until(lambda: {'ends': False} in _stops(world, 2), but=wait)
     world.until(lambda: world.formation.members == (0, 1, 2), but=wait)
-    world.reach(holder.version + 2)
+    world.reach(store.version + 2)
     world.check()
 
   def test_all_but_the_lead_may_die(self):
@@ -223,7 +223,7 @@ class OrdersTest(parameterized.TestCase):
     for index in (3, 1, 2):
       world.come(index)
     world.gather()
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     world.check()
 
   def test_it_can_be_paused_while_somebody_comes(self):
@@ -234,10 +234,12 @@ class OrdersTest(parameterized.TestCase):
     world.until(world.runtime.pause)
     world.check()
     state = world.runtime.state()
-    self.assertEqual(state['lead']['_stream'].used, world.ledger.examples)
+    self.assertEqual(
+      state['coordinator']['_stream'].used, world.accounting.examples
+    )
     world.pass_by()
     world.gather()
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     world.check()
 
   def test_a_link_alone_is_lost(self):
@@ -267,21 +269,23 @@ class OrdersTest(parameterized.TestCase):
     world.cut.append({0, 1})
     world.come(1)
     world.gather()
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     world.check()
 
   def test_the_worker_of_the_lead_is_needed(self):
     world = _began()
     world.members[0].end()
-    with self.assertRaisesRegex(Unmendable, 'The worker of the lead is lost'):
-      world.reach(world.holder.version + 3)
+    with self.assertRaisesRegex(
+      Unmendable, 'The worker of the coordinator is lost'
+    ):
+      world.reach(world.store.version + 3)
 
   def test_lives_are_counted_on_from_a_checkpoint(self):
     world, other = _began(), replicas.World(4)
     for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
       member.lives = lives
     world.until(world.runtime.pause)
-    with mock.patch.object(other.holder, 'restore'):
+    with mock.patch.object(other.store, 'restore'):
       other.runtime.restore(world.runtime.state())
     self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 1])
 
@@ -304,8 +308,8 @@ class RivalsTest(parameterized.TestCase):
         each.go()
     self.assertEqual(self._lives(world), 1)
     self.assertEqual(world.formation.generation, 0)
-    self.assertEmpty(world.ledger.lost)
-    self.assertGreater(world.holder.version, 0.6 * alone.holder.version)
+    self.assertEmpty(world.accounting.lost)
+    self.assertGreater(world.store.version, 0.6 * alone.store.version)
     world.check()
 
   @settings(max_examples=15, deadline=None)
@@ -323,10 +327,10 @@ class RivalsTest(parameterized.TestCase):
         world.until(ready, rng.choice)
       world.go(rng.choice)
     self.assertEqual(self._lives(world), 1 + losses)
-    self.assertLessEqual(len(world.ledger.lost), losses)
+    self.assertLessEqual(len(world.accounting.lost), losses)
     self.assertEqual(world.runtime.summary()['lives'][::2], [1, 1])
     world.gather(rng.choice)
-    world.reach(world.holder.version + 5, rng.choice)
+    world.reach(world.store.version + 5, rng.choice)
     world.check()
 
   def test_one_at_a_time_is_admitted_at_the_start(self):
@@ -351,17 +355,17 @@ class RivalsTest(parameterized.TestCase):
     old.wire.clear()
     generation = world.formation.generation
     for said in (
-      {'told': 'stopped', 'version': 9**9, 'books': []},
-      {'told': 'broken', 'peer': 2, 'reason': 'x'},
-      {'told': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
+      {'event': 'stopped', 'version': 9**9, 'books': []},
+      {'event': 'broken', 'peer': 2, 'reason': 'x'},
+      {'event': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
       {'ready': True, 'executor': 'x', 'handover': 'x'},
     ):
-      said |= {'generation': generation} if 'told' in said else {}
+      said |= {'generation': generation} if 'event' in said else {}
       world.reception.hear(old.visit, said)
     left = {'end': 'left', 'reason': 'it was silent'}
     self.assertEqual(old.wire, 4 * [left])
     world.gather()
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     world.check()
     self.assertEqual(world.formation.address(1), world.members[1].address)
 
@@ -397,7 +401,7 @@ class ReplicasTest(parameterized.TestCase):
     rng = random.Random(seed)
     world.reach(20, rng.choice)
     world.until(world.runtime.pause, rng.choice)
-    self.assertEqual(world.agreed, world.holder.version)
+    self.assertEqual(world.agreed, world.store.version)
     living = [life for life in world.members.values() if life.living]
     self.assertLen({life.bits for life in living}, 1)
     self.assertLen(living, workers)  # None of them was evicted.
@@ -414,9 +418,9 @@ class ReplicasTest(parameterized.TestCase):
     for seed in range(15):
       world = _began(4, rounding={1: 2.0**-24, 3: 2.0**-23}, eval_every=24)
       rng = _trouble(seed, 4, 300, world, 0.02)
-      world.reach(world.holder.version + 5, rng.choice)
+      world.reach(world.store.version + 5, rng.choice)
       world.gather(rng.choice)
-      world.reach(world.holder.version + 5, rng.choice)
+      world.reach(world.store.version + 5, rng.choice)
       world.until(world.runtime.pause, rng.choice)
       self.assertLen({life.bits for life in world.members.values()}, 1)
       self.assertFalse(any(row['corrupt'] for row in _apart(world)))
@@ -438,7 +442,7 @@ class ReplicasTest(parameterized.TestCase):
       world.until(lambda: not before.living, rng.choice)
       world.come(corrupt)
     world.gather(rng.choice)
-    world.reach(world.holder.version + 8, rng.choice)
+    world.reach(world.store.version + 8, rng.choice)
     world.until(world.runtime.pause, rng.choice)
     self.assertEqual([m.bits for m in world.members.values()], [0.0] * 3)
     self.assertEqual(world.members[0].living, True)
@@ -455,7 +459,7 @@ class ReplicasTest(parameterized.TestCase):
     world.until(lambda: not world.members[3].living)
     world.come(3)
     world.gather()
-    world.reach(world.holder.version + 8)
+    world.reach(world.store.version + 8)
     corrupt = [row['worker'] for row in _apart(world) if row['corrupt']]
     self.assertEqual(corrupt, [3])
     world.check()
@@ -468,7 +472,7 @@ class ReplicasTest(parameterized.TestCase):
     world.until(lambda: not world.members[4].living)
     world.come(4)
     world.gather()
-    world.reach(world.holder.version + 8)
+    world.reach(world.store.version + 8)
     world.until(world.runtime.pause)
     self.assertEqual([m.bits for m in world.members.values()], [0.0] * 5)
     self.assertEqual([row['worker'] for row in _apart(world)], [0, 4])
@@ -499,7 +503,7 @@ class ReplicasTest(parameterized.TestCase):
     world.members[0].bits += 0.5
     world.until(world.runtime.pause)
     self.assertEqual(world.members[0].bits, 0.0)
-    self.assertEqual(world.agreed, world.holder.version)
+    self.assertEqual(world.agreed, world.store.version)
 
   def test_a_source_that_dies_during_a_repair_is_replaced(self):
     world = _began(3, rounding={2: 2.0**-24}, eval_every=48)
@@ -605,14 +609,14 @@ class FailedLinksTest(parameterized.TestCase):
   def _generations(self, world, iterations):
     """Returns how many generations some iterations take."""
     before = world.formation.generation
-    world.reach(world.holder.version + iterations)
+    world.reach(world.store.version + iterations)
     return world.formation.generation - before
 
   def test_a_link_is_used_again_once_its_cut_is_over(self):
     world = self._began(4)
     self._break(world, (2, 3))
     world.until(lambda: world.formation.packed.lost)
-    world.reach(world.holder.version + 5)
+    world.reach(world.store.version + 5)
     self.assertNotIn({2, 3}, self._hops(world))
     world.cut.clear()
     self.now += 19.0
@@ -627,7 +631,7 @@ class FailedLinksTest(parameterized.TestCase):
     world = self._began(4)
     self._break(world, (2, 3))
     world.until(lambda: world.formation.packed.lost)
-    world.reach(world.holder.version + 3)
+    world.reach(world.store.version + 3)
     for backoff_s in (20, 40, 80, 160):
       self.now += backoff_s - 1
       self.assertEqual(self._generations(world, 5), 0)
@@ -644,18 +648,18 @@ class FailedLinksTest(parameterized.TestCase):
     self._break(world, ends[::-1])
     world.until(lambda: world.formation.members == (0,))
     world.come(1)  # Its process lives, and joins again at once.
-    world.reach(world.holder.version + 5)
+    world.reach(world.store.version + 5)
     self.assertEqual(self._generations(world, 20), 0)
     self.now += 20.0  # It is tried again, and fails.
     world.until(lambda: not world.members[1].living)
     world.come(1)
-    world.reach(world.holder.version + 5)
+    world.reach(world.store.version + 5)
     self.now += 39.0
     self.assertEqual(self._generations(world, 20), 0)
     world.cut.clear()
     self.now += 1.0
     world.gather()
-    world.reach(world.holder.version + 5)
+    world.reach(world.store.version + 5)
     self.assertEqual(world.formation.members, (0, 1))
     world.check()
 
@@ -700,16 +704,16 @@ class FailedLinksTest(parameterized.TestCase):
         if not life.living:
           world.come(index, keeps=True)
       world.go(rng.choice)
-    world.reach(world.holder.version + 3, rng.choice)
+    world.reach(world.store.version + 3, rng.choice)
     world.gather(rng.choice)
-    world.reach(world.holder.version + 3, rng.choice)
+    world.reach(world.store.version + 3, rng.choice)
     world.check()
 
   def test_the_coordinators_own_executor_may_fail_twice_at_most(self):
     world = self._began(3)
     with self.assertRaisesRegex(Unmendable, 'worker 0 has an executor'):
       self._break(world, (0,))
-      world.reach(world.holder.version + 3)
+      world.reach(world.store.version + 3)
 
 
 class AllNeededTest(parameterized.TestCase):
@@ -733,7 +737,12 @@ class AllNeededTest(parameterized.TestCase):
 
   def test_one_has_lost_another(self):
     world = self._connecting()
-    broken = {'told': 'broken', 'generation': 0, 'peer': None, 'reason': 'gone'}
+    broken = {
+      'event': 'broken',
+      'generation': 0,
+      'peer': None,
+      'reason': 'gone',
+    }
     for generation, life in ((1, 0), (0, 1)):  # Which are not of today.
       event = {'worker': 2, 'life': life, 'generation': generation}
       world.runtime._broken(broken | event)

@@ -89,7 +89,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['lives'], [1, 1])
     self.assertEmpty(summary['lost'])
     self.assertEqual(summary['late_compilations'], 0, launch.text)
-    rows = [r for r in launch.rows('events.jsonl') if r['told'] == 'drift']
+    rows = [r for r in launch.rows('events.jsonl') if r['event'] == 'drift']
     self.assertLen(launch.times('begins with the state of worker 0'), 1)
     self.assertNotEmpty(rows, launch.text)
     for row in rows:
@@ -126,7 +126,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       cluster__faults=((corrupt, 20, 'flip'),),
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
-    rows = [r for r in launch.rows('events.jsonl') if r['told'] == 'drift']
+    rows = [r for r in launch.rows('events.jsonl') if r['event'] == 'drift']
     self.assertEqual(
       [(r['worker'], r['corrupt']) for r in rows], [(corrupt, True)]
     )

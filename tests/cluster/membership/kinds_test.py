@@ -4,19 +4,19 @@ from absl.testing import absltest, parameterized
 
 from cluster.membership import checked
 from cluster.network.streams import Closed
-from tests.support import leads
+from tests.support import coordinators
 
 
 class KindsTest(parameterized.TestCase):
   def test_all_are_recorded_at_the_start_and_when_another_comes(self):
-    lead = leads.Lead(num_workers=3, num_servers=1)
-    self.addCleanup(lead.close)
-    recorded = lead.cluster.lead.journal._files.record_workers
-    lead.work(0, devices=('NVIDIA A100',))
-    lead.work(1, devices=('NVIDIA A100',))
-    third = lead.member(2)
+    coordinator = coordinators.Coordinator(num_workers=3, num_servers=1)
+    self.addCleanup(coordinator.close)
+    recorded = coordinator.cluster.coordinator.recorder._files.record_workers
+    coordinator.work(0, devices=('NVIDIA A100',))
+    coordinator.work(1, devices=('NVIDIA A100',))
+    third = coordinator.member(2)
     with self.assertLogs('absl', 'INFO') as logs:
-      lead.begin()
+      coordinator.begin()
     recorded.assert_called_once_with({0: ['NVIDIA A100'], 1: ['NVIDIA A100']})
     lines = [line for line in logs.output if 'Workers compute on' in line]
     self.assertLen(lines, 1)
@@ -25,9 +25,9 @@ class KindsTest(parameterized.TestCase):
     recorded.reset_mock()
     third.close()
     with self.assertLogs('absl', 'INFO') as logs:
-      lead.until(lambda: lead.reception.members[2].stream is None)
-      lead.work(2, devices=('cpu', 'cpu'))
-      lead.until(lambda: recorded.called)
+      coordinator.until(lambda: coordinator.reception.members[2].stream is None)
+      coordinator.work(2, devices=('cpu', 'cpu'))
+      coordinator.until(lambda: recorded.called)
     recorded.assert_called_once_with({2: ['cpu', 'cpu']})
     said = ' '.join(logs.output)
     self.assertIn('2 x cpu (worker 2) and NVIDIA A100 (workers 0, 1)', said)

@@ -11,9 +11,9 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce.admission import ReducedReception
+from cluster.allreduce.admission import AllreduceReception
 from cluster.membership import joining, session
-from cluster.membership.members import Rank, Visit
+from cluster.membership.members import Incarnation, Rank
 from cluster.network.streams import (
   Closed,
   Listener,
@@ -23,9 +23,9 @@ from cluster.network.streams import (
 )
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import LOST, Unmendable
-from tests.support import leads, processes
+from tests.support import coordinators, processes
 
-_TIMEOUT_S = leads.TIMEOUT_S
+_TIMEOUT_S = coordinators.TIMEOUT_S
 _ONE, _OTHER = '1' * 32, '2' * 32
 _HELD = (
   r'worker {} is held by the process at 127\.0\.0\.1:\d+, incarnation {}, '
@@ -34,13 +34,13 @@ _HELD = (
 
 
 class _TestCase(parameterized.TestCase):
-  def _lead(self, **fields):
-    lead = leads.Lead(**fields)
-    self.addCleanup(lead.close)
-    return lead
+  def _coordinator(self, **fields):
+    coordinator = coordinators.Coordinator(**fields)
+    self.addCleanup(coordinator.close)
+    return coordinator
 
   def _greeting(self, address, process, **rank):
-    """Returns a stream of a process and the first thing that the lead says."""
+    """Returns a stream of a process and the first thing that the coordinator says."""
     hello = {'fingerprint': 'ours', 'process': process, **rank}
     stream = connect(address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
@@ -48,86 +48,90 @@ class _TestCase(parameterized.TestCase):
     return stream, stream.receive().header
 
   def _until(self, happened):
-    end = time.monotonic() + leads.START_S
+    end = time.monotonic() + coordinators.START_S
     while not happened():
       self.assertLess(time.monotonic(), end)
       time.sleep(0.01)
 
 
 class WorkersTest(_TestCase):
-  """Streams that we beat by hand, to the lead of a parameter server."""
+  """Streams that we beat by hand, to the coordinator of a parameter server."""
 
   def test_another_process_is_refused_while_the_first_beats(self):
-    lead = self._lead()
-    first = lead.member(0)
-    lead.begin()
+    coordinator = self._coordinator()
+    first = coordinator.member(0)
+    coordinator.begin()
     first.pull()
     end = time.monotonic() + 2.5 * _TIMEOUT_S
     refused = 0
     while time.monotonic() < end:
       first.beat(['compute', 0, 0])
-      lead.step_for(_TIMEOUT_S / 5)
-      _, greeting = self._greeting(lead.address, _ONE, worker=0)
+      coordinator.step_for(_TIMEOUT_S / 5)
+      _, greeting = self._greeting(coordinator.address, _ONE, worker=0)
       self.assertRegex(greeting['held'], _HELD.format(0, 0))
       refused += 1
     self.assertGreater(refused, 3)
     first.push()
-    lead.until(lambda: lead.ledger.iterations == 1)
-    self.assertEmpty(lead.ledger.lost)
-    self.assertEqual(lead.cluster.summary()['lives'], [1])
+    coordinator.until(lambda: coordinator.accounting.iterations == 1)
+    self.assertEmpty(coordinator.accounting.lost)
+    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
   def test_the_same_process_comes_again_at_once_at_the_start(self):
-    lead = self._lead()
-    old, greeting = self._greeting(lead.address, _ONE, worker=0)
+    coordinator = self._coordinator()
+    old, greeting = self._greeting(coordinator.address, _ONE, worker=0)
     self.assertEqual(greeting, {'life': 0})
     start = time.monotonic()
-    _, greeting = self._greeting(lead.address, _ONE, worker=0)
+    _, greeting = self._greeting(coordinator.address, _ONE, worker=0)
     self.assertEqual(greeting, {'life': 1})
     self.assertLess(time.monotonic() - start, _TIMEOUT_S)
     self._until(lambda: 'servers' in old.receive().header)
     old.send({'ready': True})
     self.assertEqual(old.receive().header['end'], 'left')
-    lead.member(0, process=_ONE)
-    lead.begin()
-    self.assertEqual(lead.reception.members[0].life, 2)
+    coordinator.member(0, process=_ONE)
+    coordinator.begin()
+    self.assertEqual(coordinator.reception.members[0].life, 2)
 
   def test_the_end_of_a_stream_frees_the_rank_at_once(self):
-    lead = self._lead()
-    lead.member(0).close()
+    coordinator = self._coordinator()
+    coordinator.member(0).close()
     start = time.monotonic()
-    self._until(lambda: self._comes(lead, _ONE))
+    self._until(lambda: self._comes(coordinator, _ONE))
     self.assertLess(time.monotonic() - start, _TIMEOUT_S / 2)
 
   def test_silence_frees_the_rank(self):
-    lead = self._lead()
-    lead.member(0)
+    coordinator = self._coordinator()
+    coordinator.member(0)
     start = time.monotonic()
-    self._until(lambda: self._comes(lead, _ONE))
+    self._until(lambda: self._comes(coordinator, _ONE))
     self.assertBetween(
       time.monotonic() - start, 0.9 * _TIMEOUT_S, 3 * _TIMEOUT_S
     )
 
   def test_what_was_silent_and_replaced_does_not_count(self):
-    lead = self._lead()
-    old = lead.member(0)
-    lead.begin()
+    coordinator = self._coordinator()
+    old = coordinator.member(0)
+    coordinator.begin()
     old.pull()
-    time.sleep(1.2 * _TIMEOUT_S)  # It is stopped, and so is the lead's thread.
-    new = lead.member(0, process=_ONE)
+    time.sleep(
+      1.2 * _TIMEOUT_S
+    )  # It is stopped, and so is the coordinator's thread.
+    new = coordinator.member(0, process=_ONE)
     old.push()  # It goes on.
     old.beat(['compute', 0, 1])
-    lead.until(lambda: lead.ledger.lost)
-    lead.during(new.pull)
+    coordinator.until(lambda: coordinator.accounting.lost)
+    coordinator.during(new.pull)
     new.push()
-    lead.until(lambda: lead.ledger.iterations >= 1)
-    self.assertEqual(lead.ledger.iterations, 1)
-    self.assertLen(lead.ledger.lost, 1)
+    coordinator.until(lambda: coordinator.accounting.iterations >= 1)
+    self.assertEqual(coordinator.accounting.iterations, 1)
+    self.assertLen(coordinator.accounting.lost, 1)
     self.assertEqual(old.control.receive().header['end'], 'left')
-    # Neither at the lead nor at a server is there a place for it.
+    # Neither at the coordinator nor at a server is there a place for it.
     new.beat(['transfer', 1, 0])
-    _, greeting = self._greeting(lead.address, leads.PROCESS, worker=0)
+    _, greeting = self._greeting(
+      coordinator.address, coordinators.PROCESS, worker=0
+    )
     self.assertRegex(greeting['held'], _HELD.format(0, 1))
-    (server,) = lead.servers
+    (server,) = coordinator.servers
     key = {'worker': 0, 'life': 0}
     stream = connect(server.address, key, Security(), 10.0)
     self.addCleanup(stream.close)
@@ -135,42 +139,42 @@ class WorkersTest(_TestCase):
       stream.receive()
 
   def test_who_is_evicted_leaves_the_rank_to_others(self):
-    lead = self._lead()
-    old = lead.member(0)
-    lead.begin()
+    coordinator = self._coordinator()
+    old = coordinator.member(0)
+    coordinator.begin()
     old.pull()
 
     def lost():
       old.beat(['transfer', 0, 0])  # It lives and moves no byte.
-      return lead.ledger.lost
+      return coordinator.accounting.lost
 
-    lead.until(lost)
-    new = lead.member(0, process=_ONE)
-    lead.during(new.pull)
+    coordinator.until(lost)
+    new = coordinator.member(0, process=_ONE)
+    coordinator.during(new.pull)
     new.push()
-    lead.until(lambda: lead.ledger.iterations == 1)
-    self.assertEqual(lead.reception.members[0].life, 1)
+    coordinator.until(lambda: coordinator.accounting.iterations == 1)
+    self.assertEqual(coordinator.reception.members[0].life, 1)
 
   def test_who_is_not_ready_in_time_leaves_the_rank(self):
-    lead = self._lead(num_workers=2, start_s=1.5)
+    coordinator = self._coordinator(num_workers=2, start_s=1.5)
     with contextlib.suppress(Unmendable):
-      stream, _ = self._greeting(lead.address, _ONE, worker=0)
+      stream, _ = self._greeting(coordinator.address, _ONE, worker=0)
       start = time.monotonic()
       while 'end' not in (said := stream.receive().header):
         stream.send({'beat': 0.0, 'pace': ['transfer', -1, 0]})
       self.assertIn('not ready within 1.5 s', said['reason'])
-      self.assertTrue(self._comes(lead, _OTHER))
+      self.assertTrue(self._comes(coordinator, _OTHER))
       self.assertGreater(time.monotonic() - start, 1.0)
-      lead.begin()
+      coordinator.begin()
 
   def test_whole_workers(self):
-    lead = self._lead(num_workers=2)
-    workers = [lead.work(0), lead.work(1)]
-    lead.begin()
-    lead.until(lambda: lead.ledger.iterations >= 10)
+    coordinator = self._coordinator(num_workers=2)
+    workers = [coordinator.work(0), coordinator.work(1)]
+    coordinator.begin()
+    coordinator.until(lambda: coordinator.accounting.iterations >= 10)
     with self.assertLogs('absl') as logs:
-      other = lead.work(1, process=_OTHER, start_s=2.5 * _TIMEOUT_S)
-      lead.until(other.done)
+      other = coordinator.work(1, process=_OTHER, start_s=2.5 * _TIMEOUT_S)
+      coordinator.until(other.done)
     with self.assertRaises(SystemExit) as ended:
       other.result()
     self.assertEqual(ended.exception.code, LOST)
@@ -179,49 +183,49 @@ class WorkersTest(_TestCase):
     )
     tries = [line for line in logs.output if 'Tries again' in line]
     self.assertLen(tries, 1)
-    lead.until(lambda: lead.ledger.iterations >= 20)
-    self.assertEmpty(lead.ledger.lost)
-    self.assertEqual(lead.cluster.summary()['lives'], [1, 1])
-    lead.cluster.close()
+    coordinator.until(lambda: coordinator.accounting.iterations >= 20)
+    self.assertEmpty(coordinator.accounting.lost)
+    self.assertEqual(coordinator.cluster.summary()['lives'], [1, 1])
+    coordinator.cluster.close()
     for worker in workers:
-      self.assertIs(worker.result(timeout=leads.START_S), False)
+      self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   def test_who_waits_gets_in_once_the_holder_is_gone(self):
-    lead = self._lead()
-    holder = lead.member(0)
-    lead.begin()
+    coordinator = self._coordinator()
+    holder = coordinator.member(0)
+    coordinator.begin()
     holder.pull()
     with self.assertLogs('absl') as logs:
-      other = lead.work(0, process=_OTHER)
+      other = coordinator.work(0, process=_OTHER)
 
       def waits():
         holder.beat(['compute', 0, 0])
         return 'Tries again' in str(logs.output)
 
-      lead.until(waits)
+      coordinator.until(waits)
     for _ in range(5):
       holder.beat(['compute', 0, 0])
-      lead.step_for(_TIMEOUT_S / 5)
+      coordinator.step_for(_TIMEOUT_S / 5)
     holder.close()
     start = time.monotonic()
-    lead.until(lambda: lead.ledger.iterations >= 1)
+    coordinator.until(lambda: coordinator.accounting.iterations >= 1)
     self.assertLess(time.monotonic() - start, 2 * _TIMEOUT_S)
-    self.assertEqual(lead.cluster.summary()['lives'], [2])
-    lead.cluster.close()
-    self.assertIs(other.result(timeout=leads.START_S), False)
+    self.assertEqual(coordinator.cluster.summary()['lives'], [2])
+    coordinator.cluster.close()
+    self.assertIs(other.result(timeout=coordinators.START_S), False)
 
   def test_refusals_are_logged_once_in_a_while(self):
-    lead = self._lead()
-    holder = lead.member(0)
+    coordinator = self._coordinator()
+    holder = coordinator.member(0)
     with self.assertLogs('absl', 'WARNING') as logs:
       for _ in range(20):
         holder.beat(['compute', 0, 0])
-        self._greeting(lead.address, _ONE, worker=0)
+        self._greeting(coordinator.address, _ONE, worker=0)
     self.assertLen(logs.output, 1)
     self.assertRegex(logs.output[0], 'refused for now: ' + _HELD.format(0, 0))
 
-  def _comes(self, lead, process):
-    return 'life' in self._greeting(lead.address, process, worker=0)[1]
+  def _comes(self, coordinator, process):
+    return 'life' in self._greeting(coordinator.address, process, worker=0)[1]
 
   def assertBetween(self, value, low, high):
     self.assertGreaterEqual(value, low)
@@ -231,71 +235,73 @@ class WorkersTest(_TestCase):
 class ServersTest(_TestCase):
   @parameterized.parameters(False, True)
   def test_another_process_is_refused(self, begun):
-    lead = self._lead(num_servers=2)
-    worker = lead.work(0)
-    self._until(lambda: lead.reception._remote)
+    coordinator = self._coordinator(num_servers=2)
+    worker = coordinator.work(0)
+    self._until(lambda: coordinator.reception._remote)
     if begun:
-      lead.begin()
-      lead.until(lambda: lead.ledger.iterations >= 3)
+      coordinator.begin()
+      coordinator.until(lambda: coordinator.accounting.iterations >= 3)
     held = r'server 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
-    _, greeting = self._greeting(lead.address, _ONE, server=1)
+    _, greeting = self._greeting(coordinator.address, _ONE, server=1)
     self.assertRegex(greeting['held'], held)
-    other = lead.host(1, process=_OTHER, start_s=0.5)
+    other = coordinator.host(1, process=_OTHER, start_s=0.5)
     with self.assertRaisesRegex(Unmendable, 'Server 1 gives up: ' + held):
-      lead.during(functools.partial(other.result, timeout=leads.START_S))
+      coordinator.during(
+        functools.partial(other.result, timeout=coordinators.START_S)
+      )
     if not begun:
-      lead.begin()
-    lead.until(lambda: lead.ledger.iterations >= 10)
-    self.assertLen(lead.servers, 2)  # The other one has made none.
-    lead.cluster.close()
-    self.assertIs(worker.result(timeout=leads.START_S), False)
+      coordinator.begin()
+    coordinator.until(lambda: coordinator.accounting.iterations >= 10)
+    self.assertLen(coordinator.servers, 2)  # The other one has made none.
+    coordinator.cluster.close()
+    self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   def test_a_silent_one_is_replaced_at_the_start_and_comes_no_more(self):
-    lead = self._lead(num_servers=2, hosted=())
-    worker = lead.work(0)
-    old, _ = self._greeting(lead.address, _ONE, server=1)
+    coordinator = self._coordinator(num_servers=2, hosted=())
+    worker = coordinator.work(0)
+    old, _ = self._greeting(coordinator.address, _ONE, server=1)
     time.sleep(1.2 * _TIMEOUT_S)
-    lead.host(1)
-    lead.begin()
+    coordinator.host(1)
+    coordinator.begin()
     with self.assertRaises(TransportError):
       while True:
         old.receive()
-    lead.until(lambda: lead.ledger.iterations >= 5)
-    _, greeting = self._greeting(lead.address, _ONE, server=1)
+    coordinator.until(lambda: coordinator.accounting.iterations >= 5)
+    _, greeting = self._greeting(coordinator.address, _ONE, server=1)
     self.assertRegex(greeting['held'], 'server 1 is held by')
-    lead.cluster.close()
-    self.assertIs(worker.result(timeout=leads.START_S), False)
+    coordinator.cluster.close()
+    self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   def test_a_worker_and_the_server_beside_it_are_one_process(self):
-    lead = self._lead(
+    coordinator = self._coordinator(
       num_workers=2, num_servers=2, hosted=(), dedicated=False, start_s=4.0
     )
-    self._greeting(lead.address, _ONE, worker=1)
+    self._greeting(coordinator.address, _ONE, worker=1)
     held = r'{} 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
-    _, greeting = self._greeting(lead.address, _OTHER, server=1)
+    _, greeting = self._greeting(coordinator.address, _OTHER, server=1)
     self.assertRegex(greeting['held'], held.format('worker'))
-    stream, greeting = self._greeting(lead.address, _ONE, server=1)
-    self.assertIn('lead', greeting)
-    worker, greeting = self._greeting(lead.address, _ONE, worker=1)
+    stream, greeting = self._greeting(coordinator.address, _ONE, server=1)
+    self.assertIn('coordinator', greeting)
+    worker, greeting = self._greeting(coordinator.address, _ONE, worker=1)
     self.assertEqual(greeting, {'life': 1})
     worker.cancel()
     worker.close()
-    self._until(lambda: lead.reception.members[1].holder is None)
-    _, greeting = self._greeting(lead.address, _OTHER, worker=1)
+    self._until(lambda: coordinator.reception.members[1].holder is None)
+    _, greeting = self._greeting(coordinator.address, _OTHER, worker=1)
     self.assertRegex(greeting['held'], held.format('server'))
     stream.cancel()
     stream.close()
     self._until(
-      lambda: 'life' in self._greeting(lead.address, _OTHER, worker=1)[1]
+      lambda: 'life' in self._greeting(coordinator.address, _OTHER, worker=1)[1]
     )
 
 
-class ReducedTest(_TestCase):
-  """Streams that we beat by hand, to the lead of an allreduce."""
+class AllreduceTest(_TestCase):
+  """Streams that we beat by hand, to the coordinator of an allreduce."""
 
   def _reception(self, workers=2, **fields):
     deadlines = Deadlines(timeout_s=30.0, start_s=30.0, windows=True)
-    reception = ReducedReception(
+    reception = AllreduceReception(
       num_workers=workers,
       host='127.0.0.1',
       port=0,
@@ -335,7 +341,7 @@ class ReducedTest(_TestCase):
   def test_the_worker_of_the_lead_is_no_other_process(self):
     _, address = self._reception(reserved={0: _ONE})
     stream, greeting = self._greeting(address, _OTHER, worker=0)
-    held = 'worker 0 is in the process of the lead'
+    held = 'worker 0 is in the process of the coordinator'
     self.assertEqual(greeting, {'held': held})
     stream.close()
     stream, greeting = self._greeting(address, _ONE, worker=0)
@@ -351,23 +357,23 @@ class ReducedTest(_TestCase):
     }
     old, _ = self._greeting(address, _ONE, worker=1)
     old.send(ready)
-    self.assertEqual(reception.events.get(timeout=5.0)['told'], 'ready')
+    self.assertEqual(reception.events.get(timeout=5.0)['event'], 'ready')
     _, greeting = self._greeting(address, _OTHER, worker=1)
     self.assertRegex(greeting['held'], _HELD.format(1, 0))
     new, greeting = self._greeting(address, _ONE, worker=1)
     self.assertEqual(greeting, {'life': 1})
     failed = reception.events.get(timeout=5.0)
-    self.assertEqual((failed['told'], failed['life']), ('failed', 0))
+    self.assertEqual((failed['event'], failed['life']), ('failed', 0))
     for said in (
       ready,
-      {'told': 'broken', 'generation': 0, 'peer': 0, 'reason': 'x'},
-      {'told': 'stopped', 'generation': 1, 'version': 2, 'books': []},
+      {'event': 'broken', 'generation': 0, 'peer': 0, 'reason': 'x'},
+      {'event': 'stopped', 'generation': 1, 'version': 2, 'books': []},
     ):
       old.send(said)
       self.assertEqual(old.receive().header['end'], 'left')
     new.send(ready)
     event = reception.events.get(timeout=5.0)
-    self.assertEqual((event['told'], event['life']), ('ready', 1))
+    self.assertEqual((event['event'], event['life']), ('ready', 1))
     for stream in (old, new):
       stream.cancel()
 
@@ -454,7 +460,7 @@ class RankTest(parameterized.TestCase):
     (_ONE, 0.0, True, False),
   )
   def test_who_is_blocked(self, process, silent_s, final, blocked):
-    holder = Visit(mock.Mock(), 0, _ONE, 0, seen=100.0)
+    holder = Incarnation(mock.Mock(), 0, _ONE, 0, seen=100.0)
     rank = Rank(1, holder, final)
     self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
     self.assertFalse(Rank(1, None, final).blocks(process, 0.0, 5.0))
@@ -489,7 +495,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
     self.assertRegex(second.text, 'for up to .* s: ' + _HELD.format(1, 0))
     self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
-    told = {row['told'] for row in launch.rows('events.jsonl')}
+    told = {row['event'] for row in launch.rows('events.jsonl')}
     self.assertNoCommonElements(told, {'leave', 'join'})
     self.assertEqual(launch.summary['lives'], [1, 1])
     self.assertEmpty(launch.summary['lost'])
@@ -497,7 +503,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
   def _until_rows(self, launch, rows):
     """Waits for rows of events beyond those that there are."""
     rows += len(launch.rows('events.jsonl'))
-    end = time.monotonic() + leads.START_S
+    end = time.monotonic() + coordinators.START_S
     while len(launch.rows('events.jsonl')) < rows:
       self.assertLess(time.monotonic(), end, launch.text)
       time.sleep(0.05)

@@ -53,7 +53,7 @@ class MeetingTest(absltest.TestCase):
     self.addCleanup(run.files.release)
     site = self._build(1)
     address = json.loads((self.folder / 'rendezvous.json').read_text())
-    self.assertEqual(site.meeting.role.lead, address['address'])
+    self.assertEqual(site.meeting.role.coordinator, address['address'])
     self.assertStartsWith(address['address'], '127.0.0.1:')
     token = (self.folder / 'token').read_text().strip()
     self.assertEqual(site.settings.security.token, token)

@@ -43,11 +43,11 @@ class RanksTest(processes.TestCase):
       self._kill(launch, 'worker:2')
       launch.until('Worker 2 is back')
       self._kill(launch, 'worker:0')
-      launch.until('Lead at', 2)
+      launch.until('Coordinator at', 2)
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     self.assertEqual(launch.summary['ended'], 'finished')
-    # Worker 1 has come to the next lead by itself.
+    # Worker 1 has come to the next coordinator by itself.
     self.assertEqual(self._starts(launch), [2, 1, 2])
 
   @pytest.mark.soak
@@ -55,11 +55,11 @@ class RanksTest(processes.TestCase):
     with processes.ranks(workers=3, servers=2, **_FIELDS) as launch:
       launch.reach(200)
       self._kill(launch, 'worker:1')
-      launch.until('Lead at', 2)
+      launch.until('Coordinator at', 2)
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     self.assertEqual(launch.summary['ended'], 'finished')
-    # The lead has lost a server, and has stopped worker 2.
+    # The coordinator has lost a server, and has stopped worker 2.
     self.assertEqual(self._starts(launch), [2, 2, 2])
 
 

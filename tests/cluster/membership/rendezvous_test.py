@@ -67,7 +67,9 @@ class MeetTest(_Case):
   def test_a_lead_that_is_started_again_has_the_same_address(self):
     first = self._host()
     self.assertEqual(self._host(), first)
-    self.assertNotEqual(self._host(address='10.0.0.8').lead, first.lead)
+    self.assertNotEqual(
+      self._host(address='10.0.0.8').coordinator, first.coordinator
+    )
 
   def test_an_address_of_an_earlier_launch_misleads_nobody(self):
     stale, launch = self._host(), 'slurm job 7 step 0 restart 1'
@@ -80,11 +82,11 @@ class MeetTest(_Case):
       self.assertFalse(joined.done())
       place = self._host(launch=launch)
       self.assertEqual(joined.result(), place)
-    self.assertNotEqual(place.lead, stale.lead)
+    self.assertNotEqual(place.coordinator, stale.coordinator)
     self.assertEqual(place.token_file, stale.token_file)
     self.assertRegex(
       '\n'.join(logs.output),
-      rf'Waiting for the address of the lead in {self.address}, which .* '
+      rf'Waiting for the address of the coordinator in {self.address}, which .* '
       "since 1 s of 30 s: it is of another launch, 'slurm job 7 step 0",
     )
 
@@ -96,19 +98,23 @@ class MeetTest(_Case):
     self._host(Place(f'{_HERE}:1', ''))
     with self.assertRaisesRegex(Unmendable, f'within 0.2 s, .* {why}'):
       self._join(limit_s=0.2)
-    lead = self._host().lead
-    self.assertEqual(self._join().lead, lead)
-    self.assertEqual(json.loads(self.address.read_text())['address'], lead)
+    coordinator = self._host().coordinator
+    self.assertEqual(self._join().coordinator, coordinator)
+    self.assertEqual(
+      json.loads(self.address.read_text())['address'], coordinator
+    )
 
   def test_waiting_has_an_end_which_says_for_what(self):
     message = f'Expected the token of the run in {self.token} within 0.3 s.*'
-    message += 'it is not there. The lead has not started, or has another'
+    message += (
+      'it is not there. The coordinator has not started, or has another'
+    )
     start = time.monotonic()
     with self.assertRaisesRegex(Unmendable, message):
       self._join(limit_s=0.3)
     self.assertBetween(time.monotonic() - start, 0.3, 5.0)
     self.token.write_text(_SECRET)
-    message = f'the address of the lead in {self.address}'
+    message = f'the address of the coordinator in {self.address}'
     with self.assertRaisesRegex(Unmendable, message):
       self._join(limit_s=0.0)
 
@@ -251,7 +257,9 @@ class AddressTest(parameterized.TestCase):
   )
   def test_other_addresses_are_refused_at_once(self, name, there, message):
     self._names(**({name: there} if there else {}))
-    with self.assertRaisesRegex(ValueError, rf'--lead, .*{message}.* got'):
+    with self.assertRaisesRegex(
+      ValueError, rf'--coordinator, .*{message}.* got'
+    ):
       rendezvous.check_address(f'{name}:61500', _HERE)
 
 

@@ -18,15 +18,15 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.membership import event_loop
-from cluster.membership.roster import Roll
+from cluster.membership.roster import Roster
 from cluster.network.streams import Security, connect
 from cluster.process.exits import Unmendable
 from learning.nothing import NoGradient
-from tests.support import launches, leads, processes
+from tests.support import coordinators, launches, processes
 from tests.support.link import Link
 from tests.tools import lab_test
 
-_CUT_S = 2.5 * leads.TIMEOUT_S
+_CUT_S = 2.5 * coordinators.TIMEOUT_S
 
 
 class _Slow(NoGradient):
@@ -38,7 +38,7 @@ class _Slow(NoGradient):
 
   def warm_up(self, params, examples, *, changing):
     self.compiling.set()
-    self.go.wait(leads.START_S)
+    self.go.wait(coordinators.START_S)
     return super().warm_up(params, examples, changing=changing)
 
 
@@ -48,10 +48,10 @@ class StartTest(parameterized.TestCase):
     self.links = []
     self._stack = self.enterContext(contextlib.ExitStack())  # Left last.
 
-  def _lead(self, **fields):
-    lead = leads.Lead(way=self._way, **fields)
-    self.addCleanup(lead.close)
-    return lead
+  def _coordinator(self, **fields):
+    coordinator = coordinators.Coordinator(way=self._way, **fields)
+    self.addCleanup(coordinator.close)
+    return coordinator
 
   def _way(self, address):
     """Returns a way of its own for each that asks."""
@@ -59,92 +59,96 @@ class StartTest(parameterized.TestCase):
     self.links.append(link)
     return link.address
 
-  def _check_runs(self, lead, workers, lives):
-    lead.begin()
-    lead.until(lambda: lead.ledger.iterations >= 5 * len(workers))
-    self.assertEqual(lead.cluster.summary()['lives'], lives)
-    self.assertEmpty(lead.ledger.lost)
-    lead.cluster.close()
+  def _check_runs(self, coordinator, workers, lives):
+    coordinator.begin()
+    coordinator.until(
+      lambda: coordinator.accounting.iterations >= 5 * len(workers)
+    )
+    self.assertEqual(coordinator.cluster.summary()['lives'], lives)
+    self.assertEmpty(coordinator.accounting.lost)
+    coordinator.cluster.close()
     for worker in workers:
-      self.assertIs(worker.result(timeout=leads.START_S), False)
+      self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   @parameterized.parameters('drop', 'cut')
   def test_a_worker_that_is_lost_while_it_compiles_comes_again(self, how):
     slow = _Slow()
-    lead = self._lead(num_workers=2)
-    workers = [lead.work(0), lead.work(1, slow)]
-    slow.compiling.wait(leads.START_S)
+    coordinator = self._coordinator(num_workers=2)
+    workers = [coordinator.work(0), coordinator.work(1, slow)]
+    slow.compiling.wait(coordinators.START_S)
     self._break(self.links[1], how)
     slow.go.set()
-    self._check_runs(lead, workers, [1, 2])
+    self._check_runs(coordinator, workers, [1, 2])
 
   @parameterized.parameters('drop', 'cut')
   def test_a_worker_that_is_lost_while_it_waits_comes_again(self, how):
-    lead = self._lead(num_workers=2)
-    first = lead.work(0)
-    members = lead.reception.members
+    coordinator = self._coordinator(num_workers=2)
+    first = coordinator.work(0)
+    members = coordinator.reception.members
     self._wait(lambda: members[0].stream)
     self._lose(self.links[0], how)
-    self._check_runs(lead, [first, lead.work(1)], [2, 1])
+    self._check_runs(coordinator, [first, coordinator.work(1)], [2, 1])
 
   @parameterized.parameters('drop', 'cut')
   def test_a_server_that_is_lost_comes_again(self, how):
-    lead = self._lead(num_servers=3, hosted=[2])
-    worker = lead.work(0)
-    self._wait(lambda: lead.reception._remote)
+    coordinator = self._coordinator(num_servers=3, hosted=[2])
+    worker = coordinator.work(0)
+    self._wait(lambda: coordinator.reception._remote)
     self._lose(self.links[0], how)
-    hosted = lead.host(1)
-    self._check_runs(lead, [worker], [1])
-    self.assertIs(hosted.result(timeout=leads.START_S), False)
+    hosted = coordinator.host(1)
+    self._check_runs(coordinator, [worker], [1])
+    self.assertIs(hosted.result(timeout=coordinators.START_S), False)
     # Nothing was made or compiled again.
-    self.assertLen(lead.servers, 3)
+    self.assertLen(coordinator.servers, 3)
 
   def test_workers_connect_to_a_server_that_has_come_as_another_process(self):
-    lead = self._lead(num_workers=2, num_servers=2, hosted=())
-    worker = lead.work(0)
-    gone = self._stranger(lead, 1)
+    coordinator = self._coordinator(num_workers=2, num_servers=2, hosted=())
+    worker = coordinator.work(0)
+    gone = self._stranger(coordinator, 1)
     gone.send({'address': '127.0.0.1:1'})  # Where nobody listens.
-    self._wait(lambda: any(v.told for v in lead.reception._visits))
+    self._wait(lambda: any(v.told for v in coordinator.reception._visits))
     gone.close()
-    lead.host(1)
-    self._check_runs(lead, [worker, lead.work(1)], [2, 1])
+    coordinator.host(1)
+    self._check_runs(coordinator, [worker, coordinator.work(1)], [2, 1])
 
   def test_a_late_server_cannot_replace_one_of_a_run_that_goes(self):
-    lead = self._lead(num_servers=2)
-    worker = lead.work(0)
-    lead.begin()
+    coordinator = self._coordinator(num_servers=2)
+    worker = coordinator.work(0)
+    coordinator.begin()
     held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
-    stream = self._connected(lead, 1, process='1' * 32)
+    stream = self._connected(coordinator, 1, process='1' * 32)
     self.assertRegex(stream.receive().header['held'], held)
-    self._check_runs_on(lead, worker)
+    self._check_runs_on(coordinator, worker)
 
-  def _check_runs_on(self, lead, worker):
-    lead.until(lambda: lead.ledger.iterations >= 5)
-    lead.cluster.close()
-    worker.result(timeout=leads.START_S)
+  def _check_runs_on(self, coordinator, worker):
+    coordinator.until(lambda: coordinator.accounting.iterations >= 5)
+    coordinator.cluster.close()
+    worker.result(timeout=coordinators.START_S)
 
   def test_what_of_lost_lives_servers_have_is_forgotten(self):
-    lead = self._lead(num_workers=2)
-    lead.work(0)
+    coordinator = self._coordinator(num_workers=2)
+    coordinator.work(0)
     for _ in range(3):
-      lead.member(1).close()
-    lead.member(1)
-    lead.begin()
-    lead.until(lambda: lead.ledger.iterations >= 5)
-    lead.until(lambda: len(lead.servers[0]._ports) <= 2)
+      coordinator.member(1).close()
+    coordinator.member(1)
+    coordinator.begin()
+    coordinator.until(lambda: coordinator.accounting.iterations >= 5)
+    coordinator.until(lambda: len(coordinator.servers[0]._ports) <= 2)
 
   def test_who_is_missing_is_named(self):
-    lead = self._lead(num_workers=3, num_servers=2, hosted=(), start_s=6.0)
+    coordinator = self._coordinator(
+      num_workers=3, num_servers=2, hosted=(), start_s=6.0
+    )
     slow = _Slow()
-    lead.work(0, slow)
-    self._wait(lambda: 'compiling' in lead.reception.missing())
+    coordinator.work(0, slow)
+    self._wait(lambda: 'compiling' in coordinator.reception.missing())
     hello = {'worker': 1, 'fingerprint': 'ours', 'process': '1' * 32}
-    stream = connect(lead.address, hello, Security(), 10.0)
-    self._wait(lambda: 'worker 1: conn' in lead.reception.missing())
+    stream = connect(coordinator.address, hello, Security(), 10.0)
+    self._wait(lambda: 'worker 1: conn' in coordinator.reception.missing())
     stream.cancel()
     stream.close()
-    self._wait(lambda: 'lost since' in lead.reception.missing())
-    lines = lead.reception.missing().splitlines()
+    self._wait(lambda: 'lost since' in coordinator.reception.missing())
+    lines = coordinator.reception.missing().splitlines()
     slow.go.set()
     self.assertLen(lines, 4)
     at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, life 0'
@@ -161,40 +165,40 @@ class StartTest(parameterized.TestCase):
       self.assertRegex(line, f'^  {expected}$')
 
   def test_a_server_that_a_worker_cannot_reach_is_tried_again(self):
-    lead = self._lead(num_servers=2, hosted=())
-    self._wait(lambda: lead.servers and lead.servers[0].address)
-    link = self._stack.enter_context(Link(lead.servers[0].address))
+    coordinator = self._coordinator(num_servers=2, hosted=())
+    self._wait(lambda: coordinator.servers and coordinator.servers[0].address)
+    link = self._stack.enter_context(Link(coordinator.servers[0].address))
     link.cut()
-    server = self._stranger(lead, 1)
+    server = self._stranger(coordinator, 1)
     server.send({'address': link.address})
-    lead.work(0)
-    self._wait(lambda: 'connected to 1 of 2' in lead.reception.missing())
+    coordinator.work(0)
+    self._wait(lambda: 'connected to 1 of 2' in coordinator.reception.missing())
     for _ in range(10):  # Longer than an attempt.
-      time.sleep(leads.TIMEOUT_S / 5)
+      time.sleep(coordinators.TIMEOUT_S / 5)
       server.send({'beat': 0.0})
     link.mend()
-    lead.begin()
-    self.assertEqual(lead.cluster.summary()['lives'], [1])
+    coordinator.begin()
+    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
   @mock.patch.object(event_loop, '_TELL_S', 0.1)
   def test_the_start_has_a_limit_and_tells_who_is_missing(self):
     with self.assertLogs('absl', 'INFO') as logs:
-      lead = self._lead(num_workers=2, start_s=3.0)
+      coordinator = self._coordinator(num_workers=2, start_s=3.0)
       self._wait(lambda: 'run waits for' in str(logs.output))
     self.assertIn('worker 0: never seen', str(logs.output))
     with self.assertRaisesRegex(
       Unmendable, r'Not all were there within 3 s:\n  worker 0: never seen'
     ):
-      lead.begin()
+      coordinator.begin()
 
-  def _stranger(self, lead, index):
-    stream = self._connected(lead, index)
+  def _stranger(self, coordinator, index):
+    stream = self._connected(coordinator, index)
     stream.receive()
     return stream
 
-  def _connected(self, lead, index, process='0' * 32):
+  def _connected(self, coordinator, index, process='0' * 32):
     hello = {'server': index, 'fingerprint': 'ours', 'process': process}
-    stream = connect(lead.address, hello, Security(), 10.0)
+    stream = connect(coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
     return stream
@@ -213,7 +217,7 @@ class StartTest(parameterized.TestCase):
     threading.Timer(_CUT_S, link.mend).start()
 
   def _wait(self, condition):
-    end = time.monotonic() + leads.START_S
+    end = time.monotonic() + coordinators.START_S
     while not condition():
       if time.monotonic() > end:
         raise AssertionError('It has not happened.')
@@ -226,7 +230,7 @@ class LaunchedTest(processes.TestCase):
     with processes.launched(
       workers=2, dedicated=True, model=False, **fields
     ) as launch:
-      launch.until('Lead at')
+      launch.until('Coordinator at')
       stopped, killed = (launch.pid(f'worker:{n}') for n in (0, 1))
       os.kill(stopped, signal.SIGSTOP)
       os.kill(killed, signal.SIGKILL)
@@ -256,7 +260,7 @@ class LabTest(processes.TestCase):
       cluster__timeout_s=2.0,
       cluster__interface='eth0',
     ) as launch:
-      launch.until('Lead at')
+      launch.until('Coordinator at')
       name = re.search('SYNCOPATE_LAB=(syn-[0-9a-f]+)', launch.text)[1]
       link = f'ip -n {name}-switch link set host2'.split()
       subprocess.run([*link, 'down'], check=True)
@@ -277,7 +281,7 @@ class LabTest(processes.TestCase):
 class RollTest(absltest.TestCase):
   def test_lines_say_what_is_known(self):
     now = [100.0]
-    roll = Roll(lambda: now[0])
+    roll = Roster(lambda: now[0])
     roll.came('worker 1', 0, 'a:1')
     now[0] += 5
     roll.seen('worker 1', 0, 'compiling')
@@ -295,7 +299,7 @@ class RollTest(absltest.TestCase):
 
   def test_hundreds_are_counted(self):
     names = [f'worker {n}' for n in range(300)]
-    lines = Roll().describe(names, 1.0).splitlines()
+    lines = Roster().describe(names, 1.0).splitlines()
     self.assertEqual(lines[0], '  worker 0: never seen')
     self.assertEqual(lines[16:], ['  and 284 others'])
 

@@ -178,8 +178,8 @@ class VanishingTest(parameterized.TestCase):
     pull = stream.receive()
     pull.read(np.empty(pull.size_bytes, np.uint8))
     stream.send(_REPORT, [np.zeros(pull.size_bytes, np.uint8)], pull.size_bytes)
-    while (event := self.told.get(timeout=_LIMIT_S))['told'] != 'arrived':
-      self.assertEqual(event['told'], 'failed')
+    while (event := self.told.get(timeout=_LIMIT_S))['event'] != 'arrived':
+      self.assertEqual(event['event'], 'failed')
     self.assertEqual(event['life'], 1)
 
 
@@ -235,20 +235,20 @@ class CheckedTest(parameterized.TestCase):
       {'beat': 0.5},
       {'beat': 1, 'orders': orders},
       {'beat': 1, 'orders': orders | {'order': '', 'usual_s': 0.5}},
-      {'told': 'arrived'} | key | _REPORT,
-      {'told': 'failed', 'reason': 'Closed: x'} | key,
-      {'told': 'unmendable', 'reason': 'x\n' * 2000},
-      {'told': 'snapshot', 'id': 1, 'size_bytes': 8},
-      {'told': 'saved', 'id': 1},
-      {'told': 'saved', 'id': 1, 'error': 'OSError: full'},
+      {'event': 'arrived'} | key | _REPORT,
+      {'event': 'failed', 'reason': 'Closed: x'} | key,
+      {'event': 'unmendable', 'reason': 'x\n' * 2000},
+      {'event': 'snapshot', 'id': 1, 'size_bytes': 8},
+      {'event': 'saved', 'id': 1},
+      {'event': 'saved', 'id': 1, 'error': 'OSError: full'},
     ):
       self.assertEqual(checked.of_server(said, 'peer'), said)
 
   @parameterized.parameters(
     *((said,) for said in (None, [], {}, 'ready', {'ready': False})),
-    ({'told': 'x'},),
-    ({'told': []},),
-    ({'told': 'arrived', 'worker': 0, 'life': 0},),
+    ({'event': 'x'},),
+    ({'event': []},),
+    ({'event': 'arrived', 'worker': 0, 'life': 0},),
     ({'beat': 'x'},),
     ({'beat': 1e999},),
     ({'beat': 10**400},),

@@ -36,12 +36,12 @@ class TrustTest(parameterized.TestCase):
       token=f' {_SECRET}\n',
       certificate=_CERTIFICATE,
       key=_KEY,
-      tls_name='lead.example',
+      tls_name='coordinator.example',
       address=_ETH0,
     )
     self.assertEqual(
       tuple(security),
-      (_SECRET, _CERTIFICATE.encode(), _KEY.encode(), 'lead.example'),
+      (_SECRET, _CERTIFICATE.encode(), _KEY.encode(), 'coordinator.example'),
     )
 
   def test_nothing_is_needed_where_nobody_else_is(self):
@@ -62,7 +62,10 @@ class TrustTest(parameterized.TestCase):
     ({'certificate': _SECRET}, 'certificate_file: expected PEM'),
     ({'certificate': _CERTIFICATE, 'key': _SECRET}, 'key_file: expected PEM'),
     ({'key': _KEY}, 'certificate_file: expected the certificate of key_file'),
-    ({'tls_name': 'lead'}, 'tls_name: expected .* without certificate_file'),
+    (
+      {'tls_name': 'coordinator'},
+      'tls_name: expected .* without certificate_file',
+    ),
     ({'address': _ETH0}, f'token_file: .*others can reach {_ETH0} .*openssl'),
     ({'address': '10.0.0.1', 'certificate': _CERTIFICATE}, 'token_file: '),
   )

@@ -11,7 +11,7 @@ from cluster import distributed
 from cluster.network import descriptors
 from configs import default
 from outputs.files import RunFiles
-from route.route import Served
+from route.route import ParameterServer
 
 
 class DescriptorsTest(absltest.TestCase):
@@ -50,7 +50,7 @@ class DescriptorsTest(absltest.TestCase):
     config = default.get_config()
     config.cluster.runtime = 'distributed'
     config.cluster.workers = 2
-    plan = Served(servers=1, dedicated=False, pipelined=False)
+    plan = ParameterServer(servers=1, dedicated=False, pipelined=False)
     with (
       tempfile.TemporaryDirectory() as folder,
       # It waits for the others next.
@@ -63,7 +63,7 @@ class DescriptorsTest(absltest.TestCase):
         config,
         plan,
         files=RunFiles(str(pathlib.Path(folder) / 'run')),
-        process={'role': 'worker:1', 'lead': '127.0.0.1:61500'},
+        process={'role': 'worker:1', 'coordinator': '127.0.0.1:61500'},
       )
     self._check_raised()
 

@@ -274,11 +274,11 @@ class ConnectTest(TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_certificate_may_name_something_that_is_no_address(self):
-    security = certificates.certified('secret', 'DNS:lead.example')
+    security = certificates.certified('secret', 'DNS:coordinator.example')
     listener = self.listener(security=security)
     with self.assertRaisesRegex(Closed, 'within 0.5 s'):
       transport.connect(listener.address, None, security, 0.5)
-    named = security._replace(key=b'', tls_name='lead.example')
+    named = security._replace(key=b'', tls_name='coordinator.example')
     stream = self.connect(listener, None, named)
     stream.send(1)
     self.assertEqual(stream.receive().header, 1)

@@ -57,7 +57,7 @@ _JOBS = Jobs(Deadlines(timeout_s=1.0, start_s=10.0, windows=False))
 
 
 class _Life:
-  """A lead and its servers, from a start to a death."""
+  """A coordinator and its servers, from a start to a death."""
 
   def __init__(self, directory, num_servers):
     flat = _flat(num_servers)
@@ -128,7 +128,7 @@ class _Life:
 
 
 def _dies(process):
-  """Returns whose thread a name is: the lead has server 0 and the main one."""
+  """Returns whose thread a name is: the coordinator has server 0 and the main one."""
 
   def dies(thread):
     name = thread.partition('_')[0]
@@ -183,7 +183,7 @@ class DeathTest(parameterized.TestCase):
     return crash.happened
 
   def test_full_disks_end_a_run_with_one_message_and_take_nothing(self):
-    # The lead's follow those of its server; the first is to find the folder.
+    # The coordinator's follow those of its server; the first is to find the folder.
     steps = [(0, step) for step in (*range(1, 8), *range(9, 15))]
     for process, step in [*steps, *((1, step) for step in range(1, 8))]:
       life = _Life(self.directory, 2)
@@ -226,10 +226,10 @@ class DeathTest(parameterized.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       life = _Life(self.directory, 2)
     self.assertLen(logs.output, 1)
-    self.assertIn('lead/2 cannot be read', logs.output[0])
+    self.assertIn('coordinator/2 cannot be read', logs.output[0])
     self.assertEqual(life.versions(), {2})
     self._saved(life, 1)
-    self.assertEqual(stores.steps(self.directory / 'lead'), [2, 3])
+    self.assertEqual(stores.steps(self.directory / 'coordinator'), [2, 3])
     life.end()
 
   def test_none_is_due_before_the_last_one_is_safe(self):
@@ -242,7 +242,7 @@ class DeathTest(parameterized.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       self.assertFalse(life.checkpoints.due(5))
     self.assertIn('is due, and 0 is still being written', logs.output[0])
-    self.assertEmpty(stores.steps(self.directory / 'lead'))
+    self.assertEmpty(stores.steps(self.directory / 'coordinator'))
     release.set()
     life.checkpoints._wait()
     self.assertTrue(life.checkpoints.due(5))
@@ -259,13 +259,16 @@ class DeathTest(parameterized.TestCase):
 
   def _check_left(self, servers, version):
     """Checks that there is what there is to be, and nothing else."""
-    kept = stores.steps(self.directory / 'lead')
+    kept = stores.steps(self.directory / 'coordinator')
     self.assertLen(kept, _KEEP)
     found = {
       part.name: sorted(path.name for path in part.iterdir())
       for part in self.directory.iterdir()
     }
-    for name in ('lead', *(f'server{index}' for index in range(servers))):
+    for name in (
+      'coordinator',
+      *(f'server{index}' for index in range(servers)),
+    ):
       self.assertEqual(found.pop(name), [str(step) for step in kept])
     self.assertEqual(set(map(tuple, found.values())) - {()}, set())
     life = _Life(self.directory, 1)

@@ -12,9 +12,9 @@ from cluster.network.errors import TransportError
 from cluster.network.streams import Security, connect
 from cluster.parameter_server import evaluation
 from cluster.process.deadlines import Deadlines
-from tests.support import leads
+from tests.support import coordinators
 
-_SETTINGS = leads._SETTINGS
+_SETTINGS = coordinators._SETTINGS
 _ONE, _OTHER = '1' * 32, '2' * 32
 _PARAMS = {'b': jnp.arange(3.0), 'a': jnp.full((2, 2), 0.1)}
 _STATS = (jnp.float32(7.0),)
@@ -152,12 +152,12 @@ class ReceptionTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.lead = leads.Lead(num_workers=2)
-    self.addCleanup(self.lead.close)
+    self.coordinator = coordinators.Coordinator(num_workers=2)
+    self.addCleanup(self.coordinator.close)
 
   def _worker(self, index, process, **ready):
     hello = {'fingerprint': 'ours', 'process': process, 'worker': index}
-    stream = connect(self.lead.address, hello, Security(), 10.0)
+    stream = connect(self.coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
     self.assertIn('life', stream.receive().header)
@@ -169,7 +169,7 @@ class ReceptionTest(absltest.TestCase):
     return stream
 
   def _ask(self, number=5, passed=()):
-    return self.lead.reception.ask(number, '127.0.0.1:1', set(passed))
+    return self.coordinator.reception.ask(number, '127.0.0.1:1', set(passed))
 
   def test_the_first_worker_with_an_accelerator_is_asked(self):
     self._worker(0, _ONE, accelerator=False)
@@ -179,7 +179,7 @@ class ReceptionTest(absltest.TestCase):
     self.assertEqual(stream.receive().header, said)
     figures = {'accuracy': 0.5}
     stream.send(
-      {'told': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
+      {'event': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
     )
     self.assertEqual(asked.answer.result(10.0), figures)
     self.assertEqual((asked.worker, asked.life), (1, 0))
@@ -200,7 +200,7 @@ class ReceptionTest(absltest.TestCase):
   def test_an_answer_that_was_not_asked_for_ends_the_session(self):
     stream = self._worker(0, _ONE, accelerator=True)
     stream.send(
-      {'told': 'evaluated', 'number': 3, 'figures': {}, 'error': None}
+      {'event': 'evaluated', 'number': 3, 'figures': {}, 'error': None}
     )
     with self.assertRaises(TransportError):
       while True:
@@ -211,7 +211,7 @@ class ReceptionTest(absltest.TestCase):
     asked = self._ask()
     figures = {'accuracy': 'high'}
     stream.send(
-      {'told': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
+      {'event': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
     )
     with self.assertRaises(evaluation.Lost):
       asked.answer.result(10.0)

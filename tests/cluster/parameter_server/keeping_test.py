@@ -14,7 +14,7 @@ from absl.testing import absltest
 
 from cluster.network.streams import Security
 from cluster.parameter_server import checkpoints as sharded
-from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
@@ -40,7 +40,7 @@ class _Lead:
     self.orders = Orders(flat=self.flat, schedule=None, num_workers=1)
     self.learners, self.servers = [], []
     deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
-    reception = ServedReception(
+    reception = ParameterServerReception(
       orders=self.orders,
       num_workers=1,
       num_servers=num_servers,
@@ -58,7 +58,7 @@ class _Lead:
 
     def reporter(index):
       def report(event, body):
-        if event['told'] == 'snapshot':
+        if event['event'] == 'snapshot':
           self.reads.wait(_LIMIT_S)
         reception.told(index, event, body)
 
@@ -127,28 +127,28 @@ class KeepingTest(absltest.TestCase):
     super().setUp()
     self.directory = pathlib.Path(tempfile.mkdtemp())
 
-  def _lead(self, *args):
-    lead = _Lead(self.directory, *args)
-    self.addCleanup(lead.close)
-    return lead
+  def _coordinator(self, *args):
+    coordinator = _Lead(self.directory, *args)
+    self.addCleanup(coordinator.close)
+    return coordinator
 
   def test_a_slow_reader_holds_up_no_orders_and_gets_the_right_version(self):
-    lead = self._lead(2)
-    lead.train(2)
-    expected = lead.params()
-    held = lead.orders.hold()
-    read = lead.orders.read(held)
-    lead.train(3)
-    lead.orders.drop(held)
-    lead.train(1)
-    self.assertFalse(np.array_equal(lead.params(), expected))
-    lead.reads.set()
+    coordinator = self._coordinator(2)
+    coordinator.train(2)
+    expected = coordinator.params()
+    held = coordinator.orders.hold()
+    read = coordinator.orders.read(held)
+    coordinator.train(3)
+    coordinator.orders.drop(held)
+    coordinator.train(1)
+    self.assertFalse(np.array_equal(coordinator.params(), expected))
+    coordinator.reads.set()
     np.testing.assert_array_equal(read()[0], expected)
 
   def test_a_slow_disk_holds_up_no_orders_and_gets_the_right_version(self):
-    lead = self._lead(2)
-    lead.train(2)
-    expected = _copied([each.state() for each in lead.learners])
+    coordinator = self._coordinator(2)
+    coordinator.train(2)
+    expected = _copied([each.state() for each in coordinator.learners])
     proceeds, save = threading.Event(), np.savez
 
     def slowly(*args, **kwargs):
@@ -156,8 +156,8 @@ class KeepingTest(absltest.TestCase):
       save(*args, **kwargs)
 
     with mock.patch.object(np, 'savez', slowly):
-      saved = lead.orders.save(0)
-      lead.train(4)  # Which use the optimiser's memory again.
+      saved = coordinator.orders.save(0)
+      coordinator.train(4)  # Which use the optimiser's memory again.
       self.assertFalse(any(future.done() for future in saved))
       proceeds.set()
       for future in saved:
@@ -169,19 +169,19 @@ class KeepingTest(absltest.TestCase):
       jax.tree.map(np.testing.assert_array_equal, got, state)
 
   def test_what_is_held_goes_on_with_other_numbers_of_servers(self):
-    lead = self._lead(2)
-    lead.train(1)
-    expected = lead.params()
-    held = lead.orders.hold()
-    lead.train(2)
-    state = lead.orders.state()
-    for future in lead.orders.save(0):
+    coordinator = self._coordinator(2)
+    coordinator.train(1)
+    expected = coordinator.params()
+    held = coordinator.orders.hold()
+    coordinator.train(2)
+    state = coordinator.orders.state()
+    for future in coordinator.orders.save(0):
       future.result(_LIMIT_S)
     for servers in (1, 3):
-      again = self._lead(servers, 0)
+      again = self._coordinator(servers, 0)
       again.orders.restore(state)
       again.reads.set()
-      np.testing.assert_array_equal(again.params(), lead.params())
+      np.testing.assert_array_equal(again.params(), coordinator.params())
       other = again.orders.hold()
       self.assertNotEqual(other, held)
       read = again.orders.read(held), again.orders.read(other)
@@ -189,14 +189,14 @@ class KeepingTest(absltest.TestCase):
       np.testing.assert_array_equal(read[1]()[0], again.params())
 
   def test_a_disk_that_is_full_is_told_to_the_lead(self):
-    lead = self._lead(1)
+    coordinator = self._coordinator(1)
     full = OSError(28, 'No space left on device')
     with (
       mock.patch.object(stores, 'write', side_effect=full),
       self.assertRaisesRegex(OSError, 'Server 0: OSError: .*No space left'),
     ):
-      lead.orders.save(0)[0].result(_LIMIT_S)
-    lead.train(1)
+      coordinator.orders.save(0)[0].result(_LIMIT_S)
+    coordinator.train(1)
 
   def test_arrays_that_are_frozen_outlive_their_donation(self):
     # What all of this relies on.

@@ -26,7 +26,7 @@ class LostTest(parameterized.TestCase):
     cluster.die(2, after=[pieces])
     cluster.until_version(3)
     cluster.check(self, lost=1)
-    self.assertEqual(cluster.ledger.lost[0].iteration, 1)
+    self.assertEqual(cluster.accounting.lost[0].iteration, 1)
 
   def test_after_all_pieces_it_counts(self):
     cluster = self._cluster(workers=3, servers=1)
@@ -34,7 +34,7 @@ class LostTest(parameterized.TestCase):
     cluster.until_version(3)
     cluster.check(self, lost=1)
     self.assertLen(cluster.counted[1], 3)
-    self.assertEqual(cluster.ledger.lost[0].iteration, 2)
+    self.assertEqual(cluster.accounting.lost[0].iteration, 2)
 
   def test_all_pieces_of_which_the_lead_does_not_know_are_void(self):
     cluster = self._cluster(workers=3, servers=2)

@@ -17,13 +17,13 @@ from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import Remembered, Since
 from learning.nothing import NoGradient, NoLearner
 from outputs import stores
-from tests.support import leads, processes
+from tests.support import coordinators, processes
 from tools import recompute
 from wire import sparse
 from wire.codec import Payload
 from wire.flat import Flat
 
-_SIZE = 16  # Numbers, of `leads`.
+_SIZE = 16  # Numbers, of `coordinators`.
 
 
 def _wire():
@@ -61,11 +61,11 @@ class _Sum(NoLearner):
 
 
 class _Run:
-  """A lead, two servers and workers, in this process."""
+  """A coordinator, two servers and workers, in this process."""
 
   def __init__(self, directory, workers, *, state=None, kept=lambda: None):
     self.directory = directory
-    self.lead = leads.Lead(
+    self.coordinator = coordinators.Coordinator(
       num_workers=workers,
       num_servers=2,
       wire=_wire(),
@@ -74,33 +74,33 @@ class _Run:
       kept=kept,
     )
     self.counted = np.zeros(_SIZE)
-    push = self.lead.cluster.lead.push
+    push = self.coordinator.cluster.coordinator.push
 
     def count(index, *args, **kwargs):
-      iteration = self.lead.cluster.lead.workers[index].iteration
+      iteration = self.coordinator.cluster.coordinator.workers[index].iteration
       self.counted += _gradient(index, iteration)
       push(index, *args, **kwargs)
 
-    self.lead.cluster.lead.push = count
-    self.ended = [self.lead.work(k, _Gradient()) for k in range(workers)]
-    self.lead.begin(state)
+    self.coordinator.cluster.coordinator.push = count
+    self.ended = [self.coordinator.work(k, _Gradient()) for k in range(workers)]
+    self.coordinator.begin(state)
 
   def until(self, iterations):
-    ledger = self.lead.ledger
-    self.lead.until(lambda: ledger.iterations >= iterations)
+    accounting = self.coordinator.accounting
+    self.coordinator.until(lambda: accounting.iterations >= iterations)
 
   def cut(self, worker):
     """Cuts a worker's stream, and waits until it is back."""
-    member = self.lead.reception.members[worker]
+    member = self.coordinator.reception.members[worker]
     life = member.life
     member.stream.cancel()
-    self.lead.until(lambda: member.life > life)
+    self.coordinator.until(lambda: member.life > life)
 
   def save(self, step):
-    """Returns the lead's state, whether parts are there, and their sum."""
-    state = self.lead.cluster.state()
-    parts = self.lead.orders.save(step)
-    there = [part.result(timeout=leads.START_S) for part in parts]
+    """Returns the coordinator's state, whether parts are there, and their sum."""
+    state = self.coordinator.cluster.state()
+    parts = self.coordinator.orders.save(step)
+    there = [part.result(timeout=coordinators.START_S) for part in parts]
     found = residuals.in_checkpoint(self.directory, step)
     folders = [residuals.of_worker(self.directory, k) for k in found]
     kept = [stores.read(folder / str(step))['left:'] for folder in folders]
@@ -108,25 +108,27 @@ class _Run:
 
   def arrived(self):
     """Returns the sum of what servers have been sent, of all orders so far."""
-    servers = sorted(self.lead.servers, key=lambda server: server.index)
+    servers = sorted(self.coordinator.servers, key=lambda server: server.index)
     sums = [np.asarray(server.learner.params) for server in servers]
     return np.concatenate(sums)
 
   def rows(self, told):
-    calls = self.lead.cluster.lead.journal._files.event.call_args_list
+    calls = (
+      self.coordinator.cluster.coordinator.recorder._files.event.call_args_list
+    )
     rows = [call.args[0] for call in calls]
-    return [row['worker'] for row in rows if row['told'] == told]
+    return [row['worker'] for row in rows if row['event'] == told]
 
 
 class RunTest(absltest.TestCase):
   def test_nothing_is_lost_with_a_stream_or_another_number_of_workers(self):
     directory = pathlib.Path(tempfile.mkdtemp())
     run = _Run(directory, 3)
-    self.addCleanup(run.lead.close)
+    self.addCleanup(run.coordinator.close)
     run.until(12)
     for worker in (0, 2):
       run.cut(worker)
-      run.until(run.lead.ledger.iterations + 12)
+      run.until(run.coordinator.accounting.iterations + 12)
     state, there, kept = run.save(7)
     self.assertEqual(there, [True] * 3)
     np.testing.assert_array_equal(run.arrived() + kept, run.counted)
@@ -137,8 +139,8 @@ class RunTest(absltest.TestCase):
     found = residuals.in_checkpoint(directory, 7)
     self.assertEqual(found, [0, 1, 2])
     again = _Run(directory, 2, state=state, kept=lambda: (7, found))
-    self.addCleanup(again.lead.close)
-    again.until(run.lead.ledger.iterations + 12)
+    self.addCleanup(again.coordinator.close)
+    again.until(run.coordinator.accounting.iterations + 12)
     _, there, left = again.save(8)
     self.assertEqual(there, [True] * 2)
     np.testing.assert_array_equal(again.arrived() + left, again.counted + kept)
@@ -186,7 +188,7 @@ class RememberedTest(absltest.TestCase):
     self.assertFalse(self.own.recalled)
     said = []
     self.own.answer({'save': 3, 'since': [7, None, []]}, said.append)
-    answer = {'told': 'kept', 'step': 3, 'known': False, 'error': None}
+    answer = {'event': 'kept', 'step': 3, 'known': False, 'error': None}
     self.assertEqual(said, [answer])
     self.assertEmpty(residuals.in_checkpoint(self.directory, 3))
 
@@ -245,7 +247,7 @@ class ProcessTest(processes.TestCase):
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     self.assertEqual(launch.summary['late_compilations'], 0)
     rows = launch.rows('events.jsonl')
-    recalled = [row['worker'] for row in rows if row['told'] == 'recalled']
+    recalled = [row['worker'] for row in rows if row['event'] == 'recalled']
     self.assertEqual(sorted(recalled), [0, 1, 2])
 
 

@@ -80,7 +80,7 @@ class SameTest(processes.TestCase):
         self.assertAlmostEqual(one['loss'], other['loss'], delta=1e-6)
     _, servers = processes.newest(launch.folder)
     params = np.concatenate([state['params'] for state in servers])
-    learned = _flat(run.runtime.lead.holder.learner.params)
+    learned = _flat(run.runtime.coordinator.store.learner.params)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     # XLA rounds other shapes otherwise.
     np.testing.assert_allclose(params, learned, atol=1e-6)
@@ -91,14 +91,14 @@ class SecurityTest(processes.TestCase):
   def test_who_has_another_token_or_config_is_refused_and_others_work(self):
     folder = pathlib.Path(tempfile.mkdtemp())
     fields = _secured(folder)
-    flag = f'--lead=127.0.0.1:{roles.free_ports(1)[0]}'
+    flag = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
     run = folder / 'run'
 
     def worker(**changed):
       return processes.alone(run, '--role=worker:0', flag, **fields | changed)
 
     (folder / 'other').write_text('the secret of another')
-    with processes.alone(run, '--role=server:0', flag, **fields) as lead:
+    with processes.alone(run, '--role=server:0', flag, **fields) as coordinator:
       with (
         worker(cluster__token_file=str(folder / 'other')) as stranger,
         worker(seed=1) as other,
@@ -107,14 +107,16 @@ class SecurityTest(processes.TestCase):
         self.assertEqual(other.wait(), 1, other.text)
       self.assertRegex(stranger.text, 'Refused: .* token is not that of')
       self.assertRegex(other.text, 'Refused: config: expected the same')
-      self.assertLen(lead.times(r'127\.0\.0\.1:\d+: refused: its token'), 1)
-      self.assertNotEmpty(lead.times('got another from 127.0.0.1:'))
+      self.assertLen(
+        coordinator.times(r'127\.0\.0\.1:\d+: refused: its token'), 1
+      )
+      self.assertNotEmpty(coordinator.times('got another from 127.0.0.1:'))
       with worker() as accepted:
-        self.assertEqual(lead.wait(), 0, lead.text)
+        self.assertEqual(coordinator.wait(), 0, coordinator.text)
         self.assertEqual(accepted.wait(), 0, accepted.text)
-    self.check(lead)
-    self.assertEqual(lead.summary['ended'], 'finished')
-    self.assertEqual(lead.summary['lives'], [1])
+    self.check(coordinator)
+    self.assertEqual(coordinator.summary['ended'], 'finished')
+    self.assertEqual(coordinator.summary['lives'], [1])
 
 
 class ResumeTest(processes.TestCase):
@@ -145,8 +147,8 @@ class ResumeTest(processes.TestCase):
     self.check(launch)
     for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
       self.assertRegex(launch.text, f'goes on with another config.*{field}')
-    starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
-    self.assertEqual([len(r['said']['release']) for r in starts], [2, 1])
+    starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
+    self.assertEqual([len(r['decision']['release']) for r in starts], [2, 1])
     after = launch.summary
     self.assertGreaterEqual(after['examples'], 10 * 192)
     self.assertGreater(after['iterations'], before['iterations'])
@@ -200,7 +202,7 @@ class RefusalTest(parameterized.TestCase):
     ),
     (
       'no such role',
-      {'process': {'role': 'worker:2', 'lead': '127.0.0.1:1'}},
+      {'process': {'role': 'worker:2', 'coordinator': '127.0.0.1:1'}},
       '--role: expected .* got .*worker:2',
     ),
     (

@@ -231,12 +231,12 @@ class TellingTest(absltest.TestCase):
       time.sleep(0.05)
     self.assertEqual(said.qsize(), 3)
     told = said.get()
-    self.assertEqual(told, {'told': 'traffic', 'sent': [[3, 10, 0.5]]})
-    checked.words(told, 'peer', {'told': {}}, {'traffic': TRAFFIC})
+    self.assertEqual(told, {'event': 'traffic', 'sent': [[3, 10, 0.5]]})
+    checked.words(told, 'peer', {'event': {}}, {'traffic': TRAFFIC})
     for sent in (None, [[1, 2]], [[1, -2, 0.0]], [['a', 1, 0.0]]):
       with self.assertRaises(Closed):
         wrong = told | {'sent': sent}
-        checked.words(wrong, 'peer', {'told': {}}, {'traffic': TRAFFIC})
+        checked.words(wrong, 'peer', {'event': {}}, {'traffic': TRAFFIC})
     self.assertEqual(Sent(1, 2.0)._fields, ('bytes', 'busy_s'))
 
 
@@ -244,8 +244,8 @@ class RecordsTest(parameterized.TestCase):
   def test_rows_on_links_are_for_no_scheme(self):
     path = pathlib.Path(tempfile.mkdtemp())
     rows = [
-      {'told': 'start', 'time': 0.0, 'said': {}},
-      {'told': 'links', 'time': 1.0, 'did': 'switch', 'why': 'faster'},
+      {'event': 'start', 'time': 0.0, 'decision': {}},
+      {'event': 'links', 'time': 1.0, 'did': 'switch', 'why': 'faster'},
     ]
     text = ''.join(f'{json.dumps(row)}\n' for row in rows)
     (path / 'events.jsonl').write_text(text)

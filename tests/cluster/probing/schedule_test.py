@@ -1,4 +1,4 @@
-"""Tests for measuring the links of a run: the lead's side and the workers'."""
+"""Tests for measuring the links of a run: the coordinator's side and the workers'."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ class _Workers:
     while said := self._inboxes[index].get():
       # As it would come over a stream.
       answer = json.loads(json.dumps(self.measurers[index](said)))
-      checked.words(answer, 'peer', {'told': {}}, {'answered': ANSWERED})
+      checked.words(answer, 'peer', {'event': {}}, {'answered': ANSWERED})
       if index not in self.silent:
         self.surveyor.answered(answer | {'worker': index})
     self.measurers[index].close()
@@ -281,8 +281,8 @@ class WordsTest(parameterized.TestCase):
     {'problem': None},
   )
   def test_what_is_no_answer_is_refused(self, **wrong):
-    said = {'told': 'answered', 'number': 1, 'answer': [], 'problem': ''}
-    forms = {'told': {}}, {'answered': ANSWERED}
+    said = {'event': 'answered', 'number': 1, 'answer': [], 'problem': ''}
+    forms = {'event': {}}, {'answered': ANSWERED}
     checked.words(said, 'peer', *forms)
     with self.assertRaises(Exception):  # noqa: B017
       checked.words(said | wrong, 'peer', *forms)

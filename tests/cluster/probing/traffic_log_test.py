@@ -9,7 +9,7 @@ from absl.testing import absltest
 from cluster.allreduce.formation import Formation
 from cluster.probing.traffic_log import Carrying
 from cluster.traffic import Traffic
-from outputs.accounting import Ledger
+from outputs.accounting import Accounting
 from route import links, ring
 from tests.support import executors
 from topology.clusters.named import named
@@ -23,8 +23,8 @@ class CarryingTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.rows = []
-    self.journal = types.SimpleNamespace(
-      ledger=Ledger(), links=self.rows.append, traffic=self.rows.append
+    self.recorder = types.SimpleNamespace(
+      accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
     )
     self._make(Formation(links.equal(3), ring.in_order, size_bytes=1000))
 
@@ -32,7 +32,7 @@ class CarryingTest(absltest.TestCase):
     self.formation = formation
     for index in range(3):
       formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
-    self.carrying = Carrying(formation, Traffic(self.journal))
+    self.carrying = Carrying(formation, Traffic(self.recorder))
 
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):
     self.formation.form(members, version)
@@ -124,8 +124,8 @@ class CarryingTest(absltest.TestCase):
   def test_xla_tells_nothing(self):
     self._make(Formation(None, None, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
-    self.journal.ledger.iterations = 12
-    self.journal.ledger.seconds['compute'] = 6.0
+    self.recorder.accounting.iterations = 12
+    self.recorder.accounting.seconds['compute'] = 6.0
     self._check(2.0, 4, [[], [], []])
     formed, row = self.rows
     self.assertIsNone(formed['forest'])

@@ -297,7 +297,7 @@ class MeetTest(parameterized.TestCase):
       'SLURM_JOB_NODELIST': 'n1',
       'SLURM_TASKS_PER_NODE': '4',
       'SLURM_GPUS_ON_NODE': '8',
-      'SYNCOPATE_LEAD': 'n1:1',
+      'SYNCOPATE_COORDINATOR': 'n1:1',
     }
     self.token = folder / 'token'
     self.token.write_text('a secret of sixteen or more')
@@ -397,10 +397,10 @@ def _native(**fields):
   )
 
 
-def _begin(devices_per_worker: str, lead: str) -> None:
+def _begin(devices_per_worker: str, coordinator: str) -> None:
   """Begins a run of one worker, whose processes a scheduler has started."""
   config = _native(cluster__devices_per_worker=int(devices_per_worker))
-  where = {'role': 'worker:0', 'lead': lead}
+  where = {'role': 'worker:0', 'coordinator': coordinator}
   train.build(config, workdir=f'{tempfile.mkdtemp()}/run', process=where)
   os._exit(0)
 
@@ -436,9 +436,9 @@ class NativeTest(parameterized.TestCase):
   )
   def test_jax_takes_the_gpus_of_the_worker(self, environ, count, expected):
     host = gpus.Host(gpus.listed(8))
-    lead = f'127.0.0.1:{roles.free_ports(1)[0]}'
+    coordinator = f'127.0.0.1:{roles.free_ports(1)[0]}'
     done = subprocess.run(
-      [sys.executable, '-m', _MODULE, count, lead],
+      [sys.executable, '-m', _MODULE, count, coordinator],
       cwd=gpus.ROOT,
       env=host.variables(JAX_NUM_CPU_DEVICES=count, **environ),
       capture_output=True,
@@ -455,7 +455,7 @@ class NativeTest(parameterized.TestCase):
       train.build(
         _native(cluster__workers_per_gpu=2),
         workdir=f'{tempfile.mkdtemp()}/run',
-        process={'role': 'worker:0', 'lead': '127.0.0.1:1'},
+        process={'role': 'worker:0', 'coordinator': '127.0.0.1:1'},
       )
 
 

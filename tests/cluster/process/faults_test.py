@@ -144,7 +144,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._starts(launch, 'worker:3'), 2)
 
   def _check_left(self, launch, why, since, timeouts):
-    """It is given up after so many timeouts, by the count of the lead."""
+    """It is given up after so many timeouts, by the count of the coordinator."""
     seconds = re.search(rf'{why} for ([0-9.]+) s', launch.text)[1]
     # On a busy machine beats come late, and so do looks, one in a beat.
     self.assertGreaterEqual(float(seconds), timeouts * _TIMEOUT_S)
@@ -207,14 +207,14 @@ class LeadTest(processes.TestCase):
 
     self.check(launch)
     state, _ = processes.newest(copy)
-    kept = state['journal']['ledger'].examples
+    kept = state['recorder']['accounting'].examples
     # A push more than what is said of the last log row may be in it.
     self.assertGreater(kept, 0)
     self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
     self.assertLen(launch.times('Going on from checkpoint'), 1)
     self.assertEqual(launch.summary['ended'], 'finished')
     self.assertGreaterEqual(launch.summary['examples'], 8 * 192)
-    starts = [r for r in launch.rows('events.jsonl') if r['told'] == 'start']
+    starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
     self.assertLen(starts, 2)
 
 
@@ -287,7 +287,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
 
 @contextlib.contextmanager
 def _resumed(launch, worker):
-  """Lets a stopped worker go on once the lead has given it up."""
+  """Lets a stopped worker go on once the coordinator has given it up."""
 
   def resume():
     with contextlib.suppress(AssertionError):  # The test will see it.

@@ -23,7 +23,7 @@ _OMPI = {
 }
 _INDEXED = {
   'JOB_COMPLETION_INDEX': '0',
-  'SYNCOPATE_LEAD': 'run-workers-0-0.run:8476',
+  'SYNCOPATE_COORDINATOR': 'run-workers-0-0.run:8476',
 }
 _TORCHRUN = {
   'RANK': '0',
@@ -33,7 +33,11 @@ _TORCHRUN = {
   'MASTER_ADDR': 'host0',
   'MASTER_PORT': '29500',
 }
-_PMI = {'PMI_RANK': '0', 'PMI_SIZE': '4', 'SYNCOPATE_LEAD': 'host0:61500'}
+_PMI = {
+  'PMI_RANK': '0',
+  'PMI_SIZE': '4',
+  'SYNCOPATE_COORDINATOR': 'host0:61500',
+}
 _PMIX = {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun-host-78@1'}
 _PORT = re.compile(r'(.*):(\d+)')
 
@@ -78,14 +82,14 @@ class RankTest(parameterized.TestCase):
     expected += [('server', k) for k in range(dedicated)]
     self.assertEqual([(r.kind, r.index) for r in found], expected)
     self.assertLen({r[2:] for r in found}, 1)
-    self.assertTrue(found[0].lead or found[0].launch)
+    self.assertTrue(found[0].coordinator or found[0].launch)
 
   def test_flags_come_first(self):
     environ = _SLURM | _OMPI | _INDEXED | {'SLURM_PROCID': '3'}
-    given = {'role': 'server:1', 'lead': 'me.example:65535'}
+    given = {'role': 'server:1', 'coordinator': 'me.example:65535'}
     found = _find(environ, dedicated=2, **given)
     self.assertEqual(found, Role('server', 1, 'me.example:65535'))
-    found = _find({}, role='worker:3', lead='[::1]:80')
+    found = _find({}, role='worker:3', coordinator='[::1]:80')
     self.assertEqual(found, Role('worker', 3, '[::1]:80'))
 
   @parameterized.parameters(
@@ -119,13 +123,13 @@ class RankTest(parameterized.TestCase):
     found = [_find({}, workers=1) for _ in range(5)]
     for role in found:
       self.assertEqual(role[:2], ('worker', 0))
-      self.assertEqual(_host(role.lead), '127.0.0.1')
-      with socket.create_server(('127.0.0.1', _port(role.lead))):
+      self.assertEqual(_host(role.coordinator), '127.0.0.1')
+      with socket.create_server(('127.0.0.1', _port(role.coordinator))):
         pass
 
   def test_a_run_of_one_process_meets_where_it_listens(self):
     found = _find({}, workers=1, here='10.0.0.7')
-    self.assertEqual(_host(found.lead), '10.0.0.7')
+    self.assertEqual(_host(found.coordinator), '10.0.0.7')
 
   def test_free_ports_differ_and_are_never_taken(self):
     with socket.create_server(('', 0)) as server:
@@ -165,26 +169,28 @@ class AddressTest(parameterized.TestCase):
   )
   def test_each_start_has_a_name_of_its_own(self, environ, *others):
     found = [_find(environ | other) for other in ({}, *others)]
-    self.assertEqual({role.lead for role in found}, {''})
+    self.assertEqual({role.coordinator for role in found}, {''})
     self.assertLen({role.launch for role in found} - {''}, 1 + len(others))
 
   @parameterized.parameters(1, 2)
   def test_torchrun_meets_beside_its_own_store(self, dedicated):
     role = _find(_TORCHRUN)
-    self.assertEqual(role.lead, 'host0:29501')
+    self.assertEqual(role.coordinator, 'host0:29501')
     # On one host; on several, server 0 may be elsewhere.
     role = _find(_TORCHRUN, workers=4 - dedicated, dedicated=dedicated)
-    self.assertEqual(role.lead, 'host0:29501')
+    self.assertEqual(role.coordinator, 'host0:29501')
 
   def test_variables_give_addresses(self):
     environ = _OMPI | {
       'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
-      'SYNCOPATE_LEAD': 'b:2',
+      'SYNCOPATE_COORDINATOR': 'b:2',
     }
     for placed in ({'workers': 3, 'dedicated': 1}, {'workers': 4}):
       found = _find(environ, **placed)
       self.assertEqual(found, Role('worker', 0, 'b:2'))
-      self.assertEqual(_find(environ, lead='c:3', **placed).lead, 'c:3')
+      self.assertEqual(
+        _find(environ, coordinator='c:3', **placed).coordinator, 'c:3'
+      )
 
 
 class RefusalTest(parameterized.TestCase):
@@ -192,33 +198,33 @@ class RefusalTest(parameterized.TestCase):
     ({}, {}, '--role: expected worker:R .* config.cluster.workers is 4'),
     ({'PMI_SIZE': '2'}, {'workers': 1}, "PMI_SIZE: expected '1' .* got '2'"),
     ({}, {'workers': 1, 'dedicated': 1}, '--role: .*servers, dedicated, is 1'),
-    ({}, {'role': 'worker:4', 'lead': 'a:1'}, r'--role: .* R < 4 '),
-    ({}, {'role': 'server:0', 'lead': 'a:1'}, '--role: .* got .server'),
-    ({}, {'role': 'worker', 'lead': 'a:1'}, "--role: .* got 'worker'"),
-    ({}, {'role': 'worker:-1', 'lead': 'a:1'}, '--role: expected'),
+    ({}, {'role': 'worker:4', 'coordinator': 'a:1'}, r'--role: .* R < 4 '),
+    ({}, {'role': 'server:0', 'coordinator': 'a:1'}, '--role: .* got .server'),
+    ({}, {'role': 'worker', 'coordinator': 'a:1'}, "--role: .* got 'worker'"),
+    ({}, {'role': 'worker:-1', 'coordinator': 'a:1'}, '--role: expected'),
     *(
       (
         {},
         {'role': 'worker:1', 'dedicated': dedicated},
-        '--lead or SYNC.*: .* HOST',
+        '--coordinator or SYNC.*: .* HOST',
       )
       for dedicated in (0, 1)
     ),
     (
-      {'SYNCOPATE_COORDINATOR': 'a:1'},
-      {'role': 'worker:1', 'lead': 'b:2'},
-      'SYNCOPATE_COORDINATOR: expected nothing: it is called SYNCOPATE_LEAD',
+      {'SYNCOPATE_LEAD': 'a:1'},
+      {'role': 'worker:1', 'coordinator': 'b:2'},
+      'SYNCOPATE_LEAD: expected nothing: it is called SYNCOPATE_COORDINATOR',
     ),
     *(
-      ({}, {'role': 'worker:0', 'lead': text}, '--lead: expected')
+      ({}, {'role': 'worker:0', 'coordinator': text}, '--coordinator: expected')
       for text in ('host', 'host:', ':80', 'host:0', 'host:65536', 'a b:1')
     ),
     (
-      _INDEXED | {'SYNCOPATE_LEAD': 'host'},
+      _INDEXED | {'SYNCOPATE_COORDINATOR': 'host'},
       {},
-      "SYNCOPATE_LEAD: expected HOST:PORT, got 'host'",
+      "SYNCOPATE_COORDINATOR: expected HOST:PORT, got 'host'",
     ),
-    ({'JOB_COMPLETION_INDEX': '1'}, {}, 'SYNCOPATE_LEAD: expected HOST'),
+    ({'JOB_COMPLETION_INDEX': '1'}, {}, 'SYNCOPATE_COORDINATOR: expected HOST'),
     (
       _INDEXED | {'JOB_COMPLETION_INDEX': '4'},
       {},
@@ -244,19 +250,23 @@ class RefusalTest(parameterized.TestCase):
       for text in ('', '0', 'x', '65534', '65535')
     ),
     (_TORCHRUN | {'MASTER_ADDR': 'a b'}, {}, 'MASTER_ADDR: expected a host'),
-    (_TORCHRUN | {'MASTER_ADDR': ''}, {}, 'LEAD: .* there is no MASTER_ADDR'),
+    (_TORCHRUN | {'MASTER_ADDR': ''}, {}, 'COORDINATOR: .* there is no MASTER_ADDR'),
     (
       _TORCHRUN | {'LOCAL_WORLD_SIZE': '2'},
       {'workers': 3, 'dedicated': 1},
-      'SYNCOPATE_LEAD: .* server 0 leads, .* host of worker 0',
+      'SYNCOPATE_COORDINATOR: .* server 0 is the coord.* host of worker 0',
     ),
     (_PMI | {'PMI_SIZE': '3'}, {}, 'PMI_SIZE: expected 4 tasks, .* got 3'),
-    (_PMI | {'SYNCOPATE_LEAD': ''}, {}, 'SYNCOPATE_LEAD: expected HOST:PORT'),
+    (
+      _PMI | {'SYNCOPATE_COORDINATOR': ''},
+      {},
+      'SYNCOPATE_COORDINATOR: expected HOST:PORT',
+    ),
     (_PMIX | {'PMIX_RANK': '4'}, {}, 'PMIX_RANK: expected less than 4'),
     (
       _PMIX | {'PMIX_NAMESPACE': ''},
       {},
-      'SYNCOPATE_LEAD: .* there is no PMIX_NAMESPACE,',
+      'SYNCOPATE_COORDINATOR: .* there is no PMIX_NAMESPACE,',
     ),
     (_OMPI | {'PMIX_NAMESPACE': ''}, {}, 'no PMIX_NAMESPACE or OMPI_MCA'),
   )

@@ -210,7 +210,7 @@ class SlurmTest(parameterized.TestCase):
     ('False', 0, 'pgid'), ('True', 2, 'cgroup'), ('False', 0, 'cgroup')
   )
   def test_sigterm_lets_the_lead_save_and_requeues(
-    self, dedicated, lead, proctrack
+    self, dedicated, coordinator, proctrack
   ):
     ends = json.dumps({str(rank): 'wait' for rank in range(3)})
     environ = {'DEDICATED': dedicated, 'PROCTRACK': proctrack}
@@ -222,7 +222,7 @@ class SlurmTest(parameterized.TestCase):
       _, errors = process.communicate(timeout=20)
 
     self.assertEqual((process.returncode, errors), (0, ''))
-    self.assertTrue((self.folder / f'saved-{lead}').exists())
+    self.assertTrue((self.folder / f'saved-{coordinator}').exists())
     self.assertEqual(self._requeued(), ['requeue 77'])
 
   def _tasks_there(self):
@@ -279,7 +279,7 @@ class JobSetTest(parameterized.TestCase):
       own = environ | {'JOB_COMPLETION_INDEX': str(index)}
       found = roles.find(own, workers=workers, dedicated=0)
       self.assertEqual(found[:2], ('worker', index))
-      self.assertRegex(found.lead, rf'^{re.escape(first)}:\d+\Z')
+      self.assertRegex(found.coordinator, rf'^{re.escape(first)}:\d+\Z')
       self.assertEqual(found.launch, '')
 
   def test_what_pods_run_is_parsed(self):

@@ -22,9 +22,9 @@ class RangesTest(parameterized.TestCase):
     (math.inf, 5, [(65, 1.0)]),
   )
   def test_one_is_closed_as_soon_as_it_is_large_enough(
-    self, range_bytes, rest, expected
+    self, bucket_bytes, rest, expected
   ):
-    found = layers.ranges(_LAYERS, range_bytes, rest)
+    found = layers.ranges(_LAYERS, bucket_bytes, rest)
     self.assertEqual(found, [Range(*each) for each in expected])
 
   def test_whatever_the_layers_all_bytes_are_in_some_range(self):
@@ -73,15 +73,15 @@ class LayersTest(parameterized.TestCase):
     self.assertEqual(sum(x.bytes for x in layers.scaled(_LAYERS, 1004)), 1004)
 
   @parameterized.product(
-    size=[4, 1000, 10**6], range_bytes=[0, 4, 300, math.inf]
+    size=[4, 1000, 10**6], bucket_bytes=[0, 4, 300, math.inf]
   )
-  def test_equal_layers_have_all_bytes(self, size, range_bytes):
-    found = layers.even(size, range_bytes)
+  def test_equal_layers_have_all_bytes(self, size, bucket_bytes):
+    found = layers.even(size, bucket_bytes)
     self.assertEqual(sum(found), size)
     for one, other in itertools.pairwise(sorted(found)):
       self.assertLessEqual(other - one, 8)
-    if 0 < range_bytes < size:
-      self.assertLen(found, math.ceil(size / range_bytes))
+    if 0 < bucket_bytes < size:
+      self.assertLen(found, math.ceil(size / bucket_bytes))
     else:
       self.assertLen(found, 1)
 

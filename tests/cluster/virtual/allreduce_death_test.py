@@ -58,7 +58,9 @@ class DeathTest(parameterized.TestCase):
     script = (3.0, 'leave', 2), (3.5, 'join', 2)
     run, summary = sums.timed(size, **self._fields(*script))
 
-    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    pushes = [
+      r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push'
+    ]
     self.assertEqual([r['worker'] for r in pushes[:5]], [0, 1, 0, 1, 2])
     self.assertEqual(summary['examples'], summary['iterations'] * 8)
 
@@ -67,7 +69,9 @@ class DeathTest(parameterized.TestCase):
     run, _ = small.trained(
       route__name='forest', cluster__script=script, **sums.links(1e6)
     )
-    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    pushes = [
+      r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push'
+    ]
     self.assertEqual([r['worker'] for r in pushes[:5]], [0, 2, 0, 2, 0])
     self.assertTrue(np.isfinite(sums.params(run)).all())
 

@@ -50,11 +50,11 @@ class SameTest(parameterized.TestCase):
     np.testing.assert_array_equal(sums.params(run), sums.served(**changed))
 
   @parameterized.parameters(0.0, 600.0, float('inf'))
-  def test_ranges_and_overlap_change_times_only(self, range_bytes):
+  def test_ranges_and_overlap_change_times_only(self, bucket_bytes):
     runs = [
       small.trained(
         route__name='forest',
-        route__range_bytes=range_bytes,
+        route__range_bytes=bucket_bytes,
         route__overlap=overlap,
         **sums.links(1e4),
       )
@@ -64,7 +64,7 @@ class SameTest(parameterized.TestCase):
       np.testing.assert_array_equal(sums.params(run), sums.served())
     apart, over = (summary['virtual_s'] for _, summary in runs)
     self.assertLessEqual(over, apart)
-    self.assertEqual(over < apart, range_bytes < float('inf'))
+    self.assertEqual(over < apart, bucket_bytes < float('inf'))
 
   def test_running_statistics_travel_too(self):
     (one, _), (other, _) = (
@@ -74,7 +74,7 @@ class SameTest(parameterized.TestCase):
     summaries = one(), other()
     for name in ('params', 'stats'):
       leaves = [
-        jax.tree.leaves(getattr(run.runtime.lead.holder.learner, name))
+        jax.tree.leaves(getattr(run.runtime.coordinator.store.learner, name))
         for run in (one, other)
       ]
       for mine, its in zip(*leaves, strict=True):
@@ -281,14 +281,14 @@ class PhaseTest(parameterized.TestCase):
 
   @parameterized.parameters(float('inf'), float(sums.CHUNK))
   def test_what_a_slow_worker_has_before_the_end_travels_meanwhile(
-    self, range_bytes
+    self, bucket_bytes
   ):
     size, step_s = 24 * sums.CHUNK, {}
     for slowest in (1.0, 3.0):
       run, _ = sums.timed(
         size,
         route__name='ring',
-        route__range_bytes=range_bytes,
+        route__range_bytes=bucket_bytes,
         cluster__speed__slowdown=(1.0, 1.0, slowest),
         epochs=1.0,
         **sums.constant(1.0, 3),
@@ -300,7 +300,7 @@ class PhaseTest(parameterized.TestCase):
     # have sent before spares it nothing.
     whole_s = 4 / 3 * size / _MB
     expected = {each: each + whole_s for each in step_s}
-    if range_bytes < float('inf'):
+    if bucket_bytes < float('inf'):
       # The backward pass takes 2 / 3 and 2 s: links are behind in the one, and
       # done with those before in the other when the last but one is ready,
       # which takes four hops.  The last has the slow worker for its root.

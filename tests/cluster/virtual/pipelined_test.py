@@ -44,7 +44,7 @@ def _barriers(run):
 
 
 def _params(run):
-  leaves = jax.tree.leaves(run.runtime.lead.holder.learner.params)
+  leaves = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
   return [np.asarray(leaf) for leaf in leaves]
 
 
@@ -177,7 +177,7 @@ class UnequalWorkersTest(parameterized.TestCase):
     self.assertLen(summary['lost'], 1)
     outstanding = sum(stop - start for start, stop in summary['outstanding'])
     used = summary['examples'] + summary['examples_pending']
-    self.assertEqual(used + outstanding, run.runtime.lead.issued)
+    self.assertEqual(used + outstanding, run.runtime.coordinator.issued)
 
   @parameterized.parameters(0, 5, 31)
   def test_others_go_on_without_what_a_dead_worker_has_not_pushed(self, last):

@@ -41,7 +41,9 @@ def _step(params, gradient, rate):
 
 
 def _starting_params(**changed):
-  return small.build(small.config(**changed)).runtime.lead.holder.learner.params
+  return small.build(
+    small.config(**changed)
+  ).runtime.coordinator.store.learner.params
 
 
 @functools.cache
@@ -71,7 +73,9 @@ class NetworkTimeTest(parameterized.TestCase):
   def test_r2sp_comes_near_its_bound(self, workers, compute_s):
     run = self._timed(workers, compute_s, sync__name='r2sp', epochs=20.0)
 
-    pushes = [r for r in small.rows(run, 'events.jsonl') if r['told'] == 'push']
+    pushes = [
+      r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push'
+    ]
     times = [row['time'] for row in pushes if row['worker'] == 0]
     settled = times[len(times) // 2 :]
     mean_s = (settled[-1] - settled[0]) / (len(settled) - 1)
@@ -117,7 +121,7 @@ class GradientVersionTest(parameterized.TestCase):
     params = self._replayed(run, _starting_params(**changed), averages)
 
     np.testing.assert_allclose(
-      _leaves(run.runtime.lead.holder.learner.params),
+      _leaves(run.runtime.coordinator.store.learner.params),
       _leaves(params),
       rtol=1e-5,
       atol=1e-6,
@@ -129,8 +133,8 @@ class GradientVersionTest(parameterized.TestCase):
     pulled, taken = {}, {}
     sums = collections.defaultdict(list)
     for row in small.rows(run, 'events.jsonl'):
-      said = row['said']
-      if row['told'] == 'push':
+      said = row['decision']
+      if row['event'] == 'push':
         worker = row['worker']
         stream.done(worker)
         indices = stream.indices(taken[worker])
@@ -158,7 +162,7 @@ class GradientVersionTest(parameterized.TestCase):
       stream.done(0)
       params = _step(params, gradient, 0.01)
     np.testing.assert_allclose(
-      _leaves(run.runtime.lead.holder.learner.params),
+      _leaves(run.runtime.coordinator.store.learner.params),
       _leaves(params),
       rtol=1e-5,
       atol=1e-6,
@@ -168,7 +172,7 @@ class GradientVersionTest(parameterized.TestCase):
 class EquivalenceTest(parameterized.TestCase):
   def _params(self, **changed):
     return _leaves(
-      small.trained(**changed)[0].runtime.lead.holder.learner.params
+      small.trained(**changed)[0].runtime.coordinator.store.learner.params
     )
 
   def test_ssp_of_bound_0_is_bsp_with_sums(self):
@@ -217,8 +221,8 @@ class RepetitionTest(parameterized.TestCase):
     )
     self.assertEqual(small.timeless(one), small.timeless(two))
     np.testing.assert_array_equal(
-      _leaves(first.runtime.lead.holder.learner.params),
-      _leaves(second.runtime.lead.holder.learner.params),
+      _leaves(first.runtime.coordinator.store.learner.params),
+      _leaves(second.runtime.coordinator.store.learner.params),
     )
 
   @parameterized.parameters(
@@ -242,7 +246,9 @@ class RepetitionTest(parameterized.TestCase):
 class AugmentationTest(parameterized.TestCase):
   def test_it_changes_training_and_repeats_with_the_seed(self):
     params = [
-      _leaves(small.trained(**changed)[0].runtime.lead.holder.learner.params)
+      _leaves(
+        small.trained(**changed)[0].runtime.coordinator.store.learner.params
+      )
       for changed in (
         {},
         {'data__crop_padding': 1},
@@ -274,7 +280,7 @@ class SimultaneousTest(parameterized.TestCase):
     )
     kinds = ('start', 'leave', 'join', 'push', 'wake')
     keys = [
-      (row['time'], kinds.index(row['told']), row.get('worker', -1))
+      (row['time'], kinds.index(row['event']), row.get('worker', -1))
       for row in small.rows(run, 'events.jsonl')
     ]
     self.assertEqual(keys, sorted(keys))

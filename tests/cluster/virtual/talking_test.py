@@ -27,7 +27,7 @@ def _flat(tree):
 @functools.cache
 def _dense():
   run, summary = small.trained(route__name='ring', optimizer__sgd__momentum=0.9)
-  return jax.device_get(run.runtime.lead.holder.learner.params), summary
+  return jax.device_get(run.runtime.coordinator.store.learner.params), summary
 
 
 class DenseTest(parameterized.TestCase):
@@ -44,7 +44,7 @@ class DenseTest(parameterized.TestCase):
     expected, dense = _dense()
     jax.tree.map(
       np.testing.assert_array_equal,
-      run.runtime.lead.holder.learner.params,
+      run.runtime.coordinator.store.learner.params,
       expected,
     )
     # Leaves begin at multiples of 16 numbers.
@@ -70,7 +70,10 @@ class MassTest(parameterized.TestCase):
         cluster__script=((0.6, 'leave', 1), (0.8, 'join', 1)), **fields
       )
     )
-    holder, learner = run.runtime.lead.holder, run.runtime.lead.holder.learner
+    store, learner = (
+      run.runtime.coordinator.store,
+      run.runtime.coordinator.store.learner,
+    )
     total = dict.fromkeys(('pushed', 'arrived', 'lost'), 0.0)
 
     def count(name, function, of):
@@ -81,23 +84,21 @@ class MassTest(parameterized.TestCase):
       return counted
 
     def pushes(update):
-      each = holder._pushes[update].values()
+      each = store._pushes[update].values()
       return sum(_flat(push.gradient) for push, *_ in each)
 
     def kept(worker, *_):
-      left = jax.tree.leaves(holder._states[worker].kept)[0]
-      return _flat(holder._pool.leaves(np.asarray(left)))
+      left = jax.tree.leaves(store._states[worker].kept)[0]
+      return _flat(store._pool.leaves(np.asarray(left)))
 
     with (
-      mock.patch.object(
-        holder, 'commit', count('pushed', holder.commit, pushes)
-      ),
+      mock.patch.object(store, 'commit', count('pushed', store.commit, pushes)),
       mock.patch.object(
         learner,
         'add',
         count('arrived', learner.add, lambda _, p, *__: _flat(p.gradient)),
       ),
-      mock.patch.object(holder, 'forget', count('lost', holder.forget, kept)),
+      mock.patch.object(store, 'forget', count('lost', store.forget, kept)),
     ):
       summary = run()
     self.assertEqual(summary['compilations'], 0)
@@ -108,7 +109,7 @@ class MassTest(parameterized.TestCase):
     )
     self.assertGreater(np.abs(left).max(), 1e-3 * scale)
     (row,) = (
-      row for row in small.rows(run, 'events.jsonl') if row['told'] == 'forgot'
+      row for row in small.rows(run, 'events.jsonl') if row['event'] == 'forgot'
     )
     self.assertEqual((row['time'], row['worker']), (0.6, 1))
     self.assertAlmostEqual(
@@ -166,12 +167,12 @@ class RunTest(parameterized.TestCase):
 
   def test_what_is_known_before_travels_while_others_compute(self):
     # Compute 1 s, of which the last 2/3 make 64 chunks; 16 of them travel.
-    def seconds(overlap, range_bytes):
+    def seconds(overlap, bucket_bytes):
       _, summary = sums.timed(
         4 * 64 * 1536,
         route__name='ring',
         route__overlap=overlap,
-        route__range_bytes=range_bytes,
+        route__range_bytes=bucket_bytes,
         wire__name='sparse',
         wire__sparse__chunk=1536,
         wire__sparse__sparsity=0.75,

@@ -22,12 +22,12 @@ _MB = 10**6
 _LAYERS, _COMPUTE_S = 64, 0.1
 
 
-def _config(range_bytes, **fields) -> ConfigDict:
+def _config(bucket_bytes, **fields) -> ConfigDict:
   """64 equal layers of 1 MB that appear evenly, in 0.1 s."""
   config = default.get_config()
   config.sync.name = 'bsp'
   config.route.name = 'ring'
-  config.route.range_bytes = range_bytes
+  config.route.bucket_bytes = bucket_bytes
   config.model.name = 'none'
   config.model.none.size_bytes = _LAYERS * _MB
   config.model.none.num_train = 64 * 3
@@ -65,7 +65,7 @@ def _predicted(overlap, dtype, Gbps, **fields):
     num_workers=4,
     distributed=True,
     divisible=True,
-    range_bytes=0.0,
+    bucket_bytes=0.0,
     overlap=overlap != Overlap.NONE,
   )
   learned = learning.make(config, choose, None, None, 1)
@@ -76,7 +76,7 @@ def _predicted(overlap, dtype, Gbps, **fields):
     mock.patch.object(tuning.logging, 'info') as log,
   ):
     wire = dense.make(dtype=dtype)
-    chosen = tuning.tuned(config, choose, plan, learned, wire).range_bytes
+    chosen = tuning.tuned(config, choose, plan, learned, wire).bucket_bytes
   rows = [call.args[1:3] for call in log.call_args_list if len(call.args) > 3]
   return chosen, dict(rows)
 
@@ -111,17 +111,17 @@ class TuningTest(parameterized.TestCase):
     }
     best = min(sweep.values())
     self.assertGreater(min(sweep[0.0], sweep[math.inf]), 1.02 * best)
-    chosen = train.check(_config('auto', **fields))['route']['range_bytes']
+    chosen = train.check(_config('auto', **fields))['route']['bucket_bytes']
     self.assertEqual(chosen % 64000, 0)
     self.assertLessEqual(_time_s(_config(chosen, **fields)), 1.02 * best)
 
   def test_what_was_chosen_is_noted(self):
     resolved = train.check(_config('auto'))
-    chosen = resolved['route']['range_bytes']
+    chosen = resolved['route']['bucket_bytes']
     self.assertTrue(0 < chosen < _LAYERS * _MB, chosen)
     again = train.check(_config(chosen))
-    self.assertEqual(again['route']['range_bytes'], chosen)
-    whole = train.check(_config('inf'))['route']['range_bytes']
+    self.assertEqual(again['route']['bucket_bytes'], chosen)
+    whole = train.check(_config('inf'))['route']['bucket_bytes']
     self.assertEqual(whole, math.inf)
 
   def test_what_beginning_costs_holds_links_up(self):
@@ -164,9 +164,9 @@ class TuningTest(parameterized.TestCase):
       },
       'a number, as sparse sends nothing before all',
     ),
-    ({'route.range_bytes': 'most'}, "at least 0, or 'auto', got 'most'"),
-    ({'route.range_bytes': math.nan}, "at least 0, or 'auto', got nan"),
-    ({'route.range_bytes': True}, "at least 0, or 'auto', got True"),
+    ({'route.bucket_bytes': 'most'}, "at least 0, or 'auto', got 'most'"),
+    ({'route.bucket_bytes': math.nan}, "at least 0, or 'auto', got nan"),
+    ({'route.bucket_bytes': True}, "at least 0, or 'auto', got True"),
     ({'route.name': 'server'}, 'expected the default'),
   )
   def test_rejects(self, fields, message):
@@ -175,7 +175,7 @@ class TuningTest(parameterized.TestCase):
       config.cluster.speed.layers = ''
       config.cluster.network.range_s = 0.0
     with self.assertRaisesRegex(
-      ValueError, f'config.route.range_bytes: .*{message}'
+      ValueError, f'config.route.bucket_bytes: .*{message}'
     ):
       train.check(config)
 

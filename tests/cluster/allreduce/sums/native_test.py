@@ -72,7 +72,7 @@ def _numbers(seed):
   return Payload(leaves, leaves[1:3]), whole(size=_BOOKS).astype(np.float32)
 
 
-def _summed(range_bytes, dtype='float32', combine_bytes=0.0):
+def _summed(bucket_bytes, dtype='float32', combine_bytes=0.0):
   """Returns what a process of several devices makes of their numbers."""
   dtype = np.dtype(dtype)
   every = [_numbers(seed) for seed in range(_DEVICES)]
@@ -81,7 +81,7 @@ def _summed(range_bytes, dtype='float32', combine_bytes=0.0):
     payload.gradient,
     payload.stats,
     range(5),
-    range_bytes=range_bytes,
+    bucket_bytes=bucket_bytes,
     books=_BOOKS,
     dtype=dtype,
   )
@@ -151,7 +151,12 @@ def _of_many(dtype, combine_bytes):
   dtype = np.dtype(dtype)
   leaves = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 97
   pool = Pool(
-    leaves, (), range(len(leaves)), range_bytes=2**20, books=_BOOKS, dtype=dtype
+    leaves,
+    (),
+    range(len(leaves)),
+    bucket_bytes=2**20,
+    books=_BOOKS,
+    dtype=dtype,
   )
   native_sum = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
   sizes = [each.end - each.start for each in native_sum.sent]
@@ -189,13 +194,13 @@ class ProgramTest(parameterized.TestCase):
     ('0.0', 6, 6), ('2000.0', 3, 3), ('inf', 1, 1), ('combined', 6, 2)
   )
   def test_every_bucket_is_one_collective_and_sums_are_exact(
-    self, range_bytes, ranges, buckets
+    self, bucket_bytes, ranges, buckets
   ):
     wanted = {'same': True, 'ranges': ranges, 'changed': 0, 'late': 0}
     wanted |= {'collectives': buckets, 'cuda': buckets}
     # Each on its own device, in the memory of what was given.
     wanted |= {'aliases': buckets, 'in_place': True, 'donated': True}
-    self.assertEqual(_found()[range_bytes], wanted)
+    self.assertEqual(_found()[bucket_bytes], wanted)
 
   @parameterized.parameters('bfloat16', 'float16')
   def test_halves_are_summed_in_float32_and_rounded_once(self, dtype):
@@ -222,12 +227,12 @@ class JoinTest(absltest.TestCase):
 
   @mock.patch.object(jax.distributed, 'initialize')
   def test_a_run_that_has_begun_with_another_process_is_waited_for(self, meet):
-    with socket.create_server(('127.0.0.1', 0)) as lead:
-      address = '127.0.0.1:{1}'.format(*lead.getsockname())
+    with socket.create_server(('127.0.0.1', 0)) as coordinator:
+      address = '127.0.0.1:{1}'.format(*coordinator.getsockname())
       with self.assertRaisesRegex(Unmendable, 'worker 1 is held by another'):
         join(address, 0, index=1, workers=2, devices=(), start_s=1.5)
       meet.assert_not_called()
-      ending = threading.Timer(1.0, lead.close)
+      ending = threading.Timer(1.0, coordinator.close)
       ending.start()
       join(address, 0, index=1, workers=2, devices=(), start_s=20.0)
       self.assertTrue(ending.finished.is_set())

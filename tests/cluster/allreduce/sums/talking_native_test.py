@@ -35,7 +35,7 @@ class AloneTest(parameterized.TestCase):
     self, dtype, select_lag
   ):
     wire = sparse.make(**_SPARSE, dtype=dtype, select_lag=select_lag)
-    pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS, multiple=4)
+    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS, multiple=4)
     talks = Talks(wire, pool.gradient, pool.rows, hosted=False)
     like = Payload(_PARAMS, ())
     worker = TalkingNative(
@@ -127,7 +127,7 @@ def _learned(route, *, epochs=0.75, **fields):
   saved = checkpoints.Checkpoints(
     launch.folder / 'checkpoints', every_s=math.inf, every_examples=0, keep=1
   )
-  learner = saved.restore()['runtime']['holder']['learner']
+  learner = saved.restore()['runtime']['store']['learner']
   saved.close()
   return jax.tree.leaves(learner['params'])
 

@@ -166,7 +166,7 @@ def _note(events, begin, ranges):
 
 class TalkingTest(parameterized.TestCase):
   def _made(self, count, *, overlap=False, make=_Watched, **changed):
-    pool = Pool(_PARAMS, (), (1, 0), range_bytes=0, books=_BOOKS)
+    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS)
     faults = Faults(
       (),
       num_workers=count,
@@ -181,7 +181,7 @@ class TalkingTest(parameterized.TestCase):
       TalkingSumming(
         index,
         talks=self.talks,
-        range_bytes=32,
+        bucket_bytes=32,
         overlap=overlap,
         workers=count,
         gradient=self.gradients[index],

@@ -1,4 +1,4 @@
-"""A lead with its servers in this process, for tests."""
+"""A coordinator with its servers in this process, for tests."""
 
 import contextlib
 import functools
@@ -19,11 +19,11 @@ from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
 from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
-from cluster.parameter_server.admission import ServedReception
+from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.hosting import host
 from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.residuals import Remembered
-from cluster.parameter_server.runtime import ServedRuntime
+from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.process import roles
@@ -32,7 +32,7 @@ from cluster.process.faults import Faults
 from learning.nothing import NoGradient, NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Journal, Milestones
+from outputs.recorder import Milestones, Recorder
 from sync import asp
 from wire import dense
 from wire.flat import Flat
@@ -45,15 +45,15 @@ _SETTINGS = Settings(
 )
 
 
-class Lead:
-  """A lead and its servers in this process; members are streams of ours.
+class Coordinator:
+  """A coordinator and its servers in this process; members are streams of ours.
 
   Attributes:
-    address: Of the lead.
+    address: Of the coordinator.
     orders: Of the servers.
-    reception: Of the lead.
+    reception: Of the coordinator.
     cluster: The runtime.
-    ledger: Its accounts.
+    accounting: Its accounts.
     servers: Those that are made.
   """
 
@@ -79,9 +79,9 @@ class Lead:
     Args:
       num_workers: Number of workers.
       num_servers: Number of servers.
-      hosted: Those that are hosted here, beside the lead's.
+      hosted: Those that are hosted here, beside the coordinator's.
       silent: Those that give no sign of life once the run goes.
-      way: Returns the address by which hosted ones reach the lead, given its
+      way: Returns the address by which hosted ones reach the coordinator, given its
         own.
       start_s: Until all have to be there.
       wire: Of pushes and pulls of 16 numbers; None for a dense one.
@@ -90,7 +90,7 @@ class Lead:
       kept: As of the runtime.
       dedicated: As of the reception.
       reserved: As of the reception.
-      exits: Whether a lead that hangs exits its process, as a real one does.
+      exits: Whether a coordinator that hangs exits its process, as a real one does.
     """
     self._learner = learner
     self.servers = []
@@ -113,25 +113,25 @@ class Lead:
     self.orders = Orders(
       flat=self._flat, schedule=None, num_workers=num_workers
     )
-    journal = Journal(
+    recorder = Recorder(
       milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
-      holder=self.orders,
+      store=self.orders,
       evaluate=None,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
     )
-    self.ledger = journal.ledger
-    asked = coordinator.Lead(
+    self.accounting = recorder.accounting
+    asked = coordinator.Coordinator(
       scheme=asp.make(num_workers=num_workers),
       batching=fixed.make(num_workers=num_workers, worker_batch=8),
-      holder=self.orders,
+      store=self.orders,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
-      journal=journal,
+      recorder=recorder,
       num_workers=num_workers,
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
     self.jobs = Jobs(deadlines)
-    self.reception = ServedReception(
+    self.reception = ParameterServerReception(
       orders=self.orders,
       num_workers=num_workers,
       num_servers=num_servers,
@@ -147,8 +147,8 @@ class Lead:
       deadlines=deadlines,
       jobs=self.jobs,
     )
-    self.cluster = ServedRuntime(
-      lead=asked,
+    self.cluster = ParameterServerRuntime(
+      coordinator=asked,
       orders=self.orders,
       reception=self.reception,
       server=functools.partial(self._server, 0),
@@ -230,7 +230,7 @@ class Lead:
       remembered=Remembered(self._flat, index, self._parts),
       speed=None,
       faults=faults,
-      lead=self._way(self.address),
+      coordinator=self._way(self.address),
       settings=_SETTINGS._replace(**settings),
       hung=print,
     )
@@ -248,7 +248,7 @@ class Lead:
     return member
 
   def during(self, task):
-    """Lets the lead work until a function in another thread has returned."""
+    """Lets the coordinator work until a function in another thread has returned."""
     done = self._pool.submit(task)
     self.until(done.done)
     return done.result()
@@ -264,13 +264,13 @@ class Lead:
       self.cluster.resume()
 
   def step_for(self, seconds):
-    """Lets the lead work for a while."""
+    """Lets the coordinator work for a while."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
       self.cluster.step()
 
   def until(self, happened):
-    """Lets the lead work until something has happened."""
+    """Lets the coordinator work until something has happened."""
     end = time.monotonic() + START_S
     while not happened():
       if time.monotonic() > end:
