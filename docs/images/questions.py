@@ -1,0 +1,183 @@
+"""Draws when.png, how_much.png, what.png and where.png from runs made here.
+
+  python docs/images/questions.py [--runs=DIR]
+
+Each picture shows one of the four questions, from runs of main.py in virtual
+time, with real gradients of VGG16 at 1/8 width on digits but in where.png, whose
+run of 1 GB of gradients has no model: five minutes on two cores.  Runs that DIR has are not run again.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from matplotlib.figure import Figure
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT))
+
+from tools import show_forest  # noqa: E402
+from tools.drawing import timeline  # noqa: E402
+from tools.reading import records  # noqa: E402
+
+_SCHEMES = ('bsp', 'ssp', 'dssp', 'elastic', 'r2sp', 'asp')
+_WIRES = {
+  'dense\nfloat32': (),
+  'dense\nbfloat16': ('--config.wire.dense.dtype=bfloat16',),
+  'sparse\n(1 chunk of 4)': (
+    '--config.wire.name=sparse',
+    '--config.wire.sparse.sparsity=0.75',
+    '--config.wire.sparse.chunk=1024',
+  ),
+  'topk\n(1 %)': ('--config.wire.name=topk',),
+  'quantised\n(8 bits)': ('--config.wire.name=quantised',),
+  'lowrank\n(rank 4)': ('--config.wire.name=lowrank',),
+}
+_NO_SUMS = ('topk\n(1 %)', 'quantised\n(8 bits)')  # Parameter servers only.
+_ROUTES = {'server': '#56B4E9', 'ring': '#0072B2'}  # And their colors.
+_WIDTH = 0.4  # Of a bar.
+_SHOWN_S = (2.0, 4.0)  # Interval of the timelines, virtual seconds.
+
+
+def run(folder: pathlib.Path, *flags: str) -> records.RunRecord:
+  """Runs main.py with these flags unless the folder has the finished run."""
+  if not (folder / 'summary.json').exists():
+    command = [sys.executable, 'main.py', *flags, f'--workdir={folder}']
+    subprocess.run(command, cwd=_ROOT, check=True)
+  return records.load(folder)
+
+
+def draw_when(runs: pathlib.Path) -> Figure:
+  """Returns the timelines of four workers under six schemes."""
+  figure = Figure((10, 8.5), layout='constrained')
+  panels = figure.subplots(len(_SCHEMES), sharex=True)
+  for axes, scheme in zip(panels, _SCHEMES, strict=True):
+    config = f'--config=configs/vgg16_{scheme}.py'
+    record = run(runs / f'when_{scheme}', config, '--config.epochs=2')
+    for span in json.loads((record.path / 'trace.json').read_text()):
+      if span.get('ph') != 'X':
+        continue
+      start, duration = span['ts'] / 1e6, span['dur'] / 1e6
+      if start + duration > _SHOWN_S[0] and start < _SHOWN_S[1]:
+        place = span['tid'] - 0.4, 0.8
+        color = timeline.COLORS[span['name']]
+        axes.broken_barh([(start, duration)], place, color=color, linewidth=0)
+    barriers = [row['time'] for row in record.rows if row['kind'] == 'barrier']
+    across = axes.get_xaxis_transform()
+    axes.vlines(barriers, 0, 1, transform=across, color='black', linewidth=1)
+    axes.set(xlim=_SHOWN_S, ylim=(3.5, -0.5), yticks=range(4), ylabel='worker')
+    waiting = record.rows[-1]['waiting_share']
+    title = f'{scheme}: {waiting:.0%} of the time is waiting'
+    axes.set_title(title, loc='left', fontsize='medium')
+  for phase, color in timeline.COLORS.items():
+    panels[0].broken_barh([], (0, 0), color=color, label=phase)
+  panels[0].vlines([], 0, 1, color='black', linewidth=1, label='barrier')
+  panels[-1].set_xlabel('virtual time (s)')
+  labels = panels[0].get_legend_handles_labels()
+  figure.legend(*labels, loc='outside upper right', ncols=5)
+  return figure
+
+
+def draw_how_much(runs: pathlib.Path) -> Figure:
+  """Returns speeds of four workers and the batches that LB-BSP assigns."""
+  record = run(
+    runs / 'how_much',
+    '--config=configs/vgg16_lb_bsp.py',
+    '--config.epochs=4',
+    '--config.cluster.speed.name=regime',
+    '--config.cluster.speed.slowdown=(1.0, 1.0, 1.5, 2.0)',
+    '--config.cluster.speed.fixed_s=0.0',
+  )
+  pushes = collections.defaultdict(list)
+  for event in records.events(record.path):
+    if event['event'] == 'push':
+      pushes[event['worker']].append(event)
+  figure = Figure((10, 5), layout='constrained')
+  above, below = figure.subplots(2, sharex=True)
+  for worker, events in sorted(pushes.items()):
+    times = [event['time'] for event in events]
+    speeds = [event['examples'] / event['compute_s'] for event in events]
+    above.step(times, speeds, linewidth=1)
+    batches = [event['examples'] for event in events]
+    below.step(times, batches, linewidth=1, label=f'worker {worker}')
+  above.set(ylabel='speed (examples/s)', ylim=(0, None))
+  below.set(ylabel='worker batch (examples)', ylim=(0, None))
+  below.set_xlabel('virtual time (s)')
+  for axes in (above, below):
+    axes.grid(alpha=0.3)
+  figure.legend(loc='outside upper right', ncols=4)
+  return figure
+
+
+def draw_what(runs: pathlib.Path) -> Figure:
+  """Returns bytes of an iteration and accuracy after 10 epochs, by wire."""
+  figure = Figure((10, 3.6), layout='constrained')
+  axes = figure.subplots()
+  for place, (label, flags) in enumerate(_WIRES.items()):
+    routes = [
+      route for route in _ROUTES if route == 'server' or label not in _NO_SUMS
+    ]
+    for side, route in enumerate(routes):
+      record = run(
+        runs / f'what_{route}_{place}',
+        '--config=configs/vgg16_bsp.py',
+        '--config.epochs=10',
+        f'--config.route.name={route}',
+        *flags,
+      )
+      summary = record.summary
+      sent_MB = summary['bytes'] / summary['iterations'] / 1e6
+      left = place + (side - (len(routes) - 1) / 2) * _WIDTH
+      axes.bar(left, sent_MB, _WIDTH, color=_ROUTES[route])
+      note = f'{sent_MB:.2f} MB\n{summary["final_accuracy"]:.1%}'
+      small = {'fontsize': 'x-small', 'ha': 'center', 'va': 'bottom'}
+      axes.annotate(note, (left, sent_MB), **small)
+  for route, color in _ROUTES.items():
+    axes.bar(0, 0, color=color, label=f'route {route}')
+  axes.set_xticks(range(len(_WIRES)), list(_WIRES))
+  axes.set(ylabel='MB of an iteration')
+  axes.margins(y=0.2)
+  figure.legend(loc='outside upper right', ncols=2)
+  return figure
+
+
+def draw_where(runs: pathlib.Path) -> Figure:
+  """Returns the loads of unequal links in a run, and trees of its forest."""
+  folder = runs / 'where'
+  run(
+    folder,
+    '--config=configs/vgg16_bsp.py',
+    '--config.epochs=0.1',
+    '--config.model.name=none',
+    '--config.model.none.size_bytes=1_000_000_000',
+    '--config.cluster.workers=6',
+    '--config.cluster.speed.slowdown=(1.0,)',
+    '--config.cluster.links=random_mesh(6, 1, symmetric=True)',
+    '--config.route.name=forest',
+  )
+  return show_forest.drawn(folder, trees=3)
+
+
+def main() -> None:
+  """Runs whatever is missing and writes the four pictures beside this file."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--runs', type=pathlib.Path, default=None)
+  runs = parser.parse_args().runs or pathlib.Path(tempfile.mkdtemp())
+  pictures = {
+    'when': draw_when,
+    'how_much': draw_how_much,
+    'what': draw_what,
+    'where': draw_where,
+  }
+  for name, draw in pictures.items():
+    path = pathlib.Path(__file__).with_name(f'{name}.png')
+    draw(runs).savefig(path, dpi=90)
+    print(f'Picture: {path}')
+
+
+if __name__ == '__main__':
+  main()
