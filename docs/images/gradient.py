@@ -52,7 +52,7 @@ VIRTUAL = (
     'when',
   ),
   Box(2, 0, 'summed, applied', 'learning/learner.py'),
-  Box(1, 0, 'booked', 'outputs/recorder.py'),
+  Box(1, 0, 'counted and recorded', 'outputs/recorder.py'),
 )
 REAL = (
   Box(0, 0, 'pulls a version', 'cluster/parameter_server/worker.py'),
@@ -68,7 +68,7 @@ REAL = (
     'when',
   ),
   Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learner.py'),
-  Box(1, 0, 'booked', 'outputs/recorder.py'),
+  Box(1, 0, 'counted and recorded', 'outputs/recorder.py'),
 )
 _WAYS = (
   *(Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, 'push'), Arrow(3, 4)),
