@@ -1,44 +1,44 @@
-"""Runs what confirms or refutes published claims, and keeps the ledger.
+"""Runs the experiments that confirm or refute published claims.
 
   python reproduce.py --list
   python reproduce.py NAME [--scale=quick] [--seeds=6] [--out=results]
   python reproduce.py --all
   python reproduce.py --page            (of stored results alone)
 
-The same command goes on where it was.
+The same command resumes an interrupted one.
 """
 
 import argparse
 import sys
 
-from claims import catalog, whole
+from claims import catalog, commands
 from outputs import transient
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Does what the flags say; returns the exit code."""
+  """Runs the command that the flags name; returns the exit code."""
   parser = argparse.ArgumentParser(
-    prog='reproduce.py', description=__doc__.split('\n')[0]
+    prog='reproduce.py', description=(__doc__ or '').split('\n')[0]
   )
-  wanted = parser.add_mutually_exclusive_group(required=True)
-  wanted.add_argument('name', nargs='?', help='of an entry')
-  wanted.add_argument('--list', action='store_true', help='of all entries')
-  wanted.add_argument('--all', action='store_true', help='entries')
-  wanted.add_argument('--page', action='store_true', help='alone')
+  action = parser.add_mutually_exclusive_group(required=True)
+  action.add_argument('name', nargs='?', help='run the entry of this name')
+  action.add_argument('--list', action='store_true', help='list entries')
+  action.add_argument('--all', action='store_true', help='run all entries')
+  action.add_argument('--page', action='store_true', help='write the page')
   parser.add_argument('--scale', choices=catalog.SCALES, default='quick')
   parser.add_argument('--seeds', type=int, default=0, help="the entry's own")
   parser.add_argument('--out', default='results', help='folder of results')
-  given = parser.parse_args(argv)
-  how = {'scale': given.scale, 'seeds': given.seeds, 'out': given.out}
+  args = parser.parse_args(argv)
+  options = {'scale': args.scale, 'seeds': args.seeds, 'out': args.out}
   try:
-    if given.list:
-      print(whole.listed(given.out))
+    if args.list:
+      print(commands.list_entries(args.out))
       return 0
-    if given.page:
-      return whole.paged(given.out)
-    if given.all:
-      return whole.all_of(**how)
-    return whole.reproduce(given.name, **how)
+    if args.page:
+      return commands.write_page(args.out)
+    if args.all:
+      return commands.reproduce_all(**options)
+    return commands.reproduce(args.name, **options)
   except (OSError, ValueError) as error:
     return transient.exit_code(error)
   except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""Runs what a config and a grid of values describe, all of them.
+"""Trains all runs that a config and a grid of values describe.
 
   python sweep.py --config=configs/vgg16_elastic.py --out=DIR
     --grid='sync.name=bsp,ssp,elastic; cluster.workers=4,16; seed=0,1,2'
 
-The same command goes on where it was.
+The same command resumes a sweep that was interrupted.
 """
 
 import sys
@@ -13,25 +13,25 @@ from ml_collections import config_flags
 
 from configs import sections
 from outputs import transient
-from sweeps import whole
+from sweeps import driver
 
 
 def main(argv: list[str]) -> None:
-  """Does what the flags say."""
+  """Runs the sweep that the flags describe."""
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
-  given = flags.FLAGS
+  values = flags.FLAGS
   try:
-    code = whole.sweep(
-      given,
-      whole.Wanted(
-        grid=given.grid,
-        out=given.out,
-        jobs=given.jobs,
-        dry=given['dry-run'].value,
-        listed=given.list,
-        submit=given.submit,
-        submit_with=given.submit_with,
+    code = driver.run_sweep(
+      values,
+      values.grid,
+      driver.Options(
+        out=values.out,
+        jobs=values.jobs,
+        is_dry=values['dry-run'].value,
+        command_list=values.list,
+        submit=values.submit,
+        submit_with=values.submit_with,
       ),
     )
   except (OSError, ValueError) as error:
@@ -49,21 +49,25 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer(
     'jobs', 0, 'Runs at a time; by default one on each GPU, or core.'
   )
-  flags.DEFINE_bool('dry-run', False, 'Print the runs, and run nothing.')
+  flags.DEFINE_bool('dry-run', False, 'Print the runs, and train none.')
   flags.DEFINE_string(
-    'list', None, 'Write commands of what is left to this file, and run none.'
+    'list',
+    None,
+    'Write the commands of runs that are left to this file; train none.',
   )
   flags.DEFINE_enum(
-    'submit', None, ['slurm', 'local'], 'Run as jobs, by submitit.'
+    'submit', None, ['slurm', 'local'], 'Train runs as jobs of submitit.'
   )
   flags.DEFINE_list(
-    'submit_with', [], 'Of submitit: timeout_min=60,slurm_partition=gpu.'
+    'submit_with',
+    [],
+    'Parameters of submitit: timeout_min=60,slurm_partition=gpu.',
   )
   with sections.known_fields(argv):
     config_flags.DEFINE_config_file(
       'config',
       None,
-      'What the runs share, FILE.py or FILE.py:VARIANT; '
+      'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',
     )
     flags.mark_flag_as_required('config')

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 
-import train
 from configs import vgg16_elastic
+from sweeps import scratch
 
 _EVERY_S = 30
 
@@ -52,11 +52,10 @@ def _timed(epochs: float, every_s: float) -> tuple[float, int]:
   config = vgg16_elastic.get_config()
   config.epochs = epochs
   config.checkpoint.every_s = every_s
-  with tempfile.TemporaryDirectory() as folder:
-    summary = train.build(config, workdir=f'{folder}/run')()
-    saved = pathlib.Path(folder).glob('run/checkpoints/*')
+  with scratch.trained(config) as run:
+    saved = run.folder.glob('checkpoints/*')
     numbers = [int(path.name) for path in saved if path.name.isdecimal()]
-  return summary['wall_s'], max(numbers, default=-1) + 1
+  return run.summary['wall_s'], max(numbers, default=-1) + 1
 
 
 def _resume_s() -> float:

@@ -1,18 +1,16 @@
-"""Many short runs on real hosts of a lab, in processes that all of them share.
+"""Many short runs on real hosts of a lab, by processes that the runs share.
 
-What a short run costs is the start of its processes: imports take longer than
-its iterations.  So each host of a lab has one process, which takes part in one
-run after the other; those with fewer workers or servers leave it out.  The same
-runs under the virtual clock are predictions.
+The start of its processes dominates the time of a short run: imports take
+longer than its iterations.  Therefore each host of a lab has one process that
+takes part in one run after the other; it skips runs with fewer workers or
+servers than its index.  The same runs under the virtual clock are predictions.
 
   python -m tools.launch ... --module=bench.conditions -- --runs=FILE
 
-is what such a process runs; `real` starts all of them, and needs root.
+is the command of such a process; `measure` starts all of them, and needs root.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import pathlib
@@ -27,12 +25,13 @@ from bench import clusters
 from bench.routes import LEFT, write_links
 from bench.shaped import Case
 from configs import default
+from sweeps import outcomes, scratch
 from tools.reading import records
 
-_SETTLED = 0.25  # Share of a run that is left out at its start.
-_FIRST = 8  # Iterations by which it is guessed how long others take.
+_SETTLED = 0.25  # Share of a run that is omitted at its start.
+_FIRST = 8  # Iterations of the prediction that sets the length of a run.
 _LEAST, _MOST = 16, 80  # Iterations of a run.
-_LOOK_S = 0.05  # Between two looks whether a run has ended.
+_POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 900.0
 
 
@@ -40,10 +39,10 @@ class Lab(NamedTuple):
   """Hosts and their links.
 
   Attributes:
-    name: Of the lab.
+    name: Name of the lab.
     workers: Hosts of workers, and links among them.
-    servers: Further hosts, of servers.
-    server_mbit: Of the link of each of these, both ways.
+    servers: Number of further hosts, for servers.
+    server_mbit: Rate of each of their links, both ways, Mbit/s.
   """
 
   name: str
@@ -53,14 +52,14 @@ class Lab(NamedTuple):
 
 
 class Condition(NamedTuple):
-  """A run, but for its length and its links.
+  """A kind of run, without its length and its links.
 
   Attributes:
-    name: Of the condition, and of its folder.
-    workers: On the first of the lab's hosts of workers.
-    servers: How many; 0 for a route among the workers.
-    dedicated: Whether they have hosts of their own.
-    fields: Of its config, by dotted name.
+    name: Name of the condition and of its folder.
+    workers: Number of workers, on the first of the lab's hosts of workers.
+    servers: Number of servers; 0 for a route among the workers.
+    dedicated: True if servers have hosts of their own.
+    fields: Values of config fields, by dotted name.
   """
 
   name: str
@@ -71,89 +70,93 @@ class Condition(NamedTuple):
 
   @property
   def batch(self) -> int:
-    """Examples of an iteration of a worker, in the mean."""
+    """Mean examples of a worker's iteration."""
     default_batch = default.get_config().batching.worker_batch
     return self.fields.get('batching.worker_batch', default_batch)
 
 
-def iterations(lab: Lab, condition: Condition, seconds: float) -> int:
-  """Returns how many iterations a run of about so many seconds has."""
-  took_s = virtual(lab, condition, _FIRST)
-  return max(_LEAST, min(_MOST, math.ceil(seconds / took_s)))
+def choose_iterations(lab: Lab, condition: Condition, seconds: float) -> int:
+  """Returns the number of iterations of a run of about so many seconds."""
+  predicted_s = predict(lab, condition, _FIRST)
+  return max(_LEAST, min(_MOST, math.ceil(seconds / predicted_s)))
 
 
-def virtual(lab: Lab, condition: Condition, iterations_: int) -> float:
-  """Returns the predicted seconds of an iteration.
+def predict(lab: Lab, condition: Condition, iterations: int) -> float:
+  """Returns the seconds of an iteration under the virtual clock.
 
   Args:
-    lab: Where it is run.
-    condition: What is run.
-    iterations_: Of each worker.
+    lab: Hosts and links.
+    condition: Kind of run.
+    iterations: Iterations of each worker.
   """
   with tempfile.TemporaryDirectory() as folder:
-    own = fields(lab, condition, iterations_, pathlib.Path(folder))
+    fields = virtual_fields(lab, condition, iterations, pathlib.Path(folder))
     config = default.get_config()
-    config.update_from_flattened_dict(own)
-    with contextlib.redirect_stdout(io.StringIO()):  # Its table.
-      train.build(config, workdir=f'{folder}/run')()
-    return iteration_s(pathlib.Path(folder, 'run'), condition)
+    config.update_from_flattened_dict(fields)
+    with scratch.trained(config) as run:
+      return iteration_s(run.folder, condition)
 
 
-def fields(
+def virtual_fields(
   lab: Lab,
   condition: Condition,
-  iterations_: int,
+  iterations: int,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
-  """Returns the fields of a virtual run, as `virtual` has them.
+  """Returns the config fields of a run under the virtual clock.
 
   Args:
-    lab: Where it is run.
-    condition: What is run.
-    iterations_: Of each worker.
-    folder: For a file of links.
+    lab: Hosts and links.
+    condition: Kind of run.
+    iterations: Iterations of each worker.
+    folder: Folder for a file of links.
   """
   return {
-    **_moving(condition, iterations_),
+    **_timing_fields(condition, iterations),
     'cluster.workers': condition.workers,
-    **_links(lab, condition, folder),
+    **_link_fields(lab, condition, folder),
   }
 
 
-def real(
+def measure(
   out: pathlib.Path,
   lab: Lab,
   runs: Sequence[tuple[Condition, int]],
 ) -> dict[str, float | str]:
   """Returns the measured seconds of an iteration by condition, or its error.
 
-  After a run that fails, those behind it are run by new processes.  Those that
-  have finished in the folder before are not run again.
+  After a run that fails, new processes train the next ones.  Runs that have
+  finished in the folder before are not trained again.
 
   Args:
     out: Folder of all runs.
-    lab: Where they are run.
+    lab: Hosts and links.
     runs: Conditions, and iterations of each worker.
   """
-  found: dict[str, float | str] = {}
-  life = 0
-  while left := [run for run in runs if run[0].name not in found]:
-    folder, error = out / f'{lab.name}_{life}', ''
-    life += 1
+  measured: dict[str, float | str] = {}
+  attempt = 0
+  while left := [run for run in runs if run[0].name not in measured]:
+    folder, error = out / f'{lab.name}_{attempt}', ''
+    attempt += 1
     if not folder.exists():
-      error = _session(folder, lab, left) or 'there is no summary'
+      error = _train_on_lab(folder, lab, left) or 'there is no summary'
     for condition, _ in left:
       path = folder / condition.name
-      if _finished(path):
-        found[condition.name] = iteration_s(path, condition)
+      if outcomes.read_outcome(path).status == 'finished':
+        measured[condition.name] = iteration_s(path, condition)
       elif error:
-        found[condition.name] = error
+        measured[condition.name] = error
         break
-  return found
+  return measured
 
 
 def iteration_s(path: pathlib.Path, condition: Condition) -> float:
-  """Returns the mean seconds of an iteration of each worker, once settled."""
+  """Returns the mean seconds of a worker's iteration after the start phase.
+
+  Args:
+    path: Folder of the run.
+    condition: Kind of run.
+  """
   if condition.servers:
     times = [e['time'] for e in records.events(path) if e['event'] == 'push']
     each = condition.workers
@@ -166,64 +169,62 @@ def iteration_s(path: pathlib.Path, condition: Condition) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Takes part in all runs of a file, as one host."""
+  """Takes part in all runs of a file, as one process of the lab."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   for flag in ('runs', 'role', 'coordinator', 'workdir'):
     parser.add_argument(f'--{flag}', required=True)
-  given, others = parser.parse_known_args(argv)
-  told = dict(word.removeprefix('--config.').split('=', 1) for word in others)
+  args, others = parser.parse_known_args(argv)
+  flags = dict(word.removeprefix('--config.').split('=', 1) for word in others)
   shared = {
-    f'cluster.{field}': told[f'cluster.{field}']
+    f'cluster.{field}': flags[f'cluster.{field}']
     for field in ('interface', 'token_file')
   }
-  hosts_of_servers = int(told['route.server.servers'])
-  port = int(given.coordinator.rpartition(':')[2])
-  kind, _, index = given.role.partition(':')
-  for number, run in enumerate(
-    json.loads(pathlib.Path(given.runs).read_text())
-  ):
-    most = run['workers']
+  hosts_of_servers = int(flags['route.server.servers'])
+  port = int(args.coordinator.rpartition(':')[2])
+  kind, _, index = args.role.partition(':')
+  for number, run in enumerate(json.loads(pathlib.Path(args.runs).read_text())):
+    processes = run['workers']
     if kind == 'server':
-      most = run['servers'] * run['dedicated']
-    folder = pathlib.Path(given.workdir, run['name'])
-    if int(index) < most:
+      processes = run['servers'] * run['dedicated']
+    folder = pathlib.Path(args.workdir, run['name'])
+    if int(index) < processes:
       config = default.get_config()
-      config.update_from_flattened_dict(_plain(run['fields']) | shared)
+      config.update_from_flattened_dict(_with_tuples(run['fields']) | shared)
       coordinator = 0 if run['dedicated'] else hosts_of_servers
       process = {
-        'role': given.role,
+        'role': args.role,
         'coordinator': f'host{coordinator}:{port + number}',
       }
       train.build(config, workdir=str(folder), process=process)()
     while not (folder / 'summary.json').exists():
-      time.sleep(_LOOK_S)
+      time.sleep(_POLL_S)
 
 
-def _session(
+def _train_on_lab(
   folder: pathlib.Path, lab: Lab, runs: Sequence[tuple[Condition, int]]
 ) -> str:
-  """Runs what can be run by the same processes; returns the error, or ''."""
+  """Trains runs by one process per host; returns the first error, or ''."""
   folder.mkdir(parents=True)
   shape = folder / 'lab.json'
   shape.write_text(json.dumps(_hosts(lab).links))
   rows = []
   for condition, count in runs:
-    own = _moving(condition, count) | {
+    fields = _timing_fields(condition, count) | {
       'cluster.workers': condition.workers,
       'cluster.runtime': 'distributed',
       'cluster.speed.injected': True,
       'cluster.timeout_s': 20.0,
     }
     if condition.servers:
-      own['route.server.servers'] = condition.servers
-      own['route.server.dedicated'] = condition.dedicated
+      fields['route.server.servers'] = condition.servers
+      fields['route.server.dedicated'] = condition.dedicated
     else:
       links = folder / f'{condition.name}_links.json'
-      _write(links, lab, condition)
-      own |= _told(condition, links)
-    rows.append({**condition._asdict(), 'fields': own})
-  listed = folder / 'runs.json'
-  listed.write_text(json.dumps(rows))
+      _write_links(links, lab, condition)
+      fields |= _route_fields(condition, links)
+    rows.append({**condition._asdict(), 'fields': fields})
+  run_list = folder / 'runs.json'
+  run_list.write_text(json.dumps(rows))
   rate = max((lab.server_mbit, *lab.workers.up))
   words = [sys.executable, '-m', 'tools.lab', f'--link={rate}mbit']
   words += [f'--hosts={lab.servers + len(lab.workers.up)}', f'--links={shape}']
@@ -231,7 +232,7 @@ def _session(
   words += [f'--workers={len(lab.workers.up)}', f'--servers={lab.servers}']
   words += ['--dedicated'] * bool(lab.servers)
   words += [f'--workdir={folder}', '--module=bench.conditions']
-  words += ['--', f'--runs={listed}']
+  words += ['--', f'--runs={run_list}']
   log = folder.with_name(f'{folder.name}.log')
   try:
     clusters.finish(clusters.start(words, log), log, _LIMIT_S)
@@ -240,25 +241,20 @@ def _session(
   return ''
 
 
-def _finished(path: pathlib.Path) -> bool:
-  file = path / 'summary.json'
-  return file.exists() and json.loads(file.read_text())['ended'] == 'finished'
-
-
 def _hosts(lab: Lab) -> Case:
   """Returns all hosts of a lab, those of servers first."""
-  own, more = lab.workers, lab.servers
-  first = [lab.server_mbit] * more
+  workers, servers = lab.workers, lab.servers
+  rates = [lab.server_mbit] * servers
   return Case(
-    [*first, *own.up],
-    [*first, *own.down],
-    {(a + more, b + more): mbit for (a, b), mbit in own.pairs.items()},
-    [(tuple(n + more for n in some), mbit) for some, mbit in own.groups],
+    [*rates, *workers.up],
+    [*rates, *workers.down],
+    {(a + servers, b + servers): r for (a, b), r in workers.pairs.items()},
+    [(tuple(n + servers for n in group), r) for group, r in workers.groups],
   )
 
 
-def _first(case: Case, count: int) -> Case:
-  """Returns the first hosts of several."""
+def _first_hosts(case: Case, count: int) -> Case:
+  """Returns the first `count` hosts of a case."""
   return Case(
     case.up[:count],
     case.down[:count],
@@ -267,9 +263,9 @@ def _first(case: Case, count: int) -> Case:
   )
 
 
-def _moving(condition: Condition, iterations_: int) -> dict[str, Any]:
-  """Returns what makes a config one that only moves bytes."""
-  examples = iterations_ * condition.workers * condition.batch
+def _timing_fields(condition: Condition, iterations: int) -> dict[str, Any]:
+  """Returns the fields of a run that moves bytes but trains no model."""
+  examples = iterations * condition.workers * condition.batch
   return {
     'epochs': 1.0,
     'eval_every': 1.0,
@@ -285,44 +281,44 @@ def _moving(condition: Condition, iterations_: int) -> dict[str, Any]:
   }
 
 
-def _links(
+def _link_fields(
   lab: Lab, condition: Condition, folder: pathlib.Path
 ) -> dict[str, Any]:
   """Returns the fields of virtual links."""
-  own: dict[str, Any] = {'cluster.network.worker_latency_s': (0.0,)}
+  fields: dict[str, Any] = {'cluster.network.worker_latency_s': (0.0,)}
   if not condition.servers:
     links = folder / 'links.json'
-    _write(links, lab, condition)
-    return own | {'cluster.links': str(links)} | _told(condition, links)
-  case, per_mbit = (
-    _first(lab.workers, condition.workers),
-    1e6 / 8 * float(LEFT),
-  )
+    _write_links(links, lab, condition)
+    fields['cluster.links'] = str(links)
+    return fields | _route_fields(condition, links)
+  case = _first_hosts(lab.workers, condition.workers)
+  per_mbit = 1e6 / 8 * float(LEFT)
   for way in ('up', 'down'):
     rates = tuple(mbit * per_mbit for mbit in getattr(case, way))
-    own[f'cluster.network.worker_{way}_Bps'] = rates
+    fields[f'cluster.network.worker_{way}_Bps'] = rates
     if condition.dedicated:
       rate = lab.server_mbit * per_mbit
-      own[f'cluster.network.server_{way}_Bps'] = (rate,)
+      fields[f'cluster.network.server_{way}_Bps'] = (rate,)
   if condition.dedicated:
-    own['cluster.network.server_latency_s'] = (0.0,)
-  own['cluster.network.servers_in_workers'] = not condition.dedicated
-  own['route.server.servers'] = condition.servers
-  return own
+    fields['cluster.network.server_latency_s'] = (0.0,)
+  fields['cluster.network.servers_in_workers'] = not condition.dedicated
+  fields['route.server.servers'] = condition.servers
+  return fields
 
 
-def _told(condition: Condition, links: pathlib.Path) -> dict[str, Any]:
+def _route_fields(condition: Condition, links: pathlib.Path) -> dict[str, Any]:
+  """Returns the fields that name the file of links to the route."""
   route = condition.fields['route.name']
   return {f'route.{route}.cluster': str(links)}
 
 
-def _write(path: pathlib.Path, lab: Lab, condition: Condition) -> None:
-  nominal = _first(lab.workers, condition.workers).cluster
+def _write_links(path: pathlib.Path, lab: Lab, condition: Condition) -> None:
+  nominal = _first_hosts(lab.workers, condition.workers).cluster
   write_links(path, nominal)
 
 
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns fields from JSON, whose lists are tuples."""
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns fields read from JSON, with tuples in place of lists."""
   return {
     name: tuple(value) if isinstance(value, list) else value
     for name, value in fields.items()

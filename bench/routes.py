@@ -24,8 +24,6 @@ interpreter that has torch, see bench.peers), computing a sleep as well.
 """
 
 import argparse
-import contextlib
-import io
 import itertools
 import json
 import math
@@ -37,11 +35,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import train
 from bench import clusters, shaped
 from bench.peers import running as peers
 from cluster.speed import layers
 from configs import default
+from sweeps import scratch
 from topology.clusters import cluster as topologies
 from topology.clusters.cluster import Cluster, Link
 from topology.packing.pack import pack
@@ -249,9 +247,8 @@ def virtual(run: Run, compute_s: float) -> float | None:
         fields[f'route.{run.route}.cluster'] = str(links)
     config = default.get_config()
     config.update_from_flattened_dict(fields)
-    with contextlib.redirect_stdout(io.StringIO()):  # Its table.
-      train.build(config, workdir=f'{folder}/run')()
-    return iteration_s(pathlib.Path(folder, 'run'))
+    with scratch.trained(config) as simulated:
+      return iteration_s(simulated.folder)
 
 
 def _by_default(route: str, way: str, *, first: bool) -> bool:

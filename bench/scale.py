@@ -17,11 +17,10 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import time
 
-import train
 from configs import default
+from sweeps import scratch
 
 _SCHEMES = ('elastic', 'ssp')
 _UNLIMITED = float('inf')
@@ -99,8 +98,8 @@ def _run(
   network = config.cluster.network
   network.worker_up_Bps = network.worker_down_Bps = (_UNLIMITED,)
   network.server_up_Bps = network.server_down_Bps = (server_Bps,)
-  with tempfile.TemporaryDirectory() as folder:
-    summary = train.build(config, workdir=f'{folder}/run')()
+  with scratch.trained(config) as run:
+    summary = run.summary
   row = {name: summary[name] for name in ('wall_s', 'iterations')}
   row['heapq_s'] = _heapq_s(_EVENTS * summary['iterations'], slowdown)
   print(json.dumps(row | {'peak_MiB': _peak_MiB()}))

@@ -1,4 +1,4 @@
-"""The entries of the ledger: files of claims/entries/."""
+"""Entries of the ledger of published claims: the files of claims/entries/."""
 
 import pathlib
 import runpy
@@ -25,7 +25,7 @@ def path_of(name: str) -> pathlib.Path:
   """Returns the file of an entry.
 
   Raises:
-    ValueError: If there is none of this name.
+    ValueError: If no entry has this name.
   """
   known = names()
   require(name in known, 'NAME', f'one of {", ".join(known)}', name)
@@ -36,7 +36,7 @@ def find(name: str) -> Entry:
   """Returns an entry.
 
   Raises:
-    ValueError: If there is none of this name, or if it says nonsense.
+    ValueError: If no entry has this name, or if its claims cannot be judged.
   """
   path = path_of(name)
   entry = runpy.run_path(str(path)).get('ENTRY')
@@ -46,11 +46,11 @@ def find(name: str) -> Entry:
   return entry
 
 
-def every() -> dict[str, Entry]:
-  """Returns all entries by name, those of a family together."""
-  found = {name: find(name) for name in names()}
+def find_all() -> dict[str, Entry]:
+  """Returns all entries by name, sorted by family."""
+  entries = {name: find(name) for name in names()}
   return dict(
-    sorted(found.items(), key=lambda each: FAMILIES.index(each[1].family))
+    sorted(entries.items(), key=lambda item: FAMILIES.index(item[1].family))
   )
 
 
@@ -64,16 +64,18 @@ def check(name: str, entry: Entry) -> None:
   texts = [claim.text for claim in entry.claims]
   require(len(texts) == len({*texts}), name, 'claims that differ', texts)
   for claim in entry.claims:
-    _check(f'{name}: {claim.text}', claim)
-  measured = [claim for claim in entry.claims if claim.measure]
-  runs = bool(entry.grids or entry.measured or entry.absent)
-  require(bool(measured) <= runs, name, 'runs for its claims', entry.grids)
+    _check_claim(f'{name}: {claim.text}', claim)
+  needs_runs = any(claim.measure for claim in entry.claims)
+  has_runs = bool(entry.grids or entry.measured or entry.absent)
+  expected = 'runs for its claims'
+  require(has_runs or not needs_runs, name, expected, entry.grids)
 
 
-def _check(field: str, claim: Claim) -> None:
+def _check_claim(field: str, claim: Claim) -> None:
   require(claim.mark in MARKS, field, f'one of {[*MARKS]}', claim.mark)
-  one = (claim.measure is None) == bool(claim.unavailable)
-  require(one, field, 'a measure, or why there is none', claim.unavailable)
+  has_either = (claim.measure is None) == bool(claim.unavailable)
+  expected = 'a measure, or why there is none'
+  require(has_either, field, expected, claim.unavailable)
   if claim.measure is None:
     return
   ranges = [each for each in (claim.confirmed, claim.shape) if each]
@@ -81,17 +83,18 @@ def _check(field: str, claim: Claim) -> None:
   for low, high in ranges:
     require(low < high, field, 'ranges from low to high', (low, high))
   if claim.confirmed and claim.shape:
-    within = (
+    is_within = (
       claim.shape[0] <= claim.confirmed[0]
       and claim.confirmed[1] <= claim.shape[1]
     )
-    require(within, field, 'what is confirmed within the shape', claim.shape)
+    expected = 'the range that confirms within that of the shape'
+    require(is_within, field, expected, claim.shape)
 
 
 def rules(entry: Entry) -> dict[str, Mapping[str, object]]:
-  """Returns by which rules the claims of an entry are judged, as JSON has it.
+  """Returns the rules that judge the claims of an entry, as JSON has them.
 
-  They are stored with results: rules that are changed afterwards show.
+  Results contain the rules of their time, so that later changes are detected.
   """
   return {
     claim.text: {
@@ -101,13 +104,13 @@ def rules(entry: Entry) -> dict[str, Mapping[str, object]]:
         for name, value in claim.measure._asdict().items()
         if value not in (None, '')
       },
-      'confirmed': _text(claim.confirmed),
-      'shape': _text(claim.shape),
+      'confirmed': _range_text(claim.confirmed),
+      'shape': _range_text(claim.shape),
     }
     for claim in entry.claims
     if claim.measure
   }
 
 
-def _text(limits: tuple[float, float] | None) -> list[str] | None:
+def _range_text(limits: tuple[float, float] | None) -> list[str] | None:
   return limits and [format(limit, 'g') for limit in limits]

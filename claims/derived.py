@@ -1,4 +1,4 @@
-"""More fields of a run's record, from its files."""
+"""Further fields of records, derived from the files of a run."""
 
 import pathlib
 from collections.abc import Mapping
@@ -8,47 +8,49 @@ import numpy as np
 
 from tools.reading import records
 
-_SKIPPED = 0.3  # Of a run, while it settles.
-_TOGETHER = 0.1  # Of T / N: a gap of nothing, as far as a figure shows.
-_EVEN = 0.25  # Of T / N: so far from it a gap of T / N may be.
+_SKIPPED = 0.3  # Share of a run that is omitted at its start.
+_ZERO = 0.1  # Gaps below this share of T / N count as zero, as in a figure.
+_EVEN = 0.25  # Largest deviation of an even gap, as a share of T / N.
 
 
 def gaps(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
-  """Returns shares of gaps that are nothing, or T / N: of updates, of releases.
+  """Returns the shares of gaps of updates and releases that are 0 or T / N.
 
-  The time of a push is that at which it is applied: those that are summed have
-  gaps of nothing.  T is the mean time of an iteration, N the number of workers,
-  as in figure 8 of R2SP's paper.
+  The time of a push is that at which it is applied, so that pushes of one
+  update have gaps of zero.  T is the mean time of an iteration, and N the
+  number of workers, as in figure 8 of R2SP's paper.
   """
   del config
-  applied, released = [], []
-  summed: dict[int, int] = {}
+  update_times: list[float] = []
+  release_times: list[float] = []
+  pushes: dict[int, int] = {}
   for row in records.events(folder):
-    said = row['decision']
-    if said.get('into') is not None:
-      summed[said['into']] = summed.get(said['into'], 0) + 1
-    for update in said.get('commit', ()):
-      applied += [row['time']] * summed.pop(update, 0)
-    released += [row['time']] * len(said.get('release', ()))
-  found = {}
-  for what, times in (('updates', applied), ('releases', released)):
+    decision = row['decision']
+    if decision.get('into') is not None:
+      pushes[decision['into']] = pushes.get(decision['into'], 0) + 1
+    for update in decision.get('commit', ()):
+      update_times += [row['time']] * pushes.pop(update, 0)
+    release_times += [row['time']] * len(decision.get('release', ()))
+  shares = {}
+  for event, times in (('updates', update_times), ('releases', release_times)):
     gap = np.diff(times[int(_SKIPPED * len(times)) :])
     gap = gap / np.mean(gap)
-    found[f'{what}_at_once'] = float(np.mean(gap < _TOGETHER))
-    found[f'{what}_even'] = float(np.mean(np.abs(gap - 1) < _EVEN))
-  return found
+    shares[f'{event}_at_once'] = float(np.mean(gap < _ZERO))
+    shares[f'{event}_even'] = float(np.mean(np.abs(gap - 1) < _EVEN))
+  return shares
 
 
 def batches(
   folder: pathlib.Path, config: Mapping[str, Any]
 ) -> dict[str, float]:
-  """Returns each worker's last batch, and examples per second in the end."""
+  """Returns each worker's last batch, and the final examples per second."""
+  del config
   pushes = _pushes(folder)
   last = {push['worker']: push['examples'] for push in pushes}
   span_s = pushes[-1]['time'] - pushes[0]['time']
   examples = sum(push['examples'] for push in pushes[1:])
-  found = {f'batch.{worker}': size for worker, size in sorted(last.items())}
-  return {**found, 'examples_per_s': examples / span_s}
+  sizes = {f'batch.{worker}': size for worker, size in sorted(last.items())}
+  return {**sizes, 'examples_per_s': examples / span_s}
 
 
 def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:

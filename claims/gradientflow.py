@@ -54,7 +54,7 @@ class Assumed(NamedTuple):
     near_s: Latency between GPUs of a host: ours.
     far_s: Latency between hosts: ours.
     launch_s: Time for which a collective holds links before it begins: ours.
-    apart: Whether it holds them until its first bytes have arrived, too, as
+    apart: True if it also holds them until its first bytes have arrived, as
       collectives one after the other do: ours.
     rate: Factor on the examples per second of one GPU in
       configs/gradientflow.py: 3,297 for AlexNet, derived from published
@@ -121,7 +121,7 @@ def overlapped(assumed: Assumed, model: str) -> Rung:
 
 
 def sparse(assumed: Assumed, model: str) -> Rung:
-  """Returns float16 buckets of the chosen chunks, then the norms of all."""
+  """Returns float16 buckets of the chosen chunks, then all chunks' norms."""
   (parts,), alone_s = overlapped(assumed, model)
   norms = Range(4 * _wire_chunks(assumed, model), 1.0)
   return Rung(

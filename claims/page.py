@@ -1,138 +1,143 @@
-"""RESULTS.md: a row for every claim, of stored results alone."""
+"""RESULTS.md: a row for every claim, rendered from stored results."""
 
 import math
 import pathlib
 from collections.abc import Mapping
 
 from claims import catalog, judging, ranking, store
-from claims.judging import Judged
+from claims.judging import Judgement
 from claims.published import MARKS, Claim, Entry, Range
 
 NAME = 'RESULTS.md'
 _HEAD = """# Published claims
 
-What was published about synchronisation, and what our runs say of it. This page
-is made by `reproduce.py` of the files in `results/`, and nobody edits it;
-`docs/ledger.md` says how.
+Published claims about synchronisation, and the verdicts of our runs on them.
+`reproduce.py` writes this page from the files in `results/`; do not edit it.
+`docs/ledger.md` describes the rules.
 
-A claim is *confirmed* if the median of ours is where its rule says, *in shape*
-if it is where the rule says in brackets, and *refuted* if it is neither: it
-does not hold in our set-up, which may differ from theirs. It is *undecided* if
-two schemes do not differ over the seeds, or if too few seeds have a number.
-*Ours* is the median over seeds, its range, and how many seeds have a number;
-*p* is that of a paired signed-rank test over seeds. Rules were written before
-the runs; where one was changed after them, the entry says so.
+A claim is *confirmed* if our median is in the range of its rule, *in shape* if
+it is in the range in brackets, and *refuted* if it is in neither: the claim
+does not hold in our set-up, which may differ from the published one. It is
+*undecided* if two schemes do not differ over the seeds, or if too few seeds
+have a number. *Ours* is the median over seeds, its range, and the number of
+seeds that have one; *p* is the p-value of a paired signed-rank test over seeds.
+Rules were written before the runs; an entry whose rule changed after them has a
+note.
 
 """
 _TITLES = ('claim', 'source', 'paper', 'ours', 'ratio', 'p', 'rule', 'verdict')
 
 
-def made(folder: pathlib.Path) -> str:
-  """Returns the page.
+def render(folder: pathlib.Path) -> str:
+  """Returns the page as Markdown.
 
   Args:
-    folder: Of the results.
+    folder: Folder of the results.
 
   Raises:
-    ValueError: If results are of another format.
+    ValueError: If a file of results has another format.
   """
   parts, counts = [], dict.fromkeys(judging.VERDICTS, 0)
   family = ''
-  for name, entry in catalog.every().items():
-    stored, rows = found(folder, name, entry)
-    for each in rows.values():
+  for name, entry in catalog.find_all().items():
+    results, judgements = read_judgements(folder, name, entry)
+    for each in judgements.values():
       counts[each.verdict] += 1
     title = f'## {entry.family}\n\n' if entry.family != family else ''
     family = entry.family
-    parts.append(title + _section(name, entry, stored, rows))
+    parts.append(title + _section(name, entry, results, judgements))
   cells = ' | '.join(counts)
   values = ' | '.join(str(count) for count in counts.values())
   table = f'| {cells} |\n|{" --- |" * len(counts)}\n| {values} |\n\n'
-  marks = ''.join(f'- *{mark}*: {said}\n' for mark, said in MARKS.items())
-  return f'{_HEAD}{table}How sure a source is:\n\n{marks}\n' + '\n'.join(parts)
+  marks = ''.join(f'- *{mark}*: {text}\n' for mark, text in MARKS.items())
+  return f'{_HEAD}{table}Certainty of a source:\n\n{marks}\n' + '\n'.join(parts)
 
 
-def found(
+def read_judgements(
   folder: pathlib.Path, name: str, entry: Entry
-) -> tuple[store.Stored | None, dict[str, Judged]]:
-  """Returns an entry's results, if it has any, and the verdicts by claim."""
+) -> tuple[store.Results | None, dict[str, Judgement]]:
+  """Returns the results of an entry, or None, and the judgements by claim."""
   try:
-    stored = store.read(folder, name, entry)
+    results = store.read(folder, name, entry)
   except store.Stale:
-    return None, judged(entry, None, 'its rules have changed since')
-  return stored, judged(entry, stored, entry.absent)
+    return None, judge_claims(entry, None, 'its rules have changed since')
+  return results, judge_claims(entry, results, entry.absent)
 
 
-def judged(
-  entry: Entry, stored: store.Stored | None, absent: str
-) -> dict[str, Judged]:
-  """Returns the verdicts by the texts of claims.
+def judge_claims(
+  entry: Entry, results: store.Results | None, absent: str
+) -> dict[str, Judgement]:
+  """Returns the judgements by the texts of claims.
 
   Args:
-    entry: Whose claims they are.
-    stored: Its results; None if there are none.
-    absent: Why there are none.
+    entry: Entry with the claims.
+    results: Its results, or None.
+    absent: Reason why there are none.
   """
-  why = judging.UNAVAILABLE if absent == entry.absent != '' else judging.NOT_RUN
-  not_run = Judged(why, reason=absent)
-  records = stored.records if stored else ()
+  verdict = (
+    judging.UNAVAILABLE if absent == entry.absent != '' else judging.NOT_RUN
+  )
+  not_run = Judgement(verdict, reason=absent)
+  records = results.records if results else ()
   return {
     claim.text: not_run
-    if claim.measure and stored is None
+    if claim.measure and results is None
     else judging.judge(claim, records)
     for claim in entry.claims
   }
 
 
-def table(entry: Entry, rows: Mapping[str, Judged]) -> str:
+def table(entry: Entry, judgements: Mapping[str, Judgement]) -> str:
   """Returns the claims of an entry with their verdicts, as Markdown."""
   lines = [_TITLES, ('---',) * len(_TITLES)]
-  lines += [_cells(claim, rows[claim.text]) for claim in entry.claims]
+  lines += [_cells(claim, judgements[claim.text]) for claim in entry.claims]
   return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 def _section(
   name: str,
   entry: Entry,
-  stored: store.Stored | None,
-  rows: Mapping[str, Judged],
+  results: store.Results | None,
+  judgements: Mapping[str, Judgement],
 ) -> str:
   text = f'### {entry.title}\n\n'
-  for title, said in (
+  for title, paragraph in (
     ('Theirs', entry.theirs),
     ('Ours', entry.ours),
     ('What differs', entry.differs),
     ('Seen', entry.seen),
   ):
-    text += f'{title}: {said}\n\n' if said else ''
-  text += f'{table(entry, rows)}\n'
-  if stored and entry.ranked:
-    text += f'{ranking.table(entry, stored)}\n'
-  if stored:
-    text += _made_by(stored)
+    text += f'{title}: {paragraph}\n\n' if paragraph else ''
+  text += f'{table(entry, judgements)}\n'
+  if results and entry.ranked:
+    text += f'{ranking.table(entry, results)}\n'
+  if results:
+    text += _describe_runs(results)
   elif any(claim.measure for claim in entry.claims):
     text += f'Not run: `python reproduce.py {name}`. {entry.absent}\n'
   return text
 
 
-def _made_by(stored: store.Stored) -> str:
-  about = stored.about
-  bad = [each for each in stored.records if each['status'] != 'finished']
+def _describe_runs(results: store.Results) -> str:
+  about = results.about
+  unfinished = [
+    each for each in results.records if each['status'] != 'finished'
+  ]
   text = (
     f'`{about["command"]}`, {about["date"]}, {about["cores"]} cores, '
     f'{about["wall_s"]:.0f} s, revision {str(about["git_revision"])[:10]}: '
-    f'{len(stored.records)} records'
+    f'{len(results.records)} records'
   )
-  if not bad:
+  if not unfinished:
     return f'{text}, all finished.\n'
-  text += f', {len(bad)} of them not finished:\n\n'
-  for each in bad:
-    what = each.get('run', f'seed {each["seed"]}')
-    text += f'- {what}: {each["status"]}. {each.get("error", "")}\n'
+  text += f', {len(unfinished)} of them not finished:\n\n'
+  for each in unfinished:
+    name = each.get('run', f'seed {each["seed"]}')
+    text += f'- {name}: {each["status"]}. {each.get("error", "")}\n'
   return text
 
 
-def _cells(claim: Claim, row: Judged) -> tuple[str, ...]:
+def _cells(claim: Claim, row: Judgement) -> tuple[str, ...]:
   source = f'{claim.source} ({claim.mark})'
   verdict = f'**{row.verdict}**' + (f': {row.reason}' if row.reason else '')
   return (
@@ -147,14 +152,14 @@ def _cells(claim: Claim, row: Judged) -> tuple[str, ...]:
   )
 
 
-def _ours(row: Judged) -> str:
+def _ours(row: Judgement) -> str:
   if row.median is None:
     return ''
   text = _number(row.median)
   if row.least != row.most:
     text += f' ({_number(row.least)} to {_number(row.most)})'
-  lost = f', {row.lost} without' if row.lost else ''
-  return f'{text}, n = {row.seeds}{lost}'
+  missing = f', {row.missing} without' if row.missing else ''
+  return f'{text}, n = {row.seeds}{missing}'
 
 
 def _rule(claim: Claim) -> str:

@@ -1,8 +1,8 @@
-"""What a file of claims/entries/ says: claims, runs, and rules for verdicts.
+"""Types of the files of claims/entries/: claims, their runs and their rules.
 
-Such a file has an ENTRY and, if virtual runs are to judge it, `get_config` for
-what they share.  Rules are written before the runs: results remember them, and
-are refused beside others.
+Such a file defines ENTRY and, if it has virtual runs, `get_config` for the
+config that they share.  Rules are written before the runs: results contain
+them, and are refused if the rules of the entry have changed.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 ANY = -math.inf, math.inf
 LESS = 0.0, 1.0  # Ratios below 1.
 MORE = 1.0, math.inf  # Ratios above 1.
-# How sure it is what was published.
+# Sources of a published number by certainty.  RESULTS.md prints these texts.
 MARKS = {
   'found': 'read in the paper, or in what its authors published',
   'secondary': "read in somebody's notes on the paper",
@@ -25,15 +25,16 @@ Range = tuple[float, float]
 
 
 class Measure(NamedTuple):
-  """A number for each seed, of the records of runs.
+  """A quantity with one number per seed, computed from the records of runs.
 
   Attributes:
-    field: Of a record.
-    of: What the record has in other fields; with the seed, it is the only one.
-    by: The same of one that the first is divided by.
-    minus: The same of one that is subtracted.
-    over: A field: the largest number among its values over the smallest.
-    over_by: The same spread of `by` divides that of `of`.
+    field: Field of the records that has the number.
+    of: Values of other fields that select one record of each seed.
+    by: Values that select a second record, whose number divides the first.
+    minus: Values that select a second record, whose number is subtracted.
+    over: A further field; the records `of` selects differ in it, and the ratio
+      of the largest number to the smallest replaces the number.
+    over_by: The same field for the records that `by` selects.
   """
 
   field: str
@@ -45,18 +46,18 @@ class Measure(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """Something that was published, and what would confirm it.
+  """A published statement, and the rule that judges it.
 
   Attributes:
-    text: What is claimed, with the name of what is measured.
+    text: The statement, with the name of the measured quantity.
     source: Paper, and table, figure or text.
-    mark: How sure it is, a key of MARKS.
-    paper: What was published; None if that is no number.
-    measure: Ours; None if there is none.
-    confirmed: From where to where the median of ours confirms it; None if no
-      run of this kind can, as it is too far from theirs.
-    shape: The same for 'in shape'; what is outside refutes it.
-    unavailable: Why it cannot be had here; '' if it can.
+    mark: Certainty of the source, a key of MARKS.
+    paper: Published number; None if there is none.
+    measure: Quantity that our runs measure; None if they cannot.
+    confirmed: Range of our medians that confirms the claim; None if runs of
+      this kind are too far from the published ones to confirm it.
+    shape: Range of medians 'in shape'; medians outside of it refute the claim.
+    unavailable: Reason why the quantity cannot be measured here, or ''.
   """
 
   text: str
@@ -70,25 +71,25 @@ class Claim(NamedTuple):
 
 
 class Entry(NamedTuple):
-  """Claims that the same runs judge.
+  """Claims that are judged by the same runs.
 
   Attributes:
-    family: Which paper's.
-    title: Of the entry.
-    theirs: How it was measured there.
-    ours: How it is here.
-    differs: What of this may matter.
-    claims: In their order.
-    grids: By scale, 'quick' and 'full', what virtual runs go through, without
-      seeds; see docs/sweeps.md.
-    derived: Function of claims/derived.py: more fields, from a run's files.
-    measured: Module of claims/measures/ that makes records, if any.
-    seeds: How many, by scale.
-    ranked: Fields by the first of which the page ranks all runs; () for no
-      ranking.
-    listed: Fields that tell runs apart in it, where there are no grids.
-    absent: Why a scale that is in neither is not there: it needs data, say.
-    seen: What the results show; which rules proved to be wrong.
+    family: System of the paper, one of `catalog.FAMILIES`.
+    title: Title of the section of the page.
+    theirs: Description of the published experiment.
+    ours: Description of our experiment.
+    differs: Differences that may matter.
+    claims: Claims in the order of the page.
+    grids: Grids of virtual runs without seeds, by scale, 'quick' and 'full';
+      see docs/sweeps.md.
+    derived: Function of claims/derived.py that adds fields to records, or ''.
+    measured: Module of claims/measures/ that makes records, or ''.
+    seeds: Numbers of seeds, by scale.
+    ranked: Fields of the page's ranking of all runs, which is sorted by the
+      first; () for no ranking.
+    listed: Fields that identify runs in the ranking if there are no grids.
+    absent: Reason why a scale has no runs, such as missing data.
+    seen: Observations on the results, and rules that proved to be wrong.
   """
 
   family: str
@@ -108,6 +109,12 @@ class Entry(NamedTuple):
 
 
 def near(value: float, share: float, within: Range = ANY) -> Range:
-  """Returns what differs from a value by at most this share, in a range."""
+  """Returns the range of relative deviation `share` from a value.
+
+  Args:
+    value: Middle of the range.
+    share: Largest relative deviation.
+    within: Range to which the result is clipped.
+  """
   low, high = sorted((value * (1 - share), value * (1 + share)))
   return max(low, within[0]), min(high, within[1])

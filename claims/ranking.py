@@ -1,39 +1,39 @@
-"""All runs of an entry in order: which combination wins."""
+"""Rankings of all runs of an entry."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from claims import running
-from claims.judging import known_of, middle
+from claims.judging import median_of, read_number
 from claims.published import Entry
-from claims.store import Stored
+from claims.store import Results
 
 _DASH = '-'
 
 
-def table(entry: Entry, stored: Stored) -> str:
-  """Returns a row per combination, the best one first, as Markdown.
+def table(entry: Entry, results: Results) -> str:
+  """Returns a row per combination, sorted by the first field, as Markdown.
 
-  Cells are medians over seeds, with ranges; the first field orders, seeds
-  that never got there counting as infinite, accuracies and rates downwards.
+  Cells are medians over seeds, with ranges.  A seed without a number sorts as
+  an infinite one.
 
   Args:
-    entry: Whose fields are ranked.
-    stored: Its results.
+    entry: Entry with the fields of the ranking.
+    results: Its results.
   """
   runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
   fields = [*entry.listed]
   if entry.grids:
-    points = running.points_of(entry, stored.scale, [0])
-    fields += [f for f in running.fields_of(points) if f != 'seed']
-  for record in stored.records:
+    points = running.entry_points(entry, results.scale, [0])
+    fields += [f for f in running.varied_fields(points) if f != 'seed']
+  for record in results.records:
     if entry.listed and entry.listed[0] not in record:
-      continue  # Of all together.
-    key = tuple(_text(record.get(field)) for field in fields)
+      continue  # A record of all runs together.
+    key = tuple(str(record.get(field)) for field in fields)
     runs.setdefault(key, []).append(record)
   rows = [
-    (key, [[known_of(f, each) for each in own] for f in entry.ranked])
+    (key, [[read_number(f, each) for each in own] for f in entry.ranked])
     for key, own in runs.items()
   ]
   rows.sort(key=lambda row: _order(row[1][0]))
@@ -47,16 +47,12 @@ def table(entry: Entry, stored: Stored) -> str:
 
 
 def _order(values: Sequence[float | None]) -> float:
-  return middle([math.inf if value is None else value for value in values])
+  return median_of([math.inf if value is None else value for value in values])
 
 
 def _cell(values: Sequence[float | None]) -> str:
   known = [v for v in values if v is not None]
   if not known:
     return _DASH
-  texts = [format(v, '.3g') for v in (middle(known), min(known), max(known))]
+  texts = [format(v, '.3g') for v in (median_of(known), min(known), max(known))]
   return texts[0] if len({*texts}) == 1 else '{} ({} to {})'.format(*texts)
-
-
-def _text(value: Any) -> str:
-  return str(value)

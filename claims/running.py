@@ -1,10 +1,9 @@
-"""Carries out the runs of an entry, and makes records of what they come to."""
+"""Runs of entries, and the records that their claims are judged by."""
 
 import hashlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,32 +12,30 @@ from absl import logging
 
 from claims import catalog, derived
 from claims.published import Entry
-from outputs import atomic, compiled
-from sweeps import grid, plan, whole
-from sweeps.child import bound_command, python_path
-from sweeps.folder import Folder
+from outputs import atomic
+from sweeps import child, driver, grid, outcomes, plan
+from sweeps.folder import SweepFolder
 
-# What is kept of each run's summary, beside what claims ask for.
-_KEPT = (
+# Fields of a run's summary in every record, beside those that claims measure.
+_SUMMARY_FIELDS = (
   *('final_accuracy', 'time_s', 'iterations', 'updates', 'examples', 'bytes'),
   *('waiting_share', 'goodput', 'staleness_mean', 'staleness_max'),
 )
-_DIVERGED = 'FloatingPointError'
-_LINES = 5  # Of what a failed measurement has said.
+_LINES = 5  # Last lines of a failed measurement's errors in its record.
 
 
-def records_of(
+def run_entry(
   name: str, entry: Entry, *, scale: str, seeds: int, out: pathlib.Path
 ) -> list[dict[str, Any]]:
-  """Returns the records of all runs, those that failed among them.
+  """Trains and measures an entry; returns the records, also of failed runs.
 
-  The same call goes on where it was.
+  The same call resumes an interrupted one.
 
   Args:
-    name: Of the entry.
-    entry: As it is.
+    name: Name of the entry.
+    entry: The entry.
     scale: 'quick' or 'full'.
-    seeds: How many, from 0 on.
+    seeds: Number of seeds, from 0 on.
     out: Folder for the runs.
 
   Raises:
@@ -46,183 +43,182 @@ def records_of(
     OSError: If a file cannot be written.
     KeyboardInterrupt: If a signal has stopped them.
   """
-  found: list[dict[str, Any]] = []
+  records: list[dict[str, Any]] = []
   if scale in entry.grids:
-    found += _swept(name, entry, scale, seeds, out / f'{name}-{scale}')
+    records += _sweep(name, entry, scale, seeds, out / f'{name}-{scale}')
   if entry.measured:
-    found += _measured(name, entry, scale, seeds, out / f'{name}-{scale}-own')
-  return found
+    records += _measure(name, entry, scale, seeds, out / f'{name}-{scale}-own')
+  return records
 
 
-def points_of(
+def entry_points(
   entry: Entry, scale: str, seeds: Sequence[int]
 ) -> list[grid.Point]:
-  """Returns what each virtual run has of its own."""
-  said = ','.join(map(str, seeds))
-  return grid.points(f'{entry.grids[scale]}; seed={said}')
+  """Returns fields and values of each virtual run of an entry."""
+  values = ','.join(map(str, seeds))
+  return grid.points(f'{entry.grids[scale]}; seed={values}')
 
 
-def file_of(name: str) -> str:
-  """Returns the config file of an entry, as commands say it."""
+def config_file(name: str) -> str:
+  """Returns the config file of an entry, as flags name it."""
   return os.path.relpath(catalog.path_of(name))
 
 
-def fields_of(points: Sequence[grid.Point]) -> list[str]:
-  """Returns the fields that runs have of their own."""
+def varied_fields(points: Sequence[grid.Point]) -> list[str]:
+  """Returns the fields in which the runs of a grid differ."""
   return [*dict.fromkeys(field for point in points for field in point)]
 
 
-def of_folder(
+def read_records(
   entry: Entry, fields: Sequence[str], out: pathlib.Path
 ) -> list[dict[str, Any]]:
-  """Returns the records of a sweep's runs, as its folder has them.
+  """Returns the records of the runs in a sweep's folder.
 
   Args:
-    entry: Whose claims are to be judged.
-    fields: Of the config, that runs differ in.
+    entry: Entry whose claims are judged.
+    fields: Config fields in which the runs differ.
     out: Folder of the sweep.
 
   Raises:
     ValueError: If there is no sweep.
   """
-  folder = Folder(str(out))
-  made = atomic.read_object(folder.file('sweep.json'))
-  if made is None:
-    raise ValueError(f'{out}: expected a sweep with sweep.json, got none.')
-  return [_of_run(entry, fields, folder, run) for run in made['runs'].values()]
+  folder = SweepFolder(str(out))
+  return [
+    _read_record(entry, fields, folder, name)
+    for name in folder.read_run_names()
+  ]
 
 
-def record(
+def make_record(
   entry: Entry,
   fields: Sequence[str],
   folder: pathlib.Path,
-  ended: str,
+  status: str,
 ) -> dict[str, Any]:
-  """Returns what a run that has a manifest and a summary has come to.
+  """Returns the record of a run that has a manifest and a summary.
 
   Args:
-    entry: Whose claims are to be judged.
-    fields: Of the config, that runs differ in.
-    folder: Of the run.
-    ended: 'finished', 'diverged' or 'failed'.
+    entry: Entry whose claims are judged.
+    fields: Config fields in which the runs differ.
+    folder: Folder of the run.
+    status: 'finished' or 'diverged'.
 
   Raises:
-    ValueError: If one of the two is not there, or cannot be read.
+    ValueError: If one of the two files is missing, or cannot be read.
   """
-  made = atomic.read_object(folder / 'manifest.json')
-  summary = atomic.read_object(folder / 'summary.json')
-  if made is None or summary is None:
+  manifest = atomic.read_object(folder / 'manifest.json')
+  summary = outcomes.read_summary(folder)
+  if manifest is None or summary is None:
     raise ValueError(
       f'{folder}: expected a manifest.json and a summary.json that can be read.'
     )
-  config = made['config']
-  asked = [c.measure.field for c in entry.claims if c.measure]
-  asked += entry.ranked
-  kept = {name: summary[name] for name in _KEPT if name in summary}
-  kept |= {
-    f'time_to.{level}': time_s
-    for level, time_s in summary.get('time_to', {}).items()
-    if f'time_to.{level}' in asked
-  }
+  config = manifest['config']
+  measured = [c.measure.field for c in entry.claims if c.measure]
+  measured += entry.ranked
+  record: dict[str, Any] = {'status': status}
+  record |= {field: _config_value(config, field) for field in fields}
+  record |= {f: summary[f] for f in _SUMMARY_FIELDS if f in summary}
   iteration_s = (
     summary['time_s'] * config['cluster']['workers'] / summary['iterations']
   )
-  paces = {'iterations': 1 / iteration_s}
-  paces['examples'] = summary['examples'] / summary['time_s']
-  kept |= {
-    f'{what}_to.{level}': time_s and time_s * pace
+  examples_per_s = summary['examples'] / summary['time_s']
+  rates = {'time': 1, 'iterations': 1 / iteration_s, 'examples': examples_per_s}
+  record |= {
+    f'{quantity}_to.{level}': time_s and time_s * rate
     for level, time_s in summary.get('time_to', {}).items()
-    for what, pace in paces.items()
-    if f'{what}_to.{level}' in asked
+    for quantity, rate in rates.items()
+    if f'{quantity}_to.{level}' in measured
   }
-  kept['iteration_s'] = iteration_s
-  kept['examples_per_s'] = summary['examples'] / summary['time_s']
-  kept['bytes_per_s'] = summary['bytes'] / summary['time_s']
-  if entry.derived and ended == 'finished':
-    kept |= getattr(derived, entry.derived)(folder, config)
-  own = {field: _at(config, field) for field in fields}
-  return {'status': ended, **own, **kept}
+  record['iteration_s'] = iteration_s
+  record['examples_per_s'] = examples_per_s
+  record['bytes_per_s'] = summary['bytes'] / summary['time_s']
+  if entry.derived and status == 'finished':
+    record |= getattr(derived, entry.derived)(folder, config)
+  return record
 
 
-def _swept(
+def _sweep(
   name: str, entry: Entry, scale: str, seeds: int, out: pathlib.Path
 ) -> list[dict[str, Any]]:
-  """Runs a grid by the machinery of sweeps; returns its records."""
-  points = points_of(entry, scale, range(seeds))
-  base = plan.Base(file_of(name), {})
-  learn = plan.config([f'--config={base.file}']).model.name != 'none'
-  learn = learn or 'model.name' in points[0]
-  if learn:  # Runs share what they compile.
-    cache = out.parent / 'compiled'
-    os.environ.update(compiled.variables(os.environ, cache))
-  wanted = whole.Wanted(None, str(out), 0, False, None, None, ())
-  code = whole.swept(base, points, wanted, learn=learn)
+  """Trains the grid of an entry; returns its records."""
+  points = entry_points(entry, scale, range(seeds))
+  shared = plan.SharedConfig(config_file(name), {})
+  config = plan.parse_config([f'--config={shared.file}'])
+  uses_model = config.model.name != 'none' or 'model.name' in points[0]
+  code = driver.run_points(
+    shared,
+    points,
+    driver.Options(str(out)),
+    uses_model=uses_model,
+    programs=out.parent / 'compiled' if uses_model else None,
+  )
   if code > 1:
     raise KeyboardInterrupt
-  return of_folder(entry, fields_of(points), out)
+  return read_records(entry, varied_fields(points), out)
 
 
-def _of_run(
-  entry: Entry, fields: Sequence[str], folder: Folder, name: str
+def _read_record(
+  entry: Entry, fields: Sequence[str], folder: SweepFolder, name: str
 ) -> dict[str, Any]:
+  summary = folder.read(name, 'summary.json')
+  manifest = folder.read(name, 'manifest.json')
+  outcome = outcomes.outcome_of_summary(summary)
   path = folder.file(name)
-  run = plan.Run(name, (), plan.Checked({}, ''))
-  summary = folder.read(run, 'summary.json')
-  made = folder.read(run, 'manifest.json')
-  ended = summary['ended'] if summary else 'failed'
-  if made and (ended == 'finished' or ended.startswith(_DIVERGED)):
-    status = 'finished' if ended == 'finished' else 'diverged'
-    return {'run': name, **record(entry, fields, path, status)}
-  said = ' / '.join(folder.last_lines(run, 0)) if not summary else ended
-  if summary and not made:
-    said = f'{path}/manifest.json cannot be read; move the folder away'
-  own = {field: _at(made['config'], field) for field in fields} if made else {}
-  return {'run': name, 'status': 'failed', **own, 'error': said}
+  if manifest and outcome.is_final:
+    return {'run': name, **make_record(entry, fields, path, outcome.status)}
+  if summary is None:
+    error = ' / '.join(folder.last_lines(name, 0))
+  elif manifest is None:
+    error = f'{path}/manifest.json cannot be read; move the folder away'
+  else:
+    error = summary['ended']
+  own: dict[str, Any] = {}
+  if manifest:
+    own = {field: _config_value(manifest['config'], field) for field in fields}
+  return {'run': name, 'status': 'failed', **own, 'error': error}
 
 
-def _at(config: Mapping[str, Any], field: str) -> Any:
+def _config_value(config: Mapping[str, Any], field: str) -> Any:
   value: Any = config
   for part in field.split('.'):
     value = value[part]
   return value
 
 
-def _measured(
+def _measure(
   name: str, entry: Entry, scale: str, seeds: int, out: pathlib.Path
 ) -> Iterator[dict[str, Any]]:
-  """Measures in a process for each seed; what was measured is not again."""
+  """Yields records of measurements, each seed's by a process of its own.
+
+  Measurements that are complete are read from their files.
+  """
   out.mkdir(parents=True, exist_ok=True)
   for seed in range(seeds):
     words = [f'claims.measures.{entry.measured}', f'--seed={seed}']
     words.append(f'--scale={scale}')
     path = out / f'{hashlib.sha256(" ".join(words).encode()).hexdigest()}.json'
-    found = _measurements(path)
-    if found is None:
+    measured = _read_measurements(path)
+    if measured is None:
       print(f'{name}: {" ".join(words)}', flush=True)
-      kept = path.with_suffix('')
-      kept.mkdir(exist_ok=True)
-      done = subprocess.run(
-        bound_command(*words, f'--kept={kept.absolute()}'),
-        cwd=catalog.ROOT,
-        env=os.environ | {'PYTHONPATH': python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
+      folder = path.with_suffix('')
+      folder.mkdir(exist_ok=True)
+      process = child.run_module(
+        *words, f'--folder={folder.absolute()}', capture_output=True
       )
-      if done.returncode:
-        last = done.stderr.splitlines()[-_LINES:]
-        print(f'{name}: failed\n{done.stderr}', file=sys.stderr, flush=True)
-        said = ' / '.join(last)
-        yield {'seed': seed, 'status': 'failed', 'error': said}
+      if process.returncode:
+        errors = process.stderr
+        print(f'{name}: failed\n{errors}', file=sys.stderr, flush=True)
+        error = ' / '.join(errors.splitlines()[-_LINES:])
+        yield {'seed': seed, 'status': 'failed', 'error': error}
         continue
-      found = json.loads(done.stdout)
-      atomic.write(path, done.stdout)
-    for each in found:
-      yield {'seed': seed, 'status': 'finished', **each}
+      measured = json.loads(process.stdout)
+      atomic.write(path, process.stdout)
+    for record in measured:
+      yield {'seed': seed, 'status': 'finished', **record}
 
 
-def _measurements(path: pathlib.Path) -> Any:
-  """Returns what was measured before; None if that has to be done again."""
+def _read_measurements(path: pathlib.Path) -> Any:
+  """Returns the content of a file of measurements; None if it is incomplete."""
   try:
     return json.loads(path.read_bytes())
   except FileNotFoundError:

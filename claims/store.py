@@ -1,4 +1,4 @@
-"""Results as files: what the runs of an entry came to, with its rules."""
+"""Files of results: records of runs, and the rules of their entry."""
 
 import json
 import pathlib
@@ -14,14 +14,14 @@ _FORMAT = 1
 _DIGITS = 9
 
 
-class Stored(NamedTuple):
+class Results(NamedTuple):
   """Results of an entry.
 
   Attributes:
     scale: 'quick' or 'full'.
-    about: When and where, by which command.
-    rules: Of the claims that were judged.
-    records: Of all runs, those that failed among them.
+    about: Command, date, machine, versions and code.
+    rules: Rules of the claims when the runs started.
+    records: Records of all runs, also of failed ones.
   """
 
   scale: str
@@ -30,47 +30,47 @@ class Stored(NamedTuple):
   records: list[dict[str, Any]]
 
 
-def file_of(folder: pathlib.Path, name: str, scale: str) -> pathlib.Path:
+def results_file(folder: pathlib.Path, name: str, scale: str) -> pathlib.Path:
   """Returns the file of an entry's results."""
   return folder / f'{name}-{scale}.json'
 
 
-def write(folder: pathlib.Path, name: str, stored: Stored) -> pathlib.Path:
-  """Writes results; returns the file.
+def write(folder: pathlib.Path, name: str, results: Results) -> pathlib.Path:
+  """Writes the results of an entry; returns the file.
 
   Raises:
-    OSError: If it cannot be written.
+    OSError: If the file cannot be written.
   """
-  path = file_of(folder, name, stored.scale)
-  head = {'format': _FORMAT, 'scale': stored.scale, 'about': stored.about}
-  lines = [json.dumps(_short(record)) for record in stored.records]
-  text = json.dumps({**head, 'rules': stored.rules}, indent=1)
+  path = results_file(folder, name, results.scale)
+  head = {'format': _FORMAT, 'scale': results.scale, 'about': results.about}
+  lines = [json.dumps(_round(record)) for record in results.records]
+  text = json.dumps({**head, 'rules': results.rules}, indent=1)
   body = ',\n'.join(f'  {line}' for line in lines)
   atomic.write(path, f'{text[:-2]},\n "records": [\n{body}\n ]\n}}\n')
   return path
 
 
 class Stale(ValueError):
-  """Results that were judged by other rules than their entry has."""
+  """Refusal of results whose rules are not those of their entry."""
 
 
-def read(folder: pathlib.Path, name: str, entry: Entry) -> Stored | None:
-  """Returns the results of an entry, full ones rather; None without any.
+def read(folder: pathlib.Path, name: str, entry: Entry) -> Results | None:
+  """Returns the results of an entry, of full scale if possible, or None.
 
   Raises:
-    ValueError: If they are of another format, or left of an interrupted
+    ValueError: If a file has another format, or is left of an interrupted
       write; names the file.
-    Stale: If they were judged by other rules.
+    Stale: If the rules of the entry have changed since.
   """
   for scale in reversed(catalog.SCALES):
-    path = file_of(folder, name, scale)
+    path = results_file(folder, name, scale)
     if path.exists():
       return _read(path, entry)
   return None
 
 
-def _short(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a record with no more digits than matter."""
+def _round(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a record with floats rounded to `_DIGITS` digits."""
   return {
     field: float(f'{value:.{_DIGITS}g}') if isinstance(value, float) else value
     for field, value in sorted(record.items())
@@ -78,26 +78,26 @@ def _short(record: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _read(path: pathlib.Path, entry: Entry) -> Stored:
-  whole = atomic.read_object(path)
-  if whole is None:
+def _read(path: pathlib.Path, entry: Entry) -> Results:
+  content = atomic.read_object(path)
+  if content is None:
     raise ValueError(
       f'{path}: expected stored results, got what an interrupted write has '
       'left; remove it and run its entry again.'
     )
-  found = whole.get('format')
+  found = content.get('format')
   require(found == _FORMAT, str(path), f'format {_FORMAT}', found)
   rules = json.loads(json.dumps(catalog.rules(entry)))
   changed = sorted(
     text
-    for text in whole['rules'].keys() | rules.keys()
-    if whole['rules'].get(text) != rules.get(text)
+    for text in content['rules'].keys() | rules.keys()
+    if content['rules'].get(text) != rules.get(text)
   )
   if changed:
     raise Stale(
       f'{path}: expected the rules that were written before its runs; run it '
       f'again, got others of {changed}.'
     )
-  return Stored(
-    whole['scale'], whole['about'], whole['rules'], whole['records']
+  return Results(
+    content['scale'], content['about'], content['rules'], content['records']
   )

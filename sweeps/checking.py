@@ -1,4 +1,4 @@
-"""Checks runs of a sweep before the first one starts."""
+"""Checks the configs of planned runs before the first one starts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,37 +10,41 @@ from configs.checks import require
 from outputs import manifests
 from sweeps import plan
 
-# Parts of a run that its config does not describe: none.
-_OWN = dict.fromkeys(('scheme', 'task', 'dataset'))
+# Parts of a run that Python code may replace; those of a sweep replace none.
+_REPLACED: dict[str, None] = dict.fromkeys(('scheme', 'task', 'dataset'))
 
 
-def checked(line: tuple[str, ...]) -> plan.Checked:
-  """Returns what is known of the run that flags describe.
+def resolve(arguments: tuple[str, ...]) -> plan.ResolvedConfig:
+  """Returns the checked config of a run.
+
+  Args:
+    arguments: Flags of main.py, without --workdir.
 
   Raises:
-    ValueError: If main.py would refuse its config, as far as that shows
-      without making model and data, or if a sweep cannot go on with it.
+    ValueError: If main.py would refuse the config, as far as that shows
+      without making model and data, or if a sweep could not resume the run.
   """
-  config = plan.config(line)
+  config = plan.parse_config(arguments)
   try:
-    _check(config)
+    _check_resumable(config)
     resolved = train.check(config)
   except ValueError as error:
-    raise ValueError(f'{error}  (of the run {" ".join(line[1:])})') from error
-  return plan.Checked(
+    description = ' '.join(arguments[1:])
+    raise ValueError(f'{error}  (of the run {description})') from error
+  return plan.ResolvedConfig(
     fields=dict(_leaves(resolved)),
-    identity=manifests.fingerprint(manifests.described(resolved, _OWN)),
+    identity=manifests.fingerprint(manifests.described(resolved, _REPLACED)),
   )
 
 
-def _check(config: ConfigDict) -> None:
+def _check_resumable(config: ConfigDict) -> None:
   runtime = config.cluster.runtime
   expected = "'virtual': a sweep starts one process for each run"
   require(runtime == 'virtual', 'config.cluster.runtime', expected, runtime)
   rhythm = config.checkpoint
-  wanted = rhythm.every_s < float('inf') or rhythm.every_examples > 0
-  expected = 'checkpoints, from which a sweep goes on'
-  require(wanted, 'config.checkpoint', expected, rhythm.to_dict())
+  has_checkpoints = rhythm.every_s < float('inf') or rhythm.every_examples > 0
+  expected = 'checkpoints, from which a sweep resumes runs'
+  require(has_checkpoints, 'config.checkpoint', expected, rhythm.to_dict())
 
 
 def _leaves(

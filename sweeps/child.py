@@ -1,6 +1,9 @@
-"""Runs main.py for a run of a sweep, in a process of its own.
+"""Child processes: one for each run of a plan, and others that run modules.
 
-python -m sweeps.child FLAGS_OF_MAIN --workdir=DIR
+  python -m sweeps.child FLAGS_OF_MAIN --workdir=DIR
+
+runs main.py with its output in the log of the run.  The kernel kills a child
+when the process that started it ends.
 """
 
 import ctypes
@@ -9,6 +12,7 @@ import os
 import pathlib
 import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,7 +32,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 
 def python_path() -> str:
-  """Returns PYTHONPATH with which other processes find these modules."""
+  """Returns the PYTHONPATH with which other processes find these modules."""
   return os.pathsep.join(
     filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')])
   )
@@ -51,8 +55,27 @@ def bound_command(module: str, *words: str) -> list[str]:
   return [sys.executable, '-c', _BOUND, module, *words]
 
 
-def bound() -> None:
-  """Ties the end of this process to the sweep's, and to no terminal signal.
+def run_module(
+  module: str, *words: str, capture_output: bool = False
+) -> subprocess.CompletedProcess[str]:
+  """Runs a module in a process that dies with this one, and waits for it.
+
+  Args:
+    module: Name of the module, in `python_path()`.
+    *words: Arguments of the module.
+    capture_output: True to return its output as text instead of showing it.
+  """
+  return subprocess.run(
+    bound_command(module, *words),
+    env=os.environ | {'PYTHONPATH': python_path()},
+    capture_output=capture_output,
+    text=True,
+    check=False,
+  )
+
+
+def bind_to_sweep() -> None:
+  """Makes this process end with the sweep, and ignore the terminal's signals.
 
   When the sweep ends, the kernel kills the server that forked this process (see
   `sweeps.server`), and then this process.
@@ -75,10 +98,10 @@ def run(
   Args:
     arguments: Flags of main.py.
     folder: Folder of the run.
-    cores: Numbers of the CPU cores that the run may use.
+    cores: Indices of the CPU cores that the run may use.
     environ: Environment variables to add to those of this process.
   """
-  bound()
+  bind_to_sweep()
   os.sched_setaffinity(0, cores)
   os.environ.update(environ)
   _main(arguments, pathlib.Path(folder))
@@ -98,9 +121,9 @@ def _main(arguments: Sequence[str], folder: pathlib.Path) -> None:
 def _share_programs(out: pathlib.Path) -> None:
   """Shares compiled programs with other runs on this host, if it has GPUs.
 
-  On CPUs programs depend on more than their keys say: see `outputs.compiled`.
-  Most of those that GPU runs have on the CPU compile in less than a second, and
-  are not kept.
+  Keys of programs for CPUs lack the number of cores: see `outputs.compiled`.
+  GPU runs also have programs for the CPU; most of these compile in less than a
+  second, and are not stored.
   """
   try:
     has_gpus = bool(devices.gpus(os.environ))
@@ -111,5 +134,5 @@ def _share_programs(out: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  *_, _own = sys.argv
-  _main(sys.argv[1:], pathlib.Path(_own.removeprefix('--workdir=')))
+  *_, _workdir = sys.argv
+  _main(sys.argv[1:], pathlib.Path(_workdir.removeprefix('--workdir=')))

@@ -1,98 +1,110 @@
-"""What a sweep shows: one line that changes on a terminal, lines elsewhere."""
+"""Progress of a sweep: one line that changes on a terminal, lines elsewhere."""
 
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 
-from sweeps.folder import LOG, Folder, State
-from sweeps.plan import Run
-from sweeps.results import Results
+from sweeps.folder import LOG, SweepFolder
+from sweeps.outcomes import Outcome
+from sweeps.plan import PlannedRun
+from sweeps.results import ResultsTable
 
 _ERASE = '\r\x1b[2K'
 
 
 class Display:
-  """Follows a sweep, and keeps its results."""
+  """Observer of a sweep that shows its progress and updates its results.
+
+  Attributes:
+    failed: Runs that failed or diverged, and their outcomes.
+  """
 
   def __init__(
-    self, runs: Sequence[Run], left: int, folder: Folder, results: Results
+    self,
+    runs: Sequence[PlannedRun],
+    left: int,
+    folder: SweepFolder,
+    results: ResultsTable,
   ):
-    """Shows nothing yet.
+    """Initializes the display, and shows nothing yet.
 
     Args:
-      runs: Of the sweep.
-      left: How many of them are not over.
-      folder: Of the sweep.
-      results: Is told what runs have come to.
+      runs: All runs of the sweep.
+      left: Number of runs without a final outcome.
+      folder: Folder of the sweep.
+      results: Table that gets the outcomes.
     """
-    self._count, self._left, self._begun_with = len(runs), left, left
+    self._count, self._left, self._left_at_start = len(runs), left, left
     self._folder, self._results = folder, results
-    self._running: dict[str, float] = {}
+    self._started_s: dict[str, float] = {}  # Of running runs, by name.
     self._terminal = sys.stdout.isatty()
-    self._start = time.monotonic()
-    self.failed: list[tuple[Run, State]] = []
+    self._start_s = time.monotonic()
+    self.failed: list[tuple[PlannedRun, Outcome]] = []
 
-  def started(self, run: Run) -> None:
-    """A run has started."""
-    self._running[run.name] = time.monotonic()
-    self.look()
+  def run_started(self, run: PlannedRun) -> None:
+    """Notes that a run has started."""
+    self._started_s[run.name] = time.monotonic()
+    self.refresh()
 
-  def ended(self, run: Run, state: State) -> None:
-    """A run has ended; its row is written."""
-    took_s = time.monotonic() - self._running.pop(run.name)
-    self._results.update(run, state)
-    if state.status == 'unfinished':
-      return  # Stopped, and nothing more is to be said.
+  def run_ended(self, run: PlannedRun, outcome: Outcome) -> None:
+    """Updates the results with the outcome of a run, and shows it."""
+    duration_s = time.monotonic() - self._started_s.pop(run.name)
+    self._results.update(run, outcome)
+    if outcome.status == 'unfinished':
+      return  # The sweep was stopped, and shows this once for all runs.
     self._left -= 1
-    if state.status != 'finished':
-      self.failed.append((run, state))
-    if not self._terminal or state.status != 'finished':
-      said = f'{run.name}: {state.status} after {duration(took_s)}'
-      self.say(f'[{self._count - self._left}/{self._count}] {said}{self._eta}')
-    self.look()
+    if outcome.status != 'finished':
+      self.failed.append((run, outcome))
+    if not self._terminal or outcome.status != 'finished':
+      duration = format_duration(duration_s)
+      text = f'{run.name}: {outcome.status} after {duration}'
+      over = self._count - self._left
+      self.print_line(f'[{over}/{self._count}] {text}{self._time_left}')
+    self.refresh()
 
-  def look(self) -> None:
-    """Draws the line anew, if it is drawn."""
+  def refresh(self) -> None:
+    """Redraws the line of a terminal."""
     if self._terminal:
       over = self._count - self._left
       failed = f', {len(self.failed)} failed' if self.failed else ''
       line = (
-        f'{over} of {self._count} over{failed}, {len(self._running)} running'
+        f'{over} of {self._count} over{failed}, {len(self._started_s)} running'
       )
-      past = duration(time.monotonic() - self._start)
+      past = format_duration(time.monotonic() - self._start_s)
       width = shutil.get_terminal_size().columns - 1
-      print(_ERASE + f'{line}, {past}{self._eta}'[:width], end='', flush=True)
+      text = f'{line}, {past}{self._time_left}'[:width]
+      print(_ERASE + text, end='', flush=True)
 
-  def say(self, text: str) -> None:
-    """Shows a line that stays."""
+  def print_line(self, text: str) -> None:
+    """Prints a line that stays."""
     print((_ERASE if self._terminal else '') + text, flush=True)
 
   def close(self) -> None:
-    """Ends the line, and lists the runs that failed."""
+    """Erases the line of a terminal, and lists the runs that failed."""
     if self._terminal:
       print(_ERASE, end='')
-    for run, state in self.failed:
-      print(f'\n{run.name}: {state.status}')
-      for line in state.error.splitlines():
+    for run, outcome in self.failed:
+      print(f'\n{run.name}: {outcome.status}')
+      for line in outcome.error.splitlines():
         print(f'  {line}')
       print(f'  {self._folder.file(run.name, LOG)}')
 
   @property
-  def _eta(self) -> str:
-    """How long it takes still, if runs to come take as long as those before."""
-    done = self._begun_with - self._left
+  def _time_left(self) -> str:
+    """Text of the time left if the next runs take as long as those before."""
+    done = self._left_at_start - self._left
     if not (done and self._left):
       return ''
-    past_s = time.monotonic() - self._start
-    return f', about {duration(past_s / done * self._left)} left'
+    past_s = time.monotonic() - self._start_s
+    return f', about {format_duration(past_s / done * self._left)} left'
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
   """Returns seconds as text such as 1:02:03.
 
   Example:
-    >>> duration(3723.4), duration(62), duration(3.21)
+    >>> format_duration(3723.4), format_duration(62), format_duration(3.21)
     ('1:02:03', '1:02', '3.2 s')
   """
   if seconds < 60:

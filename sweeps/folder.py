@@ -5,45 +5,33 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
 from configs.checks import require
 from outputs import atomic, transient
-from sweeps.plan import Run
+from sweeps import outcomes
+from sweeps.outcomes import Outcome
+from sweeps.plan import PlannedRun
 
-LOG = 'log.txt'  # Of a run.
-CACHE = 'compiled'  # Of programs that runs share.
+LOG = 'log.txt'  # Output of a run, in its folder.
+CACHE = 'compiled'  # Compiled programs that runs share.
 _SWEEP = 'sweep.json'
 _FORMAT = 1
-_DIVERGED = 'FloatingPointError'  # How `ended` begins.
 _LINES = 5  # Last lines of a log to show.
 _END = 4096  # Bytes at the end of a log to read for them.
 
 
-class State(NamedTuple):
-  """Outcome of a run so far.
-
-  Attributes:
-    status: 'finished', 'diverged', 'failed', or 'unfinished'.
-    error: Error that ended the run; '' without one.
-  """
-
-  status: str
-  error: str = ''
-
-  @property
-  def over(self) -> bool:
-    """True if the run would end in the same way again."""
-    return self.status in ('finished', 'diverged')
-
-
-class Folder:
+class SweepFolder:
   """Folder of a sweep, which this process locks until it ends."""
 
-  def __init__(self, out: str):
+  def __init__(self, out: str, *, may_omit_runs: bool = False):
     """Creates the object, but no folder.
+
+    Args:
+      out: Path of the folder.
+      may_omit_runs: True if a plan may lack runs that the folder has.
 
     Raises:
       ValueError: If `out` is empty.
@@ -51,59 +39,97 @@ class Folder:
     require(bool(out), '--out', 'the path of a folder', out)
     self.out = out.rstrip('/') or '/'
     self._path = pathlib.Path(out)
+    self._may_omit_runs = may_omit_runs
 
-  def check(self, runs: Sequence[Run]) -> list[Run]:
+  def check(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Checks that the folder is this sweep's; returns the runs as named in it.
 
-    A sweep may have more runs than the folder, but not fewer.
+    A sweep may have more runs than the folder.
 
     Raises:
-      ValueError: If the folder is of another sweep, or of none.
+      ValueError: If the folder holds another sweep, or other files.
+    """
+    names = self._read_names(runs)
+    if names is None:
+      return list(runs)
+    omitted = names.keys() - {run.resolved.identity for run in runs}
+    examples = sorted(names[identity] for identity in omitted)[:3]
+    require(
+      not omitted or self._may_omit_runs,
+      '--out',
+      f'all {len(names)} runs of the sweep in {self.out} to be in this one',
+      f'a sweep without {examples}',
+    )
+    identities = {name: identity for identity, name in names.items()}
+    for run in runs:
+      identity = identities.get(run.name, run.resolved.identity)
+      require(
+        identity == run.resolved.identity,
+        '--out',
+        f'the run of this config in {self.out}/{run.name}',
+        'a run of another config',
+      )
+    return [
+      run._replace(name=names.get(run.resolved.identity, run.name))
+      for run in runs
+    ]
+
+  def read_run_names(self) -> list[str]:
+    """Returns the names of all runs that sweep.json lists.
+
+    Raises:
+      ValueError: If there is no sweep.json, or an incomplete one.
+    """
+    found = atomic.read_object(self._path / _SWEEP)
+    if found is None:
+      raise ValueError(
+        f'{self.out}: expected a sweep with sweep.json, got none.'
+      )
+    return list(found['runs'].values())
+
+  def _read_names(self, runs: Sequence[PlannedRun]) -> Mapping[str, str] | None:
+    """Returns names of folders by identity of the run; None if there are none.
+
+    If sweep.json is left of an interrupted write, the names are those of
+    the folders: of the planned runs, and of others that end in an identity.
     """
     path = self._path / _SWEEP
     if not path.exists():
       found = [p.name for p in self._path.glob('*') if p.name[0] != '.']
       expected = 'a new folder, or that of a sweep'
       require(not found, '--out', expected, f'{self.out} with {found[:3]}')
-      return list(runs)
-    before = atomic.read_object(path)
-    if before is None:
-      logging.warning('%s is written anew, of the folders of runs.', path)
-      before = {'format': _FORMAT, 'runs': self._names()}
+      return None
+    sweep = atomic.read_object(path)
+    if sweep is None:
+      logging.warning('%s is rewritten from the folders of the runs.', path)
+      planned = {run.name: run.resolved.identity for run in runs}
+      return {
+        planned.get(name, name.rpartition('-')[2]): name
+        for name in self._names_of_folders()
+      }
     require(
-      before.get('format') == _FORMAT,
+      sweep.get('format') == _FORMAT,
       '--out',
       f'a sweep of format {_FORMAT}',
-      before.get('format'),
+      sweep.get('format'),
     )
-    names: Mapping[str, str] = before['runs']
-    lost = names.keys() - {run.checked.identity for run in runs}
-    raise_for = sorted(names[identity] for identity in lost)[:3]
-    require(
-      not lost,
-      '--out',
-      f'all {len(names)} runs of the sweep in {self.out} to be in this one',
-      f'a sweep without {raise_for}',
-    )
-    return [
-      run._replace(name=names.get(run.checked.identity, run.name))
-      for run in runs
-    ]
+    names: Mapping[str, str] = sweep['runs']
+    return names
 
-  def _names(self) -> dict[str, str]:
-    """Returns the names of runs' folders by identity, which is their suffix."""
+  def _names_of_folders(self) -> list[str]:
+    """Returns the names of the folders of runs that have started."""
     found = {
       path.parent.name
       for name in (LOG, 'manifest.json')
       for path in self._path.glob(f'*/{name}')
     }
-    return {name.rpartition('-')[2]: name for name in sorted(found)}
+    return sorted(found)
 
-  def claim(self, runs: Sequence[Run]) -> list[Run]:
-    """Makes and locks the folder; returns the runs as `check` does.
+  def claim(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Creates and locks the folder; returns the runs as `check` does.
 
     Raises:
-      OSError: If the folder cannot be made.
+      OSError: If the folder cannot be created.
       Busy: If another process holds the lock for too long; see `FolderLock`.
       ValueError: As `check`.
     """
@@ -116,52 +142,50 @@ class Folder:
       live_s=transient.LIVE_S,
     )
     runs = self.check(runs)
-    names = {run.checked.identity: run.name for run in runs}
-    whole = {'format': _FORMAT, 'command': sys.argv, 'runs': names}
-    atomic.write(self._path / _SWEEP, json.dumps(whole, indent=2) + '\n')
+    names = dict(self._read_names(runs) or {})
+    names |= {run.resolved.identity: run.name for run in runs}
+    sweep = {'format': _FORMAT, 'command': sys.argv, 'runs': names}
+    atomic.write(self._path / _SWEEP, json.dumps(sweep, indent=2) + '\n')
     return runs
 
   def file(self, *parts: str) -> pathlib.Path:
     """Returns the path of a file."""
     return self._path.joinpath(*parts)
 
-  def read(self, run: Run, name: str) -> dict[str, Any] | None:
+  def read(self, name: str, file: str) -> dict[str, Any] | None:
     """Returns the object in a JSON file of a run, or None without one.
 
-    Also returns None, and logs it, if the file is the rest of an interrupted
-    write: such a run has not ended.
+    Also returns None, and logs it, if the file is left of an interrupted write:
+    such a run has not ended.
+
+    Args:
+      name: Name of the run.
+      file: Name of the file.
     """
-    return atomic.read_object(self.file(run.name, name))
+    return atomic.read_object(self.file(name, file))
 
-  def state(self, run: Run) -> State:
-    """Returns the outcome of a run, from its files."""
-    summary = self.read(run, 'summary.json')
-    if summary is None or summary.get('ended', 'interrupted') == 'interrupted':
-      return State('unfinished')
-    ended = summary['ended']
-    if ended == 'finished':
-      return State('finished')
-    status = 'diverged' if ended.startswith(_DIVERGED) else 'failed'
-    return State(status, ended)
+  def outcome(self, name: str) -> Outcome:
+    """Returns the outcome so far of the run with this name."""
+    return outcomes.read_outcome(self.file(name))
 
-  def ended(self, run: Run, code: int, began: int) -> State:
+  def outcome_of_process(self, name: str, code: int, began: int) -> Outcome:
     """Returns the outcome of a run whose process has ended.
 
     Args:
-      run: The run.
+      name: Name of the run.
       code: Exit code of the process; the negative number of a signal.
       began: Bytes of the run's log when the process started.
     """
-    state = self.state(run)
-    if state.over or code == 0:
-      return state
-    last = self.last_lines(run, began)
-    how = f'killed by signal {-code}' if code < 0 else f'exit code {code}'
-    return State('failed', '\n'.join([how, *last]))
+    outcome = self.outcome(name)
+    if outcome.is_final or code == 0:
+      return outcome
+    lines = self.last_lines(name, began)
+    cause = f'killed by signal {-code}' if code < 0 else f'exit code {code}'
+    return Outcome('failed', '\n'.join([cause, *lines]))
 
-  def last_lines(self, run: Run, began: int) -> list[str]:
+  def last_lines(self, name: str, began: int) -> list[str]:
     """Returns the last lines of a run's log, from byte `began` on."""
-    path = self.file(run.name, LOG)
+    path = self.file(name, LOG)
     if not path.exists():
       return []
     with path.open('rb') as log:
@@ -171,7 +195,7 @@ class Folder:
     lines = [line.rstrip() for line in text.splitlines()]
     return [line for line in lines if line][-_LINES:]
 
-  def log_size(self, run: Run) -> int:
+  def log_size(self, name: str) -> int:
     """Returns the size of a run's log, bytes."""
-    path = self.file(run.name, LOG)
+    path = self.file(name, LOG)
     return path.stat().st_size if path.exists() else 0

@@ -1,10 +1,10 @@
-"""What a sweep goes through: fields and their values, as text.
+"""Parser of grids: the fields and values of a sweep, as text.
 
   sync.name=bsp,elastic; cluster.workers=4,16; seed=0,1,2
 
-is every combination, of which the last field changes fastest.  Fields that
-change together are joined by &, and so are their values; one that is left out
-stays as the config has it:
+stands for every combination; the last field changes fastest.  Fields that
+change together are joined by &, and so are their values.  An empty value leaves
+the field as the config has it:
 
   sync.name & sync.ssp.bound = bsp &, ssp & 1, ssp & 10
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from configs.checks import require
 
-# A run's own values by field, as flags take them.
+# Values of one run by field, as the flags of main.py take them.
 Point = Mapping[str, str]
 
 _FIELD = re.compile(r'[A-Za-z_]\w*(\.\w+)*')
@@ -26,17 +26,19 @@ def points(text: str) -> list[Point]:
   """Returns the runs of a grid, in their order.
 
   Args:
-    text: As above.  Commas, semicolons and & within brackets or quotes belong
-      to a value; quotes around a whole value are not part of it.
+    text: Text as in this module's description.  Commas, semicolons and &
+      within brackets or quotes belong to a value; quotes around a whole value
+      do not.
 
   Raises:
-    ValueError: If it cannot be read, names a field twice, or is of no run.
+    ValueError: If the text cannot be parsed, names a field twice, or has no
+      run.
 
   Example:
     >>> points('seed=0,1; cluster.speed.slowdown=(1.0, 2.0)')[1]
     {'seed': '1', 'cluster.speed.slowdown': '(1.0, 2.0)'}
   """
-  axes = [_axis(part) for part in _split(text, ';') if part]
+  axes = [_parse_axis(part) for part in _split(text, ';') if part]
   require(bool(axes), 'grid', 'FIELD=VALUE,VALUE; ...', text)
   fields = [field for axis in axes for field in axis[0]]
   for field in fields:
@@ -47,8 +49,8 @@ def points(text: str) -> list[Point]:
   ]
 
 
-def _axis(text: str) -> list[dict[str, str]]:
-  """Returns what some fields that change together are, in turn."""
+def _parse_axis(text: str) -> list[dict[str, str]]:
+  """Returns the values in turn of fields that change together."""
   left, equals, right = text.partition('=')
   require(bool(equals), 'grid', 'FIELD=VALUE,VALUE', text)
   fields = [field.strip() for field in left.split('&')]
@@ -58,50 +60,50 @@ def _axis(text: str) -> list[dict[str, str]]:
     require(bool(_FIELD.fullmatch(name)), 'grid', known, field)
   names = [field.removeprefix('config.') for field in fields]
   require(bool(right.strip()), f'grid: {text}', 'a value at least', right)
-  return [_values(names, each) for each in _split(right, ',')]
+  return [_parse_values(names, each) for each in _split(right, ',')]
 
 
-def _values(names: list[str], text: str) -> dict[str, str]:
+def _parse_values(names: list[str], text: str) -> dict[str, str]:
   values = _split(text, '&')
   expected = f'{len(names)} values for {" & ".join(names)}'
   require(len(values) == len(names), 'grid', expected, text)
   require(len(names) > 1 or bool(text), 'grid', f'a value of {names[0]}', text)
   return {
-    name: _unquoted(value)
+    name: _unquote(value)
     for name, value in zip(names, values, strict=True)
     if value
   }
 
 
-def _unquoted(value: str) -> str:
-  quoted = len(value) > 1 and value[0] == value[-1] and value[0] in '\'"'
-  return value[1:-1] if quoted and value[0] not in value[1:-1] else value
+def _unquote(value: str) -> str:
+  is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in '\'"'
+  return value[1:-1] if is_quoted and value[0] not in value[1:-1] else value
 
 
 def _split(text: str, separator: str) -> list[str]:
   """Returns the parts between separators outside brackets and quotes."""
   parts = ['']
-  for letter, outside in _read(text):
-    if letter == separator and outside:
+  for letter, is_outside in _scan(text):
+    if letter == separator and is_outside:
       parts.append('')
     else:
       parts[-1] += letter
   return [part.strip() for part in parts]
 
 
-def _read(text: str) -> Iterator[tuple[str, bool]]:
-  """Yields letters, and whether each is outside brackets and quotes."""
-  expected: list[str] = []  # What closes, the innermost last.
+def _scan(text: str) -> Iterator[tuple[str, bool]]:
+  """Yields characters, each with True if outside brackets and quotes."""
+  expected: list[str] = []  # Closing characters, the innermost last.
   for letter in text:
-    quoted = bool(expected) and expected[-1] in '\'"'
+    is_quoted = bool(expected) and expected[-1] in '\'"'
     yield letter, not expected
     if expected and letter == expected[-1]:
       expected.pop()
-    elif letter in '\'"' and not quoted:
+    elif letter in '\'"' and not is_quoted:
       expected.append(letter)
-    elif letter in _CLOSING and not quoted:
+    elif letter in _CLOSING and not is_quoted:
       expected.append(_CLOSING[letter])
-    elif letter in _CLOSING.values() and not quoted:
+    elif letter in _CLOSING.values() and not is_quoted:
       raise ValueError(
         f'grid: expected no {letter} before it opens, got {text!r}.'
       )

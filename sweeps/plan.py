@@ -1,4 +1,4 @@
-"""The runs of a sweep: their flags, what tells them apart, their folders."""
+"""Plans of many runs: their flags, their identities and their folders."""
 
 import re
 import runpy
@@ -15,68 +15,71 @@ from configs import sections
 from configs.checks import require
 from sweeps.grid import Point
 
-_LONGEST = 80  # Letters of what a folder's name says of its run.
+_LONGEST = 80  # Characters of the values in the name of a folder.
 
 
-class Base(NamedTuple):
-  """What the runs share.
+class SharedConfig(NamedTuple):
+  """Part of the config that all runs share.
 
   Attributes:
-    file: Of the config, with its variant.
-    changes: Flags that change it, by field.
+    file: Path of the config file, with its variant.
+    overrides: Values of flags that change it, by field.
   """
 
   file: str
-  changes: Mapping[str, str]
+  overrides: Mapping[str, str]
 
 
-class Checked(NamedTuple):
-  """What is known of a run once its config was checked.
+class ResolvedConfig(NamedTuple):
+  """Config of a run that has passed all checks.
 
   Attributes:
-    fields: The whole config, by path.
-    identity: Tells it from others.
+    fields: Values of all fields, by dotted name.
+    identity: Fingerprint that no other run of the plan has.
   """
 
   fields: Mapping[str, Any]
   identity: str
 
 
-class Run(NamedTuple):
-  """A run of a sweep.
+class PlannedRun(NamedTuple):
+  """A run of a plan.
 
   Attributes:
-    name: Of its folder.
-    flags: Of main.py, without its folder.
-    checked: What is known of it.
+    name: Name of its folder.
+    flags: Flags of main.py, without --workdir.
+    resolved: Its config after the checks.
   """
 
   name: str
   flags: tuple[str, ...]
-  checked: Checked
+  resolved: ResolvedConfig
 
   def arguments(self, out: str) -> tuple[str, ...]:
-    """Returns the flags of main.py for a sweep in the folder `out`."""
+    """Returns all flags of main.py for a sweep in the folder `out`."""
     return (*self.flags, f'--workdir={out}/{self.name}')
 
   def command(self, out: str) -> str:
-    """Returns the same as a line for a shell."""
+    """Returns the shell command of the run for a sweep in the folder `out`."""
     return shlex.join(('python', 'main.py', *self.arguments(out)))
 
 
-def base(values: flags.FlagValues) -> Base:
-  """Returns what flags that have been parsed say of the config."""
+def shared_config(values: flags.FlagValues) -> SharedConfig:
+  """Returns the config file and the overrides of parsed flags."""
   flag = values['config']
-  changed = config_flags.get_override_values(flag)
-  changes = {field: str(value) for field, value in changed.items()}
-  return Base(config_flags.get_config_filename(flag), changes)
+  found = config_flags.get_override_values(flag)
+  overrides = {field: str(value) for field, value in found.items()}
+  return SharedConfig(config_flags.get_config_filename(flag), overrides)
 
 
-def grid_of(file: str) -> str:
-  """Returns the grid that a file of configs/sweeps/ has.
+def read_grid(file: str) -> str:
+  """Returns GRID of a config file, as those of configs/sweeps/ have one.
+
+  Args:
+    file: Path of the file, with or without a variant.
 
   Raises:
-    ValueError: If it has none.
+    ValueError: If the file has no GRID.
   """
   path = file.partition(':')[0]
   found = runpy.run_path(path).get('GRID')
@@ -85,70 +88,77 @@ def grid_of(file: str) -> str:
   return str(found)
 
 
-def planned(
-  base: Base,
+def plan_runs(
+  shared: SharedConfig,
   points: Sequence[Point],
-  check: Callable[[Sequence[tuple[str, ...]]], Sequence[Checked]],
-) -> list[Run]:
-  """Returns the runs.
+  resolve: Callable[[Sequence[tuple[str, ...]]], Sequence[ResolvedConfig]],
+  names: Sequence[str] | None = None,
+) -> list[PlannedRun]:
+  """Returns the runs of a plan, in the order of their points.
 
   Args:
-    base: What they share.
-    points: What each has of its own.
-    check: Checks runs that flags describe.
+    shared: Config that the runs share.
+    points: Fields and values of each run.
+    resolve: Checks the configs of runs, given the flags of each.
+    names: Names of their folders; None for names of values and identity.
 
   Raises:
     ValueError: If a config is refused, or if two runs are the same.
   """
   for field in points[0]:
     expected = f'either --config.{field} or {field} in the grid'
-    require(field not in base.changes, 'grid', expected, 'both')
+    require(field not in shared.overrides, 'grid', expected, 'both')
   lines = [
-    (f'--config={base.file}', *_flags(base.changes), *_flags(point))
+    (f'--config={shared.file}', *_flags(shared.overrides), *_flags(point))
     for point in points
   ]
-  found = check(lines)
-  runs = [
-    Run(f'{_named(point)}-{checked.identity}', line, checked)
-    for point, line, checked in zip(points, lines, found, strict=True)
-  ]
+  found = resolve(lines)
+  if names is None:
+    names = [
+      f'{_values_in_name(point)}-{resolved.identity}'
+      for point, resolved in zip(points, found, strict=True)
+    ]
+  runs = list(map(PlannedRun, names, lines, found))
   first: dict[str, Point] = {}
   for run, point in zip(runs, points, strict=True):
-    before = first.setdefault(run.checked.identity, point)
+    before = first.setdefault(run.resolved.identity, point)
     expected = f'runs that differ, but {dict(before)} is the same run as'
     require(before is point, 'grid', expected, dict(point))
   return runs
 
 
-def config(line: Sequence[str]) -> ConfigDict:
+def parse_config(arguments: Sequence[str]) -> ConfigDict:
   """Returns the config that flags describe, exactly as main.py reads it.
 
+  Args:
+    arguments: Flags of main.py.
+
   Raises:
-    ValueError: If they cannot be read.
+    ValueError: If they cannot be parsed.
   """
   values = flags.FlagValues()
-  argv = ['main.py', *line]
+  argv = ['main.py', *arguments]
   config_flags.DEFINE_config_file(
     'config', None, '', flag_values=values, sys_argv=argv
   )
   try:
     with warnings.catch_warnings(), sections.known_fields(argv):
-      # Of ml_collections, which loads the file in an old way.
+      # ml_collections loads the file by a deprecated function.
       warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
       values(argv)
   except (flags.Error, SystemExit) as error:
-    said = str(error).removeprefix('Refused: ')
-    raise ValueError(f'{" ".join(line)}: {said}') from error
-  return values.config
+    reason = str(error).removeprefix('Refused: ')
+    raise ValueError(f'{" ".join(arguments)}: {reason}') from error
+  config: ConfigDict = values.config
+  return config
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_fields(runs: Sequence[PlannedRun]) -> list[str]:
   """Returns the fields in which runs differ, in the order of the config."""
-  fields = list(runs[0].checked.fields)
   return [
     field
-    for field in fields
-    if len({repr(run.checked.fields[field]) for run in runs}) > 1
+    for field in runs[0].resolved.fields
+    if len({repr(run.resolved.fields[field]) for run in runs}) > 1
   ]
 
 
@@ -156,8 +166,8 @@ def _flags(values: Mapping[str, str]) -> list[str]:
   return [f'--config.{field}={value}' for field, value in values.items()]
 
 
-def _named(point: Point) -> str:
-  """Returns the values of a point in a form that suits a folder."""
+def _values_in_name(point: Point) -> str:
+  """Returns the values of a point in a form that suits a folder's name."""
   leaves = Counter(field.rpartition('.')[2] for field in point)
   words = []
   for field, value in point.items():

@@ -1,8 +1,8 @@
-"""Processes of this machine, a bounded number at a time, each for one run.
+"""Pool of child processes on this machine, each of which trains one run.
 
-They are forked from a process that has imported what runs need, and nothing
-else: importing takes a second, as long as a small run, and forking 20 ms.  Each
-run has a process of its own, so that one that crashes takes no other with it.
+They are forked from a server process that has imported the modules of a run and
+done nothing else: imports take a second, as long as a small run, and a fork
+20 ms.  Each run has a process of its own, so that a crash ends no other run.
 """
 
 import multiprocessing
@@ -21,26 +21,27 @@ from typing import Any, NamedTuple, Protocol
 from cluster.process import devices
 from configs.checks import require
 from sweeps import child
-from sweeps.folder import Folder, State
-from sweeps.plan import Checked, Run
+from sweeps.folder import SweepFolder
+from sweeps.outcomes import Outcome
+from sweeps.plan import PlannedRun, ResolvedConfig
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SHARED = (
+_PRELOADED = (
   *('sweeps.server', 'sweeps.checking', 'cluster.virtual.site'),
   'tensorboardX',
 )
-_TOGETHER = 8  # Runs that are checked together.
-_LOOK_S = 0.5  # Between two looks at time and signals.
-_GRACE_S = 60.0  # To save a checkpoint.
+_BATCH = 8  # Configs that a process checks at once.
+_POLL_S = 0.5  # Interval of looking at the time and at signals.
+_GRACE_S = 60.0  # Time to save a checkpoint.
 _THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 class Slot(NamedTuple):
-  """What a run may use.
+  """Part of this machine that one run at a time may use.
 
   Attributes:
-    cores: Numbers of cores.
-    environ: Variables that say which GPU, and how much of its memory.
+    cores: Indices of CPU cores.
+    environ: Environment variables that select a GPU and a part of its memory.
   """
 
   cores: tuple[int, ...]
@@ -48,161 +49,166 @@ class Slot(NamedTuple):
 
 
 class _Child(NamedTuple):
-  run: Run
+  run: PlannedRun
   slot: Slot
   process: ForkServerProcess
   log_size: int
 
 
-class Follower(Protocol):
-  """Is told what happens; see `sweeps.display`."""
+class Observer(Protocol):
+  """Observer of the progress of runs; see `sweeps.display`."""
 
-  def started(self, run: Run) -> None:
-    """A run has started."""
+  def run_started(self, run: PlannedRun) -> None:
+    """Notes that a run has started."""
 
-  def ended(self, run: Run, state: State) -> None:
-    """A run has ended."""
+  def run_ended(self, run: PlannedRun, outcome: Outcome) -> None:
+    """Notes that a run has ended."""
 
-  def look(self) -> None:
-    """Time has passed."""
+  def refresh(self) -> None:
+    """Shows the time that has passed; called between events."""
 
-  def say(self, text: str) -> None:
-    """Shows a line."""
+  def print_line(self, text: str) -> None:
+    """Prints a line."""
 
 
-def jobs_here(runs: int, jobs: int, *, learn: bool) -> int:
-  """Returns how many runs go on at a time.
+def count_jobs(runs: int, jobs: int, *, uses_model: bool) -> int:
+  """Returns the number of runs that this machine trains at a time.
 
   Args:
-    runs: How many there are.
-    jobs: As asked for; 0: one on each GPU, or on each core without any.
-    learn: Whether any has a model.
+    runs: Number of all runs.
+    jobs: Number that the user wants; 0 for one on each GPU, or one on each core
+      of a machine without GPUs.
+    uses_model: True if any run has a model.
   """
   require(jobs >= 0, '--jobs', 'at least 0', jobs)
-  each = len(_gpus(learn)) or len(os.sched_getaffinity(0))
-  return max(min(runs, jobs or each), 1)
+  available = len(_gpus(uses_model)) or len(os.sched_getaffinity(0))
+  return max(min(runs, jobs or available), 1)
 
 
-def slots(jobs: int, *, learn: bool) -> list[Slot]:
-  """Returns how cores and GPUs are divided.
+def divide_machine(jobs: int, *, uses_model: bool) -> list[Slot]:
+  """Returns the parts of this machine for runs at the same time.
 
-  Runs that share a GPU have equal parts of its memory, as many as there are on
-  the GPU with the most, so that a run is the same on each of them.
+  Runs that share a GPU get equal parts of its memory, as many as there are on
+  the GPU with the most runs, so that a run is the same on each GPU.
 
   Args:
-    jobs: How many runs go on at a time.
-    learn: Whether any has a model; others leave GPUs alone.
+    jobs: Number of runs at a time.
+    uses_model: True if any run has a model; without one GPUs are not used.
   """
-  cores, gpus = sorted(os.sched_getaffinity(0)), _gpus(learn)
+  cores, gpus = sorted(os.sched_getaffinity(0)), _gpus(uses_model)
   share = -(-jobs // max(len(gpus), 1))
   each = max(len(cores) // jobs, 1)
-  found = []
-  for number in range(jobs):
-    first = number * each % len(cores)
-    own: dict[str, str] = {}
+  slots = []
+  for index in range(jobs):
+    first = index * each % len(cores)
+    environ: dict[str, str] = {}
     if gpus:
-      own = devices.mask(os.environ, [gpus[number % len(gpus)]])
-      own |= devices.memory(os.environ, share)
-    found.append(Slot(tuple(cores[first : first + each]), own))
-  return found
+      environ = devices.mask(os.environ, [gpus[index % len(gpus)]])
+      environ |= devices.memory(os.environ, share)
+    slots.append(Slot(tuple(cores[first : first + each]), environ))
+  return slots
 
 
-def division(given: Sequence[Slot]) -> str:
-  """Returns how cores and GPUs are divided, in words.
-
-  Args:
-    given: What the runs may use.
-  """
-  cores = len(given[0].cores)
-  text = f'{len(given)} at a time, {cores} core{"" if cores == 1 else "s"} each'
-  on = Counter(slot.environ.get(devices.MASK) for slot in given)
-  if None in on:
+def describe_slots(slots: Sequence[Slot]) -> str:
+  """Returns the division of this machine in words."""
+  cores = len(slots[0].cores)
+  text = f'{len(slots)} at a time, {cores} core{"" if cores == 1 else "s"} each'
+  runs = Counter(slot.environ.get(devices.MASK) for slot in slots)  # By GPU.
+  if None in runs:
     return text
-  text += f', on {len(on)} GPU{"" if len(on) == 1 else "s"}'
-  most = max(on.values())
-  fraction = given[0].environ.get(devices.FRACTION)
+  text += f', on {len(runs)} GPU{"" if len(runs) == 1 else "s"}'
+  most = max(runs.values())
+  fraction = slots[0].environ.get(devices.FRACTION)
   share = f' with {float(fraction):.0%} of its memory each' if fraction else ''
   return f'{text}, {most} on each{share}' if most > 1 else text
 
 
-def environ(given: Sequence[Slot], *, learn: bool) -> dict[str, str]:
-  """Returns variables for all runs, which libraries read when they are loaded.
+def shared_environment(
+  slots: Sequence[Slot], *, uses_model: bool
+) -> dict[str, str]:
+  """Returns environment variables that libraries of all runs read when loaded.
 
   Args:
-    given: What the runs may use.
-    learn: Whether any has a model; others leave GPUs alone.
+    slots: Parts of the machine.
+    uses_model: True if any run has a model; without one GPUs are not used.
   """
-  found = dict.fromkeys(_THREADS, str(len(given[0].cores)))
-  return found if learn else {**found, 'JAX_PLATFORMS': 'cpu'}
+  threads = dict.fromkeys(_THREADS, str(len(slots[0].cores)))
+  return threads if uses_model else {**threads, 'JAX_PLATFORMS': 'cpu'}
 
 
-def checked(lines: Sequence[tuple[str, ...]]) -> list[Checked]:
-  """Returns what is known of runs that flags describe.
+def resolve_all(lines: Sequence[tuple[str, ...]]) -> list[ResolvedConfig]:
+  """Returns the checked configs of runs, which processes check in parallel.
 
   Args:
-    lines: The flags of each.
+    lines: Flags of main.py for each run.
 
   Raises:
-    ValueError: If one is refused.
+    ValueError: If a config is refused.
   """
-  jobs = min(len(os.sched_getaffinity(0)), -(-len(lines) // _TOGETHER))
+  jobs = min(len(os.sched_getaffinity(0)), -(-len(lines) // _BATCH))
   with ProcessPoolExecutor(
     jobs, mp_context=_server(), initializer=_begin_checking
   ) as pool:
-    return list(pool.map(_checked, lines, chunksize=_TOGETHER))
+    return list(pool.map(_resolve, lines, chunksize=_BATCH))
 
 
 def execute(
-  runs: Sequence[Run],
-  folder: Folder,
-  given: Sequence[Slot],
-  follower: Follower,
+  runs: Sequence[PlannedRun],
+  folder: SweepFolder,
+  slots: Sequence[Slot],
+  observer: Observer,
 ) -> int:
-  """Runs what is not over; returns the signal that has stopped it, or 0.
+  """Trains runs, and returns the signal that stopped them, or 0.
 
-  After a signal runs save checkpoints and end; a second one kills them.
+  After a signal the runs save checkpoints and end; a second signal kills them.
 
   Args:
-    runs: In their order.
-    folder: Of the sweep.
-    given: What the runs that go on at a time may use.
-    follower: Is told what happens.
+    runs: Runs without a final outcome, in their order.
+    folder: Folder of the sweep.
+    slots: Parts of the machine, one for each run at a time.
+    observer: Observer of their progress.
   """
-  waiting, free = deque(runs), list(given)
+  waiting, free = deque(runs), list(slots)
   children: dict[Any, _Child] = {}
-  asked, limit_s = 0, float('inf')
-  with _stops() as stops, _killed(children):
-    while children or (waiting and not stops):
-      while waiting and free and not stops:
-        new = _started(waiting.popleft(), folder, free.pop(0))
+  handled, limit_s = 0, float('inf')
+  with _catch_stop_signals() as signals, _kill_at_exit(children):
+    while children or (waiting and not signals):
+      while waiting and free and not signals:
+        new = _start(waiting.popleft(), folder, free.pop(0))
         children[new.process.sentinel] = new
-        follower.started(new.run)
-      for sentinel in multiprocessing.connection.wait([*children], _LOOK_S):
-        old = children.pop(sentinel)
-        free.append(old.slot)
-        follower.ended(old.run, _state(old, folder, stopped=bool(stops)))
-      if len(stops) > asked:
-        follower.say(f'{signal.Signals(stops[-1]).name}: the runs end')
-        asked, limit_s = len(stops), time.monotonic() + _GRACE_S
+        observer.run_started(new.run)
+      for sentinel in multiprocessing.connection.wait([*children], _POLL_S):
+        ended = children.pop(sentinel)
+        free.append(ended.slot)
+        outcome = _outcome(ended, folder, is_stopped=bool(signals))
+        observer.run_ended(ended.run, outcome)
+      if len(signals) > handled:
+        name = signal.Signals(signals[-1]).name
+        observer.print_line(f'{name}: the runs end')
+        handled, limit_s = len(signals), time.monotonic() + _GRACE_S
         for each in children.values():
           each.process.terminate()
-      if asked > 1 or time.monotonic() > limit_s:
+      if handled > 1 or time.monotonic() > limit_s:
         break
-      follower.look()
-  return stops[0] if stops else 0
+      observer.refresh()
+  return signals[0] if signals else 0
 
 
-def _state(old: _Child, folder: Folder, *, stopped: bool) -> State:
-  """Returns what the run of a child that has ended has come to."""
-  old.process.join()
-  if stopped:
-    return folder.state(old.run)
-  return folder.ended(old.run, old.process.exitcode or 0, old.log_size)
+def _outcome(
+  ended: _Child, folder: SweepFolder, *, is_stopped: bool
+) -> Outcome:
+  """Returns the outcome of a run whose process has ended."""
+  ended.process.join()
+  if is_stopped:
+    return folder.outcome(ended.run.name)
+  return folder.outcome_of_process(
+    ended.run.name, ended.process.exitcode or 0, ended.log_size
+  )
 
 
 @contextmanager
-def _killed(children: Mapping[Any, _Child]) -> Iterator[None]:
-  """Lets none of the children live on after what is done within."""
+def _kill_at_exit(children: Mapping[Any, _Child]) -> Iterator[None]:
+  """Kills the children that are left at the end of the context."""
   try:
     yield
   finally:
@@ -212,53 +218,53 @@ def _killed(children: Mapping[Any, _Child]) -> Iterator[None]:
       each.process.join()
 
 
-def _started(run: Run, folder: Folder, slot: Slot) -> _Child:
+def _start(run: PlannedRun, folder: SweepFolder, slot: Slot) -> _Child:
   path = str(folder.file(run.name))
   process = _server().Process(
     target=child.run,
     args=(run.arguments(folder.out), path, slot.cores, slot.environ),
   )
-  size = folder.log_size(run)
+  size = folder.log_size(run.name)
   process.start()
   return _Child(run, slot, process, size)
 
 
 def _server() -> multiprocessing.context.ForkServerContext:
   context = multiprocessing.get_context('forkserver')
-  context.set_forkserver_preload(list(_SHARED))
-  # By this thread, which lives as long as the sweep.
+  context.set_forkserver_preload(list(_PRELOADED))
+  # The server ends with the thread that starts it: this one lasts.
   multiprocessing.forkserver.ensure_running()
   return context
 
 
 def _begin_checking() -> None:
-  child.bound()
+  child.bind_to_sweep()
   from learning import placement
 
   placement.use_cpu_only()
 
 
-def _checked(line: tuple[str, ...]) -> Checked:
+def _resolve(line: tuple[str, ...]) -> ResolvedConfig:
   from sweeps import checking
 
-  return checking.checked(line)
+  return checking.resolve(line)
 
 
 @contextmanager
-def _stops() -> Iterator[list[int]]:
-  """Yields a list that gets the signals which ask to stop."""
-  stops: list[int] = []
+def _catch_stop_signals() -> Iterator[list[int]]:
+  """Yields a list to which signals that stop the sweep are appended."""
+  received: list[int] = []
   before = {
-    number: signal.signal(number, lambda number, _: stops.append(number))
+    number: signal.signal(number, lambda number, _: received.append(number))
     for number in _STOPS
     if signal.getsignal(number) not in (None, signal.SIG_IGN)
   }
   try:
-    yield stops
+    yield received
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
 
 
-def _gpus(learn: bool) -> list[str]:
-  return devices.gpus(os.environ) if learn else []
+def _gpus(uses_model: bool) -> list[str]:
+  return devices.gpus(os.environ) if uses_model else []

@@ -1,4 +1,4 @@
-"""results.csv and results.parquet of a sweep: a row for each run."""
+"""Results of a sweep: results.csv and results.parquet, a row for each run."""
 
 import csv
 import io
@@ -11,41 +11,44 @@ from pyarrow import parquet
 
 from configs import cells
 from outputs import atomic
-from sweeps.folder import LOG, Folder, State
-from sweeps.plan import Run, differing
+from sweeps.folder import LOG, SweepFolder
+from sweeps.outcomes import Outcome
+from sweeps.plan import PlannedRun, differing_fields
 
-# Of a manifest: what a result may depend on beside the config.
-_MADE = (
+# Fields of manifest.json on which a result may depend beside the config.
+_ENVIRONMENT = (
   *('host', 'cores', 'devices', 'python', 'versions', 'xla_flags'),
   *('numerics', 'git_revision'),
 )
-# Of a summary: of each worker, over time, or a histogram.
-_LEFT_OUT = ('staleness', 'worker_breakdown', 'bandwidth')
-_SHARE = 20  # Of the time since the last one, writing takes at most 1 / this.
+# Fields of summary.json that no cell can hold: of each worker, or over time.
+_OMITTED = ('staleness', 'worker_breakdown', 'bandwidth')
+_SHARE = 20  # At most 1 / 20 of the time is spent on writing.
 
 
-class Results:
-  """The rows of a sweep, of which each is known as far as its run has come."""
+class ResultsTable:
+  """Table of a sweep's results, with a row for each run from the start on."""
 
-  def __init__(self, runs: Sequence[Run], folder: Folder):
-    """Reads what the runs have come to so far, but writes nothing."""
+  def __init__(self, runs: Sequence[PlannedRun], folder: SweepFolder):
+    """Reads the outcomes of the runs so far, but writes nothing."""
     self._folder = folder
-    self._fields = differing(runs)
-    self._rows = {run.name: self._row(run, folder.state(run)) for run in runs}
-    self._next_s = 0.0
+    self._fields = differing_fields(runs)
+    self._rows = {
+      run.name: self._row(run, folder.outcome(run.name)) for run in runs
+    }
+    self._next_write_s = 0.0
 
-  def update(self, run: Run, state: State) -> None:
-    """Takes in that a run has ended, and writes the files.
+  def update(self, run: PlannedRun, outcome: Outcome) -> None:
+    """Updates the row of a run that has ended, and writes the files at times.
 
-    Of many runs not each time, as the time it takes would grow with their
-    square.
+    Writing them after each of many runs would take a time that grows with the
+    square of their number.
     """
-    self._rows[run.name] = self._row(run, state)
-    if time.monotonic() >= self._next_s:
+    self._rows[run.name] = self._row(run, outcome)
+    if time.monotonic() >= self._next_write_s:
       self.write()
 
   def write(self) -> None:
-    """Writes both files; neither is ever seen half."""
+    """Replaces both files atomically."""
     start = time.monotonic()
     rows = list(self._rows.values())
     columns = {name: None for row in rows for name in row}
@@ -58,39 +61,39 @@ class Results:
       self._folder.file('results.parquet'), buffer.getvalue().to_pybytes()
     )
     end = time.monotonic()
-    self._next_s = end + _SHARE * (end - start)
+    self._next_write_s = end + _SHARE * (end - start)
 
-  def _row(self, run: Run, state: State) -> dict[str, Any]:
-    values = run.checked.fields
-    row = {'run': run.name, 'status': state.status}
+  def _row(self, run: PlannedRun, outcome: Outcome) -> dict[str, Any]:
+    values = run.resolved.fields
+    row: dict[str, Any] = {'run': run.name, 'status': outcome.status}
     row |= {field: values[field] for field in self._fields}
-    summary = self._folder.read(run, 'summary.json') or {}
-    row |= _flat({k: v for k, v in summary.items() if k not in _LEFT_OUT})
-    made = self._folder.read(run, 'manifest.json') or {}
-    row |= _flat({name: made.get(name) for name in _MADE})
+    summary = self._folder.read(run.name, 'summary.json') or {}
+    row |= _flatten({k: v for k, v in summary.items() if k not in _OMITTED})
+    manifest = self._folder.read(run.name, 'manifest.json') or {}
+    row |= _flatten({name: manifest.get(name) for name in _ENVIRONMENT})
     folder = self._folder.file(run.name)
     return row | {
-      'identity': run.checked.identity,
+      'identity': run.resolved.identity,
       'folder': str(folder),
       'log': str(folder / LOG),
-      'error': state.error or None,
+      'error': outcome.error or None,
     }
 
 
 def _line(row: Iterable[Any]) -> str:
-  """Returns a row as a line of CSV; what breaks lines is quoted."""
+  """Returns a row as a line of CSV, with cells quoted where necessary."""
   text = io.StringIO()
-  # A carriage return is quoted only if it is part of what ends lines.
+  # The writer quotes a carriage return only if it is part of the terminator.
   csv.writer(text).writerow(map(cells.neutral, row))
   return text.getvalue().removesuffix('\r\n') + '\n'
 
 
-def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
-  """Returns values by path; of a list of anything but text its length."""
+def _flatten(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
+  """Returns values by path; texts of a list are joined, other lists counted."""
   flat: dict[str, Any] = {}
   for name, value in values.items():
     if isinstance(value, dict):
-      flat |= _flat(value, f'{above}{name}.')
+      flat |= _flatten(value, f'{above}{name}.')
     elif isinstance(value, list):
       text = all(isinstance(each, str) for each in value) and value
       flat[above + name] = ', '.join(value) if text else len(value)
@@ -100,7 +103,7 @@ def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
 
 
 def _column(values: list[Any]) -> list[Any]:
-  """Returns values of one type, as a table needs them."""
+  """Returns the values of a column, converted to one type."""
   known = [value for value in values if value is not None]
   kinds = {type(value) for value in known}
   if kinds <= {int} or kinds <= {bool} or kinds <= {str}:

@@ -1,6 +1,6 @@
-"""The process that forks runs imports this first: it ends when the sweep does.
+"""First import of the fork server: ties its end to the end of the sweep.
 
-Otherwise it would live as long as what it has forked.
+Otherwise the server would live as long as any process that it has forked.
 """
 
 from sweeps import child

@@ -1,4 +1,4 @@
-"""Runs of a sweep as jobs of SLURM, an array of them, through submitit."""
+"""Runs of a sweep as an array of SLURM jobs, through submitit."""
 
 import os
 import sys
@@ -8,18 +8,21 @@ from typing import Any
 
 from configs.checks import require
 from sweeps import child, pool
-from sweeps.folder import Folder
-from sweeps.plan import Run
-from sweeps.pool import Follower
+from sweeps.folder import SweepFolder
+from sweeps.plan import PlannedRun
+from sweeps.pool import Observer
 
-_LOOK_S = {'local': 0.2, 'slurm': 10.0}
+_POLL_S = {'local': 0.2, 'slurm': 10.0}
 
 
-def parameters(words: Sequence[str]) -> dict[str, Any]:
-  """Returns what submitit is to be told, of words such as timeout_min=60.
+def parse_parameters(words: Sequence[str]) -> dict[str, Any]:
+  """Returns parameters of submitit by name.
+
+  Args:
+    words: Parameters as text such as 'timeout_min=60'.
 
   Raises:
-    ValueError: If a word is of another form.
+    ValueError: If a word has another form.
   """
   found: dict[str, Any] = {}
   for word in words:
@@ -30,10 +33,10 @@ def parameters(words: Sequence[str]) -> dict[str, Any]:
 
 
 def require_submitit() -> Any:
-  """Returns the module.
+  """Returns the module submitit.
 
   Raises:
-    ValueError: If it is not installed.
+    ValueError: If submitit is not installed.
   """
   try:
     import submitit
@@ -46,66 +49,67 @@ def require_submitit() -> Any:
 
 
 def execute(
-  runs: Sequence[Run],
-  folder: Folder,
-  follower: Follower,
+  runs: Sequence[PlannedRun],
+  folder: SweepFolder,
+  observer: Observer,
   *,
   cluster: str,
   jobs: int,
-  learn: bool,
-  given: Mapping[str, Any],
+  uses_model: bool,
+  parameters: Mapping[str, Any],
 ) -> None:
   """Submits runs and waits until all of them have ended.
 
-  If it is interrupted they go on.  Submitted again, a run waits for the one of
-  before, which then is over.
+  An interrupt leaves the jobs running.  If a run is then submitted again, the
+  new job waits until the earlier one has ended, and finds the run finished.
 
   Args:
-    runs: In their order.
-    folder: Of the sweep, which all hosts have.
-    follower: Is told what happens.
+    runs: Runs without a final outcome, in their order.
+    folder: Folder of the sweep, on a file system that all hosts share.
+    observer: Observer of their progress.
     cluster: 'slurm' or 'local'.
-    jobs: Most that run at a time; 0 for what SLURM allows.
-    learn: Whether any has a model; others leave GPUs alone.
-    given: Parameters of submitit.
+    jobs: Largest number of jobs at a time; 0 for no limit but SLURM's.
+    uses_model: True if any run has a model; without one GPUs are not used.
+    parameters: Parameters of submitit, by name.
   """
   submitit = require_submitit()
   logs = folder.file('submitit').absolute()
   executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
   more = {'slurm_array_parallelism': jobs} if jobs else {}
-  executor.update_parameters(name='sweep', **more, **given)
-  began = {run.name: folder.log_size(run) for run in runs}
+  executor.update_parameters(name='sweep', **more, **parameters)
+  began = {run.name: folder.log_size(run.name) for run in runs}
   task = submitit.helpers.CommandFunction
   with executor.batch():
     left = [
       (run, executor.submit(task([*command, *run.arguments(folder.out)])))
       for run, command in zip(
-        runs, _commands(len(runs), cluster, learn=learn), strict=True
+        runs, _commands(len(runs), cluster, uses_model=uses_model), strict=True
       )
     ]
   for run, _ in left:
-    follower.started(run)
+    observer.run_started(run)
   while left:
     for run, job in [each for each in left if each[1].done()]:
       left.remove((run, job))
       code = 0 if job.exception() is None else 1
-      follower.ended(run, folder.ended(run, code, began[run.name]))
-    follower.look()
-    time.sleep(_LOOK_S[cluster] if left else 0)
+      outcome = folder.outcome_of_process(run.name, code, began[run.name])
+      observer.run_ended(run, outcome)
+    observer.refresh()
+    time.sleep(_POLL_S[cluster] if left else 0)
 
 
-def _commands(count: int, cluster: str, *, learn: bool) -> list[list[str]]:
+def _commands(count: int, cluster: str, *, uses_model: bool) -> list[list[str]]:
   """Returns the commands of jobs, without the flags of their runs.
 
-  Jobs of this host all start at once, without a GPU unless they are given one;
-  SLURM gives its own.
+  Local jobs all start at once, and get no GPU from submitit, so that they are
+  assigned here; SLURM assigns the GPUs of its jobs.
   """
   words = [f'PYTHONPATH={child.python_path()}']
-  if not learn and 'JAX_PLATFORMS' not in os.environ:
+  if not uses_model and 'JAX_PLATFORMS' not in os.environ:
     words.append('JAX_PLATFORMS=cpu')
   each: list[list[str]] = [[]] * count
   if cluster == 'local':
-    given = pool.slots(count, learn=learn)
-    each = [[f'{k}={v}' for k, v in slot.environ.items()] for slot in given]
+    slots = pool.divide_machine(count, uses_model=uses_model)
+    each = [[f'{k}={v}' for k, v in slot.environ.items()] for slot in slots]
   module = [sys.executable, '-m', child.__name__]
   return [['env', *words, *own, *module] for own in each]

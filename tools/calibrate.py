@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from ml_collections import ConfigDict
 
-import train
 from configs.checks import require
 from learning import placement
-from outputs import atomic, console
+from outputs import atomic
+from sweeps import scratch
 from tools.calibrating import (
   allreduce,
   links,
@@ -237,16 +237,16 @@ def predict(
     num_train=num_train,
     epochs=epochs,
   )
-  with tempfile.TemporaryDirectory() as folder, console.hidden():
+  with tempfile.TemporaryDirectory() as folder:
     times = pathlib.Path(folder, 'times.csv')
     _write_times(calibration, times)
     timed.cluster.speed.trace.path = str(times)
     links = pathlib.Path(folder, 'links.json')
     if _write_links(calibration, links):
       timed.cluster.links = str(links)
-    summary = train.build(timed, workdir=f'{folder}/run')()
-    pace = timeline.pace(timeline.read(f'{folder}/run'))
-  return dict(summary) | pace._asdict()
+    with scratch.trained(timed) as run:
+      pace = timeline.pace(timeline.read(run.folder))
+  return dict(run.summary) | pace._asdict()
 
 
 def check(

@@ -3,11 +3,11 @@
   python -m tools.compare --out=DIR [--config=configs/compare.py] [--seeds=3]
     [--schemes=bsp,asp,ssp,dssp,elastic,r2sp]
 
-Only scheme, reduction, learning rate and seed differ between the runs.  The
-same command goes on where it was: runs that have ended are not run again.
+Only scheme, reduction, learning rate and seed differ between the runs, which
+are those of a sweep (`sweeps.driver`), one at a time.  The same command resumes
+an interrupted comparison: runs that have ended are not trained again.
 """
 
-import contextlib
 import math
 import pathlib
 import sys
@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-import train
 from configs import default, sections
-from outputs import atomic, compiled
+from outputs import atomic
+from sweeps import driver, outcomes, plan
+from sweeps.grid import Point
+from sweeps.plan import SharedConfig
 from tools import report
 from tools.reading import records
 
@@ -32,8 +33,8 @@ class Variant(NamedTuple):
 
   Attributes:
     name: Name of the row.
-    scheme: As config.sync.name.
-    reduction: As config.optimizer.reduction.
+    scheme: Value of config.sync.name.
+    reduction: Value of config.optimizer.reduction.
     scales_rate: True if the learning rate is multiplied by the number of
       workers.
   """
@@ -46,7 +47,7 @@ class Variant(NamedTuple):
 
 # 'bsp mean, n x rate' takes the steps of 'bsp', rounded differently at most
 # (with plain SGD even n times the rate is the same number if n is a power of
-# two): that its row is the same shows that nothing else differs.
+# two): equal rows of both show that nothing else differs.
 VARIANTS = (
   Variant('bsp', 'bsp'),
   Variant('bsp mean', 'bsp', 'mean'),
@@ -55,168 +56,175 @@ VARIANTS = (
   *(Variant(name, name) for name in ('asp', 'ssp', 'dssp', 'elastic', 'r2sp')),
 )
 SCHEMES = tuple(dict.fromkeys(variant.scheme for variant in VARIANTS))
-_DIVERGED = 'FloatingPointError'  # How `ended` begins.
 
 
-class Planned(NamedTuple):
+class ComparedRun(NamedTuple):
   """A run of a comparison.
 
   Attributes:
-    variant: The name of its variant.
-    folder: For its outputs.
-    config: Whole.
+    variant: Name of its variant.
+    seed: Value of config.seed.
+    point: Values of the fields that differ from the config file.
   """
 
   variant: str
-  folder: pathlib.Path
-  config: ConfigDict
+  seed: int
+  point: Point
 
-
-class Refused(ValueError):
-  """A comparison that flags, config or a folder do not allow."""
+  @property
+  def name(self) -> str:
+    """Name of its folder."""
+    return f'{report.file_name(self.variant)}-seed{self.seed}'
 
 
 def main(argv: list[str]) -> None:
   """Runs the comparison that the flags describe."""
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
-  given = flags.FLAGS
+  values = flags.FLAGS
+  shared = plan.shared_config(values)
   try:
-    runs = plan(
-      given.config,
-      out=given.out,
-      variants=variants(given.schemes),
-      seeds=given.seeds,
+    runs = plan_comparison(
+      values.config,
+      shared.overrides,
+      variants=find_variants(values.schemes),
+      seeds=values.seeds,
     )
-    with compiled_once():
-      compare(runs, given.out)
-  except Refused as error:
+    code = compare(values.config, shared.file, runs, values.out)
+  except ValueError as error:
     sys.exit(f'Refused: {error}')
   except KeyboardInterrupt:
     sys.exit(130)
+  sys.exit(code)
 
 
-def variants(schemes: Sequence[str]) -> list[Variant]:
+def find_variants(schemes: Sequence[str]) -> list[Variant]:
   """Returns the rows for some schemes; BSP has four, which differ in steps.
 
   Raises:
-    Refused: If there is no scheme, or an unknown one.
+    ValueError: If there is no scheme, or an unknown one.
   """
   if not schemes or set(schemes) - set(SCHEMES):
-    raise Refused(f'schemes: expected some of {SCHEMES}, got {schemes}.')
+    raise ValueError(f'schemes: expected some of {SCHEMES}, got {schemes}.')
   return [variant for variant in VARIANTS if variant.scheme in schemes]
 
 
-def plan(
+def plan_comparison(
   config: ConfigDict,
+  overrides: Mapping[str, str],
   *,
-  out: str | pathlib.Path,
   variants: Sequence[Variant],
   seeds: int,
-) -> list[Planned]:
-  """Returns the runs, seed by seed, so that an early look has all variants.
+) -> list[ComparedRun]:
+  """Returns the runs, seed by seed, so that early results have all variants.
 
   Args:
-    config: What the runs share.  Settings of a scheme are for its own runs.
-    out: Folder for the folders of the runs.
+    config: Config that the runs share.  Settings of a scheme apply to its own
+      runs.
+    overrides: Values of the flags that changed the config, by field.
     variants: Rows of the table.
-    seeds: How many, from config.seed on.
+    seeds: Number of seeds, from config.seed on.
 
   Raises:
-    Refused: If `seeds` is below 1, or if the config sets what variants set, or
-      settings of a scheme that none of them uses.
+    ValueError: If `seeds` is below 1, or if the config sets a field that
+      variants set, or settings of a scheme that no variant uses.
   """
   if seeds < 1:
-    raise Refused(f'seeds: expected at least 1, got {seeds}.')
+    raise ValueError(f'seeds: expected at least 1, got {seeds}.')
   _check_shared(config, {variant.scheme for variant in variants})
-  runs = []
-  for seed in range(config.seed, config.seed + seeds):
-    for variant in variants:
-      name = f'{report.file_name(variant.name)}-seed{seed}'
-      own = _config(config, variant, seed)
-      runs.append(Planned(variant.name, pathlib.Path(out) / name, own))
-  return runs
+  return [
+    ComparedRun(
+      variant.name, seed, {**overrides, **_own_fields(config, variant, seed)}
+    )
+    for seed in range(config.seed, config.seed + seeds)
+    for variant in variants
+  ]
 
 
-def compare(runs: Sequence[Planned], out: str | pathlib.Path) -> None:
-  """Runs what has not ended yet, then writes table.md and pictures.
+def compare(
+  config: ConfigDict, file: str, runs: Sequence[ComparedRun], out: str
+) -> int:
+  """Trains the runs that are left, then writes table.md and pictures.
 
   Args:
-    runs: As `plan` gives them.
-    out: Folder for the table and the pictures.
+    config: Config that the runs share.
+    file: Its file, with the variant.
+    runs: Runs of the comparison.
+    out: Folder of the runs, the table and the pictures.
+
+  Returns:
+    The exit code: 0 if all runs have finished or diverged.
 
   Raises:
-    Refused: If the config or the folder of a run is.
+    ValueError: If a config or the folder is refused.
     OSError: If the table or a picture cannot be written.
   """
+  # All cores train one run at a time: the last bits of results depend on them.
+  options = driver.Options(out, jobs=1)
+  with tempfile.TemporaryDirectory() as programs:
+    code = driver.run_points(
+      SharedConfig(file, {}),
+      [run.point for run in runs],
+      options,
+      uses_model=config.model.name != 'none',
+      names=[run.name for run in runs],
+      programs=pathlib.Path(programs),
+    )
+  folders = [pathlib.Path(out, run.name) for run in runs]
+  if not all(outcomes.read_outcome(folder).is_final for folder in folders):
+    return code
   summaries: dict[str, list[Mapping[str, Any]]] = {}
   groups: dict[str, list[records.RunRecord]] = {}
-  for number, run in enumerate(runs, start=1):
-    logging.info('Run %d of %d: %s', number, len(runs), run.folder.name)
-    summaries.setdefault(run.variant, []).append(trained(run))
-    groups.setdefault(run.variant, []).append(records.load(run.folder))
+  for run, folder in zip(runs, folders, strict=True):
+    record = records.load(folder)
+    summaries.setdefault(run.variant, []).append(record.summary or {})
+    groups.setdefault(run.variant, []).append(record)
   table = markdown({name: row(each) for name, each in summaries.items()})
-  text = f'{_caption(runs)}\n\n{table}'
+  text = f'{_caption(config, runs)}\n\n{table}'
   print(text)
   atomic.write(pathlib.Path(out) / 'table.md', text)
   report.draw(groups, out, timelines=1)
   logging.info('Table and pictures are in %s', out)
-
-
-def trained(run: Planned) -> Mapping[str, Any]:
-  """Returns the summary of a run, which is run unless it has ended.
-
-  One that has diverged would diverge again.
-
-  Raises:
-    Refused: If its config or its folder is.
-  """
-  try:
-    start = train.build(run.config, workdir=str(run.folder), own_process=True)
-    before = records.read_summary(run.folder)
-  except (OSError, ValueError) as error:
-    raise Refused(f'{run.folder.name}: {error}') from error
-  if before and _diverged(before):
-    return before
-  try:
-    return start()
-  except FloatingPointError as error:
-    logging.warning('%s diverged: %s', run.folder, error)
-  return records.read_summary(run.folder)
+  return 0
 
 
 def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
   """Returns the cells of a variant by the names of the columns.
 
   Args:
-    summaries: One for each seed.  Times to an accuracy count all of them, and
-      are infinite where it was not reached; other columns leave out runs that
-      diverged, and the accuracy says how many.
+    summaries: Summary of each seed's run.  Times to an accuracy count all of
+      them, and are infinite where it was not reached; other columns omit runs
+      that diverged, and the accuracy has their number.
   """
-  whole = [each for each in summaries if not _diverged(each)]
+  finished = [
+    each
+    for each in summaries
+    if outcomes.outcome_of_summary(each).status == 'finished'
+  ]
 
-  def over(field: str, form: str, scale: int = 1) -> str:
-    return cell([scale * each[field] for each in whole], form)
+  def spread(field: str, form: str, scale: int = 1) -> str:
+    values = [each[field] for each in finished]
+    return cell([v if v is None else scale * v for v in values], form)
 
-  lost = len(summaries) - len(whole)
-  note = f'; {lost} of {len(summaries)} diverged' if lost else ''
-  cells = {'accuracy (%)': over('final_accuracy', '.1f', 100) + note}
+  diverged = len(summaries) - len(finished)
+  note = f'; {diverged} of {len(summaries)} diverged' if diverged else ''
+  cells = {'accuracy (%)': spread('final_accuracy', '.1f', 100) + note}
   for level in summaries[0]['time_to']:
     times = [each['time_to'][level] for each in summaries]
-    cells[f'to {100 * float(level):g} % (s)'] = _reached(times)
-  cells['in all (s)'] = over('virtual_s', '.1f')
-  cells['waiting (%)'] = over('waiting_share', '.1f', 100)
-  cells['mean staleness'] = over('staleness_mean', '.2f')
-  cells['updates'] = over('updates', '.0f')
+    cells[f'to {100 * float(level):g} % (s)'] = _time_cell(times)
+  cells['in all (s)'] = spread('virtual_s', '.1f')
+  cells['waiting (%)'] = spread('waiting_share', '.1f', 100)
+  cells['mean staleness'] = spread('staleness_mean', '.2f')
+  cells['updates'] = spread('updates', '.0f')
   return cells
 
 
 def cell(values: Sequence[float | None], form: str) -> str:
-  """Returns a median, with its range if that shows; a dash if it is infinite.
+  """Returns a median, with its range if they differ; a dash for infinity.
 
   Args:
-    values: One for each seed; None counts as infinite, but not in the range.
-    form: How they are formatted.
+    values: Value of each seed; None counts as infinite, but not in the range.
+    form: Format of the numbers.
   """
   known = [value for value in values if value is not None]
   if 2 * len(known) <= len(values):
@@ -233,73 +241,73 @@ def markdown(rows: Mapping[str, Mapping[str, str]]) -> str:
   Args:
     rows: Cells by variant and column.
   """
-  lines = [('', *next(iter(rows.values())))]
-  lines += [(name, *cells.values()) for name, cells in rows.items()]
+  lines = [['', *next(iter(rows.values()))]]
+  lines += [[name, *cells.values()] for name, cells in rows.items()]
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   lines.insert(1, ['-' * width for width in widths])
-  lines = [map(str.ljust, line, widths) for line in lines]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-
-
-@contextlib.contextmanager
-def compiled_once() -> Iterator[None]:
-  """Shares compiled programs between runs, through a temporary folder.
-
-  Enter the context before the first compilation.  It changes nothing if the
-  user has configured a compilation cache.
-  """
-  if jax.config.jax_compilation_cache_dir:
-    yield
-    return
-  with tempfile.TemporaryDirectory() as folder:
-    compiled.use(pathlib.Path(folder), everything=True)
-    yield
+  return ''.join(
+    f'| {" | ".join(map(str.ljust, line, widths))} |\n' for line in lines
+  )
 
 
 def _check_shared(config: ConfigDict, schemes: set[str]) -> None:
-  """Refuses what the variants would ignore or overwrite."""
+  """Refuses fields that the variants would ignore or overwrite."""
   if config.optimizer.reduction != 'sum':
-    raise Refused(
+    raise ValueError(
       "config.optimizer.reduction: expected 'sum', the variants change it, got "
       f'{config.optimizer.reduction!r}.'
     )
   defaults = default.get_config().sync
   for scheme in sorted(set(defaults) - {'name', *schemes}):
     if config.sync[scheme] != defaults[scheme]:
-      raise Refused(
+      raise ValueError(
         f'config.sync.{scheme}: expected {defaults[scheme].to_dict()}, because '
         f'no run uses {scheme}, got {config.sync[scheme].to_dict()}.'
       )
 
 
-def _config(config: ConfigDict, variant: Variant, seed: int) -> ConfigDict:
-  """Returns a variant's config: other schemes' settings are set back."""
-  own = config.copy_and_resolve_references()
-  for scheme, fields in default.get_config().sync.items():
-    if scheme not in ('name', variant.scheme):
-      own.sync[scheme] = fields
-  own.sync.name = variant.scheme
-  own.optimizer.reduction = variant.reduction
+def _own_fields(
+  config: ConfigDict, variant: Variant, seed: int
+) -> dict[str, str]:
+  """Returns the fields of a variant's run, as flags take them.
+
+  Settings of other schemes return to their defaults.
+  """
+  fields = {
+    'sync.name': variant.scheme,
+    'optimizer.reduction': variant.reduction,
+    'seed': str(seed),
+  }
   if variant.scales_rate:
-    own.optimizer.learning_rate *= own.cluster.workers
-  own.seed = seed
-  return own.lock()
+    rate = config.optimizer.learning_rate * config.cluster.workers
+    fields['optimizer.learning_rate'] = repr(rate)
+  for scheme, defaults in default.get_config().sync.items():
+    if scheme not in ('name', variant.scheme):
+      fields |= dict(_changes(config.sync[scheme], defaults, f'sync.{scheme}'))
+  return fields
 
 
-def _diverged(summary: Mapping[str, Any]) -> bool:
-  return summary['ended'].startswith(_DIVERGED)
+def _changes(
+  section: ConfigDict, defaults: ConfigDict, above: str
+) -> Iterator[tuple[str, str]]:
+  """Yields names and defaults of the fields that a section has changed."""
+  for field, value in defaults.items():
+    name = f'{above}.{field}'
+    if isinstance(value, ConfigDict):
+      yield from _changes(section[field], value, name)
+    elif section[field] != value:
+      yield name, str(value)
 
 
-def _reached(times: list[float | None]) -> str:
+def _time_cell(times: list[float | None]) -> str:
   """Returns the cell of times to an accuracy."""
   reached = len(times) - times.count(None)
   note = f'; {reached} of {len(times)}' if None in times else ''
   return cell(times, '.1f') + note
 
 
-def _caption(runs: Sequence[Planned]) -> str:
-  seeds = sorted({run.config.seed for run in runs})
-  config = runs[0].config
+def _caption(config: ConfigDict, runs: Sequence[ComparedRun]) -> str:
+  seeds = sorted({run.seed for run in runs})
   return (
     f'{config.model.name} on {config.data.name}, {config.epochs:g} epochs, '
     f'{config.cluster.workers} workers: median and range over seeds '
@@ -312,7 +320,9 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('out', None, 'Folder for all outputs.', required=True)
   flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
   flags.DEFINE_list('schemes', list(SCHEMES), 'Schemes to compare.')
-  shared = 'What the runs share; --config.SECTION.FIELD=VALUE changes a field.'
+  shared = (
+    'Config that the runs share; --config.SECTION.FIELD=VALUE changes a field.'
+  )
   with sections.known_fields(argv):
     # The default takes the changes of --config here.
     config_flags.DEFINE_config_file('config', 'configs/compare.py', shared)

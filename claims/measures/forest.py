@@ -1,10 +1,10 @@
-"""Rates of packed forests over those of other schemes, exactly."""
+"""Exact rates of packed forests relative to those of other schemes."""
 
 from collections.abc import Mapping
 
 import topology
 from bench import forest as bench
-from claims.measures import asked
+from claims.measures import answering
 from topology.clusters import randomized
 from topology.clusters.named import named
 
@@ -18,7 +18,7 @@ _ORDERED = ('naive_ring', 'naive_ring_both_ways', 'single_server')
 
 
 def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
-  """Returns a record per network and inequality of its links."""
+  """Returns a record per network and ratio of its fastest to slowest link."""
   return [
     {'network': name, 'ratio': ratio, **_rates(spec, ratio, seed + 1)}
     for name, spec in NETWORKS.items()
@@ -27,7 +27,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
 
 
 def _rates(spec: str, ratio: int, seed: int) -> Mapping[str, object]:
-  """Returns the forest's rate over that of each scheme, and what it is like."""
+  """Returns the forest's rate over that of each scheme, and its properties."""
   cluster = randomized.spread(named(spec), ratio, seed)
   best = topology.pack(cluster)
   over = {k: v for k, v in bench.ratios(cluster, best).items() if v is not None}
@@ -44,4 +44,4 @@ def _rates(spec: str, ratio: int, seed: int) -> Mapping[str, object]:
 
 
 if __name__ == '__main__':
-  asked.answer(measure)
+  answering.print_records(measure)

@@ -10,24 +10,24 @@ from typing import Any
 
 from claims import gradientflow
 from claims.gradientflow import Assumed
-from claims.measures import asked
+from claims.measures import answering
 
 _ROUTES = ('ring', 'hierarchy')
 _GPUS = {'quick': (8, 64, 512), 'full': gradientflow.GPUS}
 _MANY = (64, 512)
-_THIN = 0.5  # GB/s of a host: 4 of the 56 Gbit/s.
+_SLOW_GBps = 0.5  # Link of a host: 4 of the 56 Gbit/s.
 
 
 def measure(*, seed: int, scale: str) -> list[Mapping[str, Any]]:
-  """Returns records of speed-ups over one GPU: of techniques, and by theta."""
-  del seed  # Nothing is drawn.
+  """Returns records of speed-ups over one GPU, by technique and by theta."""
+  del seed  # The computation has no randomness.
   return [
     *(
       record
       for route, gpus in itertools.product(_ROUTES, _GPUS[scale])
       for record in _rungs(Assumed(), route, gpus)
     ),
-    *_rungs(Assumed(link_GBps=_THIN), 'ring', 64, host_GBps=_THIN),
+    *_rungs(Assumed(link_GBps=_SLOW_GBps), 'ring', 64, host_GBps=_SLOW_GBps),
     *(
       record
       for route, gpus in itertools.product(_ROUTES, _MANY)
@@ -39,7 +39,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, Any]]:
 def _rungs(
   assumed: Assumed, route: str, gpus: int, **more: float
 ) -> Iterator[Mapping[str, Any]]:
-  """Yields a record per model and technique, over those before it, too."""
+  """Yields a record per model and technique, with its gain."""
   for model, own in gradientflow.ladder(assumed, gpus, route).items():
     before = None
     for technique, speedup in own.items():
@@ -56,7 +56,7 @@ def _rungs(
 
 
 def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
-  """Yields for each model how much the best bytes of a range gain."""
+  """Yields a record per model with the best bucket size and its gain."""
   curves = {
     model: {
       str(theta): gradientflow.overlapped(Assumed(bucket_bytes=theta), model)
@@ -80,4 +80,4 @@ def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
 
 
 if __name__ == '__main__':
-  asked.answer(measure)
+  answering.print_records(measure)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench import made, predict
-from claims.measures import asked
+from claims.measures import answering
 
 _KINDS = ('driven', 'bursts', 'regimes', 'idle factors')
 _PREDICTORS = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx')
@@ -49,4 +49,4 @@ def _cost_ms(seed: int) -> float:
 
 
 if __name__ == '__main__':
-  asked.answer(measure)
+  answering.print_records(measure)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench import zipline as bench
-from claims.measures import asked
+from claims.measures import answering
 from sync import zipline
 
 _METHODS = ('sort', 'zipline', 'opt', 'opt_bs', 'grid_scan', 'full_grid_scan')
@@ -79,4 +79,4 @@ def _found(seed: int) -> Mapping[str, object]:
 
 
 if __name__ == '__main__':
-  asked.answer(measure)
+  answering.print_records(measure)

@@ -1,4 +1,4 @@
-"""Tests for bench.conditions: predictions, and what failed runs leave."""
+"""Tests for bench.conditions: predictions, and runs after a failure."""
 
 import json
 import pathlib
@@ -22,22 +22,24 @@ _ALIKE = {
 
 class VirtualTest(parameterized.TestCase):
   @parameterized.parameters(
-    # Both ways of all over a server's link; a share of all over two.
+    # All bytes pass one server's link both ways, or half of them each of two.
     ((3, 1, True), 'server', 2 * 3 * _S / _B),
     ((3, 2, True), 'server', 2 * 3 * _S / _B / 2),
-    # Of each third, two parts come in and go out.
+    # Two parts of each third come in and go out.
     ((3, 3, False), 'server', 2 * 2 / 3 * _S / _B),
     ((3, 0, False), 'ring', 2 * 2 / 3 * _S / _B),
   )
-  def test_equal_workers_take_what_the_bytes_take(self, placed, route, took_s):
+  def test_equal_workers_take_the_time_of_their_bytes(
+    self, placed, route, took_s
+  ):
     own = {'route.name': route}
     condition = Condition('c', *placed, _ALIKE | own)
-    found_s = conditions.virtual(_LAB, condition, 8)
+    found_s = conditions.predict(_LAB, condition, 8)
     self.assertAlmostEqual(found_s, 0.05 + took_s / 0.957, delta=0.01)
 
 
 class RealTest(absltest.TestCase):
-  def test_those_behind_one_that_fails_are_run_by_new_processes(self):
+  def test_new_processes_train_the_runs_after_a_failed_one(self):
     runs = [(Condition(name, 3, 1, True, _ALIKE), 16) for name in 'abcd']
     sessions = []
 
@@ -55,11 +57,11 @@ class RealTest(absltest.TestCase):
 
     out = pathlib.Path(tempfile.mkdtemp())
     with (
-      mock.patch.object(conditions, '_session', session),
+      mock.patch.object(conditions, '_train_on_lab', session),
       mock.patch.object(conditions, 'iteration_s', lambda *_: 0.3),
     ):
-      found = conditions.real(out, _LAB, runs)
-      again = conditions.real(out, _LAB, runs[:1])
+      found = conditions.measure(out, _LAB, runs)
+      again = conditions.measure(out, _LAB, runs[:1])
     self.assertEqual(again, {'a': 0.3})
     self.assertEqual(sessions, [['a', 'b', 'c', 'd'], ['c', 'd']])
     failed = {'b': 'b is broken', 'd': 'there is no summary'}

@@ -20,22 +20,22 @@ def _claim(**fields):
 
 class TablesTest(absltest.TestCase):
   def test_every_paper_has_entries_with_claims_that_are_judged(self):
-    found = catalog.every()
+    found = catalog.find_all()
     for paper in _PAPERS:
       own = [entry for entry in found.values() if entry.family == paper]
       self.assertTrue(any(c.measure for e in own for c in e.claims), paper)
 
   def test_claims_ask_for_what_runs_differ_in(self):
-    for name, entry in catalog.every().items():
+    for name, entry in catalog.find_all().items():
       for scale in entry.grids:
-        fields = running.fields_of(running.points_of(entry, scale, [0]))
+        fields = running.varied_fields(running.entry_points(entry, scale, [0]))
         for claim in entry.claims:
           parts = (claim.measure or Measure('', {}))[1:4]
           asked = {key for part in parts for key in part or ()}
           self.assertContainsSubset(asked, fields, f'{name}: {claim.text}')
 
   def test_each_says_what_differs_and_what_is_theirs_and_ours(self):
-    for name, entry in catalog.every().items():
+    for name, entry in catalog.find_all().items():
       self.assertTrue(entry.theirs and entry.ours, name)
       self.assertTrue(all(c.source for c in entry.claims), name)
 
@@ -60,7 +60,7 @@ class RefusalTest(parameterized.TestCase):
     (
       'outside',
       _entry(_claim(**_RULE, shape=(0.5, 2.0))),
-      'confirmed within the shape',
+      'confirms within that of the shape',
     ),
     ('no_runs', _entry(_claim(**_RULE), measured=''), 'runs for its claims'),
   )
@@ -71,7 +71,7 @@ class RefusalTest(parameterized.TestCase):
   def test_who_has_no_data_is_told_why_claims_have_no_runs(self):
     entry = _entry(_claim(**_RULE), measured='')._replace(absent='Needs data.')
     catalog.check('name', entry)
-    rows = page.judged(entry, None, entry.absent)
+    rows = page.judge_claims(entry, None, entry.absent)
     found = [(each.verdict, each.reason) for each in rows.values()]
     self.assertEqual(found, [(judging.UNAVAILABLE, 'Needs data.')])
 

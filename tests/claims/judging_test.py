@@ -135,7 +135,7 @@ class JudgeTest(parameterized.TestCase):
       )
     ]
     measure = Measure('x', {'s': 'a'}, {'s': 'b'}, over='r', over_by='r')
-    self.assertEqual(judging.pairs_of(measure, records), [(1.5, 4.0)])
+    self.assertEqual(judging.read_pairs(measure, records), [(1.5, 4.0)])
 
   def test_seeds_without_a_number_count(self):
     records = _records([1.0, 1.0, 1.0, 1.0])
@@ -143,10 +143,10 @@ class JudgeTest(parameterized.TestCase):
       record['status'] = 'diverged'
     claim = _claim(Measure('x', {}), confirmed=(0.5, 1.5))
     found = judging.judge(claim, records)
-    self.assertEqual((found.verdict, found.lost), (judging.UNDECIDED, 2))
+    self.assertEqual((found.verdict, found.missing), (judging.UNDECIDED, 2))
     records[2]['status'] = 'finished'
     found = judging.judge(claim, records)
-    self.assertEqual((found.verdict, found.lost), (judging.CONFIRMED, 1))
+    self.assertEqual((found.verdict, found.missing), (judging.CONFIRMED, 1))
 
   def test_never_reached_is_infinitely_late_unless_the_run_failed(self):
     record = {'seed': 0, 'status': 'finished', 'time_to.0.9': None}
@@ -155,7 +155,7 @@ class JudgeTest(parameterized.TestCase):
       ('diverged', _INF),
       ('failed', None),
     ):
-      found = judging.known_of('time_to.0.9', record | {'status': status})
+      found = judging.read_number('time_to.0.9', record | {'status': status})
       self.assertEqual(found, expected)
 
   def test_what_cannot_be_had_says_why(self):

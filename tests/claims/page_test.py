@@ -10,8 +10,17 @@ from unittest import mock
 from absl.testing import absltest
 
 import reproduce
-from claims import catalog, judging, page, ranking, running, store, whole
+from claims import (
+  catalog,
+  commands,
+  judging,
+  page,
+  ranking,
+  running,
+  store,
+)
 from claims.published import Claim, Entry, Measure
+from sweeps import child
 
 _RESULTS = catalog.ROOT / 'results'
 _ABOUT = {
@@ -41,7 +50,7 @@ def _entry(least: float = 1.0, **fields) -> Entry:
 
 
 def _stored(records, entry):
-  return store.Stored('quick', _ABOUT, catalog.rules(entry), records)
+  return store.Results('quick', _ABOUT, catalog.rules(entry), records)
 
 
 class StoredTest(absltest.TestCase):
@@ -51,12 +60,12 @@ class StoredTest(absltest.TestCase):
 
   def test_the_page_is_what_stored_results_make(self):
     text = (_RESULTS / page.NAME).read_text()
-    self.assertEqual(text, page.made(_RESULTS))
+    self.assertEqual(text, page.render(_RESULTS))
     self.assertNotIn('its rules have changed', text)
 
   def test_every_claim_has_a_row(self):
     text = (_RESULTS / page.NAME).read_text()
-    for entry in catalog.every().values():
+    for entry in catalog.find_all().values():
       for claim in entry.claims:
         self.assertIn(f'| {claim.text} | {claim.source} ({claim.mark}) ', text)
 
@@ -74,7 +83,7 @@ class StoredTest(absltest.TestCase):
     other = _entry(least=2.0)
     with self.assertRaisesRegex(store.Stale, "others of .'x is as it is'"):
       store.read(self.folder, 'planted', other)
-    stored, rows = page.found(self.folder, 'planted', other)
+    stored, rows = page.read_judgements(self.folder, 'planted', other)
     self.assertIsNone(stored)
     first, second = rows.values()
     self.assertEqual(first.verdict, judging.NOT_RUN)
@@ -88,8 +97,8 @@ class StoredTest(absltest.TestCase):
       {'seed': 1, 'status': 'failed', 'run': 'a-seed1', 'error': 'no room'},
     ]
     store.write(self.folder, 'planted', _stored(records, entry))
-    with mock.patch.object(catalog, 'every', lambda: {'planted': entry}):
-      text = page.made(self.folder)
+    with mock.patch.object(catalog, 'find_all', lambda: {'planted': entry}):
+      text = page.render(self.folder)
     self.assertIn('2 records, 1 of them not finished', text)
     self.assertIn('- a-seed1: failed. no room', text)
     self.assertIn('needs GPUs', text)
@@ -126,7 +135,7 @@ class StoredTest(absltest.TestCase):
 
   def test_a_folder_that_is_not_there_has_no_page(self):
     with self.assertRaisesRegex(ValueError, '--out: expected a folder'):
-      whole.paged(str(self.folder / 'none'))
+      commands.write_page(str(self.folder / 'none'))
 
 
 class RecordsTest(absltest.TestCase):
@@ -157,7 +166,7 @@ class RecordsTest(absltest.TestCase):
       own = ended and summary | {'ended': ended}
       self._run(folder, name, own, config)
     asked = ('iterations_to.0.9', 'examples_to.0.9', 'time_to.0.9')
-    found = running.of_folder(_entry(ranked=asked), ['seed'], folder)
+    found = running.read_records(_entry(ranked=asked), ['seed'], folder)
     statuses = [record['status'] for record in found]
     self.assertEqual(statuses, ['finished', 'diverged', 'failed', 'failed'])
     self.assertEqual(found[2]['error'], 'ValueError: odd')
@@ -193,7 +202,7 @@ class InterruptedWriteTest(absltest.TestCase):
       (path / 'summary.json').write_text(json.dumps({'ended': 'finished'}))
       (path / f'{name}.json').write_text('{"ended"')
     with self.assertLogs('absl', 'WARNING') as logs:
-      found = running.of_folder(_entry(), ['seed'], self.folder)
+      found = running.read_records(_entry(), ['seed'], self.folder)
     self.assertEqual([each['status'] for each in found], 2 * ['failed'])
     said = '\n'.join(logs.output)
     self.assertIn(f'{self.folder}/summary/summary.json', said)
@@ -203,11 +212,11 @@ class InterruptedWriteTest(absltest.TestCase):
   def test_what_was_measured_in_part_is_measured_again(self):
     entry = _entry()
     asked = mock.Mock(return_value=mock.Mock(returncode=0, stdout='[{"x": 2}]'))
-    with mock.patch.object(running.subprocess, 'run', asked):
+    with mock.patch.object(child.subprocess, 'run', asked):
       for left in (None, '', '[{"x"', '[{"x": 3}]'):
         for path in self.folder.glob('x-quick-own/*.json'):
           path.write_text(left)
-        (record,) = running.records_of(
+        (record,) = running.run_entry(
           'x', entry, scale='quick', seeds=1, out=self.folder
         )
     self.assertEqual(asked.call_count, 3)
@@ -245,8 +254,8 @@ class CommandTest(absltest.TestCase):
     )
     known = dict.fromkeys(('one', 'two', 'three'))
     with (
-      mock.patch.object(catalog, 'every', lambda: known),
-      mock.patch.object(whole.subprocess, 'run', run),
+      mock.patch.object(catalog, 'find_all', lambda: known),
+      mock.patch.object(child.subprocess, 'run', run),
     ):
       code, said, _ = self._said('--all', '--seeds=2', '--out=o')
     self.assertEqual(code, 1)
@@ -260,7 +269,7 @@ class CommandTest(absltest.TestCase):
     entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
     with (
       mock.patch.object(catalog, 'find', lambda name: entry),
-      mock.patch.object(catalog, 'every', lambda: {'planted': entry}),
+      mock.patch.object(catalog, 'find_all', lambda: {'planted': entry}),
     ):
       code, said, error = self._said('planted', f'--out={out}')
     self.assertEqual(code, 1, said)

@@ -29,10 +29,10 @@ _TRAINED = 'accuracy', '_to.'  # Parts of fields that XLA decides.
 def _again(name, entry, point):
   """Makes a run again in this process; returns its record."""
   words = [f'--config.{field}={value}' for field, value in point.items()]
-  config = plan.config([f'--config={running.file_of(name)}', *words])
+  config = plan.parse_config([f'--config={running.config_file(name)}', *words])
   folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
   train.build(config, workdir=str(folder))()
-  return running.record(entry, [*point], folder, 'finished')
+  return running.make_record(entry, [*point], folder, 'finished')
 
 
 def _same(new, old):
@@ -52,8 +52,8 @@ class VerdictsTest(parameterized.TestCase):
   def test_runs_and_verdicts_are_those_that_are_stored(self, name, places):
     entry = catalog.find(name)
     stored = store.read(_RESULTS, name, entry)
-    before = page.judged(entry, stored, '')
-    points = running.points_of(entry, _SCALE, [0])
+    before = page.judge_claims(entry, stored, '')
+    points = running.entry_points(entry, _SCALE, [0])
     for place in places:
       new = _again(name, entry, points[place])
       old = next(
@@ -63,7 +63,7 @@ class VerdictsTest(parameterized.TestCase):
       )
       self.assertEqual(_same(new, old), '', str(points[place]))
       old.update(new)
-    after = page.judged(entry, stored, '')
+    after = page.judge_claims(entry, stored, '')
     self.assertEqual(
       {text: row.verdict for text, row in after.items()},
       {text: row.verdict for text, row in before.items()},

@@ -183,11 +183,11 @@ def _check_sweep(arguments: list[str]) -> str:
   for flag in given:
     if flag not in known and not flag.startswith('config.'):
       raise ValueError(f'sweep.py: expected one of {known}, got {flag!r}.')
-  text = given.get('grid') or plan.grid_of(given['config'])
+  text = given.get('grid') or plan.read_grid(given['config'])
   config = [word for word in arguments if word.startswith('--config')]
   point = grid.points(text)[0]
   own = [f'--config.{field}={value}' for field, value in point.items()]
-  checking.checked((*config, *own))
+  checking.resolve((*config, *own))
   return 'checked'
 
 

@@ -23,25 +23,23 @@ class SlotsTest(parameterized.TestCase):
     ('a_rest', (0, 2, 4, 6, 8), 2, [(0, 2), (4, 6)]),
     ('too_many', (3, 5), 3, [(3,), (5,), (3,)]),
   )
-  def test_cores_are_divided_and_each_run_is_told_how_many(
-    self, cores, jobs, expected
-  ):
+  def test_cores_are_divided_among_the_runs(self, cores, jobs, expected):
     here, environ = _machine(cores, JAX_PLATFORMS='')
     with here, environ:
-      slots = pool.slots(jobs, learn=False)
+      slots = pool.divide_machine(jobs, uses_model=False)
       self.assertEqual([slot.cores for slot in slots], expected)
-      told = pool.environ(slots, learn=False)
-      self.assertEqual(told['OMP_NUM_THREADS'], str(len(expected[0])))
-      self.assertEqual(told['JAX_PLATFORMS'], 'cpu')
-      told = pool.environ(slots, learn=True)
-      self.assertNotIn('JAX_PLATFORMS', told)
+      variables = pool.shared_environment(slots, uses_model=False)
+      self.assertEqual(variables['OMP_NUM_THREADS'], str(len(expected[0])))
+      self.assertEqual(variables['JAX_PLATFORMS'], 'cpu')
+      variables = pool.shared_environment(slots, uses_model=True)
+      self.assertNotIn('JAX_PLATFORMS', variables)
 
   @parameterized.parameters(
     (gpus.listed(8), '4,6', 4, ['4', '6', '4', '6'], '0.3750'),
     (gpus.listed(8), '4,-1,6', 2, ['4', '4'], '0.3750'),
     (gpus.listed(1), None, 8, ['0'] * 8, '0.0937'),
     (gpus.listed(8), None, 8, [*'01234567'], None),
-    # Runs that are alone on a GPU have no more than others.
+    # A run alone on a GPU gets no more than the others.
     (gpus.listed(2), None, 3, ['0', '1', '0'], '0.3750'),
     (gpus.listed(1, 2), None, 2, [gpus.mig(0, 0), gpus.mig(0, 1)], None),
     ('', None, 2, [None, None], None),
@@ -52,11 +50,11 @@ class SlotsTest(parameterized.TestCase):
     mask = {} if given is None else {'CUDA_VISIBLE_DEVICES': given}
     here, _ = _machine(range(8))
     with here, gpus.Host(output).here(**mask):
-      slots = pool.slots(jobs, learn=True)
-      default = pool.jobs_here(99, 0, learn=True)
+      slots = pool.divide_machine(jobs, uses_model=True)
+      default = pool.count_jobs(99, 0, uses_model=True)
       self.assertEqual(default, len(set(masks)) if masks[0] else 8)
-      self.assertEqual(pool.jobs_here(9, 0, learn=False), 8)
-      for slot in pool.slots(jobs, learn=False):
+      self.assertEqual(pool.count_jobs(9, 0, uses_model=False), 8)
+      for slot in pool.divide_machine(jobs, uses_model=False):
         self.assertEmpty(slot.environ)
     found = [slot.environ.get('CUDA_VISIBLE_DEVICES') for slot in slots]
     self.assertEqual(found, masks)
@@ -65,7 +63,7 @@ class SlotsTest(parameterized.TestCase):
       self.assertEqual(own, fraction)
       self.assertLen(slot.cores, 8 // jobs)
 
-  def test_what_runs_share_is_said(self):
+  def test_the_division_is_described(self):
     for output, jobs, expected in (
       ('', 2, '2 at a time, 4 cores each'),
       (gpus.listed(2), 2, '2 at a time, 4 cores each, on 2 GPUs'),
@@ -78,17 +76,20 @@ class SlotsTest(parameterized.TestCase):
     ):
       here, _ = _machine(range(8))
       with here, gpus.Host(output).here():
-        self.assertEqual(pool.division(pool.slots(jobs, learn=True)), expected)
+        self.assertEqual(
+          pool.describe_slots(pool.divide_machine(jobs, uses_model=True)),
+          expected,
+        )
 
   @parameterized.parameters((9, 0, 4), (2, 0, 2), (9, 7, 7), (1, 7, 1))
   def test_there_are_no_more_jobs_than_runs_or_cores(self, runs, jobs, number):
     here, environ = _machine(range(4), JAX_PLATFORMS='cpu')
     with here, environ:
-      self.assertEqual(pool.jobs_here(runs, jobs, learn=True), number)
+      self.assertEqual(pool.count_jobs(runs, jobs, uses_model=True), number)
 
-  def test_jobs_below_none_are_refused(self):
+  def test_negative_jobs_are_refused(self):
     with self.assertRaisesRegex(ValueError, '--jobs: expected at least 0'):
-      pool.jobs_here(1, -1, learn=False)
+      pool.count_jobs(1, -1, uses_model=False)
 
 
 if __name__ == '__main__':

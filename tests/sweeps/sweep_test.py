@@ -1,4 +1,4 @@
-"""Tests for sweep.py, as processes."""
+"""Tests of sweep.py as a process, and of the folder and results of a sweep."""
 
 import contextlib
 import csv
@@ -20,11 +20,11 @@ from pyarrow import parquet
 import train
 from configs import cells
 from sweeps import child as child_process
-from sweeps import folder, plan, results, submit
+from sweeps import folder, outcomes, plan, results, submit
 from tests.support import gpus, locks, small, sweeping
 from tools.pages import sources
 
-# The last run fails: nobody is left who could go on.
+# The last runs fail: no worker is left.
 _GRID = (
   'cluster.script & sync.name = & bsp, & elastic, '
   '((0.5, "leave", 0), (0.6, "leave", 1)) & bsp; seed = 0, 1'
@@ -35,7 +35,7 @@ def _same_bits(self, run: pathlib.Path) -> None:
   """Compares a run with what train.build makes of its config."""
   words = json.loads((run / 'manifest.json').read_text())['command'][1:-1]
   alone = pathlib.Path(tempfile.mkdtemp()) / 'run'
-  train.build(plan.config(words), workdir=str(alone))()
+  train.build(plan.parse_config(words), workdir=str(alone))()
   for name in ('events.jsonl', 'trace.json'):
     self.assertEqual((run / name).read_bytes(), (alone / name).read_bytes())
   before, after = (
@@ -47,7 +47,7 @@ def _same_bits(self, run: pathlib.Path) -> None:
 
 
 class SweepTest(absltest.TestCase):
-  def test_killed_stopped_and_started_again_each_run_is_made_once(self):
+  def test_a_killed_and_stopped_sweep_trains_each_run_once(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, _GRID, '--jobs=1')
     sweep = sweeping.start(words)
@@ -128,7 +128,7 @@ class SweepTest(absltest.TestCase):
 
   @pytest.mark.soak
   @pytest.mark.timeout(600)
-  def test_killed_at_20_random_moments_no_run_is_lost_or_repeated(self):
+  def test_no_run_is_lost_or_repeated_after_20_kills(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     seeds = ','.join(map(str, range(12)))
     grid = f'sync.name=bsp,asp,elastic; seed={seeds}'
@@ -167,7 +167,7 @@ class SweepTest(absltest.TestCase):
 
 
 class InterruptedWriteTest(absltest.TestCase):
-  def test_files_that_were_cut_short_are_named_and_the_sweep_goes_on(self):
+  def test_truncated_files_are_named_and_the_sweep_resumes(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, 'seed=0,1', '--jobs=2')
     subprocess.run(words, cwd=sweeping.ROOT, check=True, capture_output=True)
@@ -193,22 +193,22 @@ class InterruptedWriteTest(absltest.TestCase):
   def test_a_sweep_that_lacks_runs_of_the_folder_is_still_refused(self):
     out = pathlib.Path(tempfile.mkdtemp())
     runs = [
-      plan.Run(f'seed{n}-{n}', (), plan.Checked({}, str(n))) for n in range(2)
+      plan.PlannedRun(f'seed{n}-{n}', (), plan.ResolvedConfig({}, str(n)))
+      for n in range(2)
     ]
-    folder.Folder(str(out)).claim(runs)
+    folder.SweepFolder(str(out)).claim(runs)
     for run in runs:
       (out / run.name).mkdir()
       (out / run.name / 'log.txt').touch()
     (out / 'sweep.json').write_text('{"format": 1,')
-    self.assertEqual(folder.Folder(str(out)).check(runs), runs)
+    self.assertEqual(folder.SweepFolder(str(out)).check(runs), runs)
     with self.assertRaisesRegex(ValueError, r"without \['seed1-1'\]"):
-      folder.Folder(str(out)).check(runs[:1])
+      folder.SweepFolder(str(out)).check(runs[:1])
 
 
 class LockTest(absltest.TestCase):
-  def test_a_run_waits_for_a_bounded_time_and_says_who_has_its_folder(self):
+  def test_a_run_whose_folder_is_locked_fails_with_the_process(self):
     out = pathlib.Path(tempfile.mkdtemp())
-    run = plan.Run('a', (), plan.Checked({}, 'a'))
     code = f"""
 import pathlib, sys
 from outputs import files
@@ -221,7 +221,7 @@ child._main([*words, '--workdir={out}/a'], pathlib.Path('{out}/a'))
     with locks.held(out / 'a') as pid:
       done = small.python('-c', code, *flags)
     self.assertEqual(done.returncode, 75)
-    state = folder.Folder(str(out)).ended(run, 75, 0)
+    state = folder.SweepFolder(str(out)).outcome_of_process('a', 75, 0)
     self.assertEqual(state.status, 'failed')
     self.assertIn('exit code 75', state.error)
     self.assertRegex(state.error, f'another run writes to .*process {pid} on')
@@ -266,10 +266,10 @@ class GpusTest(absltest.TestCase):
 
   def test_jobs_of_this_host_share_gpus_and_those_of_slurm_have_theirs(self):
     with gpus.Host(gpus.listed(1)).here():
-      local = submit._commands(2, 'local', learn=True)
-      slurm = submit._commands(2, 'slurm', learn=True)
+      local = submit._commands(2, 'local', uses_model=True)
+      slurm = submit._commands(2, 'slurm', uses_model=True)
       os.environ.pop('JAX_PLATFORMS')
-      timing = submit._commands(2, 'local', learn=False)
+      timing = submit._commands(2, 'local', uses_model=False)
     for command in local:
       self.assertIn('CUDA_VISIBLE_DEVICES=0', command)
       self.assertIn('XLA_CLIENT_MEM_FRACTION=0.3750', command)
@@ -298,19 +298,21 @@ class GpusTest(absltest.TestCase):
 
 
 class ResultsTest(absltest.TestCase):
-  def test_text_is_no_formula_and_reads_as_it_was(self):
+  def test_texts_are_no_formulas_and_are_read_unchanged(self):
     out = pathlib.Path(tempfile.mkdtemp())
     texts = ('=1+1', '+x', '-x', '@x', '\tx', '\rx', "'=x", "'s", '-0.5', 'x')
     runs = [
-      plan.Run(
+      plan.PlannedRun(
         f'run{n}',
         (),
-        plan.Checked({'data.dir': text, 'scale': -0.5 * n, 'n': n}, str(n)),
+        plan.ResolvedConfig(
+          {'data.dir': text, 'scale': -0.5 * n, 'n': n}, str(n)
+        ),
       )
       for n, text in enumerate(texts)
     ]
-    own = results.Results(runs, folder.Folder(str(out)))
-    error = folder.State('failed', '=HYPERLINK("http://x")\n-1 line')
+    own = results.ResultsTable(runs, folder.SweepFolder(str(out)))
+    error = outcomes.Outcome('failed', '=HYPERLINK("http://x")\n-1 line')
     own.update(runs[0], error)
     own.write()
 
@@ -325,7 +327,7 @@ class ResultsTest(absltest.TestCase):
     self.assertEqual(rows[0]['error'], f"'{error.error}")
     table = parquet.read_table(out / 'results.parquet').to_pylist()
     self.assertEqual([row['data.dir'] for row in table], list(texts))
-    # What reads the file has the texts again.
+    # Readers of the file restore the texts.
     (shown,) = sources.read([out]).tables
     place = shown.columns.index('data.dir')
     self.assertEqual([row[place] for row in shown.rows], list(texts))
@@ -335,7 +337,7 @@ class ResultsTest(absltest.TestCase):
       [row[place] for row in shown.rows], [-0.5 * n for n in range(len(texts))]
     )
 
-  def test_every_text_reads_as_it_was(self):
+  def test_random_texts_are_read_unchanged(self):
     draw = random.Random(0)
     for _ in range(3000):
       letters = draw.choices('=+-@\t\r\'"1.e x', k=draw.randrange(6))
@@ -354,56 +356,69 @@ def _is_number(text):
 class FolderTest(absltest.TestCase):
   def _runs(self, *names):
     return [
-      plan.Run(name, ('--config=x.py',), plan.Checked({}, name))
+      plan.PlannedRun(name, ('--config=x.py',), plan.ResolvedConfig({}, name))
       for name in names
     ]
 
-  def test_runs_may_be_added_but_not_left_out(self):
+  def test_runs_may_be_added_but_not_omitted(self):
     out = tempfile.mkdtemp()
-    first = folder.Folder(out)
+    first = folder.SweepFolder(out)
     first.claim(self._runs('a', 'b'))
     more = self._runs('b', 'c', 'a')
     renamed = [more[0]._replace(name='other'), *more[1:]]
-    self.assertEqual(folder.Folder(out).check(renamed), more)
+    self.assertEqual(folder.SweepFolder(out).check(renamed), more)
     with self.assertRaisesRegex(ValueError, r"all 2 runs .* without \['b'\]"):
-      folder.Folder(out).check(self._runs('a', 'c'))
+      folder.SweepFolder(out).check(self._runs('a', 'c'))
+
+  def test_runs_may_be_omitted_where_the_plan_names_them(self):
+    out = tempfile.mkdtemp()
+    folder.SweepFolder(out).claim(self._runs('a', 'b'))
+    second = folder.SweepFolder(out, may_omit_runs=True)
+    self.assertEqual(second.claim(self._runs('b', 'c')), self._runs('b', 'c'))
+    self.assertEqual(second.read_run_names(), ['a', 'b', 'c'])
+    (other,) = self._runs('a')
+    changed = other._replace(resolved=plan.ResolvedConfig({}, 'd'))
+    with self.assertRaisesRegex(ValueError, 'run of this config in .*/a'):
+      second.check([changed])
 
   def test_two_sweeps_at_a_time_are_refused(self):
     out = tempfile.mkdtemp()
-    held = folder.Folder(out)
+    held = folder.SweepFolder(out)
     held.claim(self._runs('a'))
     with self.assertRaisesRegex(ValueError, 'another process sweeps in'):
-      folder.Folder(out).claim(self._runs('a'))
+      folder.SweepFolder(out).claim(self._runs('a'))
 
-  def test_a_folder_of_something_else_is_refused(self):
+  def test_a_folder_with_other_files_is_refused(self):
     out = pathlib.Path(tempfile.mkdtemp())
     (out / 'thesis.tex').touch()
     with self.assertRaisesRegex(ValueError, r"a new folder.*\['thesis.tex'\]"):
-      folder.Folder(str(out)).check(self._runs('a'))
+      folder.SweepFolder(str(out)).check(self._runs('a'))
     with self.assertRaisesRegex(ValueError, "--out: .* got ''"):
-      folder.Folder('')
+      folder.SweepFolder('')
 
-  def test_what_ended_a_run_is_the_end_of_its_own_log(self):
+  def test_the_error_of_a_run_is_the_end_of_its_own_log(self):
     out = pathlib.Path(tempfile.mkdtemp())
-    own, (run,) = folder.Folder(str(out)), self._runs('a')
+    own, (run,) = folder.SweepFolder(str(out)), self._runs('a')
     (out / 'a').mkdir()
     log = out / 'a/log.txt'
     log.write_text('Of before\n')
-    began = own.log_size(run)
+    began = own.log_size(run.name)
     with log.open('a') as file:
       file.writelines(f'line {n}\n\n' for n in range(9))
-    killed = own.ended(run, -9, began)
+    killed = own.outcome_of_process(run.name, -9, began)
     lines = [f'line {n}' for n in range(4, 9)]
     self.assertEqual(killed.status, 'failed')
     self.assertEqual(killed.error.splitlines(), ['killed by signal 9', *lines])
     log.write_text('Of before\n')
-    self.assertEqual(own.ended(run, 1, began).error, 'exit code 1')
+    self.assertEqual(
+      own.outcome_of_process(run.name, 1, began).error, 'exit code 1'
+    )
 
-  def test_only_runs_that_would_end_in_the_same_way_are_over(self):
+  def test_outcomes_that_would_repeat_are_final(self):
     out = pathlib.Path(tempfile.mkdtemp())
-    own, (run,) = folder.Folder(str(out)), self._runs('a')
+    own, (run,) = folder.SweepFolder(str(out)), self._runs('a')
     (out / 'a').mkdir()
-    self.assertEqual(own.state(run), folder.State('unfinished'))
+    self.assertEqual(own.outcome(run.name), outcomes.Outcome('unfinished'))
     for ended, status, over in (
       ('finished', 'finished', True),
       ('interrupted', 'unfinished', False),
@@ -411,8 +426,8 @@ class FolderTest(absltest.TestCase):
       ('OSError: No space', 'failed', False),
     ):
       (out / 'a/summary.json').write_text(json.dumps({'ended': ended}))
-      state = own.state(run)
-      self.assertEqual((state.status, state.over), (status, over))
+      state = own.outcome(run.name)
+      self.assertEqual((state.status, state.is_final), (status, over))
 
 
 class SubmitTest(absltest.TestCase):
@@ -424,12 +439,12 @@ class SubmitTest(absltest.TestCase):
       submit.require_submitit()
 
   def test_parameters_are_read(self):
-    found = submit.parameters(['timeout_min=60', 'slurm_partition=gpu'])
+    found = submit.parse_parameters(['timeout_min=60', 'slurm_partition=gpu'])
     self.assertEqual(found, {'timeout_min': 60, 'slurm_partition': 'gpu'})
     with self.assertRaisesRegex(ValueError, 'NAME=VALUE'):
-      submit.parameters(['gpu'])
+      submit.parse_parameters(['gpu'])
 
-  def test_jobs_of_submitit_run_what_is_left(self):
+  def test_jobs_of_submitit_train_the_runs_that_are_left(self):
     pytest.importorskip('submitit', reason='submitit is not installed')
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, 'seed=0,1', '--submit=local')

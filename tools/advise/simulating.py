@@ -2,8 +2,6 @@
 
 import json
 import math
-import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +10,7 @@ from ml_collections import ConfigDict
 import train
 from configs import default
 from outputs import console
+from sweeps import scratch
 from tools.advise.clusters import Described
 from tools.advise.needed import BSP, Combination
 
@@ -135,9 +134,9 @@ def _config(
 
 
 def _paced(config: ConfigDict) -> Pace:
-  with tempfile.TemporaryDirectory() as folder, console.hidden():
-    summary = train.build(config, workdir=f'{folder}/run')()
-    text = pathlib.Path(folder, 'run/metrics.jsonl').read_text()
+  with scratch.trained(config) as run:
+    summary = run.summary
+    text = (run.folder / 'metrics.jsonl').read_text()
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']
   rate = _settled([json.loads(line) for line in text.splitlines()])
   return Pace(rate, summary['staleness_mean'], compute_s)

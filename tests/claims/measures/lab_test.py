@@ -1,4 +1,4 @@
-"""Tests for claims.measures.lab: what is run, and what is kept."""
+"""Tests for claims.measures.lab: the conditions, and their records."""
 
 import json
 import pathlib
@@ -14,41 +14,41 @@ from configs import default
 
 
 class DrawnTest(absltest.TestCase):
-  def test_conditions_are_the_same_again_at_every_call(self):
-    full, quick = lab.drawn('full'), lab.drawn('quick')
-    self.assertEqual(full, lab.drawn('full'))
+  def test_conditions_are_the_same_at_every_call(self):
+    full, quick = lab.draw_conditions('full'), lab.draw_conditions('quick')
+    self.assertEqual(full, lab.draw_conditions('full'))
     names = [(at.name, each.name) for at, own in full for each in own]
     self.assertLen({*names}, len(names))
     self.assertGreaterEqual(len(names), 40)
     some = [(at.name, each.name) for at, own in quick for each in own]
     self.assertContainsSubset(some, names)
 
-  def test_all_of_a_sample_are_runs(self):
+  def test_configs_of_a_sample_pass_all_checks(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    for at, own in lab.drawn('quick'):
+    for at, own in lab.draw_conditions('quick'):
       for each in own[:3]:
-        fields = conditions.fields(at, each, 16, folder)
+        fields = conditions.virtual_fields(at, each, 16, folder)
         config = default.get_config()
         config.update_from_flattened_dict(fields)
         train.check(config)  # Or it raises.
 
 
 class ComparedTest(absltest.TestCase):
-  def test_a_condition_that_failed_is_a_record(self):
-    at, own = lab.drawn('quick')[0]
-    kept = pathlib.Path(tempfile.mkdtemp())
+  def test_a_failed_condition_has_a_record(self):
+    at, own = lab.draw_conditions('quick')[0]
+    folder = pathlib.Path(tempfile.mkdtemp())
     times = {each.name: 2.0 for each in own} | {own[0].name: 'it broke'}
     with (
-      mock.patch.object(conditions, 'virtual', lambda *_: 1.9),
-      mock.patch.object(conditions, 'iterations', lambda *_: 20),
-      mock.patch.object(conditions, 'real', lambda *_: times),
+      mock.patch.object(conditions, 'predict', lambda *_: 1.9),
+      mock.patch.object(conditions, 'choose_iterations', lambda *_: 20),
+      mock.patch.object(conditions, 'measure', lambda *_: times),
     ):
-      first, *others = lab._compared(at, own, kept, 3.0)
+      first, *others = lab._compare(at, own, folder, 3.0)
     self.assertEqual((first['status'], first['error']), ('failed', 'it broke'))
     for record in others:
       self.assertAlmostEqual(record['miss'], 0.05)
-    self.assertLen([*kept.glob('*.json')], 1)
-    json.loads(next(kept.glob('*.json')).read_text())
+    self.assertLen([*folder.glob('*.json')], 1)
+    json.loads(next(folder.glob('*.json')).read_text())
 
 
 if __name__ == '__main__':

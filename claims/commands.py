@@ -1,4 +1,4 @@
-"""Runs the entries of reproduce.py, stores their results and makes the page."""
+"""Commands of reproduce.py: run entries, store results, write the page."""
 
 import datetime
 import os
@@ -8,24 +8,29 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from typing import Any
 
 from claims import catalog, judging, page, running, store
 from claims.published import Entry
 from configs.checks import require
 from outputs import atomic
-from sweeps.child import bound_command, python_path
+from sweeps import child
 
 _PACKAGES = ('jax', 'numpy')
 _UNFINISHED = 1  # Exit code if any run failed.
 
 
-def listed(out: str) -> str:
-  """Returns the name, title and verdict counts of each entry, as text."""
+def list_entries(out: str) -> str:
+  """Returns the name, title and verdict counts of each entry, as text.
+
+  Args:
+    out: Folder of results.
+  """
   lines = []
-  for name, entry in catalog.every().items():
-    _, rows = page.found(pathlib.Path(out), name, entry)
-    found = [each.verdict for each in rows.values()]
-    counts = [f'{found.count(v)} {v}' for v in dict.fromkeys(found)]
+  for name, entry in catalog.find_all().items():
+    _, judgements = page.read_judgements(pathlib.Path(out), name, entry)
+    verdicts = [each.verdict for each in judgements.values()]
+    counts = [f'{verdicts.count(v)} {v}' for v in dict.fromkeys(verdicts)]
     lines.append(
       f'{name:24}{entry.family}: {entry.title}\n{"":24}{", ".join(counts)}'
     )
@@ -50,50 +55,51 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
   """
   entry = catalog.find(name)
   folder = pathlib.Path(out)
-  if not _runs(entry, scale):
+  if not _has_runs(entry, scale):
     print(f'{name}: nothing to run at --scale={scale}. {entry.absent}')
-    return _paged(folder)
+    return _write_page(folder)
   count = seeds or entry.seeds[scale]
-  require(1 <= count <= judging.MOST, '--seeds', f'1 to {judging.MOST}', count)
+  require(
+    1 <= count <= judging.MOST_SEEDS,
+    '--seeds',
+    f'1 to {judging.MOST_SEEDS}',
+    count,
+  )
   folder.mkdir(parents=True, exist_ok=True)
   start = time.monotonic()
-  records = running.records_of(
+  records = running.run_entry(
     name, entry, scale=scale, seeds=count, out=folder / 'runs'
   )
-  about = _about(name, scale, count) | {'wall_s': time.monotonic() - start}
-  stored = store.Stored(scale, about, catalog.rules(entry), records)
-  path = store.write(folder, name, stored)
-  print(page.table(entry, page.judged(entry, stored, '')))
+  about = _provenance(name, scale, count)
+  about |= {'wall_s': time.monotonic() - start}
+  results = store.Results(scale, about, catalog.rules(entry), records)
+  path = store.write(folder, name, results)
+  print(page.table(entry, page.judge_claims(entry, results, '')))
   print(f'Results are in {path}')
-  _paged(folder)
+  _write_page(folder)
   failed = [each for each in records if each['status'] == 'failed']
   for each in failed:
     print(f'Failed: {each}', file=sys.stderr)
   return _UNFINISHED if failed else 0
 
 
-def all_of(*, scale: str, seeds: int, out: str) -> int:
+def reproduce_all(*, scale: str, seeds: int, out: str) -> int:
   """Runs every entry, each in a process of its own; returns the exit code.
 
-  The others run even if one fails; the failed ones are listed at the end.
+  A failed entry does not stop the next ones; failures are listed at the end.
   """
   failed = []
-  for name in catalog.every():
+  for name in catalog.find_all():
     print(f'== {name}', flush=True)
     words = [name, f'--scale={scale}', f'--seeds={seeds}', f'--out={out}']
-    done = subprocess.run(
-      bound_command('reproduce', *words),
-      env=os.environ | {'PYTHONPATH': python_path()},
-      check=False,
-    )
-    if done.returncode:
+    if child.run_module('reproduce', *words).returncode:
       failed.append(name)
   if failed:
     print(f'Not all runs have finished of: {", ".join(failed)}')
   return _UNFINISHED if failed else 0
 
 
-def paged(out: str) -> int:
+def write_page(out: str) -> int:
   """Writes the page of the stored results; returns the exit code.
 
   Raises:
@@ -101,29 +107,30 @@ def paged(out: str) -> int:
   """
   folder = pathlib.Path(out)
   require(folder.is_dir(), '--out', 'a folder of results', out)
-  return _paged(folder)
+  return _write_page(folder)
 
 
-def _paged(folder: pathlib.Path) -> int:
+def _write_page(folder: pathlib.Path) -> int:
   folder.mkdir(parents=True, exist_ok=True)
-  atomic.write(folder / page.NAME, page.made(folder))
+  atomic.write(folder / page.NAME, page.render(folder))
   return 0
 
 
-def _runs(entry: Entry, scale: str) -> bool:
-  """Returns whether an entry has anything to run at a scale."""
+def _has_runs(entry: Entry, scale: str) -> bool:
+  """Returns True if an entry has anything to run at a scale."""
   has = scale in entry.grids or bool(entry.measured)
   return has and scale in entry.seeds
 
 
-def _about(name: str, scale: str, seeds: int) -> dict[str, object]:
+def _provenance(name: str, scale: str, seeds: int) -> dict[str, Any]:
+  """Returns command, date, machine, versions and code of this process."""
   git = ['git', '-C', str(catalog.ROOT), 'rev-parse', 'HEAD']
-  found = subprocess.run(git, capture_output=True, text=True, check=False)
+  revision = subprocess.run(git, capture_output=True, text=True, check=False)
   return {
     'command': f'python reproduce.py {name} --scale={scale} --seeds={seeds}',
     'date': datetime.datetime.now(datetime.UTC).strftime('%d %B %Y'),
     'cores': len(os.sched_getaffinity(0)),
     'python': platform.python_version(),
     'versions': {each: metadata.version(each) for each in _PACKAGES},
-    'git_revision': found.stdout.strip() or None,
+    'git_revision': revision.stdout.strip() or None,
   }

@@ -1,0 +1,48 @@
+"""Runs in this process whose files are needed for a moment only.
+
+Predictions under the virtual clock take less time than the start of a process,
+so that programs which need many of them, such as tools.advise and
+tools.calibrate, train them here, one after the other.
+"""
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+import train
+from outputs import console
+
+
+class ScratchRun(NamedTuple):
+  """A run that has ended.
+
+  Attributes:
+    summary: Content of its summary.json.
+    folder: Folder of its files, which are deleted with the context.
+  """
+
+  summary: Mapping[str, Any]
+  folder: pathlib.Path
+
+
+@contextlib.contextmanager
+def trained(config: ConfigDict) -> Iterator[ScratchRun]:
+  """Trains a config in a temporary folder, and yields the run.
+
+  Shows nothing of the run but its warnings.
+
+  Args:
+    config: Config of a virtual run.
+
+  Raises:
+    ValueError: If the config is refused; names the field.
+  """
+  with tempfile.TemporaryDirectory() as parent:
+    folder = pathlib.Path(parent, 'run')
+    with console.hidden():
+      summary = train.build(config, workdir=str(folder))()
+    yield ScratchRun(summary, folder)
