@@ -146,16 +146,29 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     tcp_idle.tell()
+  served, reduced = _site_types(config)
   site: ParameterServerSite | AllreduceSite
   if isinstance(parts.plan, ParameterServer):
-    site = ParameterServerSite(config, meeting, parts, parts.plan)
+    site = served(config, meeting, parts, parts.plan)
   else:
-    site = AllreduceSite(config, meeting, parts, parts.plan)
+    site = reduced(config, meeting, parts, parts.plan)
   if site.is_coordinator:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
     logging.info('Not used by real hosts: config.cluster.network.')
   return site
+
+
+def _site_types(
+  config: ConfigDict,
+) -> tuple[type[ParameterServerSite], type[AllreduceSite]]:
+  """Returns the classes of sites; those with failures if a config has some."""
+  if config.cluster.faults == ():
+    return ParameterServerSite, AllreduceSite
+  from cluster.allreduce.faults import FaultyAllreduceSite
+  from cluster.parameter_server.faults import FaultyParameterServerSite
+
+  return FaultyParameterServerSite, FaultyAllreduceSite
 
 
 def _dedicated(plan: Plan) -> int:

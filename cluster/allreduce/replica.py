@@ -38,9 +38,9 @@ from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
 from cluster.process.deadlines import Pace
-from cluster.process.faults import Faults, Kind, Phase, flipped
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
+from data.stream import Ranges
 from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
@@ -69,7 +69,6 @@ class Replica:
     books: Books,
     batching: Batching,
     speed: Speed | None,
-    faults: Faults,
     settings: Settings,
     hung: Callable[[str], None],
     completed: Callable[[dict[str, Any]], None],
@@ -84,7 +83,6 @@ class Replica:
       books: Of all workers, at the end of the pool.
       batching: How many examples iterations have.
       speed: How long iterations take at least; None for as long as they take.
-      faults: What goes wrong on purpose.
       settings: What all processes agree on.
       hung: Called from another thread with what the coordinator has said, if this
         worker does not heed it: 'left', 'lost', 'over'; or 'executor'.
@@ -96,7 +94,6 @@ class Replica:
     self._books, self._factors = books, books.factors
     self._batching = batching
     self._host = Host(index, batching, speed)
-    self._faults = faults
     self._coordinator, self._settings = '', settings
     self._hung, self._completed = hung, completed
     self._warm = False
@@ -150,22 +147,21 @@ class Replica:
     """Works until the coordinator ends it, or is lost; returns what it has said."""
     self._pace, self._inbox, self._fresh = Pace(), Inbox(), True
     self._generation = self._stopped = -1
-    with (
-      Session(
-        self._coordinator,
-        self.index,
-        self._settings,
-        with_beats=self._with_beats,
-        hung=self._hung,
-        told=self._told,
-        ending=self._end,
-        deaf=lambda: self._together and not self._summing.heeds,
-      ) as life,
-      life.lived(self._faults),
-    ):
-      self._prepare(life)
-      while not life.heart.ended.is_set():
-        self._heed(life, self._inbox.take())
+    with Session(
+      self._coordinator,
+      self.index,
+      self._settings,
+      with_beats=self._with_beats,
+      hung=self._hung,
+      told=self._told,
+      ending=self._end,
+      deaf=lambda: self._together and not self._summing.heeds,
+    ) as life:
+      with life.lived():
+        self._prepare(life)
+        while not life.heart.ended.is_set():
+          self._heed(life, self._inbox.take())
+      self._note_end(life)
     return life.heart.verdict
 
   def _prepare(self, life: Session) -> None:
@@ -185,15 +181,22 @@ class Replica:
       telling = traffic.Telling(self._summing.traffic, life.say)
       life.stack.enter_context(telling)
     life.stack.callback(self._measurer.close)
-    self._faults.happen(self._faults.due(self.index, life.number, Phase.START))
+    self._report_ready(life, address or giving.address, giving.address)
+
+  def _report_ready(self, life: Session, executor: str, handover_: str) -> None:
+    """Reports to the coordinator that this worker can join an allreduce."""
     life.say(
       {
         'ready': True,
-        'devices': list(settings.devices),
-        'executor': address or giving.address,
-        'handover': giving.address,
+        'devices': list(self._settings.devices),
+        'executor': executor,
+        'handover': handover_,
       }
     )
+
+  def _note_end(self, life: Session) -> None:
+    """Logs why the coordinator has ended a session."""
+    logging.info('Worker %d: %s', self.index, life.heart.verdict)
 
   def _told(self, told: dict[str, Any]) -> None:
     """Takes in what the coordinator says; in a thread of the heart."""
@@ -427,10 +430,7 @@ class Replica:
   def _compute(self, life: Session, deal: Mapping[str, Any]) -> None:
     """Computes a gradient, parts of which may travel at once."""
     iteration, lead_time = deal['iteration'], life.heart.lead_time
-    self._pace.begin(deal['version'])
-    self._pace.compute()
-    if not self._summing.travels:
-      self._faults.happen(self._faults.due(self.index, iteration, Phase.PULL))
+    self._begin(deal)
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
     if self._preparing:  # Perhaps something else, of what was dealt ahead.
@@ -443,20 +443,7 @@ class Replica:
       # What a config adds comes before the computation, as far as is known.
       time.sleep(max(least_s - self._took_s, 0.0))
     own = time.monotonic()
-    fault = self._faults.due(self.index, iteration)
-    self._faults.happen(fault)
-    if fault and fault.kind == Kind.FLIP:
-      self._flip()
-    loss, finite = self._summing.compute(
-      deal['version'],
-      self.learner,
-      ranges,
-      worker=self.index,
-      iteration=iteration,
-      stage=deal['stage'],
-      fault=fault,
-      least_s=least_s,
-    )
+    loss, finite = self._compute_gradient(deal, ranges, least_s)
     self._took_s = time.monotonic() - own
     self._host.delay(iteration, examples, start)
     end = time.monotonic()
@@ -474,6 +461,25 @@ class Replica:
     self._pace.transfer()
     self._summing.finish(numbers)
 
+  def _begin(self, deal: Mapping[str, Any]) -> None:
+    """Begins an iteration: from here on its progress has a deadline."""
+    self._pace.begin(deal['version'])
+    self._pace.compute()
+
+  def _compute_gradient(
+    self, deal: Mapping[str, Any], ranges: Ranges, least_s: float
+  ) -> tuple[float | None, bool]:
+    """Returns the loss and whether the gradient is finite: see `Summing`."""
+    return self._summing.compute(
+      deal['version'],
+      self.learner,
+      ranges,
+      worker=self.index,
+      iteration=deal['iteration'],
+      stage=deal['stage'],
+      least_s=least_s,
+    )
+
   def _apply(self, deal: Mapping[str, Any]) -> None:
     """Makes the next version of the sum, or skips what is not finite."""
     if self._books.are_finite(self._last, deal['members']):
@@ -485,14 +491,6 @@ class Replica:
       self.memory.note(self.learner.version)
     told = {'event': 'completed', 'version': deal['version']}
     self._completed(told | {'books': self._last, 'at': time.monotonic()})
-
-  def _flip(self) -> None:
-    """Changes a bit of the parameters, as damaged memory would."""
-    state = self.learner.state()
-    state |= {'params': self._summing.placed(flipped(state['params']))}
-    with self._digesting:
-      self.learner.restore(state)
-      self._digested = None
 
   def _digest(self) -> str:
     """Returns the digest of the state, which is computed once."""

@@ -40,6 +40,13 @@ from wire.codec import Payload
 class AllreduceSite(Process):
   """See `cluster.runtime`; every process has one."""
 
+  # Injected faults replace these parts: see `cluster.allreduce.faults`.
+  _replica_type: Callable[..., Replica] = Replica
+  _host_type: Callable[..., HostSumming] = HostSumming
+  _talking_type: Callable[..., HostSumming] = TalkingSumming
+  _native_type: Callable[..., NativeSumming] = NativeSumming
+  _talking_native_type: Callable[..., NativeSumming] = TalkingNative
+
   def __init__(
     self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Allreduce
   ):
@@ -54,7 +61,7 @@ class AllreduceSite(Process):
     Raises:
       ValueError: If a setting is wrong; names the field.
     """
-    super().__init__(config, meeting, parts, servers=1, windows=True)
+    super().__init__(config, meeting, parts, windows=True)
     self._plan, self._workers = plan, config.cluster.workers
     learned = parts.learned
     speed = parts.speed
@@ -172,10 +179,12 @@ class AllreduceSite(Process):
     summing: Summing
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
-      native: Callable[..., NativeSumming] = NativeSumming
+      native = self._native_type
       if self._talks:
         native = functools.partial(
-          TalkingNative, talks=self._talks, index=self.meeting.role.index
+          self._talking_native_type,
+          talks=self._talks,
+          index=self.meeting.role.index,
         )
       summing = native(
         gradient,
@@ -187,10 +196,10 @@ class AllreduceSite(Process):
       )
     else:
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
-      host = HostSumming
+      host = self._host_type
       if self._talks:
         host = functools.partial(
-          TalkingSumming,
+          self._talking_type,
           talks=self._talks,
           bucket_bytes=self._plan.bucket_bytes,
           overlap=self._plan.overlap,
@@ -203,12 +212,11 @@ class AllreduceSite(Process):
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,
-        faults=self.faults,
         pace=self._pace,
       )
     learner = learned.learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
-    return Replica(
+    return self._replica_type(
       self.meeting.role.index,
       gradient=gradient,
       learner=learner,
@@ -216,7 +224,6 @@ class AllreduceSite(Process):
       books=self._books,
       batching=self.parts.batching,
       speed=self.parts.speed,
-      faults=self.faults,
       settings=self.settings._replace(adapt=self._plan.adapt),
       hung=self._hung,
       completed=self._tell,

@@ -1,7 +1,6 @@
 """Common parts of the processes of a run on real hosts, for all routes."""
 
 import functools
-import itertools
 import secrets
 import signal
 import sys
@@ -13,10 +12,9 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.network.handshake import Security
-from cluster.process import faults, roles
+from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED
-from cluster.process.faults import Phase
 from cluster.runtime import Parts
 from learning.learning import Evaluation
 from outputs.manifests import fingerprint
@@ -75,7 +73,6 @@ class Process:
     meeting: Role of this process, and how to connect to the others.
     parts: Components of the run.
     settings: Settings of this process.
-    faults: Failures to inject.
     deadlines: Progress deadlines, after which a process counts as lost.
     jobs: Evaluations and checkpoints beside the coordinator's event loop.
   """
@@ -88,7 +85,6 @@ class Process:
     meeting: Meeting,
     parts: Parts,
     *,
-    servers: int,
     windows: bool,
   ):
     """Creates the parts that every process of a run has.
@@ -97,7 +93,6 @@ class Process:
       config: Config of the run.
       meeting: Role of this process, and how to connect to the others.
       parts: Components of the run.
-      servers: Number of servers that can have injected failures.
       windows: Whether workers wait for one another's chunks: see `Deadlines`.
 
     Raises:
@@ -113,14 +108,12 @@ class Process:
       process=secrets.token_hex(16),
       devices=tuple(parts.learned.devices),
     )
-    self.faults = faults.make(config, servers, parts.files.workdir / 'faults')
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,
       start_s=config.cluster.start_s,
       windows=windows,
     )
     self.jobs = Jobs(self.deadlines)
-    self._evaluations = itertools.count()
 
   def __call__(self) -> None:
     """Takes part in the run as a process other than the coordinator's.
@@ -178,9 +171,6 @@ class Process:
     """Returns the result of an evaluation; run in a thread, as a job."""
     self.jobs.begin('an evaluation')
     try:
-      number = next(self._evaluations)
-      due = self.faults.due('server:0', number, Phase.EVALUATION)
-      self.faults.happen(due)
       return call()
     finally:
       self.jobs.end('an evaluation')

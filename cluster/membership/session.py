@@ -13,7 +13,6 @@ from cluster.membership.process import Settings
 from cluster.network.errors import Refused, TransportError
 from cluster.network.heartbeat import BEATS, Heart
 from cluster.process.exits import LOST
-from cluster.process.faults import Faults, Phase
 
 
 class Session:
@@ -98,11 +97,8 @@ class Session:
       self._control.send(header)
 
   @contextlib.contextmanager
-  def lived(self, faults: Faults) -> Iterator[None]:
-    """Suppresses transport errors at the end of the session, and logs its end.
-
-    Args:
-      faults: Failures to inject; one may be due once the run has finished.
+  def lived(self) -> Iterator[None]:
+    """Suppresses transport errors at the end of the session.
 
     Raises:
       Refused: If the coordinator or a server has refused this worker.
@@ -115,10 +111,6 @@ class Session:
       # The coordinator may know the reason, and sends it.
       self.heart.ended.wait(self._timeout_s / BEATS)
       logging.info('Worker %d: %s', self._index, error)
-    verdict = self.heart.verdict
-    logging.info('Worker %d: %s', self._index, verdict)
-    if verdict.get('finished'):
-      faults.happen(faults.due(self._index, -1, Phase.END))
 
   def _cut(self) -> None:
     """Unblocks the context, in the heartbeat's thread, once the session ends.

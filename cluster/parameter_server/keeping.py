@@ -35,7 +35,6 @@ class Keeping:
     *,
     held: Mapping[int, tuple[Any, Any]],
     report: Report,
-    before: Callable[[int], None] = lambda step: None,
   ):
     """Writes nothing yet.
 
@@ -43,9 +42,7 @@ class Keeping:
       directory: Of the server's parts of checkpoints.
       held: Versions of its share, parameters and statistics, by number.
       report: Tells the coordinator what it has asked for; called from many threads.
-      before: Called with the number of a checkpoint, before it is written.
     """
-    self._before = before
     self._directory = directory
     self._held = dict(held)
     self._report = report
@@ -85,7 +82,6 @@ class Keeping:
   def _write(
     self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
   ) -> None:
-    self._before(step)
     stores.write(path, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,6 @@ from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.worker import Worker
 from cluster.process.exits import LOST, STOPPED, Unmendable, end
-from cluster.process.faults import Kind, Phase
 from cluster.runtime import Parts
 from configs.checks import require
 from configs.sections import named
@@ -44,6 +43,9 @@ from wire.flat import check_servers, pieces, share
 
 class ParameterServerSite(Process):
   """Site of a run with parameter servers: see `Site` of `cluster.runtime`."""
+
+  # Injected faults replace it: see `cluster.parameter_server.faults`.
+  _worker_type: Callable[..., Worker] = Worker
 
   def __init__(
     self,
@@ -64,12 +66,7 @@ class ParameterServerSite(Process):
       ValueError: If a setting is wrong; names the field.
     """
     _check_divisible(config, parts, plan)
-    super().__init__(
-      config, meeting, parts, servers=plan.servers, windows=plan.pipelined
-    )
-    flips = Kind.FLIP in self.faults.kinds
-    expected = "no 'flip', as workers keep no parameters between iterations"
-    require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
+    super().__init__(config, meeting, parts, windows=plan.pipelined)
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()
@@ -169,7 +166,7 @@ class ParameterServerSite(Process):
     return step, in_checkpoint(self._directory, step)
 
   def _worker(self, coordinator: str) -> Worker:
-    return Worker(
+    return self._worker_type(
       self.meeting.role.index,
       gradient=self.parts.learned.gradient,
       flat=self._flat,
@@ -178,7 +175,6 @@ class ParameterServerSite(Process):
         self._flat, self.meeting.role.index, self._directory
       ),
       speed=self.parts.speed,
-      faults=self.faults,
       coordinator=coordinator,
       settings=self.settings,
       hung=self._hung,
@@ -269,14 +265,15 @@ class ParameterServerSite(Process):
       index,
       learner=learner,
       flat=self._flat,
-      keeping=Keeping(
-        sharded.of_server(self._directory, index),
-        held=held,
-        report=report,
-        before=functools.partial(self._before_save, index),
-      ),
+      keeping=self._make_keeping(index, held, report),
       report=report,
     )
+
+  def _make_keeping(
+    self, index: int, held: Mapping[int, Any], report: Report
+  ) -> Keeping:
+    folder = sharded.of_server(self._directory, index)
+    return Keeping(folder, held=held, report=report)
 
   def _share(
     self, index: int, restore: Sequence[int] | None
@@ -304,10 +301,6 @@ class ParameterServerSite(Process):
     held = state.pop('held')
     learner.restore(state)
     return learner, held
-
-  def _before_save(self, index: int, step: int) -> None:
-    who = f'server:{index}'
-    self.faults.happen(self.faults.due(who, step, Phase.CHECKPOINT))
 
 
 def _check_divisible(

@@ -23,22 +23,18 @@ from cluster.membership.session import explained
 from cluster.network import memory
 from cluster.network.errors import Corrupt, TransportError
 from cluster.network.heartbeat import Heart
-from cluster.network.messages import Spoil
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
 from cluster.parameter_server.residuals import Remembered, Since
 from cluster.parameter_server.session import ParameterServerSession
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import Pace
-from cluster.process.faults import Fault, Faults, Kind, Phase, corrupted, spoilt
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations
 from learning.learning import Gradient
+from wire.codec import Payload
 from wire.flat import Flat, views
-
-# What chunks go through on their way.
-Through = Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]]
 
 
 class Worker:
@@ -53,7 +49,6 @@ class Worker:
     batching: Batching,
     remembered: Remembered,
     speed: Speed | None,
-    faults: Faults,
     coordinator: str,
     settings: Settings,
     hung: Callable[[str], None],
@@ -68,7 +63,6 @@ class Worker:
       batching: How many examples iterations have.
       remembered: By its codecs.
       speed: How long iterations take at least; None for as long as they take.
-      faults: What goes wrong on purpose.
       coordinator: HOST:PORT of the coordinator.
       settings: What all processes agree on.
       hung: Called with what the coordinator has said, from another thread, if this
@@ -80,7 +74,6 @@ class Worker:
     self._flat = flat
     self._remembered = remembered
     self._batching = batching
-    self._faults = faults
     self._coordinator, self._settings = coordinator, settings
     self._hung = hung
     self._evaluator = evaluator
@@ -94,7 +87,7 @@ class Worker:
     self._pool = _Threads(2 * len(servers) + 3)
     self._pace = Pace()
     self._iteration = -1  # The last one, if it is known.
-    self._doing: list[Future] = []
+    self._pushing: list[Future] = []  # Pushes, and the next input.
     self._compiled: int | None = None  # Programs, at the first pull.
 
   def warm_up(self) -> None:
@@ -132,26 +125,23 @@ class Worker:
   def _session(self) -> dict[str, Any]:
     """Works until the coordinator ends it, or is lost; returns what it has said."""
     pace = self._pace = Pace()
-    with (
-      ParameterServerSession(
-        self._coordinator,
-        self.index,
-        self._settings,
-        with_beats=pace.told,
-        hung=self._hung,
-        save=functools.partial(self._pool.submit, self._remembered.answer),
-        evaluate=functools.partial(self._pool.submit, self._evaluates),
-      ) as life,
-      life.lived(self._faults),
-    ):
-      self._prepare(life)
-      life.meet()
-      self._windows = list(map(Window, life.pieces))
-      start = self._faults.due(self.index, life.number, Phase.START)
-      self._faults.happen(start)
-      self._report_ready(life)
-      while not life.heart.ended.is_set():
-        self._iterate(life.streams, life.heart)
+    with ParameterServerSession(
+      self._coordinator,
+      self.index,
+      self._settings,
+      with_beats=pace.told,
+      hung=self._hung,
+      save=functools.partial(self._pool.submit, self._remembered.answer),
+      evaluate=functools.partial(self._pool.submit, self._evaluates),
+    ) as life:
+      with life.lived():
+        self._prepare(life)
+        life.meet()
+        self._windows = list(map(Window, life.pieces))
+        self._report_ready(life)
+        while not life.heart.ended.is_set():
+          self._iterate(life.streams, life.heart)
+      self._note_end(life)
     return life.heart.verdict
 
   def _prepare(self, life: ParameterServerSession) -> None:
@@ -161,7 +151,7 @@ class Worker:
       self.warm_up()
       self._warm = True
     life.say({'doing': 'waiting for servers'})
-    self._doing = []
+    self._pushing = []
     self._remembered.begin()
 
   def _report_ready(self, life: ParameterServerSession) -> None:
@@ -173,51 +163,26 @@ class Worker:
       }
     )
 
+  def _note_end(self, life: ParameterServerSession) -> None:
+    """Logs why the coordinator has ended a session."""
+    logging.info('Worker %d: %s', self.index, life.heart.verdict)
+
   def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
-    late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
-    pulls = [
-      self._pool.submit(_pull, *each)
-      for each in zip(
-        streams,
-        self._buffers,
-        self._windows,
-        self._ways(late, None),
-        strict=True,
-      )
-    ]
-    header = [one.result() for one in pulls].pop()
-    for done in self._doing:
+    """Pulls a version, computes a gradient, and begins to push that."""
+    header = self._pull(streams)
+    for done in self._pushing:
       done.result()
     self._pace.compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heart.lead_time(time.monotonic())
     self._iteration = iteration = header['iteration']
-    ranges = tuple(map(tuple, header['ranges']))
     # What was not foreseen is not part of the speed.
-    self._gradient.prepare(ranges)
+    self._gradient.prepare(tuple(map(tuple, header['ranges'])))
     start = time.monotonic()
-    params = self._pulled()
     before = self._gradient.computed
-    payload, loss = self._gradient(
-      params,
-      ranges,
-      worker=self.index,
-      iteration=iteration,
-      scale=header['scale'],
-    )
-    fault = self._faults.due(self.index, iteration)
-    self._faults.happen(fault)
-    payload = spoilt(fault, payload)
-    states = self._remembered.recall(Since(*header['since']))
-    messages, after, finite = self._flat.encode(
-      states, payload, header['stage'], header['scale']
-    )
-    messages = list(map(views, messages))
-    loss = None if loss is None else float(loss)
-    lost = loss is not None and not math.isfinite(loss)
-    finite = bool(finite) and not lost
-    self._remembered.note(iteration, after if finite else states)
+    payload, loss = self._compute(header)
+    messages, loss, finite = self._encode(header, payload, loss)
     self._host.delay(iteration, header['examples'], start)
     end = time.monotonic()
     report = {
@@ -226,7 +191,7 @@ class Worker:
       'computed_at': heart.lead_time(end),
       'compute_s': end - start,
       'factors': self._host.factors(iteration),
-      'loss': None if lost else loss,  # No form has what is not finite.
+      'loss': loss,
       'finite': finite,
       'computed': self._gradient.computed - before,
       'compilations': compilations.count() - self._compiled,
@@ -237,26 +202,136 @@ class Worker:
     )
     self._pace.begin(iteration)
     self._pace.transfer()
-    moments = [
-      self._faults.due(self.index, iteration, phase)
-      for phase in (Phase.FIRST, Phase.LAST)
+    self._pushing = [preparing, *self._push(streams, report, messages)]
+
+  def _pull(self, streams: Sequence[Stream]) -> dict[str, Any]:
+    """Returns the header of the next version, whose shares are in the buffers.
+
+    Raises:
+      TransportError: If a stream has ended, or a share has another size.
+    """
+    pulls = [
+      self._pool.submit(self._receive, server, stream)
+      for server, stream in enumerate(streams)
     ]
-    send = functools.partial(
-      _push,
-      corrupt=corrupted(fault, *moments),
-      short=fault is not None and fault.kind == Kind.WRONG_SIZE,
+    return [pull.result() for pull in pulls].pop()
+
+  def _compute(self, header: dict[str, Any]) -> tuple[Payload, Any]:
+    """Returns the gradient of the examples of an iteration, and their loss."""
+    return self._gradient(
+      self._pulled(),
+      tuple(map(tuple, header['ranges'])),
+      worker=self.index,
+      iteration=header['iteration'],
+      scale=header['scale'],
     )
+
+  def _encode(
+    self, header: dict[str, Any], payload: Payload, loss: Any
+  ) -> tuple[list[list[np.ndarray]], float | None, bool]:
+    """Encodes a gradient for each server, and keeps the residual.
+
+    Returns:
+      The messages, uint8 [n] each; the loss, None if it is not finite; and
+      whether loss and gradient are finite.
+    """
+    states = self._remembered.recall(Since(*header['since']))
+    messages, after, finite = self._flat.encode(
+      states, payload, header['stage'], header['scale']
+    )
+    messages = list(map(views, messages))
+    loss = None if loss is None else float(loss)
+    lost = loss is not None and not math.isfinite(loss)
+    finite = bool(finite) and not lost
+    self._remembered.note(header['iteration'], after if finite else states)
+    return messages, None if lost else loss, finite
+
+  def _push(
+    self,
+    streams: Sequence[Stream],
+    report: dict[str, Any],
+    messages: Sequence[list[np.ndarray]],
+  ) -> list[Future]:
+    """Begins to send a push; the next pull may begin before all is sent.
+
+    Returns:
+      A future of each server's part.
+    """
     pushes = [
-      functools.partial(send, stream, report, *each)
-      for stream, *each in zip(
-        streams, messages, self._windows, self._ways(*moments), strict=True
+      functools.partial(self._send, server, stream, report, message)
+      for server, (stream, message) in enumerate(
+        zip(streams, messages, strict=True)
       )
     ]
-    # The next pull may begin before all of it is sent.  Workers begin with
-    # different servers: who sends to the same one has but a part of its link.
+    # Workers begin with different servers: two that send to the same one share
+    # its link.
     first = (self.index + 1) % len(pushes)
-    turned = [*pushes[first:], *pushes[:first]]
-    self._doing = [preparing, *map(self._pool.submit, turned)]
+    return list(map(self._pool.submit, [*pushes[first:], *pushes[:first]]))
+
+  def _receive(self, server: int, stream: Stream) -> dict[str, Any]:
+    """Receives a server's share of a version into its buffer.
+
+    Returns:
+      The header of the version.
+
+    Raises:
+      TransportError: If the stream has ended, or the share has another size.
+    """
+    return receive_version(
+      stream,
+      self._buffers[server],
+      self._windows[server],
+      functools.partial(self._incoming, server),
+    )
+
+  def _send(
+    self,
+    server: int,
+    stream: Stream,
+    report: dict[str, Any],
+    message: list[np.ndarray],
+  ) -> None:
+    """Sends a server its part of a push.
+
+    Args:
+      server: Rank of the server.
+      stream: Stream to the server.
+      report: Header of the push.
+      message: uint8 [n] each.
+
+    Raises:
+      Closed: If the stream has ended.
+    """
+    window = self._windows[server]
+    chunks = window.cut(*message) if window.pieces else chunked(message)
+    size_bytes = sum(part.size for part in message)
+    self._transmit(server, stream, report, chunks, size_bytes)
+
+  def _incoming(
+    self, server: int, chunks: Iterable[np.ndarray]
+  ) -> Iterable[np.ndarray]:
+    """Yields the chunks that come from a server, and counts them."""
+    del server
+    return self._counted(chunks)
+
+  def _transmit(
+    self,
+    server: int,
+    stream: Stream,
+    report: dict[str, Any],
+    chunks: Iterable[np.ndarray],
+    size_bytes: int,
+  ) -> None:
+    """Sends chunks to a server, and counts them."""
+    del server
+    stream.send(report, self._counted(chunks), size_bytes)
+
+  def _counted(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields chunks, each of which counts as progress."""
+    for chunk in chunks:
+      yield chunk
+      del chunk  # Before the next one arrives, which so takes its memory.
+      self._pace.step()
 
   def _evaluates(
     self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
@@ -264,27 +339,6 @@ class Worker:
     """Evaluates a version; the coordinator asks those that say they can."""
     if self._evaluator:
       self._evaluator.answer(asked, say)
-
-  def _ways(self, *moments: Fault | None) -> list[Through]:
-    """Returns what chunks from or to each server go through.
-
-    Args:
-      *moments: What happens after the first and before the last of server 0.
-    """
-    nothing = len(moments) * [None]
-    return [
-      functools.partial(self._stepping, moments=nothing if server else moments)
-      for server in range(len(self._buffers))
-    ]
-
-  def _stepping(
-    self, chunks: Iterable[np.ndarray], moments: Sequence[Fault | None]
-  ) -> Iterator[np.ndarray]:
-    """Yields chunks as they come or go; lets faults happen."""
-    for chunk in self._faults.during(chunks, *moments):
-      yield chunk
-      del chunk  # Before the next one arrives, which so takes its memory.
-      self._pace.step()
 
   def _pulled(self) -> Any:
     """Returns the parameters of which the buffers hold the messages."""
@@ -295,8 +349,11 @@ class Worker:
     return self._flat.pulled(messages)[0]
 
 
-def _pull(
-  stream: Stream, buffer: np.ndarray, window: Window, through: Through = iter
+def receive_version(
+  stream: Stream,
+  buffer: np.ndarray,
+  window: Window,
+  count: Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]] = iter,
 ) -> dict[str, Any]:
   """Returns the header of a version, which is in the buffer then.
 
@@ -304,7 +361,7 @@ def _pull(
     stream: From the server.
     buffer: uint8 [pull_bytes].
     window: Of the push whose answer it is.
-    through: What chunks go through.
+    count: Returns the chunks that it is given, and counts them.
 
   Raises:
     TransportError: If the stream has ended, or what came is something else.
@@ -312,7 +369,7 @@ def _pull(
   try:
     message = stream.receive()
     header, start = message.header, 0
-    for chunk in through(message.chunks):
+    for chunk in count(message.chunks):
       buffer[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
@@ -329,39 +386,6 @@ def _pull(
   except TransportError:
     window.lose()
     raise
-
-
-def _push(
-  stream: Stream,
-  report: dict[str, Any],
-  message: list[np.ndarray],
-  window: Window,
-  through: Through = iter,
-  *,
-  corrupt: Spoil | None = None,
-  short: bool = False,
-) -> None:
-  """Sends a push.
-
-  Args:
-    stream: To the server.
-    report: What goes with it.
-    message: uint8 [n] each.
-    window: For its pieces.
-    through: What chunks go through.
-    corrupt: In which chunk a bit flips on its way, if any.
-    short: Whether to send but half of it.
-
-  Raises:
-    Closed: If the stream has ended.
-  """
-  if short:
-    message = [part[: part.size // 2] for part in message]
-  size = sum(part.size for part in message)
-  chunks = chunked(message)
-  if window.pieces and not short:
-    chunks = window.cut(*message)
-  stream.send(report, through(chunks), size, spoil=corrupt)
 
 
 class _Threads:

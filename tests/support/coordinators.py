@@ -28,7 +28,6 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
-from cluster.process.faults import Faults
 from learning.nothing import NoGradient, NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -214,14 +213,6 @@ class Coordinator:
 
   def work(self, index, gradient=None, **settings):
     """Runs a whole worker; returns the Future of its end."""
-    faults = Faults(
-      (),
-      num_workers=index + 1,
-      num_servers=1,
-      directory=pathlib.Path(),
-      interface='lo',
-      timeout_s=TIMEOUT_S,
-    )
     worker = worker_.Worker(
       index,
       gradient=gradient or NoGradient(),
@@ -229,7 +220,6 @@ class Coordinator:
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
       remembered=Remembered(self._flat, index, self._parts),
       speed=None,
-      faults=faults,
       coordinator=self._way(self.address),
       settings=_SETTINGS._replace(**settings),
       hung=print,

@@ -273,7 +273,7 @@ class Cluster:
       np.zeros(self._flat.pull_bytes(k), np.uint8) for k in range(len(streams))
     ]
     pulls = [
-      self._threads.submit(worker._pull, *each)
+      self._threads.submit(worker.receive_version, *each)
       for each in zip(streams, buffers, windows, strict=True)
     ]
     header = [pull.result() for pull in pulls].pop()
@@ -299,7 +299,7 @@ class Cluster:
       )
     if death:
       for each in zip(streams, buffers, windows, strict=True):
-        self._threads.submit(_quietly, worker._pull, *each)
+        self._threads.submit(_quietly, worker.receive_version, *each)
       self._die(index, death, streams)
       raise Closed('here: it has died')
 

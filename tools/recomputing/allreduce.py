@@ -197,7 +197,7 @@ class _Again:
       self._coordinator.workers[index],
       np.zeros(pool.size, np.float32),
     )
-    filling = CheckedFilling(pool, vector, lambda number: None, None)
+    filling = CheckedFilling(pool, vector, lambda number: None)
     stats, loss = self._gradient.stream(
       self.learner.params,
       worker.ranges,

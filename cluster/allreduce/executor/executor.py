@@ -29,7 +29,7 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.executor.exchange import Exchange
-from cluster.allreduce.executor.generation import Generation, Travel, Usage
+from cluster.allreduce.executor.generation import Generation, Usage
 from cluster.allreduce.executor.links import Hello, Link
 from cluster.allreduce.executor.listener import Door
 from cluster.allreduce.executor.loop import Loop
@@ -184,7 +184,6 @@ class Executor:
     iteration: int,
     pool: np.ndarray,
     ranges: Sequence[tuple[int, int]],
-    travel: Travel | None = None,
     dtypes: Sequence[np.dtype] | None = None,
   ) -> Reduction:
     """Begins the sum of an iteration's pools.
@@ -194,7 +193,6 @@ class Executor:
       pool: float32 [n], contiguous; becomes the sum, in place.
       ranges: First element of each range, and the one after its last: in
         order, all of the pool.  The same on all workers.
-      travel: What goes wrong with chunks on purpose.
       dtypes: What the numbers of each range travel as; None for float32.
 
     Returns:
@@ -238,7 +236,7 @@ class Executor:
     def start() -> None:
       if self._generation is generation:
         self._waiter = reduction
-        generation.begin(iteration, exchange, travel)
+        generation.begin(iteration, exchange)
       else:
         reduction.end(self._failure or Abandoned('the generation was left'))
 
@@ -271,6 +269,9 @@ class Executor:
 
   # What follows is for the thread of the loop.
 
+  def _make_generation(self, group: Group, own: Roles) -> Generation:
+    return Generation(self._loop, group, own, self._index, self._told)
+
   def _start(
     self, group: Group, own: Roles, found: dict[int, str], forming: Forming
   ) -> bool:
@@ -281,7 +282,7 @@ class Executor:
     self._failure = None
     self._leave()
     self._waiter = forming
-    generation = Generation(self._loop, group, own, self._index, self._told)
+    generation = self._make_generation(group, own)
     self._generation = generation
     for worker, address in found.items():
       if generation.error:

@@ -11,7 +11,7 @@ others would take their end for a death of this worker.
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cluster.allreduce.executor import frames
 from cluster.allreduce.executor.errors import (
@@ -27,19 +27,6 @@ from cluster.allreduce.executor.links import Link
 from cluster.allreduce.executor.loop import IN, IN_OR_ROOM, OUT, Loop
 from cluster.allreduce.executor.program import Group, Roles
 from cluster.network.errors import Corrupt, TransportError
-
-
-class Travel(Protocol):
-  """Faults injected into chunks: see `cluster.process.faults`."""
-
-  def came(self) -> None:
-    """A chunk has come."""
-
-  def goes(self, body: Any, left: int) -> tuple[Any, Any]:
-    """Returns what a chunk is said to be, and what is sent in its place."""
-
-  def gone(self) -> None:
-    """Notes that a chunk has been sent."""
 
 
 class _Out:
@@ -111,7 +98,6 @@ class Generation:
     self._formed = False
     self._gone: dict[int, Exception] = {}
     self._exchange: Exchange | None = None
-    self._travel: Travel | None = None  # What goes wrong on purpose.
     most = len(roles.adding) * roles.window
     self.buffers = Buffers(most, roles.chunk_bytes)
     self._early: dict[int, list[tuple[Frame, memoryview]]] = {}
@@ -154,11 +140,9 @@ class Generation:
       self._formed = True
       self._told(None)
 
-  def begin(
-    self, iteration: int, exchange: Exchange, travel: Travel | None
-  ) -> None:
+  def begin(self, iteration: int, exchange: Exchange) -> None:
     """Begins an iteration, with what has come for it before."""
-    self.iteration, self._travel = iteration, travel
+    self.iteration = iteration
     if self.error:
       self._told(self.error)
       return
@@ -311,24 +295,24 @@ class Generation:
       if out.blocked:
         return
       self._sent(exchange, worker)
-    number, layout = self.group.generation, exchange.program.layout
     while item := exchange.take(worker):
-      kind, chunk, body, dtype = item
-      sent: Any = body
-      if self._travel:
-        body, sent = self._travel.goes(body, exchange.going)
-      header = frames.packed(
-        number, self.iteration, layout, chunk, kind, body, dtype
-      )
-      if not out.writer.write(header, sent):
+      if not out.writer.write(*self._frame(exchange, *item)):
         out.blocked = True
         return
       self._sent(exchange, worker)
 
+  def _frame(
+    self, exchange: Exchange, kind: int, chunk: int, body: Any, dtype: int
+  ) -> tuple[bytes, Any]:
+    """Returns the header and the body of the frame of a chunk."""
+    number, layout = self.group.generation, exchange.program.layout
+    header = frames.packed(
+      number, self.iteration, layout, chunk, kind, body, dtype
+    )
+    return header, body
+
   def _sent(self, exchange: Exchange, worker: int) -> None:
     exchange.sent(worker)
-    if self._travel:
-      self._travel.gone()
 
   def _place(self, worker: int, frame: Frame) -> memoryview:
     """Returns where the body of a frame is to go."""
@@ -348,8 +332,6 @@ class Generation:
       self._check_layout(exchange, frame)
       exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
       exchange.arrived(worker, frame.kind, frame.chunk, body)
-      if self._travel:
-        self._travel.came()
     else:
       self._check_early(worker, frame)
       self._early.setdefault(worker, []).append((frame, body))

@@ -33,7 +33,6 @@ from cluster.allreduce.sums.memory import Nothing
 from cluster.network import interfaces, sockets
 from cluster.network.errors import Closed
 from cluster.process.exits import Unmendable
-from cluster.process.faults import Fault, spoilt
 from configs.checks import require
 from data.stream import Ranges
 from learning.learning import Gradient, Learner
@@ -333,7 +332,6 @@ class NativeSumming:
 
   steps = 0
   paced = False
-  travels = False
   heeds = False
   memory = Nothing()
 
@@ -429,7 +427,6 @@ class NativeSumming:
     worker: int,
     iteration: int,
     stage: int,
-    fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient."""
@@ -441,7 +438,7 @@ class NativeSumming:
       iteration=iteration,
       scale=factor(learner.scaling),
     )
-    self._payload = self.placed(spoilt(fault, payload))
+    self._payload = self.placed(payload)
     finite = self._is_finite(self._payload)
     return None if loss is None else float(loss), bool(finite)
 

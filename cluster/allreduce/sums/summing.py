@@ -13,7 +13,6 @@ from cluster.allreduce.group import group_of
 from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.network import memory
 from cluster.network.handshake import Security
-from cluster.process.faults import Fault, Faults, Kind
 from cluster.speed.layers import Range
 from data.stream import Ranges
 from learning.learning import Learner, Streaming
@@ -33,13 +32,11 @@ class Summing(Protocol):
     steps: Grows with what comes and goes in an iteration, over all its sums; 0
       between two iterations.
     paced: Whether computing takes time alone, which `compute` lets pass.
-    travels: Whether chunks do, so that faults can befall them.
     heeds: Whether `abandon` helps.
     memory: What this worker remembers of gradients.
   """
 
   paced: bool
-  travels: bool
   heeds: bool
   memory: Memory | Nothing
 
@@ -100,7 +97,6 @@ class Summing(Protocol):
     worker: int,
     iteration: int,
     stage: int,
-    fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; parts of it may travel at once.
@@ -112,7 +108,6 @@ class Summing(Protocol):
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
       stage: Of the wire.
-      fault: What goes wrong with it on purpose, if anything.
       least_s: How long it takes at least, if it takes nothing but time.
 
     Returns:
@@ -149,7 +144,6 @@ class Summing(Protocol):
 class HostSumming:
   """See `Summing`: by the executor of this process, in the host's memory."""
 
-  travels = True
   heeds = True
 
   def __init__(
@@ -162,7 +156,6 @@ class HostSumming:
     host: str,
     security: Security,
     timeout_s: float,
-    faults: Faults,
     pace: Sequence[Range] = (),
   ):
     """Listens to nobody yet.
@@ -175,12 +168,11 @@ class HostSumming:
       host: Address to listen on.
       security: Of all connections.
       timeout_s: After which a peer that does not answer is gone.
-      faults: What goes wrong on purpose.
       pace: Without a model: which parts of the pool become ready when, in
         parts of the time that an iteration takes.
     """
     self.memory: Memory | Nothing = Nothing()
-    self._index, self._pace, self._faults = index, pace, faults
+    self._index, self._pace = index, pace
     self.paced = bool(pace)
     self._ranges, self._dtypes = pool.ranges, pool.dtypes
     if pace:
@@ -229,8 +221,11 @@ class HostSumming:
 
   def open(self) -> str:
     """Listens; returns the address."""
-    self._executor = Executor(self._index, **self._of_executor)
+    self._executor = self._make_executor()
     return self._executor.address
+
+  def _make_executor(self) -> Executor:
+    return Executor(self._index, **self._of_executor)
 
   def close(self) -> None:
     """Listens no more."""
@@ -266,24 +261,21 @@ class HostSumming:
     worker: int,
     iteration: int,
     stage: int,
-    fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; its ranges travel once they are full."""
     del stage
     self._vectors.reverse()
     vector = self._vectors[0]
-    travel = self._faults.travel(worker, iteration, fault)
-    dtypes = None if {*self._dtypes} == {FLOAT32} else self._dtypes
-    reduction = self._running.begin(
-      version, vector, self._ranges, travel, dtypes
+    reduction = self._begin_sum(
+      version, vector, self._ranges, self._dtypes, is_last=True
     )
     ready = reduction.ready
     if self.paced:
       passed = len(self._ranges) - len(self._pool.ranges)
       self._let_pass(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
-    filling = CheckedFilling(self._pool, vector, ready, fault)
+    filling = self._make_filling(vector, ready)
     self._progress, self._filling = (0, reduction), filling
     self._stats, loss = self._gradient.stream(
       learner.params,
@@ -294,6 +286,33 @@ class HostSumming:
       scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filling.finite
+
+  def _begin_sum(
+    self,
+    number: int,
+    vector: np.ndarray,
+    ranges: Sequence[tuple[int, int]],
+    dtypes: Sequence[np.dtype],
+    *,
+    is_last: bool,
+  ) -> Reduction:
+    """Begins a sum of an iteration.
+
+    Args:
+      number: Number of the sum.
+      vector: Float32 [n], which becomes the sum.
+      ranges: First element of each range, and the one after its last.
+      dtypes: Dtype as which each range is sent.
+      is_last: Whether the iteration has no sum after this one.
+    """
+    del is_last
+    given = None if {*dtypes} == {FLOAT32} else dtypes
+    return self._running.begin(number, vector, ranges, given)
+
+  def _make_filling(
+    self, vector: np.ndarray, ready: Callable[[int], None]
+  ) -> 'CheckedFilling':
+    return CheckedFilling(self._pool, vector, ready)
 
   def _let_pass(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
@@ -345,7 +364,6 @@ class CheckedFilling(Filling):
     pool: Pool,
     vector: np.ndarray,
     ready: Callable[[int], None],
-    fault: Fault | None,
   ):
     """Creates a filling of a pool that is still empty.
 
@@ -353,16 +371,12 @@ class CheckedFilling(Filling):
       pool: What lies where.
       vector: Float32 [pool.size].
       ready: Told of each range that is full.
-      fault: What goes wrong with the gradient on purpose, if anything.
     """
     super().__init__(pool, vector, ready)
     self.finite = True
-    self._spoils = fault is not None and fault.kind == Kind.NAN
 
   def put(self, leaf: int, array: np.ndarray) -> None:
     """Takes a leaf's numbers."""
-    if self._spoils:
-      array = array * np.float32('nan')
     # A sum is not finite if a number is not, and seldom else.
     with np.errstate(over='ignore', invalid='ignore'):
       total = np.sum(array)

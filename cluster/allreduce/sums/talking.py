@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 
 from cluster.allreduce.executor.errors import Abandoned, Damaged, PeerLost
-from cluster.allreduce.executor.generation import Travel
 from cluster.allreduce.executor.reduction import Reduction
 from cluster.allreduce.sums.memory import Memory, Talking
 from cluster.allreduce.sums.packing import Packing, Reached
-from cluster.allreduce.sums.summing import CheckedFilling, HostSumming
+from cluster.allreduce.sums.summing import HostSumming
 from cluster.network import memory as memories
-from cluster.process.faults import Fault
 from data.stream import Ranges
 from learning.learning import Learner
 from learning.pool import FLOAT32
@@ -57,7 +55,6 @@ class TalkingSumming(HostSumming):
     self._own = Room(sum=self._total[: self._pool.gradient])
     self._said: dict[int, np.ndarray] = {}
     self._vector = self._vectors[0]
-    self._travel: Travel | None = None
     # Of an iteration whose values travel early: the sum, and where it will be.
     self._begun: tuple[Reduction, np.ndarray, int] | None = None
     self._talking: Talking | None = None
@@ -87,7 +84,6 @@ class TalkingSumming(HostSumming):
     worker: int,
     iteration: int,
     stage: int,
-    fault: Fault | None,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; of it travels early what is known to travel."""
@@ -95,7 +91,6 @@ class TalkingSumming(HostSumming):
     self._stage, self._begun = stage, None  # That of before may have failed.
     self._progress = 0, None
     self._number = version * (self.memory.talks.most + 1)
-    self._travel = self._faults.travel(worker, iteration, fault)
     self._scale = factor(learner.scaling)
     ready, reach = _nobody, self._begin_early()
     if reach:
@@ -103,7 +98,7 @@ class TalkingSumming(HostSumming):
         self._pass(reach, least_s)
       reached = Reached(self._pool.ranges, self._pool.gradient)
       ready = lambda number: reach(reached.full(number))  # noqa: E731
-    filling = CheckedFilling(self._pool, self._vector, ready, fault)
+    filling = self._make_filling(self._vector, ready)
     self._filling = filling
     self._stats, loss = self._gradient.stream(
       learner.params,
@@ -137,7 +132,7 @@ class TalkingSumming(HostSumming):
         if last:
           count, _ = self.memory.talks.halves[self._stage]
           parts = [*np.split(parts[0], [count]), rest]
-        heard = self._sum(number, parts, self._travel if last else None)
+        heard = self._sum(number, parts, is_last=last)
       except (Abandoned, Damaged, PeerLost):
         if last:
           talking.unheard(np.zeros(said.size, np.float32))
@@ -167,7 +162,8 @@ class TalkingSumming(HostSumming):
     """Sums what all keep."""
     number = version * (self.memory.talks.most + 1) - 1
     try:
-      self.memory.total = self._sum(number, [self.memory.kept()], None).copy()
+      kept = [self.memory.kept()]
+      self.memory.total = self._sum(number, kept, is_last=False).copy()
     finally:
       self._progress = 0, None
 
@@ -194,7 +190,9 @@ class TalkingSumming(HostSumming):
     ranges = [*packing.ranges, (packing.ranges[-1][1], end)]
     _, dtype = memory.talks.halves[stage]
     dtypes = [*(dtype for _ in packing.ranges), FLOAT32]
-    reduction = self._sums(self._number, vector, ranges, dtypes, self._travel)
+    reduction = self._begin_sum(
+      self._number, vector, ranges, dtypes, is_last=True
+    )
     self._begun = reduction, vector, len(ranges) - 1
     packing.begin(vector, reduction.ready)
     return packing.reach
@@ -237,7 +235,7 @@ class TalkingSumming(HostSumming):
     return self._said[size]
 
   def _sum(
-    self, number: int, parts: Sequence[np.ndarray], travel: Travel | None
+    self, number: int, parts: Sequence[np.ndarray], *, is_last: bool
   ) -> np.ndarray:
     """Returns the sums of arrays of all workers, end to end.
 
@@ -247,7 +245,7 @@ class TalkingSumming(HostSumming):
       number: Of the sum.
       parts: The arrays; of more than one the first travels in halves, if the
         stage has them.
-      travel: What goes wrong with them on purpose.
+      is_last: Whether the iteration has no sum after this one.
     """
     _, dtype = self.memory.talks.halves[self._stage]
     dtypes = [dtype if len(parts) > 1 else FLOAT32, FLOAT32, FLOAT32]
@@ -257,7 +255,7 @@ class TalkingSumming(HostSumming):
     vector = self._room(ends[-1])
     np.concatenate(parts, out=vector)
     ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
-    reduction = self._sums(number, vector, ranges, dtypes, travel)
+    reduction = self._begin_sum(number, vector, ranges, dtypes, is_last=is_last)
     try:
       for each in range(len(ranges)):
         reduction.ready(each)
@@ -267,17 +265,9 @@ class TalkingSumming(HostSumming):
     self._finite = reduction.finite
     return vector
 
-  def _sums(
-    self,
-    number: int,
-    vector: np.ndarray,
-    ranges: Sequence[tuple[int, int]],
-    dtypes: Sequence[np.dtype],
-    travel: Travel | None,
-  ) -> Reduction:
-    """Begins a sum; arguments are those of `Executor.begin`."""
-    given = None if {*dtypes} == {FLOAT32} else dtypes
-    reduction = self._running.begin(number, vector, ranges, travel, given)
+  def _begin_sum(self, number: int, *args: Any, is_last: bool) -> Reduction:
+    """Begins a sum: see `HostSumming`."""
+    reduction = super()._begin_sum(number, *args, is_last=is_last)
     self._progress = self.steps, reduction
     return reduction
 

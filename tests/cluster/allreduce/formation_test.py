@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.allreduce.faults import chunk_faults
 from cluster.allreduce.formation import Cut, Formation
 from cluster.membership import handover
 from cluster.network.errors import TransportError
@@ -319,7 +320,7 @@ class TravelTest(parameterized.TestCase):
     self.happened = []
     faults.happen = lambda fault: fault and self.happened.append(fault.phase)
     fault = faults.due(1, 0) if whole else None
-    return faults.travel(1, 0, fault)
+    return chunk_faults(faults, 1, 0, fault)
 
   def test_each_comes_at_its_moment(self):
     travel = self._travel(
@@ -327,11 +328,11 @@ class TravelTest(parameterized.TestCase):
     )
     seen = []
     for left in (3, 2, 1):
-      travel.goes(b'1234', left)
+      travel.damage(b'1234', left)
       seen.append((*self.happened,))
-      travel.gone()
+      travel.note_sent()
       seen.append((*self.happened,))
-      travel.came()
+      travel.note_received()
     self.assertEqual(seen[0], ())
     self.assertEqual(seen[1], ('first',))
     self.assertEqual(seen[2], ('first', 'pull'))
@@ -346,16 +347,16 @@ class TravelTest(parameterized.TestCase):
     travel = self._travel((1, 0, 'corrupt', phase), whole=phase == 'compute')
     changed = []
     for left in (3, 2, 1):
-      body, sent = travel.goes(b'1234', left)
+      body, sent = travel.damage(b'1234', left)
       self.assertEqual(body, b'1234')
       changed.append(int(bytes(sent) != body))
-      travel.gone()
+      travel.note_sent()
     self.assertEqual(changed, expected)
 
   def test_a_chunk_may_be_too_short(self):
     travel = self._travel((1, 0, 'wrong_size'), whole=True)
-    self.assertEqual(travel.goes(b'12345678', 2), (b'1234', b'1234'))
-    self.assertEqual(travel.goes(b'12345678', 1), (b'12345678', b'12345678'))
+    self.assertEqual(travel.damage(b'12345678', 2), (b'1234', b'1234'))
+    self.assertEqual(travel.damage(b'12345678', 1), (b'12345678', b'12345678'))
 
   def test_nothing_happens_to_others(self):
     self.assertIsNone(self._travel((0, 0, 'die', 'first')))

@@ -11,9 +11,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import fixed
-from cluster.allreduce import group, replica
+from cluster.allreduce import group
+from cluster.allreduce.faults import FaultyHostSumming, FaultyReplica
 from cluster.allreduce.step_statistics import Books
-from cluster.allreduce.sums.summing import HostSumming
 from cluster.membership import session
 from cluster.membership.process import Settings
 from cluster.network.streams import Security
@@ -79,11 +79,11 @@ class _Played:
       interface='lo',
       timeout_s=1.0,
     )
-    self.replica = replica.Replica(
+    self.replica = FaultyReplica(
       index,
       gradient=gradient,
       learner=_Learner((), ()),
-      summing=HostSumming(
+      summing=FaultyHostSumming(
         index,
         workers=workers,
         gradient=gradient,

@@ -5,8 +5,6 @@ Numbers are whole, so that all sums are exact in any order.
 
 import functools
 import itertools
-import pathlib
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -23,7 +21,6 @@ from cluster.allreduce.sums.memory import Memory
 from cluster.allreduce.sums.talking import TalkingSumming
 from cluster.network.handshake import Security
 from cluster.process.deadlines import Deadlines, Pace, Seen
-from cluster.process.faults import Faults
 from learning.pool import Pool
 from route import links, ring
 from wire import sparse
@@ -167,14 +164,6 @@ def _note(events, begin, ranges):
 class TalkingTest(parameterized.TestCase):
   def _made(self, count, *, overlap=False, make=_Watched, **changed):
     pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS)
-    faults = Faults(
-      (),
-      num_workers=count,
-      num_servers=1,
-      directory=pathlib.Path(tempfile.mkdtemp()),
-      interface='lo',
-      timeout_s=20.0,
-    )
     self.talks = _talks(pool, **changed)
     self.gradients = [_Gradient() for _ in range(count)]
     self.workers = [
@@ -189,7 +178,6 @@ class TalkingTest(parameterized.TestCase):
         host='127.0.0.1',
         security=Security(),
         timeout_s=20.0,
-        faults=faults,
       )
       for index in range(count)
     ]
@@ -237,7 +225,6 @@ class TalkingTest(parameterized.TestCase):
       worker=index,
       iteration=version,
       stage=stage,
-      fault=None,
       least_s=0.0,
     )
     numbers = np.zeros(_BOOKS, np.float32)

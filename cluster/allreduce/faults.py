@@ -1,0 +1,301 @@
+"""Injected failures of runs whose replicas sum gradients by an allreduce.
+
+Each class overrides the phases of a product class in which failures can
+happen; `cluster.process.faults` describes the failures.  A run without
+`config.cluster.faults` imports nothing of this.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cluster.allreduce.executor.exchange import Exchange
+from cluster.allreduce.executor.executor import Executor
+from cluster.allreduce.executor.frames import Frame
+from cluster.allreduce.executor.generation import Generation
+from cluster.allreduce.executor.program import Group, Roles
+from cluster.allreduce.executor.reduction import Reduction
+from cluster.allreduce.replica import Replica
+from cluster.allreduce.site import AllreduceSite
+from cluster.allreduce.sums.native import NativeSumming
+from cluster.allreduce.sums.summing import CheckedFilling, HostSumming
+from cluster.allreduce.sums.talking import TalkingSumming
+from cluster.allreduce.sums.talking_native import TalkingNative
+from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.process import Meeting
+from cluster.membership.session import Session
+from cluster.process import faults as faults_
+from cluster.process.faults import Fault, Faults, Kind, Phase
+from cluster.runtime import Parts
+from data.stream import Ranges
+from learning.learning import Learner
+from route.route import Allreduce
+
+
+class ChunkFaults:
+  """Failures of the chunks that a worker exchanges in one iteration."""
+
+  def __init__(
+    self, faults: Faults, worker: int, iteration: int, push: Fault | None
+  ):
+    """Creates the failures of one iteration.
+
+    Args:
+      faults: Failures of the run.
+      worker: Rank of the worker.
+      iteration: Number of the iteration.
+      push: Failure of the push as a whole; None for none.
+    """
+    self._faults, self._target = faults, (worker, iteration)
+    self._push = push
+    self._first: Fault | None = None
+    self._has_received = self._has_sent = False
+
+  def damage(self, body: Any, chunks_left: int) -> tuple[Any, Any]:
+    """Returns the bytes that a chunk's header describes, and those to send.
+
+    They differ if the chunk is to arrive corrupt.
+
+    Args:
+      body: Bytes of the chunk.
+      chunks_left: Number of chunks that are still to be sent, with this one.
+    """
+    last = self._due(Phase.LAST) if chunks_left == 1 else None
+    faults = [self._push, last]
+    self._push = None
+    if not self._has_sent:
+      self._first = self._due(Phase.FIRST)
+      faults.append(self._first)
+    kinds = {fault.kind for fault in faults if fault}
+    if Kind.WRONG_SIZE in kinds:
+      body = body[:-4]
+    sent = body
+    if Kind.CORRUPT in kinds:
+      sent = bytearray(body)
+      sent[0] ^= 1
+    self._faults.happen(last)
+    return body, sent
+
+  def note_sent(self) -> None:
+    """Carries out the failure after the first chunk that is sent."""
+    if not self._has_sent:
+      self._has_sent = True
+      self._faults.happen(self._first)
+
+  def note_received(self) -> None:
+    """Carries out the failure after the first chunk that is received."""
+    if not self._has_received:
+      self._has_received = True
+      self._faults.happen(self._due(Phase.PULL))
+
+  def _due(self, phase: Phase) -> Fault | None:
+    return self._faults.due(*self._target, phase)
+
+
+def chunk_faults(
+  faults: Faults, worker: int, iteration: int, push: Fault | None
+) -> ChunkFaults | None:
+  """Returns the failures of an iteration's chunks; None if there are none."""
+  phases = (Phase.PULL, Phase.FIRST, Phase.LAST)
+  if push or faults.is_planned(worker, iteration, phases):
+    return ChunkFaults(faults, worker, iteration, push)
+  return None
+
+
+class _FaultyGeneration(Generation):
+  """A generation of connections whose chunks fail.
+
+  Attributes:
+    faults: Failures of chunks, by the number of the sum; shared with the
+      executor.
+  """
+
+  faults: dict[int, ChunkFaults]
+  _current: ChunkFaults | None = None
+
+  def begin(self, iteration: int, exchange: Exchange) -> None:
+    """Begins a sum, with the failures of its chunks."""
+    self._current = self.faults.pop(iteration, None)
+    super().begin(iteration, exchange)
+
+  def _frame(
+    self, exchange: Exchange, kind: int, chunk: int, body: Any, dtype: int
+  ) -> tuple[bytes, Any]:
+    sent: Any = None
+    if self._current:
+      body, sent = self._current.damage(body, exchange.going)
+    header, whole = super()._frame(exchange, kind, chunk, body, dtype)
+    return header, whole if sent is None else sent
+
+  def _sent(self, exchange: Exchange, worker: int) -> None:
+    super()._sent(exchange, worker)
+    if self._current:
+      self._current.note_sent()
+
+  def _arrived(self, worker: int, frame: Frame, body: memoryview) -> None:
+    is_current = self._exchange and frame.iteration == self.iteration
+    super()._arrived(worker, frame, body)
+    if self._current and is_current:
+      self._current.note_received()
+
+
+class _FaultyExecutor(Executor):
+  """An executor whose chunks fail."""
+
+  def __init__(self, index: int, **arguments: Any):
+    """Listens: see `Executor`."""
+    self._chunk_faults: dict[int, ChunkFaults] = {}
+    super().__init__(index, **arguments)
+
+  def plan(self, number: int, faults: ChunkFaults) -> None:
+    """Injects failures into the chunks of a sum that has not begun."""
+    self._chunk_faults[number] = faults
+
+  def _make_generation(self, group: Group, own: Roles) -> Generation:
+    generation = _FaultyGeneration(
+      self._loop, group, own, self._index, self._told
+    )
+    generation.faults = self._chunk_faults
+    return generation
+
+
+class _NanFilling(CheckedFilling):
+  """A filling of a gradient that is not a number."""
+
+  def put(self, leaf: int, array: np.ndarray) -> None:
+    """Takes a leaf's numbers, as not-a-number."""
+    super().put(leaf, array * np.float32('nan'))
+
+
+class FaultyHostSumming(HostSumming):
+  """A HostSumming with failures of gradients and chunks."""
+
+  def __init__(self, index: int, *, faults: Faults, **arguments: Any):
+    """Creates the sum: see `HostSumming`."""
+    super().__init__(index, **arguments)
+    self._faults = faults
+    self._planned: ChunkFaults | None = None
+
+  def _make_executor(self) -> Executor:
+    return _FaultyExecutor(self._index, **self._of_executor)
+
+  def compute(
+    self, version: int, *args: Any, worker: int, iteration: int, **kwargs: Any
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient: see `Summing`."""
+    self._planned = chunk_faults(
+      self._faults, worker, iteration, self._faults.push
+    )
+    return super().compute(
+      version, *args, worker=worker, iteration=iteration, **kwargs
+    )
+
+  def _begin_sum(self, number: int, *args: Any, is_last: bool) -> Reduction:
+    executor = self._running
+    if is_last and self._planned and isinstance(executor, _FaultyExecutor):
+      executor.plan(number, self._planned)
+    return super()._begin_sum(number, *args, is_last=is_last)
+
+  def _make_filling(
+    self, vector: np.ndarray, ready: Callable[[int], None]
+  ) -> CheckedFilling:
+    push = self._faults.push
+    if push and push.kind == Kind.NAN:
+      return _NanFilling(self._pool, vector, ready)
+    return super()._make_filling(vector, ready)
+
+
+class _FaultyTalkingSumming(FaultyHostSumming, TalkingSumming):
+  """A TalkingSumming with failures of gradients and chunks."""
+
+
+class _FaultyNativeSumming(NativeSumming):
+  """A NativeSumming whose gradients fail; its chunks are XLA's."""
+
+  def __init__(self, *args: Any, faults: Faults, **arguments: Any):
+    """Creates the sum: see `NativeSumming`."""
+    super().__init__(*args, **arguments)
+    self._faults = faults
+
+  def compute(
+    self, version: int, learner: Learner, *args: Any, **kwargs: Any
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient: see `Summing`."""
+    loss, is_finite = super().compute(version, learner, *args, **kwargs)
+    push = self._faults.push
+    if push and push.kind == Kind.NAN:
+      self._payload = self.placed(faults_.to_nan(push, self._payload))
+      is_finite = bool(jax.device_get(self._is_finite(self._payload)))
+    return loss, is_finite
+
+
+class _FaultyTalkingNative(_FaultyNativeSumming, TalkingNative):
+  """A TalkingNative whose gradients fail."""
+
+
+class FaultyReplica(Replica):
+  """A replica that fails in its phases as the config says."""
+
+  def __init__(self, index: int, *, faults: Faults, **arguments: Any):
+    """Creates the replica: see `Replica`."""
+    super().__init__(index, **arguments)
+    self._faults = faults
+
+  def _report_ready(self, life: Session, *addresses: str) -> None:
+    self._faults.strike(self.index, life.number, Phase.START)
+    super()._report_ready(life, *addresses)
+
+  def _note_end(self, life: Session) -> None:
+    super()._note_end(life)
+    strike_end(self._faults, self.index, life)
+
+  def _begin(self, deal: Mapping[str, Any]) -> None:
+    super()._begin(deal)
+    if isinstance(self._summing, NativeSumming):  # It shows no chunks.
+      self._faults.strike(self.index, deal['iteration'], Phase.PULL)
+
+  def _compute_gradient(
+    self, deal: Mapping[str, Any], ranges: Ranges, least_s: float
+  ) -> tuple[float | None, bool]:
+    push = self._faults.strike_push(self.index, deal['iteration'])
+    if push and push.kind == Kind.FLIP:
+      self._flip()
+    return super()._compute_gradient(deal, ranges, least_s)
+
+  def _flip(self) -> None:
+    """Changes a bit of the parameters, as damaged memory would."""
+    state = self.learner.state()
+    flipped = faults_.flip_bit(state['params'])
+    state |= {'params': self._summing.placed(flipped)}
+    with self._digesting:
+      self.learner.restore(state)
+      self._digested = None
+
+
+class FaultyAllreduceSite(FaultyProcess, AllreduceSite):
+  """A site of a run whose replicas fail as `config.cluster.faults` says."""
+
+  def __init__(
+    self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Allreduce
+  ):
+    """Creates the site: see `AllreduceSite`.
+
+    Raises:
+      ValueError: If a failure has the wrong form; names the field.
+    """
+    folder = parts.files.workdir / 'faults'
+    self.faults = faults_.make(config, 1, folder)
+
+    def with_faults(type_: Callable[..., Any]) -> Callable[..., Any]:
+      return functools.partial(type_, faults=self.faults)
+
+    self._replica_type = with_faults(FaultyReplica)
+    self._host_type = with_faults(FaultyHostSumming)
+    self._talking_type = with_faults(_FaultyTalkingSumming)
+    self._native_type = with_faults(_FaultyNativeSumming)
+    self._talking_native_type = with_faults(_FaultyTalkingNative)
+    AllreduceSite.__init__(self, config, meeting, parts, plan)

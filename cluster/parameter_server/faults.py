@@ -1,0 +1,164 @@
+"""Injected failures of runs with parameter servers.
+
+Each class overrides the phases of a product class in which failures can
+happen; `cluster.process.faults` describes the failures.  A run without
+`config.cluster.faults` imports nothing of this.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.process import Meeting
+from cluster.network.messages import Spoil
+from cluster.network.streams import Stream, chunked
+from cluster.parameter_server import checkpoints as sharded
+from cluster.parameter_server.keeping import Keeping, Report
+from cluster.parameter_server.session import ParameterServerSession
+from cluster.parameter_server.site import ParameterServerSite
+from cluster.parameter_server.worker import Worker
+from cluster.process import faults as faults_
+from cluster.process.faults import Fault, Faults, Kind, Phase
+from cluster.runtime import Parts
+from configs.checks import require
+from outputs import checkpoints
+from route.route import ParameterServer
+from wire.codec import Payload
+
+
+class FaultyWorker(Worker):
+  """A worker that fails in its phases as the config says.
+
+  Failures that have a moment among chunks happen at those of server 0.
+  """
+
+  def __init__(self, index: int, *, faults: Faults, **arguments: Any):
+    """Creates the worker: see `Worker`."""
+    super().__init__(index, **arguments)
+    self._faults = faults
+    # Of the pull, and after the first and before the last chunk of the push.
+    self._late: Fault | None = None
+    self._first: Fault | None = None
+    self._last: Fault | None = None
+
+  def _report_ready(self, life: ParameterServerSession) -> None:
+    self._faults.strike(self.index, life.number, Phase.START)
+    super()._report_ready(life)
+
+  def _note_end(self, life: ParameterServerSession) -> None:
+    super()._note_end(life)
+    strike_end(self._faults, self.index, life)
+
+  def _pull(self, streams: Sequence[Stream]) -> dict[str, Any]:
+    due = self._faults.due
+    self._late = due(self.index, self._iteration + 1, Phase.PULL)
+    return super()._pull(streams)
+
+  def _incoming(
+    self, server: int, chunks: Iterable[np.ndarray]
+  ) -> Iterable[np.ndarray]:
+    if server == 0:
+      chunks = self._faults.during(chunks, self._late, None)
+    return super()._incoming(server, chunks)
+
+  def _compute(self, header: dict[str, Any]) -> tuple[Payload, Any]:
+    payload, loss = super()._compute(header)
+    push = self._faults.strike_push(self.index, self._iteration)
+    return faults_.to_nan(push, payload), loss
+
+  def _push(self, streams: Sequence[Stream], *arguments: Any) -> list[Future[None]]:
+    due = self._faults.due
+    self._first = due(self.index, self._iteration, Phase.FIRST)
+    self._last = due(self.index, self._iteration, Phase.LAST)
+    return super()._push(streams, *arguments)
+
+  def _send(
+    self,
+    server: int,
+    stream: Stream,
+    report: dict[str, Any],
+    message: list[np.ndarray],
+  ) -> None:
+    push = self._faults.push
+    if push is None or push.kind != Kind.WRONG_SIZE:
+      super()._send(server, stream, report, message)
+      return
+    halves = [part[: part.size // 2] for part in message]
+    size_bytes = sum(part.size for part in halves)
+    self._transmit(server, stream, report, chunked(halves), size_bytes)
+
+  def _transmit(
+    self,
+    server: int,
+    stream: Stream,
+    report: dict[str, Any],
+    chunks: Iterable[np.ndarray],
+    size_bytes: int,
+  ) -> None:
+    if server == 0:
+      chunks = self._faults.during(chunks, self._first, self._last)
+    corrupt = _corrupt_chunk(self._faults.push, self._first, self._last)
+    stream.send(report, self._counted(chunks), size_bytes, spoil=corrupt)
+
+
+class FaultyKeeping(Keeping):
+  """A server's part of checkpoints, before whose writing failures happen."""
+
+  def __init__(
+    self, server: int, faults: Faults, *arguments: Any, **given: Any
+  ):
+    """Creates the part of a server: see `Keeping`."""
+    super().__init__(*arguments, **given)
+    self._server, self._faults = f'server:{server}', faults
+
+  def _write(
+    self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
+  ) -> None:
+    self._faults.strike(self._server, step, Phase.CHECKPOINT)
+    super()._write(path, step, tree)
+
+
+class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
+  """A site whose worker and server fail as `config.cluster.faults` says."""
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    meeting: Meeting,
+    parts: Parts,
+    plan: ParameterServer,
+  ):
+    """Creates the site: see `ParameterServerSite`.
+
+    Raises:
+      ValueError: If a failure has the wrong form; names the field.
+    """
+    folder = parts.files.workdir / 'faults'
+    self.faults = faults_.make(config, plan.servers, folder)
+    flips = Kind.FLIP in self.faults.kinds
+    expected = "no 'flip', as workers keep no parameters between iterations"
+    require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
+    self._worker_type = functools.partial(FaultyWorker, faults=self.faults)
+    ParameterServerSite.__init__(self, config, meeting, parts, plan)
+
+  def _make_keeping(
+    self, index: int, held: Mapping[int, Any], report: Report
+  ) -> Keeping:
+    folder = sharded.of_server(self._directory, index)
+    return FaultyKeeping(index, self.faults, folder, held=held, report=report)
+
+
+def _corrupt_chunk(
+  push: Fault | None, first: Fault | None, last: Fault | None
+) -> Spoil | None:
+  """Returns which chunk of a push its failures corrupt; None for none."""
+  if last and last.kind == Kind.CORRUPT:
+    return 'last'
+  is_early = any(one and one.kind == Kind.CORRUPT for one in (push, first))
+  return 'first' if is_early else None
