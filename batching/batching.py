@@ -97,7 +97,7 @@ def caps(most: Sequence[int], *, num_workers: int, least: int) -> list[int]:
 def check_living(members: scheme.Members, worker: int) -> None:
   """Raises ValueError unless the worker is alive."""
   count = len(members.state)
-  if not 0 <= worker < count or members.state[worker] == scheme.GONE:
+  if not 0 <= worker < count or members.state[worker] == scheme.ABSENT:
     raise ValueError(
       f'worker: expected a living one of 0..{count - 1}, got {worker!r}.'
     )

@@ -108,7 +108,7 @@ def divide(
     ValueError: If an argument is out of range, or if the workers may not
       compute that many examples.
   """
-  members = scheme.members(num_workers)
+  members = scheme.make_members(num_workers)
   scheme.check_integer('least', least, at_least=1)
   scheme.check_integer('worker_batch', worker_batch, at_least=least)
   total = num_workers * worker_batch

@@ -36,7 +36,7 @@ class IndependentBatches:
   def living(self) -> list[int]:
     """Workers that are alive, ascending."""
     states = enumerate(self.members.state)
-    return [worker for worker, state in states if state != scheme.GONE]
+    return [worker for worker, state in states if state != scheme.ABSENT]
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
     """Returns the batch of each of some workers, which must be alive."""

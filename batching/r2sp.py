@@ -265,7 +265,7 @@ def make(
     window=window,
     history=history,
     most=batching.caps(most, num_workers=num_workers, least=worker_batch),
-    members=scheme.members(num_workers),
+    members=scheme.make_members(num_workers),
     sizes=[worker_batch] * num_workers,
     completed=[0] * num_workers,
     first=[True] * num_workers,

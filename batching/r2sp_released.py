@@ -130,7 +130,7 @@ def make(
     recent=recent,
     threshold=threshold,
     most=batching.caps(most, num_workers=num_workers, least=worker_batch),
-    members=scheme.members(num_workers),
+    members=scheme.make_members(num_workers),
     sizes=[worker_batch] * num_workers,
     speeds=[math.nan] * num_workers,
     seen=[[] for _ in range(num_workers)],

@@ -132,7 +132,7 @@ class Coordinator:
     Raises:
       ValueError: If the scheme is not one for these workers.
     """
-    decision = record.tell(self._scheme, 'start', time=time)
+    decision = record.apply_event(self._scheme, 'start', time=time)
     if decision.release != tuple(range(len(self.workers))):
       raise ValueError(
         f'scheme: expected the start to release all {len(self.workers)} '
@@ -303,7 +303,7 @@ class Coordinator:
 
   def _tell(self, told: str, **event: Any) -> None:
     """Tells the scheme of an event that carries no gradient, and obeys it."""
-    decision = record.tell(self._scheme, told, **event)
+    decision = record.apply_event(self._scheme, told, **event)
     self.recorder.told(told, event, decision)
     self._obey(decision, event['time'])
 

@@ -83,7 +83,7 @@ def make(*, num_workers: int, k: int) -> KAsync:
     ValueError: If an argument is out of range.
   """
   scheme.check_integer('k', k, at_least=1)
-  return KAsync(k=k, members=scheme.members(num_workers))
+  return KAsync(k=k, members=scheme.make_members(num_workers))
 
 
 def config(epochs: float) -> ml_collections.ConfigDict:

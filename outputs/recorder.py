@@ -136,7 +136,7 @@ class Recorder:
     """Records what the scheme was told and said."""
     if self._files.events:
       fields = event._asdict() if isinstance(event, Push) else dict(event)
-      self._files.event(record.row(told, fields, decision))
+      self._files.event(record.encode_row(told, fields, decision))
 
   def links(self, row: Mapping[str, Any]) -> None:
     """Records what was found out about links, and what follows."""

@@ -1,4 +1,4 @@
-"""Asynchronous parallel: every push is an update, and nobody ever waits."""
+"""Asynchronous parallel: every push is an update, and no worker ever waits."""
 
 import dataclasses
 
@@ -11,8 +11,8 @@ class Asp:
   """State of ASP.
 
   Attributes:
-    members: Who lives.
-    updates: Updates so far; the next one's id.
+    members: State of each worker.
+    updates: Number of updates so far, and the id of the next one.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -25,7 +25,7 @@ class Asp:
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and lets its worker go on."""
+    """Applies the push and releases its worker."""
     self.members.stop(push.worker)
     update = self.updates
     self.updates += 1
@@ -36,20 +36,20 @@ class Asp:
     )
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Ignores the wake: this scheme requests none."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Forgets the worker; nobody waited for it."""
+    """Removes the worker, for which no other worker waits."""
     self.members.leave(worker)
     return Decision()
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker start at once."""
+    """Adds the worker and releases it at once."""
     self.members.join(worker)
     return Decision(release=self.members.release((worker,)))
 
 
 def make(*, num_workers: int) -> Asp:
   """Returns ASP for `num_workers` workers."""
-  return Asp(members=scheme.members(num_workers))
+  return Asp(members=scheme.make_members(num_workers))

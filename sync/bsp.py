@@ -1,7 +1,7 @@
 """Bulk-synchronous parallel: one update per superstep, summed over all workers.
 
-Valiant, 'A bridging model for parallel computation', 1990.  What a superstep
-costs depends on the route: see `route.server`.
+Valiant, 'A bridging model for parallel computation', 1990.  The time of a
+superstep depends on the route: see `route.server`.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ class Bsp:
   """State of BSP.
 
   Attributes:
-    members: Who lives.  A superstep ends when nobody runs any more.
-    update: The update that pushes of this superstep are summed into.
-    pushes: How many have been.
-    has_barriers: Supersteps end at barriers.
-    is_synchronous: Every release is of all, after one update.
+    members: State of each worker.  A superstep ends when none is running.
+    update: Id of the update that pushes of this superstep are summed into.
+    pushes: Number of pushes in this superstep.
+    has_barriers: True: supersteps end at barriers.
+    is_synchronous: True: each release is of all workers, after one update.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -43,18 +43,18 @@ class Bsp:
     return decision if self.members.running else self._barrier(decision)
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Ignores the wake: this scheme requests none."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Stops expecting the worker, which may end the superstep."""
+    """Removes the worker, which ends the superstep if it was the last."""
     was_running = self.members.leave(worker)
     if was_running and not self.members.running:
       return self._barrier(Decision())
     return Decision()
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker wait for the next barrier: now, if nobody runs."""
+    """Adds the worker, which waits for a barrier unless none is running."""
     self.members.join(worker)
     return Decision() if self.members.running else self._barrier(Decision())
 
@@ -70,4 +70,4 @@ class Bsp:
 
 def make(*, num_workers: int) -> Bsp:
   """Returns BSP for `num_workers` workers."""
-  return Bsp(members=scheme.members(num_workers))
+  return Bsp(members=scheme.make_members(num_workers))

@@ -1,15 +1,16 @@
 """Dynamic SSP: the bound moves within a range, by predicted push times.
 
-A worker whose lead passes `low` asks, if it is the fastest, for extra
+If a worker whose lead exceeds `low` is the fastest, it is granted extra
 iterations: as many as bring one of its predicted pushes closest to a predicted
 push of the slowest worker.  Zhao et al., 'Dynamic stale synchronous parallel
 distributed training for deep learning', ICDCS 2019.
 
-Two readings had to be decided.  As printed, the permission that a worker gets
-together with a grant of r is not counted, so it makes r + 1 extra iterations;
-and a worker that has used its grant up may ask again, which bounds nothing.
-Here the permission is the first of the r, and a grant never reaches beyond
-`high`, so that the lead of a running worker is at most `high`.
+This module differs from the printed algorithm in two points.  As printed, the
+permission that comes with a grant of r is not counted, so that a worker makes
+r + 1 extra iterations; and a worker that has used up its grant may get another,
+which leaves leads unbounded.  Here the permission is the first of the r, and a
+grant never reaches beyond `high`: the lead of a running worker is at most
+`high`.
 """
 
 import dataclasses
@@ -27,17 +28,18 @@ class Dssp:
   """State of DSSP.
 
   Attributes:
-    low: Lead up to which every worker may go on, iterations.
+    low: Lead up to which every worker may continue, iterations.
     high: Largest lead of a running worker, iterations.
-    members: Who lives.
-    clocks: Finished iterations.
+    members: State of each worker.
+    clocks: Numbers of finished iterations.
     fastest: Largest number of finished iterations of a living worker.
     credit: Int [num_workers], iterations granted and not yet started.
-    last_push: Float [num_workers], seconds; NaN before the first.
-    interval_s: Float [num_workers], between a worker's last two pushes, waiting
-      included, as published; NaN before the second.
-    waiting: Heap of (finished iterations, worker).
-    updates: Updates so far; the next one's id.
+    last_push: Float [num_workers], time of the last push, seconds; NaN before
+      the first.
+    interval_s: Float [num_workers], seconds between the last two pushes,
+      waiting included, as published; NaN before the second.
+    waiting: Heap of (finished iterations, worker), the workers that wait.
+    updates: Number of updates so far, and the id of the next one.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -58,7 +60,7 @@ class Dssp:
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and releases whom the range or a grant lets go on."""
+    """Applies the push and releases the workers that may continue."""
     worker = push.worker
     self.members.stop(worker)
     self.interval_s[worker] = push.time - self.last_push[worker]
@@ -67,19 +69,19 @@ class Dssp:
     self.fastest = max(self.fastest, self.clocks.finished[worker])
     update = self.updates
     self.updates += 1
-    goes_on = [worker] if self._may_go_on(worker, lead) else []
-    if not goes_on:
+    continuing = [worker] if self._may_continue(worker, lead) else []
+    if not continuing:
       heapq.heappush(self.waiting, (self.clocks.finished[worker], worker))
     return Decision(
-      into=update, commit=(update,), release=self._release(goes_on)
+      into=update, commit=(update,), release=self._release(continuing)
     )
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Ignores the wake: this scheme requests none."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Stops counting the worker, which may have been the slowest.  O(n)."""
+    """Removes the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
     self.credit[worker] = 0
@@ -91,13 +93,13 @@ class Dssp:
     return Decision(release=self._release([]))
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker start with the smallest living clock."""
+    """Releases the worker, with as many iterations as the slowest worker."""
     self.members.join(worker)
     self.clocks.join(worker)
     self.fastest = max(self.fastest, self.clocks.finished[worker])
     return Decision(release=self.members.release((worker,)))
 
-  def _may_go_on(self, worker: int, lead: int) -> bool:
+  def _may_continue(self, worker: int, lead: int) -> bool:
     if self.credit[worker] > 0:
       self.credit[worker] -= 1
       return True
@@ -110,13 +112,13 @@ class Dssp:
     return grant > 0
 
   def _grant(self, worker: int, most: int) -> int:
-    """Returns how many extra iterations to make; ties: the fewest."""
+    """Returns the number of extra iterations; ties: the fewest."""
     slowest = self.clocks.slowest()[1]
     own_s, slow_s = self.interval_s[worker], self.interval_s[slowest]
     if most <= 0 or math.isnan(own_s) or math.isnan(slow_s):
       return 0
     own = self.last_push[worker] + np.arange(most + 1) * own_s
-    # The predicted push of the slowest that is nearest to each of these.
+    # The predicted push of the slowest worker that is nearest to each of these.
     last = self.last_push[slowest]
     steps = np.rint((own - last) / slow_s) if slow_s else np.ones(most + 1)
     slow = last + np.clip(steps, 1, most + 1) * slow_s
@@ -134,7 +136,7 @@ def make(*, num_workers: int, low: int, high: int) -> Dssp:
 
   Args:
     num_workers: Number of workers.
-    low: Lead up to which every worker may go on, iterations, >= 0.
+    low: Lead up to which every worker may continue, iterations, >= 0.
     high: Largest lead of a running worker, iterations, >= low.
 
   Raises:
@@ -145,8 +147,8 @@ def make(*, num_workers: int, low: int, high: int) -> Dssp:
   return Dssp(
     low=low,
     high=high,
-    members=scheme.members(num_workers),
-    clocks=scheme.clocks(num_workers),
+    members=scheme.make_members(num_workers),
+    clocks=scheme.make_clocks(num_workers),
     fastest=0,
     credit=[0] * num_workers,
     last_push=[math.nan] * num_workers,

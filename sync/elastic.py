@@ -1,18 +1,18 @@
-"""ElasticBSP: predict when iterations end, put the barrier where it is cheap.
+"""ElasticBSP: barriers at predicted times at which workers wait least.
 
-A superstep has two parts.  While it monitors, every push is an update of its
-own and its worker goes on.  When the last worker has made `monitor_pushes`
+A superstep has two parts.  During monitoring, every push is an update of its
+own and its worker continues.  When the last worker has made `monitor_pushes`
 pushes, each worker's next `lookahead` pushes are predicted by repeating its
-last interval, and ZipLine picks one of them per worker so that the first to
-stop waits least for the last.  Pushes before a worker's chosen one still are
-updates of their own; the chosen ones are summed into one update, the barrier.
-Zhao et al., 'Elastic bulk synchronous parallel model for distributed deep
-learning', ICDM 2019.
+last interval, and ZipLine chooses one of them per worker so that the first
+worker to stop waits least for the last.  Pushes before a worker's chosen push
+are still updates of their own; the chosen pushes are summed into one update, at
+the barrier.  Zhao et al., 'Elastic bulk synchronous parallel model for
+distributed deep learning', ICDM 2019.
 
-As published, a lead is bounded by nothing but the search: while the slowest
-worker makes its monitoring pushes, a worker k times as fast makes k times as
-many.  `bound` is ours, as of SSP: who leads by more waits.  Predictions know of
-it, so that no chosen push needs a lead that the bound forbids.
+As published, only the search bounds a lead: while the slowest worker makes its
+monitoring pushes, a worker k times as fast makes k times as many.  The option
+`bound` is this project's: as with SSP, a worker whose lead exceeds it waits.
+Predictions take it into account, so that no chosen push needs a larger lead.
 """
 
 import dataclasses
@@ -32,23 +32,25 @@ class Elastic:
   """State of ElasticBSP.
 
   Attributes:
-    lookahead: Predicted pushes per worker.
+    lookahead: Number of predicted pushes per worker.
     monitor_pushes: Pushes of every worker before a search, at least 2.
     bound: Largest lead of a running worker, in iterations since the barrier,
       at which all had the same version; may be infinite.
-    members: Who lives; a superstep ends when nobody runs any more.
-    clocks: Iterations finished since the barrier, of who started from it.
-    began: Float [num_workers], when each went on after its last push, seconds;
-      meaningless before the first push of a superstep.
-    interval_s: Float [num_workers], from there to the next push: between two
-      pushes that the worker did not wait between.
-    left: Int [num_workers], pushes to the chosen one, from the search on.
-    waiting: Heap of (finished iterations, worker) that the bound holds up.
-    monitored: How many workers still owe monitoring pushes; 0 once the search
-      has run.
-    barrier: The update that the chosen pushes are summed into, if any was.
-    updates: Ids given to updates so far.
-    has_barriers: Whether supersteps end at barriers.
+    members: State of each worker.  A superstep ends when none is running.
+    clocks: Numbers of iterations finished since the barrier, of the workers
+      that started from it.
+    resumed_at: Float [num_workers], time at which each worker continued after
+      its last push, seconds; undefined before its first push of a superstep.
+    interval_s: Float [num_workers], seconds from there to the next push.
+    remaining: Int [num_workers], pushes up to the chosen one, after a search.
+    waiting: Heap of (finished iterations, worker), the workers that wait
+      because of the bound.
+    unmonitored: Number of workers with monitoring pushes still to make; 0 after
+      the search.
+    barrier: Id of the update that the chosen pushes are summed into; None
+      before the first of them.
+    updates: Number of ids given to updates so far.
+    has_barriers: True: supersteps end at barriers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -60,11 +62,11 @@ class Elastic:
   bound: float
   members: scheme.Members
   clocks: scheme.Clocks
-  began: list[float]
+  resumed_at: list[float]
   interval_s: list[float]
-  left: list[int]
+  remaining: list[int]
   waiting: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-  monitored: int = 0
+  unmonitored: int = 0
   barrier: int | None = None
   updates: int = 0
 
@@ -73,14 +75,14 @@ class Elastic:
     return self._superstep(Decision())._replace(barrier=False)
 
   def push(self, push: Push) -> Decision:
-    """Applies the push, or sums it into the barrier's update and stops."""
+    """Applies the push, or sums a chosen push into the barrier's update."""
     worker = push.worker
     self.members.stop(worker)
     self.clocks.tick(worker)
-    monitoring = self.monitored > 0
+    monitoring = self.unmonitored > 0
     if not monitoring:
-      self.left[worker] -= 1
-      if not self.left[worker]:
+      self.remaining[worker] -= 1
+      if not self.remaining[worker]:
         return self._stop(push.time)
     heapq.heappush(self.waiting, (self.clocks.finished[worker], worker))
     if monitoring:
@@ -91,29 +93,29 @@ class Elastic:
     )
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Ignores the wake: this scheme requests none."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Stops expecting the worker: that may start the search or the barrier.
+    """Removes the worker, which may start the search or the barrier.
 
-    It may also have been the slowest, whom others waited for.  O(num_workers).
+    It also releases workers that waited for this one.  O(num_workers).
     """
     was_running = self.members.leave(worker)
-    kept = [entry for entry in self.waiting if entry[1] != worker]
-    monitored = was_running or len(kept) < len(self.waiting)
-    self.waiting = kept
+    others = [entry for entry in self.waiting if entry[1] != worker]
+    took_part = was_running or len(others) < len(self.waiting)
+    self.waiting = others
     heapq.heapify(self.waiting)
     self.clocks.leave(worker)
     if not self.members.running and not self.waiting:
       return self._superstep(Decision())
-    owed = self.clocks.finished[worker] < self.monitor_pushes
-    if self.monitored and monitored and owed:
-      self._monitored_one(time)
+    is_unfinished = self.clocks.finished[worker] < self.monitor_pushes
+    if self.unmonitored and took_part and is_unfinished:
+      self._finish_monitoring(time)
     return Decision(release=self._release(time))
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker wait for the next barrier: now, if nobody runs."""
+    """Adds the worker, which waits for a barrier unless none is running."""
     self.members.join(worker)
     return Decision() if self.members.running else self._superstep(Decision())
 
@@ -122,49 +124,51 @@ class Elastic:
     if pushes > 1:
       # Rows of the search must increase even if two pushes share one instant.
       shortest_s = 4 * math.ulp(time)
-      self.interval_s[worker] = max(time - self.began[worker], shortest_s)
+      self.interval_s[worker] = max(time - self.resumed_at[worker], shortest_s)
     if pushes == self.monitor_pushes:
-      self._monitored_one(time)
+      self._finish_monitoring(time)
 
-  def _monitored_one(self, time: float) -> None:
-    self.monitored -= 1
-    if self.monitored:
+  def _finish_monitoring(self, time: float) -> None:
+    """Counts a worker as monitored; after the last one, chooses the barrier."""
+    self.unmonitored -= 1
+    if self.unmonitored:
       return
     for _, worker in self.waiting:
-      self.began[worker] = time  # Unless the bound holds it up for longer.
-    held = {worker for _, worker in self.waiting}
-    going_on = [
+      self.resumed_at[worker] = time  # The earliest time the bound allows.
+    waiting = {worker for _, worker in self.waiting}
+    continuing = [
       worker
       for worker, state in enumerate(self.members.state)
-      if state == scheme.RUNNING or worker in held
+      if state == scheme.RUNNING or worker in waiting
     ]
-    found = zipline.search(self._predicted(going_on))
-    for worker, column in zip(going_on, found.iteration, strict=True):
-      self.left[worker] = int(column) + 1
+    barrier = zipline.search(self._predict_ends(continuing))
+    for worker, column in zip(continuing, barrier.iteration, strict=True):
+      self.remaining[worker] = int(column) + 1
 
-  def _predicted(self, workers: Sequence[int]) -> np.ndarray:
-    """Returns when each worker's next pushes end, [n, lookahead], seconds.
+  def _predict_ends(self, workers: Sequence[int]) -> np.ndarray:
+    """Returns the times of each worker's next pushes, [n, lookahead], seconds.
 
-    Those that could not begin before others make more than `lookahead` pushes
-    are infinite: no barrier can be there.
+    A time is infinite if the bound would delay the push until other workers
+    have made more than `lookahead` pushes: no barrier can be there.
     """
-    began = np.array(self.began)[workers]
+    resumed_at = np.array(self.resumed_at)[workers]
     interval_s = np.array(self.interval_s)[workers]
     if self.bound == math.inf:
       steps = np.arange(1, self.lookahead + 1)
-      return began[:, None] + interval_s[:, None] * steps
+      return resumed_at[:, None] + interval_s[:, None] * steps
     finished = np.array(self.clocks.finished)[workers]
     last = finished + self.lookahead
     ends = np.full((len(workers), self.lookahead), np.inf)
-    before, since = began.copy(), finished.copy()
-    all_by: dict[float, float] = {}  # When all have made so many pushes.
+    before, since = resumed_at.copy(), finished.copy()
+    # Time at which all workers have made so many pushes.
+    all_by: dict[float, float] = {}
     for number in range(finished.min() + 1, last.max() + 1):
       own = (finished < number) & (number <= last)
       free = all_by.get(number - 1 - self.bound, -np.inf)
-      held = own & (free > before)
-      began[held], since[held] = free, number - 1
-      after = began + interval_s * (number - since)
-      # However long it was held up, and however short its interval is.
+      delayed = own & (free > before)
+      resumed_at[delayed], since[delayed] = free, number - 1
+      after = resumed_at + interval_s * (number - since)
+      # Times increase, however long the wait and short the interval are.
       after = np.maximum(after, np.nextafter(before, np.inf))
       before = np.where(own, after, before)
       ends[own, number - 1 - finished[own]] = before[own]
@@ -178,7 +182,7 @@ class Elastic:
     highest = self.clocks.slowest()[0] + self.bound
     released = scheme.pop_within(self.waiting, highest)
     for worker in released:
-      self.began[worker] = time
+      self.resumed_at[worker] = time
     return self.members.release(released)
 
   def _stop(self, time: float) -> Decision:
@@ -192,9 +196,10 @@ class Elastic:
     commit = () if self.barrier is None else (self.barrier,)
     release = self.members.release_all()
     self.barrier = None
-    self.monitored = len(release)
+    self.unmonitored = len(release)
     self.clocks = scheme.Clocks(
-      finished=[0] * len(self.left), heap=[(0, worker) for worker in release]
+      finished=[0] * len(self.remaining),
+      heap=[(0, worker) for worker in release],
     )
     return decision._replace(
       commit=commit, release=release, barrier=bool(release)
@@ -231,14 +236,14 @@ def make(
     bound = int(bound)  # Configs hold floats where infinity is allowed.
   if bound != math.inf:
     scheme.check_integer('bound', bound, at_least=0)
-  members = scheme.members(num_workers)
+  members = scheme.make_members(num_workers)
   return Elastic(
     lookahead=lookahead,
     monitor_pushes=monitor_pushes,
     bound=bound,
     members=members,
-    clocks=scheme.clocks(num_workers),
-    began=[0.0] * num_workers,
+    clocks=scheme.make_clocks(num_workers),
+    resumed_at=[0.0] * num_workers,
     interval_s=[0.0] * num_workers,
-    left=[0] * num_workers,
+    remaining=[0] * num_workers,
   )

@@ -1,11 +1,11 @@
-"""R2SP: workers go on one after another, in a fixed order and evenly spaced.
+"""R2SP: workers continue one after another, in a fixed order, evenly spaced.
 
-A worker that has pushed is held until it is its turn and until the gap since
-the last grant is over: relaxation * T / N for N living workers and an iteration
-time T.  So transfers neither collide nor all go one way.  T is an exponential
-average over all workers' iterations from grant to push, without the time held.
-Chen et al., 'Round-robin synchronization: mitigating communication bottlenecks
-in parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
+A worker that has pushed waits for its turn and for the end of the gap since the
+last grant: relaxation * T / N for N living workers and an iteration time T.  So
+transfers do not collide, and pushes overlap with pulls.  T is an exponential
+average over all workers' iterations from grant to push, without waiting.  Chen
+et al., 'Round-robin synchronization: mitigating communication bottlenecks in
+parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ class R2sp:
   Attributes:
     relaxation: Gap as a share of T / N (r of the paper).
     smoothing: Weight of the newest iteration time in T.
-    members: Who lives.
-    order: The living workers in the order of their turns.
-    turn: Whose turn it is, an index into `order`.
-    granted_at: Float [num_workers], each worker's last grant, seconds.
-    iteration_s: T, seconds; None before the first push.
-    last_grant: Time of the last one, seconds; None before the first.
-    updates: Updates so far; the next one's id.
+    members: State of each worker.
+    order: Living workers in the order of their turns.
+    turn: Index into `order` of the worker whose turn it is.
+    granted_at: Float [num_workers], time of each worker's last grant, seconds.
+    iteration_s: Average iteration time T, seconds; None before the first push.
+    last_grant: Time of the last grant, seconds; None before the first.
+    updates: Number of updates so far, and the id of the next one.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -43,27 +43,27 @@ class R2sp:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker: T is unknown, turns begin with the pushes."""
+    """Releases every worker; turns begin with the first push."""
     self.granted_at = [time] * len(self.granted_at)
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push; its worker is held until its turn."""
+    """Applies the push; its worker waits for its turn."""
     self.members.stop(push.worker)
-    took_s = push.time - self.granted_at[push.worker]
+    newest_s = push.time - self.granted_at[push.worker]
     if self.iteration_s is None:
-      self.iteration_s = took_s
-    self.iteration_s += self.smoothing * (took_s - self.iteration_s)
+      self.iteration_s = newest_s
+    self.iteration_s += self.smoothing * (newest_s - self.iteration_s)
     update = self.updates
     self.updates += 1
     return self._grant(Decision(into=update, commit=(update,)), push.time)
 
   def wake(self, time: float) -> Decision:
-    """Lets the next worker go on if its time has come."""
+    """Releases the workers whose turn and time have come."""
     return self._grant(Decision(), time)
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Skips the worker's turns from now on.  O(num_workers)."""
+    """Removes the worker from the order.  O(num_workers)."""
     self.members.leave(worker)
     place = self.order.index(worker)
     del self.order[place]
@@ -72,20 +72,20 @@ class R2sp:
     return self._grant(Decision(), time)
 
   def join(self, worker: int, time: float) -> Decision:
-    """Appends the worker to the order; it is held until its turn."""
+    """Appends the worker to the order; it waits for its turn."""
     self.members.join(worker)
     self.order.append(worker)
     return self._grant(Decision(), time)
 
   def _grant(self, decision: Decision, time: float) -> Decision:
-    granted: list[int] = []
+    released: list[int] = []
     while self._next_waits() and time >= self._next_grant(time):
       worker = self.order[self.turn]
-      granted += self.members.release((worker,))
+      released += self.members.release((worker,))
       self.granted_at[worker] = self.last_grant = time
       self.turn = (self.turn + 1) % len(self.order)
     return decision._replace(
-      release=tuple(sorted(granted)),
+      release=tuple(sorted(released)),
       wake_at=self._next_grant(time) if self._next_waits() else None,
     )
 
@@ -95,7 +95,7 @@ class R2sp:
     return self.members.state[self.order[self.turn]] == scheme.WAITING
 
   def _next_grant(self, time: float) -> float:
-    """Earliest time of the next grant, by T and N as they are now."""
+    """Returns the earliest time of the next grant, by the current T and N."""
     if self.last_grant is None or self.iteration_s is None:
       return time
     gap_s = self.relaxation * self.iteration_s / len(self.order)
@@ -116,11 +116,11 @@ def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
   scheme.check_fraction('relaxation', relaxation)
   scheme.check_fraction('smoothing', smoothing)
   if not smoothing:
-    raise ValueError('smoothing: expected more than 0, or T never changes.')
+    raise ValueError(f'smoothing: expected more than 0, got {smoothing!r}.')
   return R2sp(
     relaxation=relaxation,
     smoothing=smoothing,
-    members=scheme.members(num_workers),
+    members=scheme.make_members(num_workers),
     order=list(range(num_workers)),
     granted_at=[0.0] * num_workers,
   )

@@ -1,10 +1,11 @@
-"""What a scheme was told and what it said, as rows that JSON can hold.
+"""Recorded events of a scheme and its decisions, as rows that JSON can hold.
 
-Telling a fresh scheme the same events gives the same decisions, to the last bit:
-`replay` checks a recorded run against the schemes of today.
+A scheme of the same settings that gets the same events returns the same
+decisions, to the last bit: `replay` checks a recorded run against the code of
+today.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sync.scheme import Decision, Push, Scheme
@@ -12,54 +13,69 @@ from sync.scheme import Decision, Push, Scheme
 Row = dict[str, Any]
 
 
-def tell(scheme: Scheme, told: str, **event: Any) -> Decision:
-  """Calls the method `told` of a scheme.
+def apply_event(scheme: Scheme, event: str, **fields: Any) -> Decision:
+  """Calls the scheme's method for an event and returns its decision.
 
   Args:
-    scheme: Changed in place.
-    told: 'start', 'push', 'wake', 'leave' or 'join'.
-    **event: The method's arguments; for a push the fields of Push.
+    scheme: Scheme that the event changes in place.
+    event: Name of the method: 'start', 'push', 'wake', 'leave' or 'join'.
+    **fields: Arguments of the method; for a push the fields of Push.
 
   Raises:
-    ValueError: If there is no such method.
+    ValueError: If no method handles such an event.
   """
-  if told == 'push':
-    return scheme.push(Push(**event))
-  if told not in ('start', 'wake', 'leave', 'join'):
+  if event == 'push':
+    return scheme.push(Push(**fields))
+  handlers: dict[str, Callable[..., Decision]] = {
+    'start': scheme.start,
+    'wake': scheme.wake,
+    'leave': scheme.leave,
+    'join': scheme.join,
+  }
+  if event not in handlers:
     raise ValueError(
-      f'told: expected start, push, wake, leave or join, got {told!r}.'
+      f'event: expected start, push, wake, leave or join, got {event!r}.'
     )
-  return getattr(scheme, told)(**event)
+  return handlers[event](**fields)
 
 
-def row(told: str, event: Row, decision: Decision) -> Row:
-  """Returns one row; fields of the decision at their defaults are left out."""
-  said = {
+def encode_row(event: str, fields: Row, decision: Decision) -> Row:
+  """Returns the row of an event, without decision fields at their defaults.
+
+  Args:
+    event: Name of the event, as in `apply_event`.
+    fields: Arguments of the event, by name.
+    decision: Decision of the scheme.
+  """
+  changed = {
     field: value
     for field, value in decision._asdict().items()
     if value != Decision._field_defaults[field]
   }
-  return {'event': told, **event, 'decision': said}
+  return {'event': event, **fields, 'decision': changed}
 
 
 def replay(scheme: Scheme, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
   """Yields each recorded row beside the row that `scheme` gives for it.
 
   Args:
-    scheme: As made for the recorded run, and not told anything yet.
-    rows: The recorded rows, in order.
+    scheme: Scheme with the settings of the recorded run, before its first
+      event; changed in place.
+    rows: Recorded rows, in order.
   """
   for recorded in rows:
-    event = {
+    fields = {
       k: v for k, v in recorded.items() if k not in ('event', 'decision')
     }
-    decision = tell(scheme, recorded['event'], **event)
-    yield _as_json(recorded), _as_json(row(recorded['event'], event, decision))
+    decision = apply_event(scheme, recorded['event'], **fields)
+    replayed = encode_row(recorded['event'], fields, decision)
+    yield _convert_tuples(recorded), _convert_tuples(replayed)
 
 
-def _as_json(recorded: Row) -> Row:
-  said = {
+def _convert_tuples(row: Row) -> Row:
+  """Returns the row with the lists that JSON has in place of tuples."""
+  decision = {
     field: list(value) if isinstance(value, tuple) else value
-    for field, value in recorded['decision'].items()
+    for field, value in row['decision'].items()
   }
-  return recorded | {'decision': said}
+  return row | {'decision': decision}

@@ -1,10 +1,10 @@
-"""What a scheme is told, what it answers, and what all schemes share.
+"""Interface of synchronisation schemes, and the state that all of them share.
 
-A scheme decides when a worker may go on.  It is a small dataclass of plain
-data, made by `make(num_workers=..., ...)` of the module that the config names;
-its methods change it in place and return a Decision.  It reads no clock and does
-no I/O: time is an argument, so that a checkpoint can hold a scheme whole and a
-recorded run can be replayed by telling it the same events.
+A scheme decides when a worker may continue.  It is a small dataclass of plain
+data, created by `make(num_workers=..., ...)` of the module that the config
+names; its methods change it in place and return a Decision.  A scheme reads no
+clock and does no I/O: time is an argument, so that a checkpoint holds the whole
+scheme and a recorded run can be replayed from its events.
 """
 
 import dataclasses
@@ -13,18 +13,18 @@ import numbers
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, cast
 
-GONE, WAITING, RUNNING = range(3)
+ABSENT, WAITING, RUNNING = range(3)
 
 
 class Push(NamedTuple):
-  """A gradient that has arrived whole.
+  """A gradient that has arrived completely.
 
   Attributes:
-    id: Increasing over the run.
-    worker: Who computed it.
-    time: Seconds, clock of the run.
+    id: Number of the push; ids increase over the run.
+    worker: Index of the worker that computed the gradient.
+    time: Time of the arrival, seconds, clock of the run.
     compute_s: Seconds of computing alone: no waiting, no transfer.
-    examples: How many examples the gradient was computed from.
+    examples: Number of examples that the gradient was computed from.
   """
 
   id: int
@@ -35,16 +35,16 @@ class Push(NamedTuple):
 
 
 class Decision(NamedTuple):
-  """What the runtime must do, in this order.
+  """Steps that the runtime must take, in the order of the fields.
 
   Attributes:
-    into: The update that this push is summed into; None if there was no push.
-    commit: Updates applied now, in order; each makes the version one higher.
-    release: Workers that may pull and go on, ascending.  They pull the version
-      after the commits.
-    barrier: Whether a superstep ends here; never if nobody is alive.
-    wake_at: When to call `wake`, seconds.  Replaces a pending wake; None
-      cancels it.
+    into: Id of the update that this push is summed into; None without a push.
+    commit: Ids of updates to apply now, in order; each increments the version.
+    release: Workers that may pull and continue, ascending.  They pull the
+      version after the commits.
+    barrier: True if a superstep ends here; always False if no worker is alive.
+    wake_at: Time at which to call `wake`, seconds.  Replaces a pending wake;
+      None cancels it.
   """
 
   into: int | None = None
@@ -55,43 +55,42 @@ class Decision(NamedTuple):
 
 
 class Scheme(Protocol):
-  """When may a worker go on?
+  """Policy that decides when a worker may continue.
 
-  `start` is told first, with all workers alive.  Simultaneous events are told
+  `start` is the first call, with all workers alive.  Simultaneous events come
   in the order leave, join, push, wake, and then by worker.  Late and spurious
   wakes are legal.  A push of a worker that was not released, a second leave or
   a join of a living worker is a ValueError.
 
-  Class attributes say what others may ask of a scheme; one that lacks them
-  promises nothing.  `has_barriers = True`: supersteps end at barriers, which
-  batchings need that divide examples.  `is_synchronous = True`: whoever is released
-  is released with all others alive, at a barrier after one update, which
-  pipelined servers need.
+  Optional class attributes state guarantees, which count as False where a class
+  lacks them.  `has_barriers`: supersteps end at barriers; batchings that divide
+  a global batch need them.  `is_synchronous`: each release is of all living
+  workers, at a barrier after one update; pipelined servers need it.
   """
 
   def start(self, time: float) -> Decision:
     """Releases the first iteration of every worker."""
 
   def push(self, push: Push) -> Decision:
-    """Takes a gradient in."""
+    """Records a gradient that has arrived."""
 
   def wake(self, time: float) -> Decision:
-    """Is called at `wake_at`, or later, or for nothing."""
+    """Handles a wake at `wake_at` or later, or one that was not requested."""
 
   def leave(self, worker: int, time: float) -> Decision:
-    """A worker died.  What it pushed before still counts."""
+    """Records that a worker has left.  Its earlier pushes still count."""
 
   def join(self, worker: int, time: float) -> Decision:
-    """A worker that had left is back."""
+    """Records that a worker that had left has rejoined."""
 
 
 @dataclasses.dataclass
 class Members:
-  """Who is gone, waiting or running.
+  """State of each worker: absent, waiting or running.
 
   Attributes:
-    state: Int [num_workers]: GONE, WAITING (for a release) or RUNNING.
-    running: How many workers run.
+    state: Int [num_workers]: ABSENT, WAITING (for a release) or RUNNING.
+    running: Number of running workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -100,7 +99,7 @@ class Members:
   running: int = 0
 
   def release(self, workers: Iterable[int]) -> tuple[int, ...]:
-    """Lets waiting workers run and returns them, ascending.  O(k log k)."""
+    """Marks waiting workers as running; returns them, sorted.  O(k log k)."""
     released = tuple(sorted(workers))
     for worker in released:
       self._move(worker, WAITING, RUNNING)
@@ -108,46 +107,46 @@ class Members:
     return released
 
   def release_all(self) -> tuple[int, ...]:
-    """Lets every waiting worker run.  O(num_workers)."""
+    """Marks every waiting worker as running.  O(num_workers)."""
     return self.release(w for w, s in enumerate(self.state) if s == WAITING)
 
   def stop(self, worker: int) -> None:
-    """A running worker has pushed and now waits."""
+    """Marks a running worker as waiting: it has pushed."""
     self._move(worker, RUNNING, WAITING)
     self.running -= 1
 
   def leave(self, worker: int) -> bool:
     """Removes a living worker and returns whether it was running."""
     self._check(worker)
-    was = self.state[worker]
-    if was == GONE:
-      raise ValueError(f'Expected a living worker to leave, got {worker}.')
-    self.state[worker] = GONE
-    self.running -= was == RUNNING
-    return was == RUNNING
+    if self.state[worker] == ABSENT:
+      raise ValueError(f'worker: expected a living worker, got {worker}.')
+    was_running = self.state[worker] == RUNNING
+    self.state[worker] = ABSENT
+    self.running -= was_running
+    return was_running
 
   def join(self, worker: int) -> None:
-    """A worker that was gone now waits."""
-    self._move(worker, GONE, WAITING)
+    """Marks an absent worker as waiting."""
+    self._move(worker, ABSENT, WAITING)
 
   def _move(self, worker: int, old: int, new: int) -> None:
     self._check(worker)
     if self.state[worker] != old:
-      names = ('gone', 'waiting', 'running')
+      names = ('absent', 'waiting', 'running')
       raise ValueError(
-        f'Expected worker {worker} to be {names[old]}, '
-        f'it is {names[self.state[worker]]}.'
+        f'worker: expected worker {worker} to be {names[old]}, got '
+        f'{names[self.state[worker]]}.'
       )
     self.state[worker] = new
 
   def _check(self, worker: int) -> None:
     if not 0 <= worker < len(self.state):
       raise ValueError(
-        f'Expected a worker in 0..{len(self.state) - 1}, got {worker}.'
+        f'worker: expected 0 to {len(self.state) - 1}, got {worker}.'
       )
 
 
-def members(num_workers: int) -> Members:
+def make_members(num_workers: int) -> Members:
   """Returns `num_workers` workers that all wait for their first release."""
   check_integer('num_workers', num_workers, at_least=1)
   return Members(state=[WAITING] * num_workers)
@@ -155,14 +154,16 @@ def members(num_workers: int) -> Members:
 
 @dataclasses.dataclass
 class Clocks:
-  """Finished iterations of the living workers, and the slowest of them.
+  """Numbers of iterations that the living workers have finished.
 
-  Every living worker has one entry in a heap, which may be behind its clock
-  and is brought up to date when it comes to the top: O(log n) amortised.
+  A heap finds the slowest worker.  Every living worker has one entry, whose
+  number may be too low and is corrected when the entry reaches the top:
+  O(log n) amortised.
 
   Attributes:
-    finished: Int [num_workers], iterations.
-    heap: (iterations, worker) of each living worker, a lower bound.
+    finished: Int [num_workers], finished iterations.
+    heap: Pairs (lower bound of the finished iterations, worker), one for each
+      living worker.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -188,13 +189,13 @@ class Clocks:
     heapq.heapify(self.heap)
 
   def join(self, worker: int) -> None:
-    """Adds a worker, with the smallest living clock if any worker lives."""
+    """Adds a worker, with the count of the slowest if any worker is alive."""
     if self.heap:
       self.finished[worker] = self.slowest()[0]
     heapq.heappush(self.heap, (self.finished[worker], worker))
 
 
-def clocks(num_workers: int) -> Clocks:
+def make_clocks(num_workers: int) -> Clocks:
   """Returns the clocks of `num_workers` living workers, all at zero."""
   return Clocks(
     finished=[0] * num_workers, heap=[(0, w) for w in range(num_workers)]

@@ -1,6 +1,6 @@
 """Stale-synchronous parallel: a worker's lead is bounded.
 
-A worker may go on while it has finished at most `bound` iterations more than
+A worker may continue while it has finished at most `bound` iterations more than
 the slowest living worker.  Bound 0 gives the displacement of BSP, an infinite
 bound is ASP.  Ho et al., 'More effective distributed ML via a stale synchronous
 parallel parameter server', NIPS 2013.
@@ -20,10 +20,10 @@ class Ssp:
 
   Attributes:
     bound: Largest lead of a running worker, iterations; may be infinite.
-    members: Who lives.
-    clocks: Finished iterations.
-    waiting: Heap of (finished iterations, worker).
-    updates: Updates so far; the next one's id.
+    members: State of each worker.
+    clocks: Numbers of finished iterations.
+    waiting: Heap of (finished iterations, worker), the workers that wait.
+    updates: Number of updates so far, and the id of the next one.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -39,7 +39,7 @@ class Ssp:
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and releases whom it brings within the bound."""
+    """Applies the push and releases the workers that are within the bound."""
     self.members.stop(push.worker)
     self.clocks.tick(push.worker)
     heapq.heappush(
@@ -50,11 +50,11 @@ class Ssp:
     return Decision(into=update, commit=(update,), release=self._release())
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Ignores the wake: this scheme requests none."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Stops counting the worker, which may have been the slowest.  O(n)."""
+    """Removes the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
     self.waiting = [entry for entry in self.waiting if entry[1] != worker]
@@ -62,7 +62,7 @@ class Ssp:
     return Decision(release=self._release())
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker start with the smallest living clock."""
+    """Releases the worker, with as many iterations as the slowest worker."""
     self.members.join(worker)
     self.clocks.join(worker)
     return Decision(release=self.members.release((worker,)))
@@ -88,6 +88,6 @@ def make(*, num_workers: int, bound: float) -> Ssp:
     scheme.check_integer('bound', bound, at_least=0)
   return Ssp(
     bound=bound,
-    members=scheme.members(num_workers),
-    clocks=scheme.clocks(num_workers),
+    members=scheme.make_members(num_workers),
+    clocks=scheme.make_clocks(num_workers),
   )

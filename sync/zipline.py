@@ -1,10 +1,10 @@
 """The barrier at which workers of unequal speed wait least for each other.
 
-Of every worker's predicted iterations one is chosen, so that the first worker
-to stop waits as short as possible for the last: the smallest range that covers
-an element of each of n sorted lists.  Posed as elastic synchronisation, with
-ZipLine and two grid scans, by Zhao et al., "Elastic Bulk Synchronous Parallel
-Model for Distributed Deep Learning", ICDM 2019.
+The search chooses one of every worker's predicted iterations, so that the first
+worker to stop waits as short as possible for the last: the smallest range that
+covers an element of each of n sorted lists.  Zhao et al., "Elastic Bulk
+Synchronous Parallel Model for Distributed Deep Learning", ICDM 2019, pose the
+problem and give ZipLine and two grid scans.
 """
 
 import bisect
@@ -17,11 +17,11 @@ import numpy as np
 
 
 class Barrier(NamedTuple):
-  """One synchronisation point.
+  """A synchronisation point of all workers.
 
   Attributes:
     iteration: Int64 [n].  Per worker, the last column of the predicted end
-      times that is not after `end_s`: the iteration it stops after.
+      times that is not after `end_s`: the iteration after which it stops.
     start_s: Seconds at which the first worker stops.
     end_s: Seconds at which the last worker stops.
     wait_s: `end_s - start_s`, the longest wait of any worker.
@@ -33,7 +33,7 @@ class Barrier(NamedTuple):
   wait_s: float
 
 
-_NONE = (np.inf, np.inf)  # Wait and end: worse than those of any window.
+_WORST = (np.inf, np.inf)  # Wait and end, beyond those of any window.
 
 
 def search(end_times: np.ndarray, *, method: str = 'sort') -> Barrier:
@@ -109,7 +109,7 @@ def _check(times: np.ndarray) -> None:
 
 
 def _sort(times: np.ndarray) -> float:
-  """The end of the best window, by one sort.
+  """Returns the end of the best window, by one sort.
 
   A window that starts at x ends at the latest of the workers' first points and
   of the successors, within their rows, of all points before x.  No window can
@@ -134,11 +134,11 @@ def _zipline(times: np.ndarray) -> float:
   window: list[int] = []  # Workers with a point in the window, by its time.
   stamp_of: dict[int, float] = {}
   missing = len(times)
-  best = _NONE
-  for stamp, worker in _merged(times):
+  best = _WORST
+  for stamp, worker in _merge_points(times):
     try:
       window.remove(worker)
-    except ValueError:  # A worker not met before, or the one dropped below.
+    except ValueError:  # A worker without a point yet, or removed below.
       missing -= 1
     window.append(worker)
     stamp_of[worker] = stamp
@@ -152,8 +152,8 @@ def _zipline(times: np.ndarray) -> float:
 def _opt(times: np.ndarray) -> float:
   window: collections.deque[int] = collections.deque()
   stamp_of: dict[int, float] = {}
-  best = _NONE
-  for stamp, worker in _merged(times):
+  best = _WORST
+  for stamp, worker in _merge_points(times):
     first = bool(window) and window[0] == worker
     full = len(window) == len(times)
     if first:
@@ -172,8 +172,8 @@ def _opt(times: np.ndarray) -> float:
 def _opt_bs(times: np.ndarray) -> float:
   window: list[tuple[float, int]] = []  # Time and worker, sorted.
   stamp_of: dict[int, float] = {}
-  best = _NONE
-  for stamp, worker in _merged(times):
+  best = _WORST
+  for stamp, worker in _merge_points(times):
     first = bool(window) and window[0][1] == worker
     full = len(window) == len(times)
     if first:
@@ -187,11 +187,11 @@ def _opt_bs(times: np.ndarray) -> float:
   return best[1]
 
 
-def _merged(times: np.ndarray) -> Iterator[tuple[float, int]]:
-  """The finite points with their workers, by time and then by worker."""
+def _merge_points(times: np.ndarray) -> Iterator[tuple[float, int]]:
+  """Yields the finite points and their workers, by time, then by worker."""
   order = times.argsort(axis=None, kind='stable')
   order = order[: np.count_nonzero(times < np.inf)]
-  return zip(
+  yield from zip(
     times.ravel()[order].tolist(),
     (order // times.shape[1]).tolist(),
     strict=True,
@@ -208,7 +208,7 @@ def _full_grid_scan(times: np.ndarray) -> float:
 
 def _scan_around(times: np.ndarray, centres: np.ndarray) -> float:
   rows = np.arange(len(times))
-  best = _NONE
+  best = _WORST
   for centre in centres[centres < np.inf].tolist():
     nearest = times[rows, np.abs(times - centre).argmin(axis=1)]
     end = float(nearest.max())
@@ -219,7 +219,7 @@ def _scan_around(times: np.ndarray, centres: np.ndarray) -> float:
 def _brute_force(times: np.ndarray) -> float:
   rows = [row[row < np.inf].tolist() for row in times]
   choices = itertools.product(*rows)
-  return min((max(z) - min(z), max(z)) for z in choices)[1]
+  return float(min((max(z) - min(z), max(z)) for z in choices)[1])
 
 
 _METHODS = {

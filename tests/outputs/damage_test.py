@@ -27,7 +27,7 @@ _MEMORY_BYTES = 2**33  # Of addresses; JAX itself takes half of it.
 def state():
   """Returns a small state with something of everything."""
   return {
-    'members': scheme.members(3),
+    'members': scheme.make_members(3),
     'counts': collections.Counter('aab'),
     'numpy': [np.arange(3), np.float32(1.5)],
     'arrays': [jnp.arange(4.0), jnp.ones((2, 1))],

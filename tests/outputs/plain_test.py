@@ -81,7 +81,7 @@ class ReadTest(parameterized.TestCase):
       ],
       'tuples': _Named(1, _Named(2, ())),
       'twice': [shared, shared],
-      'members': scheme.members(3),
+      'members': scheme.make_members(3),
     }
     data, arrays = plain.write([values, array, array])
     _RAN.clear()

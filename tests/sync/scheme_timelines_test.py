@@ -1,4 +1,4 @@
-"""Tests of schemes against timelines worked out by hand."""
+"""Tests for the schemes of sync/, against timelines computed by hand."""
 
 from absl.testing import absltest, parameterized
 
@@ -11,14 +11,14 @@ def _constant(*seconds):
 
 
 class TimelineTest(parameterized.TestCase):
-  """Three workers, worked out by hand."""
+  """Tests against timelines of three workers."""
 
   def _releases(self, scheme_, seconds, pushes):
     driver = Driver(scheme_, 3)
     driver.run(_constant(*seconds), pushes=pushes)
     return driver
 
-  def test_bsp_goes_on_with_the_slowest(self):
+  def test_bsp_continues_with_the_slowest_worker(self):
     driver = self._releases(bsp.make(num_workers=3), (1, 2, 4), 6)
     self.assertEqual(
       driver.releases, [(0, (0, 1, 2)), (4, (0, 1, 2)), (8, (0, 1, 2))]
@@ -50,7 +50,7 @@ class TimelineTest(parameterized.TestCase):
       [(1, (0,)), (2, (1,)), (4, (0, 1, 2)), (8, (0, 1, 2))],
     )
 
-  def test_dssp_grants_what_the_predictions_say(self):
+  def test_dssp_grants_the_predicted_best_number_of_iterations(self):
     # At 9 both fast workers predict 9, 13, 17, 21 (their last interval was
     # spent waiting) against 12, 16, 20, 24: one extra iteration.  At 10 they
     # predict 10, 11, 12 against 12: two more, which is `high`.
@@ -77,8 +77,8 @@ class TimelineTest(parameterized.TestCase):
       ],
     )
 
-  def test_elastic_stops_where_zipline_says(self):
-    # Monitored until 6; then 7 8 9, 8 10 12 and 9 12 15 are predicted: the
+  def test_elastic_stops_at_the_barrier_that_zipline_finds(self):
+    # Monitoring ends at 6; predictions are 7 8 9, 8 10 12 and 9 12 15: the
     # first window of one second is 8..9.
     driver = self._releases(
       elastic.make(num_workers=3, lookahead=3, monitor_pushes=2), (1, 2, 3), 16
@@ -104,7 +104,7 @@ class TimelineTest(parameterized.TestCase):
       [s.event['time'] for s in driver.steps if s.decision.barrier], [12]
     )
 
-  def test_r2sp_goes_on_in_turns(self):
+  def test_r2sp_continues_in_turns(self):
     # T is 3 and the gap 1: pushes at 3, 3, 3 are granted at 3, 4, 5.
     driver = self._releases(
       r2sp.make(num_workers=3, relaxation=1.0, smoothing=1.0), (3, 3, 3), 9
@@ -124,7 +124,7 @@ class TimelineTest(parameterized.TestCase):
       ],
     )
 
-  def test_r2sp_waits_for_whose_turn_it_is(self):
+  def test_r2sp_waits_for_the_worker_whose_turn_it_is(self):
     driver = self._releases(
       r2sp.make(num_workers=3, relaxation=0.0, smoothing=1.0), (5, 1, 2), 6
     )

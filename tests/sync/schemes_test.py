@@ -32,7 +32,7 @@ def _constant(*seconds):
 
 
 def _random(seed):
-  """Seconds per iteration: unequal workers, jitter, and many ties."""
+  """Returns iteration times of unequal workers, with jitter and many ties."""
   rng = np.random.default_rng(seed)
   speed = rng.integers(1, 5, 64)
   table = rng.integers(1, 4, (64, 997)) * speed[:, None] / 4
@@ -40,7 +40,7 @@ def _random(seed):
 
 
 class DepartureTimelineTest(parameterized.TestCase):
-  """Three workers of which some leave and join, worked out by hand."""
+  """Tests against timelines of three workers that leave and rejoin."""
 
   def _releases(self, scheme_, seconds, pushes, faults):
     driver = Driver(scheme_, 3)
@@ -70,17 +70,17 @@ class DepartureTimelineTest(parameterized.TestCase):
       ],
     )
 
-  def test_r2sp_averages_iterations_without_the_time_held(self):
-    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=0.5)
-    made.start(0.0)
+  def test_r2sp_averages_iterations_without_waiting(self):
+    scheme_ = r2sp.make(num_workers=2, relaxation=1.0, smoothing=0.5)
+    scheme_.start(0.0)
     said = [
-      made.push(scheme.Push(0, 0, 4.0, 1.0, 1)),  # T = 4.
-      made.push(scheme.Push(1, 1, 6.0, 1.0, 1)),  # T = 5: due at 4 + 2.5.
-      made.wake(6.5),
-      made.push(scheme.Push(2, 0, 8.0, 1.0, 1)),  # T = 4.5: 6.5 + 2.25.
-      made.wake(8.75),
-      made.push(scheme.Push(3, 0, 10.75, 1.0, 1)),  # Took 2: T = 3.25.
-      made.push(scheme.Push(4, 1, 11.0, 1.0, 1)),  # Took 4.5: T = 3.875.
+      scheme_.push(scheme.Push(0, 0, 4.0, 1.0, 1)),  # T = 4.
+      scheme_.push(scheme.Push(1, 1, 6.0, 1.0, 1)),  # T = 5: due at 4 + 2.5.
+      scheme_.wake(6.5),
+      scheme_.push(scheme.Push(2, 0, 8.0, 1.0, 1)),  # T = 4.5: 6.5 + 2.25.
+      scheme_.wake(8.75),
+      scheme_.push(scheme.Push(3, 0, 10.75, 1.0, 1)),  # Took 2: T = 3.25.
+      scheme_.push(scheme.Push(4, 1, 11.0, 1.0, 1)),  # Took 4.5: T = 3.875.
     ]
     self.assertEqual(
       [decision.release for decision in said],
@@ -91,11 +91,12 @@ class DepartureTimelineTest(parameterized.TestCase):
       [None, 6.5, None, 8.75, None, None, 11 + 3.875 / 2],
     )
 
-  def test_dssp_forgets_who_left(self):
+  def test_dssp_resets_the_state_of_a_worker_that_leaves(self):
     # As above up to 10, when both fast workers may make two more iterations.
-    # Worker 0 returns without that credit, with the clock of worker 2, and is
-    # not the fastest: at 13.75 it waits.  When worker 1 (7 iterations) has
-    # left it is, and at 17 one more iteration brings it from 20.25 to 20.
+    # Worker 0 rejoins without that credit, with the clock of worker 2, and is
+    # not the fastest: at 13.75 it waits.  After worker 1 (7 iterations) has
+    # left it is the fastest, and at 17 one more iteration brings its push from
+    # 20.25 closest to the one at 20.
     releases = self._releases(
       dssp.make(num_workers=3, low=1, high=4),
       (1, 1, 4),
@@ -117,8 +118,8 @@ class DepartureTimelineTest(parameterized.TestCase):
       ],
     )
 
-  def test_elastic_searches_without_a_worker_that_leaves_while_monitored(self):
-    # At 5 worker 2 owes a push and leaves: 5 6 7 and 6 8 10 meet at 6.
+  def test_elastic_searches_without_a_worker_that_leaves_in_monitoring(self):
+    # At 5 worker 2 leaves before its push: 5 6 7 and 6 8 10 meet at 6.
     releases = self._releases(
       elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
       (1, 2, 3),
@@ -129,7 +130,7 @@ class DepartureTimelineTest(parameterized.TestCase):
       releases[-4:], [(4, (0,)), (4, (1,)), (5, (0,)), (6, (0, 1))]
     )
 
-  def test_elastic_lets_a_worker_that_joins_wait_for_the_barrier(self):
+  def test_elastic_releases_a_worker_that_joins_at_the_next_barrier(self):
     releases = self._releases(
       elastic.make(num_workers=3, lookahead=3, monitor_pushes=2),
       (1, 2, 3),
@@ -141,7 +142,7 @@ class DepartureTimelineTest(parameterized.TestCase):
     )
 
   @parameterized.parameters('bsp', 'elastic')
-  def test_there_is_no_barrier_of_nobody(self, name):
+  def test_there_is_no_barrier_without_living_workers(self, name):
     driver = Driver(_make(name, 2), 2)
     driver.run(
       _constant(1, 1),
@@ -153,7 +154,7 @@ class DepartureTimelineTest(parameterized.TestCase):
 
 
 class ScheduleTest(parameterized.TestCase):
-  """Random finish orders, deaths and returns; the driver checks decisions."""
+  """Tests of random schedules with leaves and rejoins."""
 
   @parameterized.parameters(*_ARGUMENTS)
   @hypothesis.settings(max_examples=100, deadline=None)
@@ -189,13 +190,15 @@ class ScheduleTest(parameterized.TestCase):
     self._check_replay(name, num_workers, driver)
 
   def _check_replay(self, name, num_workers, driver):
-    rows = json.loads(json.dumps([record.row(*step) for step in driver.steps]))
+    rows = json.loads(
+      json.dumps([record.encode_row(*step) for step in driver.steps])
+    )
     fresh = _make(name, num_workers)
     for recorded, replayed in record.replay(fresh, rows):
       self.assertEqual(recorded, replayed)
 
   def _bsp(self, driver, step):
-    if step.decision.release and step.told != 'start':
+    if step.decision.release and step.kind != 'start':
       self.assertTrue(step.decision.barrier)
       self.assertEqual(set(step.decision.release), driver.living)
 
@@ -211,23 +214,23 @@ class ScheduleTest(parameterized.TestCase):
   def _elastic(self, driver, step):
     if step.decision.barrier:
       self.assertEqual(set(step.decision.release), driver.living)
-    left = driver.scheme.left
-    if not driver.scheme.monitored:
+    remaining = driver.scheme.remaining
+    if not driver.scheme.unmonitored:
       for worker in driver.running:
-        self.assertBetween(left[worker], 1, 6)
+        self.assertBetween(remaining[worker], 1, 6)
 
   def _r2sp(self, driver, step):
-    if step.told == 'start':
-      driver.turns = sorted(driver.living), 0  # The order, and who is next.
+    if step.kind == 'start':
+      driver.turns = sorted(driver.living), 0  # The order, and the next worker.
       return
     order, turn = driver.turns
     worker = step.event.get('worker')
-    if step.told == 'leave':
+    if step.kind == 'leave':
       place = order.index(worker)
       following = order[(place + 1) % len(order)]
       turn = following if turn == worker else turn
       order.remove(worker)
-    elif step.told == 'join':
+    elif step.kind == 'join':
       order.append(worker)
       turn = turn if len(order) > 1 else worker
     granted = set(step.decision.release)
@@ -239,24 +242,24 @@ class ScheduleTest(parameterized.TestCase):
 
 
 def _lead(driver, step):
-  """Largest lead of a running worker, by clocks kept outside the scheme."""
+  """Returns the largest lead of a running worker, by an independent count."""
   if not hasattr(driver, 'clock'):
     driver.clock = list(driver.finished)
   worker = step.event.get('worker')
-  if step.told == 'push':
+  if step.kind == 'push':
     driver.clock[worker] += 1
   others = driver.living - {worker}
-  if step.told == 'join' and others:
+  if step.kind == 'join' and others:
     driver.clock[worker] = min(driver.clock[w] for w in others)
   slowest = min((driver.clock[w] for w in driver.living), default=0)
   return max((driver.clock[w] - slowest for w in driver.running), default=0)
 
 
 def _pushes_before_barrier(driver):
-  """Pushes told up to the last barrier."""
+  """Returns the number of pushes up to the last barrier."""
   pushes = before = 0
   for step in driver.steps:
-    pushes += step.told == 'push'
+    pushes += step.kind == 'push'
     if step.decision.barrier:
       before = pushes
   return before
@@ -299,10 +302,10 @@ class EquivalenceTest(parameterized.TestCase):
 
     driver.run(_constant(2.0), pushes=20)
 
-    changed = [s.decision for s in driver.steps if s.told == 'push']
+    changed = [s.decision for s in driver.steps if s.kind == 'push']
     self.assertLen(changed, 20)
     self.assertTrue(all(len(v.commit) == 1 for v in changed))
-    # R2SP keeps even a worker that is alone to its own pace, never below it.
+    # The gap of R2SP never delays a worker that is alone.
     self.assertEqual(driver.releases, [(2.0 * i, (0,)) for i in range(21)])
 
 
@@ -321,47 +324,47 @@ class RejectionTest(parameterized.TestCase):
     ('r2sp', {'relaxation': math.nan}, 'relaxation: expected a number in 0..1'),
     ('r2sp', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
   )
-  def test_bad_arguments_are_named(self, name, changed, message):
+  def test_invalid_arguments_are_rejected_by_name(self, name, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       _make(name, changed.pop('num_workers', 3), **changed)
 
   @parameterized.parameters(*_ARGUMENTS)
-  def test_impossible_events_are_refused(self, name):
-    made = _make(name, 2)
-    made.start(0.0)
-    made.leave(1, 1.0)
-    with self.assertRaisesRegex(ValueError, 'Expected a living worker'):
-      made.leave(1, 2.0)
-    with self.assertRaisesRegex(ValueError, 'to be running, it is gone'):
-      made.push(scheme.Push(0, 1, 2.0, 1.0, 1))
-    with self.assertRaisesRegex(ValueError, 'to be gone, it is running'):
-      made.join(0, 2.0)
-    with self.assertRaisesRegex(ValueError, 'a worker in 0..1, got 2'):
-      made.join(2, 2.0)
+  def test_impossible_events_are_rejected(self, name):
+    scheme_ = _make(name, 2)
+    scheme_.start(0.0)
+    scheme_.leave(1, 1.0)
+    with self.assertRaisesRegex(ValueError, 'expected a living worker, got 1'):
+      scheme_.leave(1, 2.0)
+    with self.assertRaisesRegex(ValueError, 'to be running, got absent'):
+      scheme_.push(scheme.Push(0, 1, 2.0, 1.0, 1))
+    with self.assertRaisesRegex(ValueError, 'to be absent, got running'):
+      scheme_.join(0, 2.0)
+    with self.assertRaisesRegex(ValueError, 'expected 0 to 1, got 2'):
+      scheme_.join(2, 2.0)
 
-  def test_unknown_events_are_refused(self):
+  def test_unknown_events_are_rejected(self):
     with self.assertRaisesRegex(ValueError, "got 'stop'"):
-      record.tell(bsp.make(num_workers=1), 'stop', time=0.0)
+      record.apply_event(bsp.make(num_workers=1), 'stop', time=0.0)
 
 
 class WakeTest(parameterized.TestCase):
   @parameterized.parameters(*_ARGUMENTS)
-  def test_spurious_wakes_change_nothing_for_the_others(self, name):
-    made, woken = _make(name, 3), _make(name, 3)
-    made.start(0.0), woken.start(0.0)
+  def test_spurious_wakes_change_no_decision(self, name):
+    scheme_, with_wakes = _make(name, 3), _make(name, 3)
+    scheme_.start(0.0), with_wakes.start(0.0)
     for time in (0.5, 0.6):
-      self.assertEqual(woken.wake(time).release, ())
+      self.assertEqual(with_wakes.wake(time).release, ())
     for worker in range(3):
       push = scheme.Push(worker, worker, 1.0, 1.0, 1)
-      self.assertEqual(made.push(push), woken.push(push))
+      self.assertEqual(scheme_.push(push), with_wakes.push(push))
 
   def test_a_late_wake_grants_the_turn(self):
-    made = r2sp.make(num_workers=2, relaxation=1.0, smoothing=1.0)
-    made.start(0.0)
-    made.push(scheme.Push(0, 0, 4.0, 4.0, 1))
-    self.assertEqual(made.push(scheme.Push(1, 1, 4.0, 4.0, 1)).wake_at, 6.0)
-    self.assertEqual(made.wake(5.0).wake_at, 6.0)
-    self.assertEqual(made.wake(9.0).release, (1,))
+    scheme_ = r2sp.make(num_workers=2, relaxation=1.0, smoothing=1.0)
+    scheme_.start(0.0)
+    scheme_.push(scheme.Push(0, 0, 4.0, 4.0, 1))
+    self.assertEqual(scheme_.push(scheme.Push(1, 1, 4.0, 4.0, 1)).wake_at, 6.0)
+    self.assertEqual(scheme_.wake(5.0).wake_at, 6.0)
+    self.assertEqual(scheme_.wake(9.0).release, (1,))
 
 
 if __name__ == '__main__':

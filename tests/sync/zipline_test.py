@@ -16,7 +16,7 @@ _HEURISTIC = ('grid_scan', 'full_grid_scan')
 
 
 def _heap_search(times: np.ndarray) -> tuple[float, float, float]:
-  """Start, end and wait by a heap that always moves the first worker on."""
+  """Returns start, end and wait, by a heap that always advances the first."""
   rows = [row[np.isfinite(row)].tolist() for row in times]
   heap = [(row[0], p, 0) for p, row in enumerate(rows)]
   heapq.heapify(heap)
@@ -50,7 +50,7 @@ def _pad(rows: list[list[float]]) -> np.ndarray:
 
 
 def _small_grid(rng: np.random.Generator, span: int) -> np.ndarray:
-  """Up to four workers with one to four whole times below `span`."""
+  """Returns times of up to four workers, one to four integers below `span`."""
   rows = [
     np.sort(rng.choice(span, rng.integers(1, 5), replace=False)).tolist()
     for _ in range(rng.integers(1, 5))
@@ -64,7 +64,7 @@ def _random_gaps(rng: np.random.Generator, n: int, columns: int) -> np.ndarray:
 
 
 class ZiplineTestCase(parameterized.TestCase):
-  """Comparisons that the classes below share."""
+  """Base of the tests below, with shared assertions."""
 
   def assert_same_barrier(self, found, expected, times):
     self.assertEqual(found[1:], expected[1:], times)
@@ -274,7 +274,7 @@ class RejectionTest(parameterized.TestCase):
     ('only_padding', [[1, 2], [np.inf, np.inf]], 'finite time .* worker 1'),
     ('only_one_padding', [[np.inf]], 'finite time .* worker 0'),
   )
-  def test_says_what_was_expected_of(self, times, message):
+  def test_rejects_invalid_times_by_message(self, times, message):
     with self.assertRaisesRegex(ValueError, message):
       zipline.search(np.asarray(times, np.float64))
 
