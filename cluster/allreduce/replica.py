@@ -28,8 +28,8 @@ from cluster.allreduce.executor.errors import (
 )
 from cluster.allreduce.inbox import Inbox
 from cluster.allreduce.step_statistics import Books, Entry
-from cluster.allreduce.sums.memory import Memory, Nothing
-from cluster.allreduce.sums.summing import Summing
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
+from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, explained
@@ -65,7 +65,7 @@ class Replica:
     *,
     gradient: Gradient,
     learner: Learner,
-    summing: Summing,
+    summing: Reducer,
     books: Books,
     batching: Batching,
     speed: Speed | None,
@@ -123,9 +123,9 @@ class Replica:
     self._summing.warm_up(self.learner, batching.largest, changing=changing)
 
   @property
-  def memory(self) -> Memory | Nothing:
+  def codec_state(self) -> CodecState | NoCodecState:
     """The worker's codec state: residuals and replicated parts."""
-    return self._summing.memory
+    return self._summing.codec_state
 
   def __call__(self, coordinator: str) -> bool:
     """Takes part in the run until it is over.
@@ -159,7 +159,7 @@ class Replica:
         hung=self._hung,
         told=self._told,
         ending=self._end,
-        deaf=lambda: self._together and not self._summing.heeds,
+        deaf=lambda: self._together and not self._summing.can_abandon,
       ) as life,
       life.lived(self._faults),
     ):
@@ -210,7 +210,7 @@ class Replica:
 
   def _with_beats(self) -> dict[str, Any]:
     # Others cannot tell who it is that holds up a sum.
-    if self._summing.unanswered() > _HANGS:
+    if self._summing.count_unanswered() > _HANGS:
       self._hung('executor')
     self._pace.follow(lambda: self._summing.steps)
     return self._pace.told()
@@ -339,7 +339,7 @@ class Replica:
     """Goes on with a state that was fetched."""
     with self._digesting:
       self.learner.restore(state['learner'])
-      self.memory.recall(version, state['common'])
+      self.codec_state.resume(version, state['replicated'])
       self._digested = None
 
   def _compare(self, life: Session, order: Mapping[str, Any]) -> None:
@@ -358,7 +358,7 @@ class Replica:
       state = self._fetched(life, version, *order['source'])
       apart = _apart(self._shared(), state)
       if order['replace']:
-        self.memory.forget()
+        self.codec_state.reset()
       if order['replace'] or apart <= drift.BOUND:
         self._take_over(version, state)
       life.say(
@@ -429,7 +429,7 @@ class Replica:
     iteration, lead_time = deal['iteration'], life.heart.lead_time
     self._pace.begin(deal['version'])
     self._pace.compute()
-    if not self._summing.travels:
+    if not self._summing.sends_chunks:
       self._faults.happen(self._faults.due(self.index, iteration, Phase.PULL))
     began = time.monotonic()
     ranges = tuple(map(tuple, deal['ranges']))
@@ -439,7 +439,7 @@ class Replica:
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
-    if not self._summing.paced:
+    if not self._summing.simulates_time:
       # What a config adds comes before the computation, as far as is known.
       time.sleep(max(least_s - self._took_s, 0.0))
     own = time.monotonic()
@@ -482,7 +482,7 @@ class Replica:
       )
     else:
       self.learner.skip()
-      self.memory.note(self.learner.version)
+      self.codec_state.keep(self.learner.version)
     told = {'event': 'completed', 'version': deal['version']}
     self._completed(told | {'books': self._last, 'at': time.monotonic()})
 
@@ -517,13 +517,13 @@ class Replica:
 
   def _shared(self) -> dict[str, Any]:
     """Returns all that no other replica has otherwise."""
-    common = self.memory.common
-    return {'learner': self.learner.state(), 'common': common}
+    replicated = self.codec_state.replicated
+    return {'learner': self.learner.state(), 'replicated': replicated}
 
 
 def _apart(state: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
   """Returns the relative difference of what two replicas hold."""
   own, its = (
-    {**each['learner'], 'codec': each['common']} for each in (state, reference)
+    {**each['learner'], 'codec': each['replicated']} for each in (state, reference)
   )
   return drift.relative_difference(own, its)

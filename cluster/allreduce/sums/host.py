@@ -1,0 +1,252 @@
+"""Allreduce of gradients by the executors of hosts, over a forest."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster.allreduce.executor.executor import Executor, Reduction, Usage
+from cluster.allreduce.group import group_of
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
+from cluster.network import memory
+from cluster.network.handshake import Security
+from cluster.process.faults import Fault, Faults, Kind
+from cluster.speed.layers import Range
+from data.stream import Ranges
+from learning.learning import Learner, Streaming
+from learning.pool import FLOAT32, Filling, Pool
+from learning.scaling import factor
+
+_ITEM = np.dtype(np.float32).itemsize
+
+
+class HostReducer:
+  """A `Reducer` that uses the executor of this process and host memory."""
+
+  sends_chunks = True
+  can_abandon = True
+
+  def __init__(
+    self,
+    index: int,
+    *,
+    workers: int,
+    gradient: Streaming,
+    pool: Pool,
+    host: str,
+    security: Security,
+    timeout_s: float,
+    faults: Faults,
+    pace: Sequence[Range] = (),
+  ):
+    """Creates a reducer that does not listen yet.
+
+    Args:
+      index: Index of this worker.
+      workers: Number of workers.
+      gradient: Computes gradients, and hands out leaves as they are complete.
+      pool: Layout of gradient, statistics and step statistics.
+      host: Address to listen on.
+      security: Credentials of all connections.
+      timeout_s: Seconds after which a silent peer is lost.
+      faults: Injected faults.
+      pace: Without a model: parts of the pool with the times at which they
+        become ready, as shares of an iteration's computing time.
+    """
+    self.codec_state: CodecState | NoCodecState = NoCodecState()
+    self._index, self._pace, self._faults = index, pace, faults
+    self.simulates_time = bool(pace)
+    self._ranges, self._dtypes = pool.ranges, pool.dtypes
+    if pace:
+      first = pool.dtypes[0]
+      ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
+      cuts = [0, *ends, *(end for _, end in pool.ranges)]
+      self._ranges = tuple(itertools.pairwise(cuts))
+      self._dtypes = (*[first] * len(pace), *pool.dtypes[1:])
+    self._gradient, self._pool = gradient, pool
+    self._of_executor: dict[str, Any] = {
+      'host': host,
+      'security': security,
+      'timeout_s': timeout_s,
+      'workers': workers,
+    }
+    # One of the iteration before, which the update may still read, and one of
+    # this iteration.  Numbers between leaves stay 0.
+    self._vectors = [
+      memory.aligned(pool.size * _ITEM).view(np.float32) for _ in range(2)
+    ]
+    for vector in self._vectors:
+      vector[:] = 0.0
+    self._executor: Executor | None = None
+    # Steps of this iteration's sums that have ended, and the running sum; one
+    # value, as another thread reads it.
+    self._progress: tuple[int, Reduction | None] = 0, None
+    self._filling: CheckedFilling | None = None
+    self._stats: Any = ()
+
+  @property
+  def steps(self) -> int:
+    """Chunks sent and received in all sums of this iteration."""
+    before, reduction = self._progress
+    return before + (reduction.steps if reduction else 0)
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles everything."""
+    self._gradient.warm_up_stream(learner.params, examples, changing=changing)
+    learner.warm_up_pool(self._pool)
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where those of pushes are."""
+    return self._gradient.placed(tree)
+
+  def open(self) -> str:
+    """Starts an executor; returns its address."""
+    self._executor = Executor(self._index, **self._of_executor)
+    return self._executor.address
+
+  def close(self) -> None:
+    """Ends the executor."""
+    executor, self._executor = self._executor, None
+    if executor:
+      executor.close()
+
+  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+    """Connects; each worker checks the forest, which came over the network."""
+    self._running.form(group_of(description), limit_s)
+
+  def count_unanswered(self) -> int:
+    """Returns the executor's count; 0 without one."""
+    executor = self._executor
+    return executor.unanswered() if executor else 0
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Returns the executor's traffic; {} without one."""
+    executor = self._executor
+    return executor.traffic() if executor else {}
+
+  def abandon(self, before: float = math.inf) -> None:
+    """Ends the sums that are under way."""
+    if executor := self._executor:
+      executor.abandon(before)
+
+  def compute(
+    self,
+    version: int,
+    learner: Learner,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    stage: int,
+    fault: Fault | None,
+    least_s: float,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient, whose buckets are sent once they are full."""
+    del stage
+    self._vectors.reverse()
+    vector = self._vectors[0]
+    travel = self._faults.travel(worker, iteration, fault)
+    dtypes = None if {*self._dtypes} == {FLOAT32} else self._dtypes
+    reduction = self._running.begin(
+      version, vector, self._ranges, travel, dtypes
+    )
+    ready = reduction.ready
+    if self.simulates_time:
+      passed = len(self._ranges) - len(self._pool.ranges)
+      self._wait_as_computing(reduction, least_s)
+      ready = lambda number: reduction.ready(passed + number)  # noqa: E731
+    filling = CheckedFilling(self._pool, vector, ready, fault)
+    self._progress, self._filling = (0, reduction), filling
+    self._stats, loss = self._gradient.stream(
+      learner.params,
+      ranges,
+      worker=worker,
+      iteration=iteration,
+      into=filling,
+      scale=factor(learner.scaling),
+    )
+    return None if loss is None else float(loss), filling.finite
+
+  def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
+    """Marks all ranges but the last as ready, each at its time."""
+    start = time.monotonic()
+    for number, part in enumerate(self._pace[:-1]):
+      rest_s = start + part.ready * seconds - time.monotonic()
+      if rest_s > 0:
+        time.sleep(rest_s)
+      reduction.ready(number)
+
+  def finish(self, numbers: np.ndarray) -> None:
+    """Fills the rest of the pool."""
+    if self._filling is None:
+      raise RuntimeError('Expected a computed gradient, got none.')
+    self._filling.finish(self._stats, numbers)
+
+  def total(self) -> tuple[list[float], bool]:
+    """Waits until the whole pool is summed."""
+    _, reduction = self._progress
+    if reduction is None:
+      raise RuntimeError('Expected a sum that is under way, got none.')
+    try:
+      reduction.wait()
+    finally:
+      self._progress = 0, None  # The next iteration counts from 0.
+    return self._pool.books(self._vectors[0]).tolist(), reduction.finite
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Applies the summed pool to the learner."""
+    learner.apply_pool(
+      self._pool, self._vectors[0], examples=examples, pushes=pushes
+    )
+
+  def collect(self, version: int) -> None:
+    """Does nothing: there are no residuals."""
+
+  @property
+  def _running(self) -> Executor:
+    if self._executor is None:
+      raise RuntimeError('Expected an open executor, got none.')
+    return self._executor
+
+
+class CheckedFilling(Filling):
+  """A filling that checks that numbers are finite.
+
+  Attributes:
+    finite: Whether all numbers so far are.
+  """
+
+  def __init__(
+    self,
+    pool: Pool,
+    vector: np.ndarray,
+    ready: Callable[[int], None],
+    fault: Fault | None,
+  ):
+    """Creates a filling of a pool that is still empty.
+
+    Args:
+      pool: Layout of the vector.
+      vector: Float32 [pool.size].
+      ready: Called with the index of each range that is full.
+      fault: Injected fault of the gradient, if any.
+    """
+    super().__init__(pool, vector, ready)
+    self.finite = True
+    self._injects_nan = fault is not None and fault.kind == Kind.NAN
+
+  def put(self, leaf: int, array: np.ndarray) -> None:
+    """Writes the numbers of a leaf."""
+    if self._injects_nan:
+      array = array * np.float32('nan')
+    # Rarely other than if a number is not finite.
+    with np.errstate(over='ignore', invalid='ignore'):
+      total = np.sum(array)
+    if not np.isfinite(total) and not np.isfinite(array).all():
+      self.finite = False
+    super().put(leaf, array)
