@@ -154,7 +154,7 @@ def _made(
   meeting = place.meet(config, plan, files=files, process=process)
   speed = place.speed(config, choose)
   learned = learn(config, choose, devices=meeting.devices)
-  plan = tuning.tuned(config, choose, plan, learned, wire)
+  plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),
     learned=learned,
@@ -256,11 +256,11 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
-  """Returns a config that says what servers or ranges the plan has."""
+  """Returns a config that has the servers or the bucket size of the plan."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
   if isinstance(plan, Allreduce):
-    resolved.route.bucket_bytes = plan.bucket_bytes
+    resolved.route.bucket_bytes = plan.chosen_bucket_bytes
   elif 'servers' in own:
     own.servers = plan.servers
   return resolved

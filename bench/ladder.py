@@ -52,8 +52,8 @@ from cluster.speed import layers
 from learning.pool import Pool
 from topology.packing.pack import pack
 from wire import sparse
-from wire.codec import Room
-from wire.talks import Talks
+from wire.codec import Workspace
+from wire.multi_round import MultiRoundAllreduce
 
 # Thousands of parameters of AlexNet's layers, kernels and biases, in the order
 # of the backward pass, and the layer's part of its time (ours: dense layers
@@ -272,8 +272,7 @@ def travels(rung: str, size_bytes: int) -> int:
   """Returns the bytes that are summed in a rung, without books."""
   if rung in ('sparse', 'both'):
     dtype = 'bfloat16' if rung == 'both' else 'float32'
-    talks = _talks(size_bytes // 4, dtype)
-    return sum(talks.size_bytes(-1))
+    return sum(_multi_round(size_bytes // 4, dtype).size_bytes(-1))
   halves = ('half', 'overlap', 'float16')
   return size_bytes // 2 if rung in halves else size_bytes
 
@@ -286,7 +285,7 @@ def print_codec(size_bytes: int) -> None:
   """
   size = size_bytes // 4
   rng = np.random.default_rng(0)
-  gradient = rng.normal(size=_talks(size).size).astype(np.float32)
+  gradient = rng.normal(size=_multi_round(size).size).astype(np.float32)
 
   half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
   whole = jax.jit(lambda numbers: numbers.astype(jnp.float32))
@@ -307,19 +306,21 @@ def _conversing(
   size: int, gradient: np.ndarray, dtype: str
 ) -> Callable[[], None]:
   """Returns what a worker does in a sum, but for sending."""
-  talks, room = _talks(size, dtype), Room()
-  state = talks.init(0)
-  # Of which one has what is kept, as in talking.py.
+  multi_round, workspace = _multi_round(size, dtype), Workspace()
+  state = multi_round.init(0)
+  # The residual lies in one of them.
   vectors = [gradient.copy() for _ in range(2)]
 
   def converse() -> None:
     nonlocal state
     vectors.reverse()
-    talk = talks.talk(state, vectors[0], stage=0, scale=1.0, room=room)
-    said = next(talk)
+    rounds = multi_round.start(
+      state, vectors[0], stage=0, scale=1.0, workspace=workspace
+    )
+    contribution = next(rounds)
     try:
       while True:
-        said = talk.send(said)
+        contribution = rounds.send(contribution)
     except StopIteration as end:
       _, state = end.value
 
@@ -336,7 +337,7 @@ def _ms(function: Callable[[], object]) -> float:
   return 1e3 * statistics.median(took)
 
 
-def _talks(size: int, dtype: str = 'float32') -> Talks:
+def _multi_round(size: int, dtype: str = 'float32') -> MultiRoundAllreduce:
   wire = sparse.make(
     dtype=dtype,
     sparsity=0.9,
@@ -348,9 +349,9 @@ def _talks(size: int, dtype: str = 'float32') -> Talks:
     warmup_epochs=1.0,
   )
   of_pool = {'bucket_bytes': math.inf, 'books': 0}
-  multiple = wire.push.multiple
+  multiple = wire.push.padding
   blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
-  return Talks(wire, blank.gradient, (), hosted=True)
+  return MultiRoundAllreduce(wire, blank.gradient, (), uses_numpy=True)
 
 
 def _bound(given: argparse.Namespace, size_bytes: int) -> float:

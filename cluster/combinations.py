@@ -60,11 +60,11 @@ def _check_reduced(
   """Refuses what sums among workers cannot do."""
   name, size = type(scheme).__name__, plan.bucket_bytes
   field = 'config.route.bucket_bytes'
-  require(size >= 0, field, 'at least 0', size)
+  require(size is None or size >= 0, field, 'at least 0', size)
   together = getattr(scheme, 'is_synchronous', False)
   expected = f"'server', as {name} does not release all workers together"
   require(together, 'config.route.name', expected, plan.name)
   push, own = wire.push, config.wire.name
   expected = f"'server', as messages of {own} are not summed on their way"
-  summed = push.dtype is not None or bool(push.rounds)
+  summed = push.dtype is not None or push.allreduce is not None
   require(summed, 'config.route.name', expected, plan.name)

@@ -19,7 +19,7 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 # What config.precision.matmul may be, as jax.default_matmul_precision has it.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
-AUTO = 'auto'  # What config.route.bucket_bytes may be beside numbers.
+AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
 # Where the modules are that a section names.
 _PACKAGES = {
@@ -384,20 +384,20 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
     elif field == 'bucket_bytes':
-      _check_range_bytes(got)
+      _check_bucket_bytes(got)
     elif not _same_type(got, value) and field not in ('script', 'faults'):
       raise ValueError(
         f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
       )
 
 
-def bucket_bytes(config: ConfigDict) -> float:
-  """Returns the bytes of a range, 0 if they are still to be chosen."""
+def bucket_bytes(config: ConfigDict) -> float | None:
+  """Returns the least bytes of a bucket; None if they are to be chosen."""
   value = config.route.bucket_bytes
-  return 0.0 if value == AUTO else float(value)
+  return None if value == AUTO else float(value)
 
 
-def _check_range_bytes(got: Any) -> None:
+def _check_bucket_bytes(got: Any) -> None:
   # Flags give what is no literal as text.
   valid = type(got) in (int, float) or got in (AUTO, 'inf')
   if not valid or (got != AUTO and not float(got) >= 0):

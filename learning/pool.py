@@ -22,9 +22,9 @@ import numpy as np
 from jax.extend import core
 
 from configs.checks import require
-from wire import kept
+from wire import residuals
 from wire.codec import Payload, Rows
-from wire.kept import Kept
+from wire.residuals import Residuals
 
 FLOAT32 = np.dtype(np.float32)
 _ITEM = FLOAT32.itemsize
@@ -160,13 +160,13 @@ class Pool:
       [vector[start:end].reshape(shape) for start, end, shape in self._leaves],
     )
 
-  def named(self, vectors: Any) -> Kept:
+  def named(self, vectors: Any) -> Residuals:
     """Returns the arrays of gradients that lie in vectors, by parameter.
 
     Args:
       vectors: Pytree of float32 [gradient].
     """
-    return kept.of_tree(jax.tree.map(self.leaves, jax.device_get(vectors)))
+    return residuals.from_tree(jax.tree.map(self.leaves, jax.device_get(vectors)))
 
   def payload(self, vector: Any) -> Payload:
     """Returns gradient and statistics, which for an array of NumPy are views.

@@ -39,7 +39,7 @@ class AllreduceRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    bucket_bytes: float,
+    bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
     """Returns the plan: see `Route`.

@@ -25,7 +25,7 @@ class NativeRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    bucket_bytes: float,
+    bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
     """Returns the plan, whatever the links: see `Route`."""

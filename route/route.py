@@ -62,8 +62,9 @@ class Allreduce(NamedTuple):
       run.  None: to be measured, or the true ones under the virtual clock.
     forest: Finds the forest to use over such links, or over what is left of
       them (`topology.clusters.pruned`).  None: XLA's psum.
-    bucket_bytes: A part of the gradients is summed as soon as it has so many
-      bytes; 0: tensor by tensor, inf: all in one.
+    bucket_bytes: Least bytes of a bucket, in float32, which is sent as soon as
+      it is full; 0: tensor by tensor, inf: all in one.  None: still to be
+      chosen, see `cluster.virtual.tuning`.
     overlap: Whether it is while the others are still computed.
     adapt: Whether links are followed, and forests changed with them.
   """
@@ -71,9 +72,20 @@ class Allreduce(NamedTuple):
   name: str
   cluster: 'Cluster | None'
   forest: Forests | None
-  bucket_bytes: float
+  bucket_bytes: float | None
   overlap: bool
   adapt: bool = False
+
+  @property
+  def chosen_bucket_bytes(self) -> float:
+    """`bucket_bytes`, which has been chosen.
+
+    Raises:
+      RuntimeError: If it has not.
+    """
+    if self.bucket_bytes is None:
+      raise RuntimeError('Expected a plan with a bucket size, got none.')
+    return self.bucket_bytes
 
 
 Plan = ParameterServer | Allreduce
@@ -101,7 +113,7 @@ class Route(Protocol):
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    bucket_bytes: float,
+    bucket_bytes: float | None,
     overlap: bool,
   ) -> Plan:
     """Returns what is to be carried out.
@@ -112,7 +124,7 @@ class Route(Protocol):
       num_workers: How many workers there are.
       distributed: Whether they are real hosts.
       divisible: Whether parts of an update can be applied by themselves.
-      bucket_bytes: Of config.route, for what is summed among workers.
+      bucket_bytes: As of `Allreduce`.
       overlap: Likewise.
 
     Raises:

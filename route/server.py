@@ -39,7 +39,7 @@ class ServerRoute:
     num_workers: int,
     distributed: bool,
     divisible: bool,
-    bucket_bytes: float,
+    bucket_bytes: float | None,
     overlap: bool,
   ) -> ParameterServer:
     """Returns the same servers, whatever the links: see `Route`.

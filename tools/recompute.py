@@ -47,7 +47,7 @@ from tools import replay
 from tools.reading import manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
-from wire import kept
+from wire import residuals
 from wire.codec import Payload, Wire
 from wire.flat import Flat
 
@@ -168,7 +168,7 @@ def _again(
   learned = learning.of_config(config)
   wire, route = _wire(recorded), recorded['route']['server']
   flat = learned.flat(servers=route['servers'], wire=wire)
-  own = jax.tree.leaves([state.own for state in flat.init(0)])
+  own = jax.tree.leaves([state.local for state in flat.init(0)])
   wanted = 'a run whose wire remembers nothing but what it has not sent'
   require(not own, f'{path}', wanted, 'another one')
   again = None
@@ -258,9 +258,9 @@ class _Again:
       self.scalings = self._before.scalings
       self._pieces = self._before._pieces
       for worker, states in self._before._states.items():
-        others = [kept.named(self._flat, states)]
+        others = [residuals.by_parameter(self._flat, states)]
         fresh = self._flat.init(worker)
-        self._states[worker] = kept.given(self._flat, fresh, others)
+        self._states[worker] = residuals.take_over(self._flat, fresh, others)
       self._coordinator.rejoin(self._before._coordinator.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):

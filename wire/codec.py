@@ -1,9 +1,10 @@
-"""What travels, as an interface: codecs, and the wire that they make up.
+"""The interface of codecs, and the codecs that a run uses.
 
-A wire is made by `make(...)` of the module that config.wire.name names.  Its
-codecs are pure functions of fixed shapes that can be jitted; what they remember
-is an argument and a result.  How many bytes a vector becomes is known before
-the vector is.
+A codec compresses gradients before they are sent.  `make(...)` of the module
+that config.wire.name names returns a `Wire`, which has the codecs of gradients,
+parameters and running statistics.  A codec's functions are pure, have fixed
+shapes and can be jitted: its state is an argument and a result.  The size of a
+message is known before the gradient is.
 """
 
 import itertools
@@ -13,41 +14,41 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-# A pytree of arrays: what a vector becomes on its way.
+# A pytree of arrays: an encoded vector.
 Message = Any
 
 
 class State(NamedTuple):
-  """What one worker's codec remembers from vector to vector, plain pytrees.
+  """The state of one worker's codec between two vectors: pytrees of arrays.
 
   Attributes:
-    kept: Of what was encoded, what is still to be sent: arrays, float32 [n].
-      Who goes on in the place of a worker, or of several, takes it over, or
-      their sum.
-    own: What else this worker has, such as a random key.
-    common: What is the same on all workers that sum among themselves, such as
-      norms of the last sum: who joins them needs theirs.
+    residual: The part of earlier gradients that has not been sent (error
+      feedback); arrays, float32 [n].  A worker that takes the place of others
+      takes over the sum of their residuals.
+    local: State that each worker has for itself, such as a random key.
+    replicated: State that is equal on all workers of an allreduce, such as the
+      norms of the last sum; a worker that joins them copies it.
   """
 
-  kept: Any = ()
-  own: Any = ()
-  common: Any = ()
+  residual: Any = ()
+  local: Any = ()
+  replicated: Any = ()
 
 
-def scaled(state: State, scale: Any) -> State:
-  """Returns a state that keeps what it keeps times a number."""
-  kept = jax.tree.map(lambda array: array * scale, state.kept)
-  return state._replace(kept=kept)
+def scale_residual(state: State, scale: Any) -> State:
+  """Returns a state whose residual is multiplied by a number."""
+  residual = jax.tree.map(lambda array: array * scale, state.residual)
+  return state._replace(residual=residual)
 
 
 class Payload(NamedTuple):
-  """What a push carries, summed over its examples.
+  """A push, summed over its examples.
 
   Attributes:
     gradient: Pytree like the parameters.
-    stats: The batch's statistics times its examples, like `Task.stats`.
-    arrived: Which numbers of the gradient it has, if an update is to leave the
-      others as they are: bool, like the gradient; () if it has all.
+    stats: Statistics of the batch, times its examples; like `Task.stats`.
+    arrived: Pytree of bool like the gradient: the numbers that have arrived, if
+      an update must not change the others; () if all have.
   """
 
   gradient: Any
@@ -55,25 +56,26 @@ class Payload(NamedTuple):
   arrived: Any = ()
 
 
-class Summed(NamedTuple):
-  """The sum of all workers' vectors, as far as it has travelled.
+class PartialVector(NamedTuple):
+  """A decoded or reduced vector, of which some numbers may not have arrived.
 
   Attributes:
-    vector: Float32 [n].
-    arrived: As of `Payload`, bool [n] or ().
+    vector: Float32 [n]; 0 where a number has not arrived.
+    arrived: Bool [n]: the numbers that have arrived, if an update must not
+      change the others; () if all have.
   """
 
-  vector: jax.Array
+  vector: Any
   arrived: Any = ()
 
 
 class Rows(NamedTuple):
-  """A matrix that lies in a vector, row after row.
+  """Whole rows of a matrix that lie in a vector, one after the other.
 
   Attributes:
-    start: Where its first number is.
-    rows: How many.
-    columns: Numbers of each.
+    start: Position of the first number in the vector.
+    rows: Number of rows.
+    columns: Number of columns.
   """
 
   start: int
@@ -81,64 +83,84 @@ class Rows(NamedTuple):
   columns: int
 
 
-# A worker's part of a conversation: of what it carries on and what it has heard
-# it returns what it says, which the sum of all will answer, and what it carries
-# on.
-Round = Callable[[Any, jax.Array], tuple[Any, Any]]
+class Workspace:
+  """NumPy arrays that one worker's allreduces use again and again.
 
-
-# What a worker says, hears, and has at the end: see `wire.talks`.
-Talk = Generator[Any, Any, tuple[Summed, State]]
-
-
-class Room:
-  """Arrays of NumPy that one worker's conversations use again and again.
-
-  Fresh memory would cost more than what is done in it.
+  Allocating them anew would cost more than the work that is done in them.
 
   Attributes:
-    rows: Of arrays by name, where they are not 0, if somebody knows.
+    nonzero_rows: By name of an array: indices of the rows that may differ from
+      0, where they are known.
   """
 
   def __init__(self, **arrays: np.ndarray):
-    """Takes arrays that are there, by name; nobody else writes to them."""
+    """Takes existing arrays by name; only the workspace's user writes to them."""
     self._arrays = arrays
-    self.rows: dict[str, np.ndarray] = {}
+    self.nonzero_rows: dict[str, np.ndarray] = {}
 
-  def __call__(self, name: str, size: int, dtype: Any = np.float32) -> Any:
-    """Returns [size], the same for the same name and size; as it was left."""
-    known = self._arrays.get(name)
-    if known is None or known.size != size:
-      known = self._arrays[name] = np.empty(size, dtype)
-      self.rows.pop(name, None)
-    return known
+  def array(self, name: str, size: int, dtype: Any = np.float32) -> np.ndarray:
+    """Returns an array [size] with the content of its last use.
+
+    Args:
+      name: Name of the array; equal names and sizes give the same array.
+      size: Number of elements.
+      dtype: Dtype of the elements.
+    """
+    found = self._arrays.get(name)
+    if found is None or found.size != size:
+      found = self._arrays[name] = np.empty(size, dtype)
+      self.nonzero_rows.pop(name, None)
+    return found
 
 
-class Early(NamedTuple):
-  """What a sum among workers begins with, if it is known before the vector.
+# The allreduce of one worker: yields a contribution, float32 [k], is sent the
+# sum of all workers' contributions, and so on, round by round.  Returns the
+# reduced vector, the same on all workers, and the worker's next state.
+Rounds = Generator[Any, Any, tuple[PartialVector, State]]
 
-  The first round says these parts of the vector, end to end, and then what it
-  says besides.
+
+class HalfPrecision(NamedTuple):
+  """The part of an allreduce's last contribution that travels in 16 bits.
 
   Attributes:
-    chunk: Numbers of a part; those that the last one lacks are zeros.
-    count: Returns how many parts travel of n numbers; 0 if all of them do.
-    chosen: Returns which, int [count], ascending, of the state and n; in NumPy.
-    values: Returns what a part of the vector becomes, of what is kept of it,
-      and of it; for NumPy.
+    dtype: The dtype, to which these numbers have been rounded; their sum is
+      rounded once, too.
+    count: Returns how many numbers that are, the first ones of the
+      contribution, for a vector of n numbers.
+  """
+
+  dtype: np.dtype
+  count: Callable[[int], int]
+
+
+class StreamablePrefix(NamedTuple):
+  """Chunks that an allreduce sends before the gradient is complete.
+
+  They are chosen by state of before the gradient, and are the beginning of the
+  first contribution, one after the other.
+
+  Attributes:
+    chunk: Numbers of a chunk; those that the vector's last chunk lacks are 0.
+    count: Returns the number of chunks that travel of a vector of n numbers; 0
+      if all travel, which is no prefix.
+    choose: Returns these chunks' indices, int [count], ascending, of the state
+      and n; in NumPy.
+    encode: Returns a chunk's part of the contribution, of the residual's and
+      the gradient's numbers of the chunk; in NumPy.
   """
 
   chunk: int
   count: Callable[[int], int]
-  chosen: Callable[[State, int], np.ndarray]
-  values: Callable[[Any, Any], Any]
+  choose: Callable[[State, int], np.ndarray]
+  encode: Callable[[Any, np.ndarray], np.ndarray]
 
-  def parts(self, n: int, bucket_bytes: float) -> list[tuple[int, int]]:
-    """Returns what travels at a time: the first of its parts, and its end.
+  def buckets(self, n: int, bucket_bytes: float) -> list[tuple[int, int]]:
+    """Returns the chunks that travel together: the first, and the end, of each.
 
     Args:
       n: Numbers of the vector.
-      bucket_bytes: Of float32 that these have at least, but for all of them.
+      bucket_bytes: Bytes of float32 that each bucket has at least, except if
+        all chunks together have fewer.
     """
     count = self.count(n)
     least = max(int(min(bucket_bytes, 2**62)) // (4 * self.chunk), 1)
@@ -146,116 +168,101 @@ class Early(NamedTuple):
     return [*itertools.pairwise([*starts, count])]
 
 
-class Halves(NamedTuple):
-  """Of what is said last in a sum among workers, what travels in halves.
-
-  Attributes:
-    dtype: To which it has been rounded; the sum is rounded, too, once.
-    count: Returns how many numbers, the first ones, of the vector's.
-  """
-
-  dtype: np.dtype
-  count: Callable[[int], int]
-
-
 class Codec(NamedTuple):
-  """What a vector becomes on its way, and back.
+  """A compression of vectors: four functions, an optional allreduce, properties.
 
   Attributes:
-    init: Returns what a worker remembers before its first vector, of the number
-      of elements and which worker it is: what rounds at random must not do so
-      alike on all.
-    encode: Returns what travels of a vector, float32 [n], and what is
-      remembered then.
-    decode: Returns the vector, float32 [n], that a message stands for, given
-      n: shapes of messages need not tell it.
-    size_bytes: Returns how long the message of n elements is.
-    elementwise: Whether each number becomes one number by itself, and nothing
-      is remembered.  Such a codec may be given an array of any shape, the
-      leaves of a tree one by one, or a part of a vector.
-    dtype: Of what each number is rounded to, if that is all that becomes of it,
-      and float32 if nothing does: sums among workers round likewise.  None if
-      something else does.
-    arrived: Returns which numbers a message has, bool [n], of it and n, if an
-      update is to leave the others as they are; None if it has all.
-    rounds: How vectors of all workers are summed among them by a conversation
-      (norms first, say); see `wire.talks`.  The first is given the state and
-      the vector, the last returns `Summed` and the state, whose `kept` and
-      `own` do not depend on what it has heard.  Each can be jitted by itself.
-      () if such sums take nothing but rounding, see `dtype`, or cannot be had.
-    hosted: The same conversation in NumPy, for hosts, where XLA takes longer;
-      of the state, the vector, by which power of two that is scaled (what is
-      kept is not), and room.  The vector is written over, and may be kept; what
-      it keeps of the state before it does not touch.  The sum is in room.
-      None for no other than `rounds`.
-    halves: What of it travels in half of float32; None for nothing.
+    init: Returns the state before the first vector, of the number of elements
+      and the index of the worker; workers that round at random need different
+      random keys.
+    encode: Returns the message of a vector, float32 [n], and the next state, of
+      the state and the vector.
+    decode: Returns the `PartialVector` that a message stands for, of the
+      message and n, which the message's shapes need not tell.
+    size_bytes: Returns the bytes of a message, of n.
+    allreduce: Returns the `Rounds` of one worker, of its state, its vector,
+      the scale of the vector and a `Workspace`.  The scale is a power of two
+      that all vectors are multiplied by, and residuals are not.  A vector that
+      is a NumPy array may be overwritten and become part of the next state; the
+      reduced vector may lie in the workspace.  Residual and local state must
+      not depend on the last sum.  None if messages are not summed on their way,
+      or if sums need no more than a cast (see `dtype`).
+    elementwise: Whether each number is encoded by itself, without state.  Then
+      a codec may be given arrays of any shape, leaves of a tree one by one, and
+      parts of a vector.
+    dtype: The dtype of a codec that only casts; sums among workers are cast
+      likewise.  None for all others.
+    padding: Vectors in an allreduce are padded to a multiple of so many
+      numbers.
     overflows: Whether finite numbers may become infinite on their way.
-    multiple: Vectors that are summed among workers are a multiple of so many
-      numbers; they can end with numbers that stand for nothing.
-    early: What of the first round can travel before the whole vector is there;
-      None for nothing.
-    shaped: Returns the codec of vectors in which these matrices lie; None if
-      it is all the same.
+    half_precision: The part of the last contribution that travels in 16 bits;
+      None for no part.
+    streamable: The part of the first contribution that can be sent before the
+      gradient is complete; None for no part.
   """
 
   init: Callable[[int, Any], State]
   encode: Callable[[State, jax.Array], tuple[Message, State]]
-  decode: Callable[[Message, int], jax.Array]
+  decode: Callable[[Message, int], PartialVector]
   size_bytes: Callable[[int], int]
+  allreduce: Callable[[State, Any, float, Workspace], Rounds] | None = None
   elementwise: bool = False
   dtype: np.dtype | None = None
-  arrived: Callable[[Message, int], jax.Array] | None = None
-  rounds: Sequence[Round] = ()
-  hosted: Callable[[State, np.ndarray, float, Room], Talk] | None = None
-  halves: Halves | None = None
+  padding: int = 1
   overflows: bool = False
-  multiple: int = 1
-  early: Early | None = None
-  shaped: 'Callable[[Sequence[Rows]], Codec] | None' = None
+  half_precision: HalfPrecision | None = None
+  streamable: StreamablePrefix | None = None
 
 
 class Wire(NamedTuple):
   """The codecs of a run.
 
   Attributes:
-    push: Of gradients.
-    pull: Of parameters; it remembers nothing, as all workers get the same.
-    stats: Of running statistics, both ways; it remembers nothing.
-    before: Others of gradients, whose states are alike, each with the epochs
-      until which it is used instead, ascending: stages of a warm-up.
+    push: Codec of gradients.
+    pull: Codec of parameters; it has no state, as all workers get the same.
+    stats: Codec of running statistics, both ways; it has no state.
+    warmup: Codecs of gradients that are used before `push`, each with the
+      number of epochs until which it is, ascending.  Their states are alike.
+    fit: Returns the wire for vectors in which these matrices lie; None if the
+      codecs treat all vectors alike.
   """
 
   push: Codec
   pull: Codec
   stats: Codec
-  before: Sequence[tuple[float, Codec]] = ()
+  warmup: Sequence[tuple[float, Codec]] = ()
+  fit: 'Callable[[Sequence[Rows]], Wire] | None' = None
 
   @property
   def pushes(self) -> Sequence[Codec]:
     """The codecs of gradients, stage by stage."""
-    return [*(codec for _, codec in self.before), self.push]
+    return [*(codec for _, codec in self.warmup), self.push]
 
   def stage(self, epochs: float) -> int:
-    """Returns which of `pushes` is used after so many epochs."""
-    return sum(until <= epochs for until, _ in self.before)
+    """Returns the index in `pushes` of the codec after so many epochs."""
+    return sum(until <= epochs for until, _ in self.warmup)
+
+  def for_matrices(self, matrices: Sequence[Rows]) -> 'Wire':
+    """Returns the wire for vectors in which these matrices lie."""
+    return self.fit(matrices) if self.fit else self
 
   @property
   def elementwise(self) -> bool:
-    """Whether all codecs treat each number by itself."""
+    """Whether all codecs encode each number by itself."""
     return all(codec.elementwise for codec in self._codecs)
 
   @property
   def plain(self) -> bool:
-    """Whether all codecs hand over the very vector that they are given."""
-    return self.elementwise and all(map(_changes_nothing, self._codecs))
+    """Whether all codecs return the very vector that they are given."""
+    return self.elementwise and all(map(_is_identity, self._codecs))
 
   def push_bytes(self, params: int, stats: int, stage: int = -1) -> int:
-    """Returns how long a push of so many elements of both is."""
+    """Returns the bytes of a push of so many parameters and statistics."""
     push = self.pushes[stage]
     return push.size_bytes(params) + self.stats.size_bytes(stats)
 
   def pull_bytes(self, params: int, stats: int) -> int:
-    """Returns how long a pull of so many elements of both is."""
+    """Returns the bytes of a pull of so many parameters and statistics."""
     return self.pull.size_bytes(params) + self.stats.size_bytes(stats)
 
   @property
@@ -263,13 +270,7 @@ class Wire(NamedTuple):
     return [*self.pushes, self.pull, self.stats]
 
 
-def decoded(codec: Codec, message: Message, n: int) -> Summed:
-  """Returns what a message of n elements stands for."""
-  arrived = codec.arrived(message, n) if codec.arrived else ()
-  return Summed(codec.decode(message, n), arrived)
-
-
-def _changes_nothing(codec: Codec) -> bool:
+def _is_identity(codec: Codec) -> bool:
   vector = cast(jax.Array, np.zeros(1, np.float32))  # Which compiles nothing.
   message, _ = codec.encode(State(), vector)
-  return message is vector and codec.decode(message, 1) is vector
+  return message is vector and codec.decode(message, 1).vector is vector

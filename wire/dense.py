@@ -1,9 +1,8 @@
-"""All numbers travel, each by itself, in float32, or rounded to half of that.
+"""Codecs that send all numbers as float32, bfloat16 or float16.
 
-Who holds the parameters keeps and sums them in float32; a number is rounded, to
-nearest, only on its way.  What float16 cannot hold, from 65,520 on, becomes
-infinite, and is noticed before it is applied.  Running statistics travel as
-they are.
+Parameters are stored and summed in float32; numbers are rounded, to nearest,
+only on their way.  Magnitudes from 65,520 on become infinite in float16, which
+is noticed before an update is applied.  Running statistics are sent as float32.
 """
 
 from typing import TypeVar
@@ -13,41 +12,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.checks import require
-from wire.codec import Codec, State, Wire
+from wire.codec import Codec, PartialVector, State, Wire
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _Numbers = TypeVar('_Numbers', jax.Array, np.ndarray)
 
 
 def make(*, dtype: str) -> Wire:
-  """Returns a wire whose pushes and pulls are of one dtype.
+  """Returns a wire whose pushes and pulls are cast to one dtype.
 
   Args:
     dtype: 'float32', which changes nothing, 'bfloat16' or 'float16'.
 
   Raises:
-    ValueError: If `dtype` is another one.
+    ValueError: If `dtype` is another one; names the field.
   """
-  codec = cast(known(dtype))
+  codec = cast(parse_dtype(dtype))
   return Wire(push=codec, pull=codec, stats=cast(jnp.dtype('float32')))
 
 
-def known(name: str) -> np.dtype:
-  """Returns a dtype that numbers may travel as.
+def parse_dtype(name: str) -> np.dtype:
+  """Returns the dtype of a name, if numbers can be sent as it.
 
   Raises:
-    ValueError: If it is another one; names the field `dtype`.
+    ValueError: If they cannot; names the field `dtype`.
   """
   require(name in _DTYPES, 'dtype', f'one of {list(_DTYPES)}', name)
   return jnp.dtype(name)
 
 
 def cast(dtype: np.dtype) -> Codec:
-  """Returns the codec that casts; for arrays of JAX and of NumPy alike."""
+  """Returns the codec that casts numbers; arrays may be of JAX or NumPy."""
   return Codec(
     init=lambda n, worker: State(),
     encode=lambda state, vector: (_as(vector, dtype), state),
-    decode=lambda message, n: _as(message, jnp.float32),
+    decode=lambda message, n: PartialVector(_as(message, jnp.float32)),
     size_bytes=lambda n: n * dtype.itemsize,
     elementwise=True,
     dtype=dtype,

@@ -20,8 +20,7 @@ from wire.codec import (
   Rows,
   State,
   Wire,
-  decoded,
-  scaled,
+  scale_residual,
 )
 
 # Of all shares together, if they travel one by one (pipelined), and the bytes
@@ -108,13 +107,8 @@ class Flat:
     starts = [np.cumsum([0, *share[:-1]]).tolist() for share in shares]
     self._starts = list(zip(*starts, strict=True))
     rows = [list(self._rows(server)) for server in range(servers)]
-    self._codecs = [
-      [
-        codec.shaped(each) if codec.shaped and any(rows) else codec
-        for each in rows
-      ]
-      for codec in wire.pushes
-    ]
+    fitted = [wire.for_matrices(r) if any(rows) else wire for r in rows]
+    self._codecs = list(zip(*(each.pushes for each in fitted), strict=True))
     self.init = jax.jit(self._init)
     self.encode = jax.jit(self._encode, static_argnums=2)
     self.taken = jax.jit(self.decode, static_argnums=(1, 2))
@@ -122,7 +116,7 @@ class Flat:
     self.pulled = jax.jit(self._pulled)
     self.joined = jax.jit(self._joined)
     payload, states = Payload(params, stats), jax.eval_shape(self._init, 0)
-    self.keeps = bool(jax.tree.leaves([state.kept for state in states]))
+    self.keeps = bool(jax.tree.leaves([state.residual for state in states]))
     pushed = [
       jax.eval_shape(
         functools.partial(self._encode, stage=stage), states, payload
@@ -144,8 +138,8 @@ class Flat:
   def decode(self, message: Message, server: int, stage: int = 0) -> Payload:
     """Returns the vectors of a server's share of a push, float32."""
     (vector, stats), (size, rest) = message, self.sizes[server]
-    share = decoded(self._codecs[stage][server], vector, size)
-    stats = self.wire.stats.decode(stats, rest) if rest else ()
+    share = self._codecs[stage][server].decode(vector, size)
+    stats = self.wire.stats.decode(stats, rest).vector if rest else ()
     return Payload(share.vector, stats, share.arrived)
 
   def outgoing(self, params: jax.Array, stats: Any) -> Message:
@@ -228,9 +222,9 @@ class Flat:
       self._cut(payload.gradient, payload.stats),
       strict=True,
     ):
-      message, state = codec.encode(scaled(state, scale), gradient)
+      message, state = codec.encode(scale_residual(state, scale), gradient)
       messages.append((message, _encoded(self.wire, stats)))
-      after.append(scaled(state, 1 / scale))
+      after.append(scale_residual(state, 1 / scale))
     # The largest is NaN if one of them is.
     leaves = jax.tree.leaves(payload.gradient)
     if self.wire.push.overflows:
@@ -244,8 +238,8 @@ class Flat:
     return self._joined(
       [
         (
-          self.wire.pull.decode(vector, size),
-          self.wire.stats.decode(stats, rest) if rest else (),
+          self.wire.pull.decode(vector, size).vector,
+          self.wire.stats.decode(stats, rest).vector if rest else (),
         )
         for (vector, stats), (size, rest) in zip(
           messages, self.sizes, strict=True

@@ -1,13 +1,17 @@
-"""Matrices of a gradient as products of two thin ones; the rest is kept.
+"""Codec that sends matrices of a gradient as products of two thin factors.
 
-PowerSGD (Vogels et al., 2019): one step of a power iteration, which starts
-where that of the last gradient has ended.  To a server both factors travel; in
-a sum among workers they are summed one after the other.  What is no matrix
-travels as it is.
+PowerSGD (Vogels et al., 2019): one step of a power iteration for each gradient,
+which starts from the factors of the last one.  What the factors miss is a
+residual, which is added to the next gradient.  To a server both factors are
+sent; an allreduce sums the left factors first, and then the right ones that
+follow from them.  Numbers outside of matrices are sent as they are.
+
+This module has the implementation in JAX; on hosts, vectors of NumPy are
+reduced by `wire.lowrank_numpy`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,201 +22,226 @@ from wire import dense
 from wire.codec import (
   Codec,
   Message,
-  Room,
+  PartialVector,
+  Rounds,
   Rows,
   State,
-  Summed,
-  Talk,
   Wire,
+  Workspace,
+  scale_residual,
 )
-from wire.thin import Thin
-
-_ITEM = 4
+from wire.factors import FactorSettings
+from wire.lowrank_numpy import NumpyFactors
 
 
 def make(*, rank: int) -> Wire:
   """Returns a wire whose pushes are factors; its pulls are dense float32.
 
-  A convolution's kernel is the matrix of its outputs and all else.  With
-  several servers each share has matrices of the rows that lie in it whole.
+  The kernel of a convolution is the matrix whose columns are its output
+  channels.  With several servers each share has the matrices of the rows that
+  lie in it whole.
 
   Args:
-    rank: Columns of a factor.  Matrices that would not become smaller travel as
-      they are.
+    rank: Columns of a factor.  Matrices that would not become smaller are sent
+      as they are.
 
   Raises:
-    ValueError: If it is below 1.
+    ValueError: If it is below 1; names the field.
   """
   require(rank >= 1, 'rank', 'at least 1', rank)
-  exact = dense.cast(jnp.dtype('float32'))
-  return Wire(push=_codec(rank, None), pull=exact, stats=exact)
+  return _wire(rank, None)
 
 
-def _codec(rank: int, matrices: Sequence[Rows] | None) -> Codec:
-  own = _Factors(
-    rank,
-    None
-    if matrices is None
-    else tuple(
+def _wire(rank: int, matrices: Sequence[Rows] | None) -> Wire:
+  if matrices is not None:
+    matrices = tuple(
       each
       for each in matrices
       if rank * (each.rows + each.columns) < each.rows * each.columns
-    ),
+    )
+  exact = dense.cast(jnp.dtype('float32'))
+  return Wire(
+    push=_codec(FactorSettings(rank, matrices)),
+    pull=exact,
+    stats=exact,
+    fit=lambda matrices: _wire(rank, matrices),
   )
+
+
+def _codec(settings: FactorSettings) -> Codec:
+  compiled, on_host = _JaxFactors(*settings), NumpyFactors(*settings)
+
+  def allreduce(
+    state: State, vector: Any, scale: float, workspace: Workspace
+  ) -> Rounds:
+    if isinstance(vector, np.ndarray):
+      return on_host.allreduce(state, vector, scale, workspace)
+    return compiled.allreduce(state, vector, scale)
+
   return Codec(
-    init=own.init,
-    encode=own.encode,
-    decode=own.decode,
-    size_bytes=own.size_bytes,
-    rounds=(own.say_left, own.say_right, own.end),
-    hosted=own.talk,
-    shaped=lambda matrices: _codec(rank, matrices),
+    init=compiled.init,
+    encode=compiled.encode,
+    decode=compiled.decode,
+    size_bytes=settings.size_bytes,
+    allreduce=allreduce,
   )
 
 
-class _Factors(NamedTuple):
-  """What of a vector becomes factors.
-
-  Attributes:
-    rank: Columns of each.
-    known: The matrices, in the order in which they lie; None if nobody has said
-      where they are.
-  """
-
-  rank: int
-  known: Sequence[Rows] | None
-
-  @property
-  def matrices(self) -> Sequence[Rows]:
-    """The matrices."""
-    given = self.known is not None
-    require(given, 'rank', 'vectors with matrices, as of a model', 'none')
-    return self.known or ()
-
-  def size_bytes(self, n: int) -> int:
-    """Returns how long both factors of all matrices and the rest are."""
-    factors = sum(self.rank * (m.rows + m.columns) for m in self.matrices)
-    return _ITEM * (factors + sum(end - start for start, end in self._gaps(n)))
+class _JaxFactors(FactorSettings):
+  """Implementation in JAX, for servers and for XLA's collectives."""
 
   def init(self, n: int, worker: Any) -> State:
-    """Returns factors to begin with, the same for all workers."""
+    """Returns random right factors, the same for all workers."""
     del worker
     rights = [
       jax.random.normal(jax.random.key(number), (each.columns, self.rank))
       for number, each in enumerate(self.matrices)
     ]
-    return State(jnp.zeros(n), common=rights)
+    return State(jnp.zeros(n), replicated=rights)
 
   def encode(self, state: State, vector: jax.Array) -> tuple[Message, State]:
-    """Returns the factors and the rest."""
-    whole = state.kept + vector
-    lefts = list(map(_orthogonal, self._products(whole, state.common)))
-    rights = self._products(whole, lefts, across=True)
-    sent = self._joined(lefts, rights, self._rest(whole), vector.size)
-    message = lefts, rights, self._rest(whole)
-    return message, State(whole - sent, common=rights)
+    """Returns the left and right factors, and the numbers between matrices."""
+    total = state.residual + vector
+    lefts = list(map(_orthogonal, self._products(total, state.replicated)))
+    rights = self._products(total, lefts, transpose=True)
+    rest = self._rest(total)
+    sent = self._assemble(lefts, rights, rest, vector.size)
+    return (lefts, rights, rest), State(total - sent, replicated=rights)
 
-  def decode(self, message: Message, n: int) -> jax.Array:
-    """Returns the products, and the rest between them."""
+  def decode(self, message: Message, n: int) -> PartialVector:
+    """Returns the products of the factors, and the numbers between them."""
     lefts, rights, rest = message
-    return self._joined(lefts, rights, rest, n)
+    return PartialVector(self._assemble(lefts, rights, rest, n))
 
-  def say_left(self, state: State, vector: jax.Array) -> tuple[Any, Any]:
-    """Says the first factors, and the rest."""
-    whole = state.kept + vector
-    said = [*self._products(whole, state.common), self._rest(whole)]
-    return _flat(said), whole
+  def allreduce(self, state: State, vector: jax.Array, scale: float) -> Rounds:
+    """Yields left factors and numbers between matrices, then right factors."""
+    if scale != 1:
+      state = _scale_residual(state, np.float32(scale))
+    contribution, total = _project(self, state, vector)
+    reduced = yield contribution
+    contribution, *left_sums = _project_back(self, total, reduced)
+    reduced = yield contribution
+    result, state = _finish(self, total, left_sums, contribution, reduced)
+    if scale != 1:
+      state = _scale_residual(state, np.float32(1 / scale))
+    return result, state
 
-  def say_right(self, whole: Any, heard: jax.Array) -> tuple[Any, Any]:
-    """Says the second ones, of what the first have become in the sum."""
-    sizes = [(each.rows, self.rank) for each in self.matrices]
-    *lefts, rest = _split(heard, sizes)
+  def project(
+    self, state: State, vector: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the first contribution, and residual and gradient together."""
+    total = state.residual + vector
+    products = self._products(total, state.replicated)
+    return _concatenate([*products, self._rest(total)]), total
+
+  def project_back(
+    self, total: jax.Array, reduced: jax.Array
+  ) -> tuple[jax.Array, list[jax.Array], jax.Array]:
+    """Returns the second contribution, of the sum of the first ones.
+
+    Args:
+      total: Residual and gradient.
+      reduced: The sum of all workers' left factors and numbers between.
+
+    Returns:
+      The contribution, the orthogonal left factors, and the sum of the numbers
+      between matrices.
+    """
+    shapes = [(each.rows, self.rank) for each in self.matrices]
+    *lefts, rest = _split(reduced, shapes)
     lefts = list(map(_orthogonal, lefts))
-    rights = self._products(whole, lefts, across=True)
-    return _flat(rights), (lefts, rights, rest, whole)
+    rights = self._products(total, lefts, transpose=True)
+    return _concatenate(rights), lefts, rest
 
-  def end(self, carried: Any, heard: jax.Array) -> tuple[Summed, State]:
-    """Returns the sum; each worker keeps its part of what is missing."""
-    lefts, rights, rest, whole = carried
-    n = whole.size
-    sizes = [(each.columns, self.rank) for each in self.matrices]
-    *summed, _ = _split(heard, sizes)
-    sent = self._joined(lefts, rights, self._rest(whole), n)
-    total = self._joined(lefts, summed, rest, n)
-    return Summed(total), State(whole - sent, common=summed)
+  def finish(
+    self,
+    total: jax.Array,
+    left_sums: tuple[list[jax.Array], jax.Array],
+    contribution: jax.Array,
+    reduced: jax.Array,
+  ) -> tuple[PartialVector, State]:
+    """Returns the reduced vector; each worker keeps what its own factors miss.
 
-  def talk(
-    self, state: State, vector: np.ndarray, scale: float, room: Room
-  ) -> Talk:
-    """Returns the same conversation for hosts."""
-    gaps = [slice(start, end) for start, end in self._gaps(vector.size)]
-    own = Thin(self.rank, self.matrices, gaps)
-    return own.talk(state, vector, scale, room)
+    Args:
+      total: Residual and gradient, whose memory may be taken.
+      left_sums: Left factors, and sums of the numbers between matrices.
+      contribution: The worker's own right factors.
+      reduced: The sum of all workers' right factors.
+    """
+    (lefts, rest), n = left_sums, total.size
+    shapes = [(each.columns, self.rank) for each in self.matrices]
+    *own_rights, _ = _split(contribution, shapes)
+    *rights, _ = _split(reduced, shapes)
+    sent = self._assemble(lefts, own_rights, self._rest(total), n)
+    vector = self._assemble(lefts, rights, rest, n)
+    return PartialVector(vector), State(total - sent, replicated=rights)
 
   def _products(
-    self, vector: jax.Array, factors: Sequence[jax.Array], across: bool = False
+    self,
+    vector: jax.Array,
+    factors: Sequence[jax.Array],
+    transpose: bool = False,
   ) -> list[jax.Array]:
     """Returns each matrix, or its transpose, times a factor."""
     found = []
     for each, factor in zip(self.matrices, factors, strict=True):
       end = each.start + each.rows * each.columns
       matrix = vector[each.start : end].reshape(each.rows, each.columns)
-      found.append(_product(matrix.T if across else matrix, factor))
+      found.append(_product(matrix.T if transpose else matrix, factor))
     return found
 
   def _rest(self, vector: jax.Array) -> jax.Array:
-    gaps = list(self._gaps(vector.size))
-    return _flat([vector[start:end] for start, end in gaps])
+    """Returns the numbers between matrices, end to end."""
+    return _concatenate([vector[gap] for gap in self.gaps(vector.size)])
 
-  def _joined(
+  def _assemble(
     self,
     lefts: Sequence[jax.Array],
     rights: Sequence[jax.Array],
     rest: jax.Array,
     n: int,
   ) -> jax.Array:
-    """Returns a vector of the products of factors, and the rest."""
+    """Returns the vector of products of factors, and numbers between them."""
     vector, used = jnp.zeros(n), 0
-    for each, one, other in zip(self.matrices, lefts, rights, strict=True):
-      matrix = _product(one, other.T).reshape(-1)
+    for each, left, right in zip(self.matrices, lefts, rights, strict=True):
+      matrix = _product(left, right.T).reshape(-1)
       vector = jax.lax.dynamic_update_slice(vector, matrix, (each.start,))
-    for start, end in self._gaps(n):
-      part = rest[used : used + end - start]
-      vector = jax.lax.dynamic_update_slice(vector, part, (start,))
-      used += end - start
+    for gap in self.gaps(n):
+      length = gap.stop - gap.start
+      part = rest[used : used + length]
+      vector = jax.lax.dynamic_update_slice(vector, part, (gap.start,))
+      used += length
     return vector
 
-  def _gaps(self, n: int) -> Iterator[tuple[int, int]]:
-    """Yields where what is no matrix starts and ends."""
-    last = 0
-    for each in self.matrices:
-      if each.start > last:
-        yield last, each.start
-      last = each.start + each.rows * each.columns
-    if n > last:
-      yield last, n
 
-
-def _product(one: jax.Array, other: jax.Array) -> jax.Array:
-  # Who sends and who receives must get the same: no short formats of GPUs.
-  return jnp.matmul(one, other, precision='highest')
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+  # Sender and receiver must get the same: no short formats of GPUs.
+  return jnp.matmul(left, right, precision='highest')
 
 
 def _orthogonal(matrix: jax.Array) -> jax.Array:
   return jnp.linalg.qr(matrix)[0]
 
 
-def _flat(parts: Sequence[jax.Array]) -> jax.Array:
+def _concatenate(parts: Sequence[jax.Array]) -> jax.Array:
   return jnp.concatenate([jnp.zeros(0), *(part.reshape(-1) for part in parts)])
 
 
 def _split(
   vector: jax.Array, shapes: Sequence[tuple[int, int]]
 ) -> list[jax.Array]:
-  """Returns matrices that lie end to end, and what is whole."""
+  """Returns the matrices that lie end to end in a vector, and what follows."""
   found, start = [], 0
   for rows, columns in shapes:
     end = start + rows * columns
     found.append(vector[start:end].reshape(rows, columns))
     start = end
   return [*found, vector[start:]]
+
+
+# Compiled: what a worker does between two sums.
+_scale_residual = jax.jit(scale_residual)
+_project = jax.jit(_JaxFactors.project, static_argnums=0)
+_project_back = jax.jit(_JaxFactors.project_back, static_argnums=0)
+# In the memory of `total`: a copy would cost more than all else it does.
+_finish = jax.jit(_JaxFactors.finish, static_argnums=0, donate_argnums=1)

@@ -1,8 +1,8 @@
-"""Gradients as integers of 8 bits, rounded at random, with a scale per chunk.
+"""Codec that sends gradients as 8-bit integers with a scale per chunk.
 
-A number becomes one of the two multiples of its chunk's scale between which it
-lies, the nearer the likelier, so that it is right in the mean and nothing has
-to be remembered of it (Alistarh et al., 'QSGD', 2017).
+A number is rounded at random to one of the two multiples of its chunk's scale
+next to it, the nearer the likelier.  The expected value is exact, so that no
+residual is needed (Alistarh et al., 'QSGD', 2017).
 """
 
 from typing import Any
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 
 from configs.checks import require
 from wire import dense
-from wire.codec import Codec, Message, State, Wire
+from wire.codec import Codec, Message, PartialVector, State, Wire
 
-_LARGEST = 127  # Of an integer.
+_LARGEST = 127  # Largest magnitude of an integer.
 
 
 def make(*, chunk: int, seed: int) -> Wire:
   """Returns a wire whose pushes are integers; its pulls are dense float32.
 
   Args:
-    chunk: Numbers that share a scale, the largest of them over 127.
-    seed: Of the rounding; each worker has a key of its own.
+    chunk: Numbers that share a scale: their largest magnitude divided by 127.
+    seed: Seed of the rounding; each worker has a random key of its own.
 
   Raises:
     ValueError: If an argument is out of range.
@@ -33,27 +33,27 @@ def make(*, chunk: int, seed: int) -> Wire:
   def init(n: int, worker: Any) -> State:
     del n
     key = jax.random.fold_in(jax.random.key(seed), worker)
-    return State(own=jax.random.key_data(key))
+    return State(local=jax.random.key_data(key))
 
-  def cut(vector: jax.Array) -> jax.Array:
+  def split_chunks(vector: jax.Array) -> jax.Array:
     return jnp.pad(vector, (0, -vector.size % chunk)).reshape(-1, chunk)
 
   def encode(state: State, vector: jax.Array) -> tuple[Message, State]:
-    key, now = jax.random.split(jax.random.wrap_key_data(state.own))
-    rows = cut(vector)
+    key, rounding_key = jax.random.split(jax.random.wrap_key_data(state.local))
+    rows = split_chunks(vector)
     scales = jnp.max(jnp.abs(rows), axis=1) / _LARGEST
     steps = rows / jnp.where(scales == 0, 1, scales)[:, None]
-    # Of numbers that are whole already nothing is lost: the rest is exact.
+    # Whole numbers stay as they are, as their difference to `lower` is exact.
     lower = jnp.floor(steps)
-    lower += jax.random.uniform(now, steps.shape) < steps - lower
+    lower += jax.random.uniform(rounding_key, steps.shape) < steps - lower
     whole = jnp.clip(lower, -_LARGEST, _LARGEST).astype(jnp.int8)
     message = scales, whole.reshape(-1)[: vector.size]
-    return message, state._replace(own=jax.random.key_data(key))
+    return message, state._replace(local=jax.random.key_data(key))
 
-  def decode(message: Message, n: int) -> jax.Array:
+  def decode(message: Message, n: int) -> PartialVector:
     scales, whole = message
-    rows = cut(whole.astype(jnp.float32)) * scales[:, None]
-    return rows.reshape(-1)[:n]
+    rows = split_chunks(whole.astype(jnp.float32)) * scales[:, None]
+    return PartialVector(rows.reshape(-1)[:n])
 
   exact = dense.cast(jnp.dtype('float32'))
   push = Codec(

@@ -1,32 +1,46 @@
-"""Chunks of a gradient travel, those with the largest L1 norms; the rest waits.
+"""Codec that sends the chunks of a gradient with the largest L1 norms.
 
 Coarse-grained sparse communication (Sun et al., 'Optimizing Network Performance
 for Distributed DNN Training on GPU Clusters: ImageNet/AlexNet Training in 1.5
-Minutes', 2019).  What is not sent is kept and added to the next gradient.  To a
-server each worker sends the chunks that it chooses, with their numbers.  In a
-sum among workers the norms are summed first, so that all choose the same chunks
-and what travels is a shorter dense vector.  Chunks may travel in half of
-float32: what rounding takes away is kept, too.
+Minutes', 2019).  Chunks that are not sent are a residual, which is added to the
+next gradient.  To a server each worker sends chunks of its own choice, with
+their indices.  An allreduce sums the norms first, so that all workers choose
+the same chunks and the values are a shorter dense vector.  Chunks may be sent
+in 16 bits: what rounding takes away stays in the residual.
+
+This module has the implementation in JAX; on hosts, vectors of NumPy are
+reduced by `wire.sparse_numpy`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from configs.checks import require
-from wire import dense, hosted
-from wire.codec import Codec, Early, Halves, Message, State, Summed, Wire
+from wire import dense
+from wire.chunks import ChunkSettings
+from wire.codec import (
+  Codec,
+  HalfPrecision,
+  Message,
+  PartialVector,
+  Rounds,
+  State,
+  StreamablePrefix,
+  Wire,
+  Workspace,
+  scale_residual,
+)
+from wire.sparse_numpy import NumpyChunks
 
 _CORRECTIONS = ('none', 'masked', 'local')
-_ITEM = 4  # Bytes of a number, and of a chunk's number.
 _PARTS = 8  # In which a chunk is added.
-_EXACT = 1e-9  # By which a share of chunks may be off, as floats are.
 
-# Of a worker: `left`, which is to be sent, and in some cases `velocity`.
+# A residual: `unsent` numbers, and with local momentum their `velocity`.
 Vectors = Mapping[str, jax.Array]
 
 
@@ -44,24 +58,24 @@ def make(
   """Returns a wire whose pushes are chunks; its pulls are dense float32.
 
   Args:
-    dtype: 'float32', 'bfloat16' or 'float16': of the numbers of chunks.
-    sparsity: Share of the chunks that does not travel, rounded down to whole
+    dtype: Dtype of the numbers of chunks: 'float32', 'bfloat16' or 'float16'.
+    sparsity: Share of the chunks that is not sent, rounded down to whole
       chunks.
     chunk: Numbers of a chunk.
-    correction: What becomes of momentum.  'none': the optimiser treats what has
-      not arrived as zeros.  'masked': an update leaves numbers that have not
-      arrived, and the optimiser's state of them, as they are.  'local': workers
-      apply momentum before they choose, and forget that of chunks that they
-      send, while not all travel (Lin et al., 'Deep Gradient Compression',
-      2018); the optimiser has none.
-    momentum: Of 'local', else 0.
-    select_lag: 0: chunks are chosen by the norms of what they hold.  1: by
-      what was left in them the last time, which is known before the gradient.
-    warmup: Sparsities before, rising.
-    warmup_epochs: How long each of them is used.
+    correction: Treatment of momentum.  'none': the optimiser treats numbers
+      that have not arrived as zeros.  'masked': an update leaves these numbers,
+      and the optimiser's state of them, as they are.  'local': workers apply
+      momentum before they choose, and reset that of chunks that they send,
+      unless all are sent (Lin et al., 'Deep Gradient Compression', 2018); the
+      optimiser has none.
+    momentum: Momentum of 'local', else 0.
+    select_lag: 0: chunks are chosen by the norms of gradient and residual.  1:
+      by those of the last residual, which are known before the gradient.
+    warmup: Sparsities of the first epochs, rising.
+    warmup_epochs: Epochs for which each of them is used.
 
   Raises:
-    ValueError: If an argument is out of range.
+    ValueError: If an argument is out of range; names the field.
   """
   require(chunk >= 1, 'chunk', 'at least 1', chunk)
   require(0 <= sparsity < 1, 'sparsity', 'at least 0, below 1', sparsity)
@@ -78,10 +92,9 @@ def make(
   valid = 0 < momentum < 1 if local else momentum == 0
   require(valid, 'momentum', expected, momentum)
   require(select_lag in (0, 1), 'select_lag', '0 or 1', select_lag)
+  lags, parsed = bool(select_lag), dense.parse_dtype(dtype)
   codecs = [
-    _Chunks(
-      *(each, chunk, correction, momentum, bool(select_lag)), dense.known(dtype)
-    ).codec()
+    _codec(ChunkSettings(each, chunk, correction, momentum, lags, parsed))
     for each in (*warmup, sparsity)
   ]
   exact = dense.cast(jnp.dtype('float32'))
@@ -89,233 +102,235 @@ def make(
     push=codecs[-1],
     pull=exact,
     stats=exact,
-    before=[
+    warmup=[
       ((number + 1) * warmup_epochs, codec)
       for number, codec in enumerate(codecs[:-1])
     ],
   )
 
 
-class _Chunks(NamedTuple):
-  """Which chunks of a vector travel.
+def _codec(settings: ChunkSettings) -> Codec:
+  compiled, on_host = _JaxChunks(*settings), NumpyChunks(*settings)
 
-  Attributes:
-    sparsity: As of `make`, and so are the others.
-    chunk: Numbers of each; those that the last one lacks are zeros.
-    correction: Of momentum.
-    momentum: Of 'local'.
-    lags: Whether chunks are chosen by what was left in them.
-    dtype: Of what travels.
-  """
+  def allreduce(
+    state: State, vector: Any, scale: float, workspace: Workspace
+  ) -> Rounds:
+    if isinstance(vector, np.ndarray):
+      return on_host.allreduce(state, vector, scale, workspace)
+    return compiled.allreduce(state, vector, scale)
 
-  sparsity: float
-  chunk: int
-  correction: str
-  momentum: float
-  lags: bool
-  dtype: np.dtype
+  return Codec(
+    init=compiled.init,
+    encode=compiled.encode,
+    decode=compiled.decode,
+    size_bytes=settings.size_bytes,
+    allreduce=allreduce,
+    padding=settings.chunk,
+    overflows=settings.dtype == jnp.float16,
+    half_precision=None
+    if settings.dtype == jnp.float32
+    else HalfPrecision(settings.dtype, settings.count_values),
+    streamable=StreamablePrefix(
+      chunk=settings.chunk,
+      count=settings.count_streamable,
+      choose=on_host.choose_from_state,
+      encode=on_host.encode_chunk,
+    )
+    if settings.lags
+    else None,
+  )
 
-  def codec(self) -> Codec:
-    """Returns the codec."""
-    at_once = self.lags or not self.sparsity
+
+class _JaxChunks(ChunkSettings):
+  """Implementation in JAX, for servers and for XLA's collectives."""
+
+  def init(self, n: int, worker: Any) -> State:
+    """Returns a residual of zeros."""
+    del worker
+    names = ['unsent', 'velocity'] if self.correction == 'local' else ['unsent']
+    count = self.count_chunks(n)
+    norms = jnp.zeros(count) if self.lags else ()
+    return State({name: jnp.zeros(n) for name in names}, replicated=norms)
+
+  def encode(self, state: State, vector: jax.Array) -> tuple[Message, State]:
+    """Returns the values of chunks, and their indices unless all are sent."""
+    residual = self._accumulate(state.residual, vector)
+    norms = state.replicated if self.lags else self._norms(residual['unsent'])
+    values, chunks, state = self._extract(state, residual, norms)
+    values = values.astype(self.dtype)  # Exact: they are rounded already.
+    return values if chunks is None else (values, chunks), state
+
+  def decode(self, message: Message, n: int) -> PartialVector:
+    """Returns the vector with the values, and zeros elsewhere."""
     masked = self.correction == 'masked' and self.sparsity > 0
-    early = Early(
-      self.chunk,
-      lambda n: 0 if self._all_travel(n) else self.sent_of(n),
-      lambda state, n: hosted.chosen(np.asarray(state.common), self.sent_of(n)),
-      lambda kept, vector: hosted.rounded(
-        np.asarray(self.added(kept, vector)['left']), self.dtype
-      ),
+    if self.sends_all(n):
+      vector = message.astype(jnp.float32)
+      return PartialVector(vector, jnp.ones(n, bool) if masked else ())
+    values, chunks = message
+    arrived = self._mask(chunks, n) if masked else ()
+    values = values.astype(jnp.float32)
+    return PartialVector(self._scatter(values, chunks, n), arrived)
+
+  def allreduce(self, state: State, vector: jax.Array, scale: float) -> Rounds:
+    """Yields the norms, unless they are known, and the values of chunks."""
+    if scale != 1:
+      state = _scale_residual(state, np.float32(scale))
+    if self.needs_norms:
+      norms, residual = _begin(self, state, vector)
+      norms = yield norms
+      values, chunks, state = _choose(self, state, residual, norms)
+    else:
+      values, chunks, state = _choose_at_once(self, state, vector)
+    total = yield values
+    reduced, state = _finish(
+      self, state.residual, state._replace(residual=()), chunks, total
     )
-    return Codec(
-      init=self._init,
-      encode=self._encode,
-      decode=self._decode,
-      size_bytes=self._size_bytes,
-      arrived=self._arrived if masked else None,
-      multiple=self.chunk,
-      early=early if self.lags else None,
-      hosted=hosted.Hosted(
-        self.chunk,
-        self.sent_of,
-        self.momentum,
-        self.lags,
-        dense=not self.sparsity,
-        masked=self.correction == 'masked',
-        dtype=self.dtype,
-      ).talk,
-      halves=None
-      if self.dtype == jnp.float32
-      else Halves(self.dtype, self._values_of),
-      overflows=self.dtype == jnp.float16,
-      rounds=[
-        *([self._say] if at_once else [self._say_norms, self._say_chosen]),
-        self._end,
-      ],
-    )
+    if scale != 1:
+      state = _scale_residual(state, np.float32(1 / scale))
+    return reduced, state
 
-  def all_of(self, n: int) -> int:
-    """Returns how many chunks n numbers are."""
-    expected = f'at most {n}, the numbers that travel together'
-    require(self.chunk <= n, 'chunk', expected, self.chunk)
-    return -(-n // self.chunk)
+  def begin(self, state: State, vector: jax.Array) -> tuple[jax.Array, Vectors]:
+    """Returns the norms of chunks, and residual and gradient together."""
+    residual = self._accumulate(state.residual, vector)
+    return self._norms(residual['unsent']), residual
 
-  def sent_of(self, n: int) -> int:
-    """Returns how many of them travel, at least one."""
-    count = self.all_of(n)
-    return max(count - int(self.sparsity * count + _EXACT), 1)
+  def choose(
+    self, state: State, residual: Vectors, norms: jax.Array
+  ) -> tuple[jax.Array, jax.Array | None, State]:
+    """Returns values of chunks, their indices, and the next state."""
+    return self._extract(state, residual, norms)
 
-  def added(self, kept: Vectors, vector: jax.Array) -> Vectors:
-    """Returns what there is to be sent with a new gradient."""
+  def choose_at_once(
+    self, state: State, vector: jax.Array
+  ) -> tuple[jax.Array, jax.Array | None, State]:
+    """Returns the same by norms of before; new ones follow the values."""
+    residual = self._accumulate(state.residual, vector)
+    values, chunks, state = self._extract(state, residual, state.replicated)
+    if self.lags:
+      values = jnp.concatenate([values, state.replicated])
+    return values, chunks, state
+
+  def finish(
+    self, residual: Vectors, state: State, chunks: Any, total: jax.Array
+  ) -> tuple[PartialVector, State]:
+    """Returns the reduced vector and the next state, of the sum of values.
+
+    Args:
+      residual: The next residual, whose memory may be taken.
+      state: The next state but for the residual.
+      chunks: Indices of the chunks that were sent; None for all.
+      total: The sum of all workers' contributions.
+    """
+    n = residual['unsent'].size
+    state = state._replace(residual=residual)
+    if self.lags:
+      total, norms = jnp.split(total, [total.size - self.count_chunks(n)])
+      state = state._replace(replicated=norms)
+    if chunks is None:
+      return PartialVector(total), state
+    arrived = self._mask(chunks, n) if self.correction == 'masked' else ()
+    return PartialVector(self._scatter(total, chunks, n), arrived), state
+
+  def _accumulate(self, residual: Vectors, vector: jax.Array) -> Vectors:
+    """Returns a residual with a new gradient."""
     if self.correction != 'local':
-      return {'left': kept['left'] + vector}
-    velocity = self.momentum * kept['velocity'] + vector
-    return {'left': kept['left'] + velocity, 'velocity': velocity}
+      return {'unsent': residual['unsent'] + vector}
+    velocity = self.momentum * residual['velocity'] + vector
+    return {'unsent': residual['unsent'] + velocity, 'velocity': velocity}
 
-  def norms(self, vector: jax.Array) -> jax.Array:
-    """Returns the sum of the absolute numbers of each chunk, [chunks]."""
+  def _norms(self, vector: jax.Array) -> jax.Array:
+    """Returns the L1 norm of each chunk, float32 [chunks]."""
     # XLA adds long rows many times slower on CPUs.
     parts = math.gcd(self.chunk, _PARTS)
-    rows = jnp.abs(self._cut(vector)).reshape(-1, parts, self.chunk // parts)
+    rows = jnp.abs(self._split(vector)).reshape(-1, parts, self.chunk // parts)
     return jnp.sum(jnp.sum(rows, axis=1), axis=1)
 
-  def chosen(self, norms: jax.Array, n: int) -> jax.Array:
-    """Returns the chunks that travel, ascending; of equal ones the first."""
-    _, chunks = jax.lax.top_k(norms, self.sent_of(n))
+  def _extract(
+    self, state: State, residual: Vectors, norms: Any
+  ) -> tuple[jax.Array, jax.Array | None, State]:
+    """Takes the values that are sent out of a residual.
+
+    Args:
+      state: State before the gradient.
+      residual: Residual with the new gradient.
+      norms: Norms by which chunks are chosen.
+
+    Returns:
+      The values; the indices of their chunks, None if all are sent; the next
+      state.
+    """
+    unsent, n = residual['unsent'], residual['unsent'].size
+    chunks = None if self.sends_all(n) else self._largest(norms, n)
+    replicated: Any = self._norms(unsent) if self.lags else ()
+    if chunks is None:  # Nothing has waited, so the velocity is not stale.
+      values = self._round(unsent)
+      residual = {**residual, 'unsent': unsent - values}
+      replicated = jnp.zeros_like(replicated) if self.lags else ()
+    else:
+      exact = self._split(unsent)[chunks].reshape(-1)
+      values = self._round(exact)
+      lost: Any = 0.0
+      if self.dtype != jnp.float32:
+        lost = self._split(exact - values)
+      residual = self._remove(residual, chunks, lost)
+      if self.lags:
+        replicated = replicated.at[chunks].set(0, unique_indices=True)
+    state = state._replace(residual=residual, replicated=replicated)
+    return values, chunks, state
+
+  def _largest(self, norms: jax.Array, n: int) -> jax.Array:
+    """Returns the chunks of largest norm, ascending; of equal ones the first."""
+    _, chunks = jax.lax.top_k(norms, self.count_sent(n))
     return jnp.sort(chunks)
 
-  def packed(self, vector: jax.Array, chunks: jax.Array) -> jax.Array:
-    """Returns the numbers of the chunks, end to end."""
-    return self._cut(vector)[chunks].reshape(-1)
+  def _round(self, values: jax.Array) -> jax.Array:
+    """Returns numbers rounded to the dtype that is sent, in float32."""
+    if self.dtype == jnp.float32:
+      return values
+    # XLA may leave out a cast and the one back.
+    info = jnp.finfo(self.dtype)
+    return jax.lax.reduce_precision(values, info.nexp, info.nmant)
 
-  def merged(self, values: jax.Array, chunks: jax.Array, n: int) -> jax.Array:
-    """Returns a vector of n numbers, zeros but for those of the chunks."""
-    blank = jnp.zeros((self.all_of(n), self.chunk), values.dtype)
+  def _remove(self, residual: Vectors, chunks: jax.Array, lost: Any) -> Vectors:
+    """Returns a residual without the chunks that are sent.
+
+    Args:
+      residual: Residual with the new gradient.
+      chunks: Indices of the chunks.
+      lost: What rounding took away, [chunks, chunk]; 0 for nothing.
+    """
+
+    def put(vector: jax.Array, rest: Any) -> jax.Array:
+      rows = self._split(vector).at[chunks]
+      whole = rows.set(rest, unique_indices=True)
+      return whole.reshape(-1)[: vector.size]
+
+    rests = {'unsent': lost, 'velocity': 0.0}
+    return {name: put(vector, rests[name]) for name, vector in residual.items()}
+
+  def _scatter(self, values: jax.Array, chunks: jax.Array, n: int) -> jax.Array:
+    """Returns a vector [n], zero but for the values of the chunks."""
+    blank = jnp.zeros((self.count_chunks(n), self.chunk), values.dtype)
     rows = values.reshape(-1, self.chunk)
     whole = blank.at[chunks].set(rows, unique_indices=True)
     return whole.reshape(-1)[:n]
 
-  def without(self, kept: Vectors, chunks: jax.Array, lost: Any) -> Vectors:
-    """Returns what is kept once the chunks have been sent.
-
-    Args:
-      kept: Before.
-      chunks: Those.
-      lost: What rounding took from them, [chunks, chunk]; 0 for nothing.
-    """
-
-    def put(vector: jax.Array, rest: Any) -> jax.Array:
-      rows = self._cut(vector).at[chunks]
-      whole = rows.set(rest, unique_indices=True)
-      return whole.reshape(-1)[: vector.size]
-
-    rests = {'left': lost, 'velocity': 0.0}
-    return {what: put(vector, rests[what]) for what, vector in kept.items()}
-
-  def _init(self, n: int, worker: Any) -> State:
-    del worker
-    kept = ['left', 'velocity'] if self.correction == 'local' else ['left']
-    count = self.all_of(n)
-    norms = jnp.zeros(count) if self.lags else ()
-    return State({what: jnp.zeros(n) for what in kept}, common=norms)
-
-  def _size_bytes(self, n: int) -> int:
-    numbers = self.dtype.itemsize * self._values_of(n)
-    return numbers + (0 if self._all_travel(n) else _ITEM * self.sent_of(n))
-
-  def _encode(self, state: State, vector: jax.Array) -> tuple[Message, State]:
-    kept = self.added(state.kept, vector)
-    norms = state.common if self.lags else self.norms(kept['left'])
-    values, chunks, state = self._taken(state, kept, norms)
-    values = values.astype(self.dtype)  # As they are: rounded already.
-    return values if chunks is None else (values, chunks), state
-
-  def _decode(self, message: Message, n: int) -> jax.Array:
-    if self._all_travel(n):
-      return message.astype(jnp.float32)
-    values, chunks = message
-    return self.merged(values.astype(jnp.float32), chunks, n)
-
-  def _arrived(self, message: Message, n: int) -> jax.Array:
-    if self._all_travel(n):
-      return jnp.ones(n, bool)
-    return self._mask(message[1], n)
-
-  def _say_norms(self, state: State, vector: jax.Array) -> tuple[Any, Any]:
-    kept = self.added(state.kept, vector)
-    return self.norms(kept['left']), (state, kept)
-
-  def _say_chosen(self, carried: Any, norms: jax.Array) -> tuple[Any, Any]:
-    state, kept = carried
-    values, chunks, state = self._taken(state, kept, norms)
-    return values, (state, chunks)
-
-  def _say(self, state: State, vector: jax.Array) -> tuple[Any, Any]:
-    kept = self.added(state.kept, vector)
-    values, chunks, state = self._taken(state, kept, state.common)
-    if self.lags:
-      values = jnp.concatenate([values, state.common])
-    return values, (state, chunks)
-
-  def _end(self, carried: Any, heard: jax.Array) -> tuple[Any, Any]:
-    state, chunks = carried
-    n = state.kept['left'].size
-    if self.lags:
-      heard, norms = jnp.split(heard, [heard.size - self.all_of(n)])
-      state = state._replace(common=norms)
-    if chunks is None:
-      return Summed(heard), state
-    masked = self.correction == 'masked'
-    arrived = self._mask(chunks, n) if masked else ()
-    return Summed(self.merged(heard, chunks, n), arrived), state
-
-  def _taken(
-    self, state: State, kept: Vectors, norms: Any
-  ) -> tuple[jax.Array, jax.Array | None, State]:
-    """Returns the numbers that travel; of which chunks, if not of all; a state.
-
-    Args:
-      state: Of before.
-      kept: With the new gradient.
-      norms: By which chunks are chosen.
-    """
-    left, n = kept['left'], kept['left'].size
-    chunks = None if self._all_travel(n) else self.chosen(norms, n)
-    common: Any = self.norms(left) if self.lags else ()
-    if chunks is None:  # Nothing has waited, so the velocity is not stale.
-      values = self._rounded(left)
-      kept = {**kept, 'left': left - values}
-      common = jnp.zeros_like(common) if self.lags else ()
-    else:
-      exact = self.packed(left, chunks)
-      values = self._rounded(exact)
-      lost: Any = 0.0
-      if self.dtype != jnp.float32:
-        lost = self._cut(exact - values)
-      kept = self.without(kept, chunks, lost)
-      if self.lags:
-        common = common.at[chunks].set(0, unique_indices=True)
-    return values, chunks, state._replace(kept=kept, common=common)
-
-  def _rounded(self, values: jax.Array) -> jax.Array:
-    """Returns numbers as they travel, in float32."""
-    if self.dtype == jnp.float32:
-      return values
-    # XLA may leave out a cast and the one back.
-    kind = jnp.finfo(self.dtype)
-    return jax.lax.reduce_precision(values, kind.nexp, kind.nmant)
-
-  def _values_of(self, n: int) -> int:
-    return n if self._all_travel(n) else self.sent_of(n) * self.chunk
-
-  def _all_travel(self, n: int) -> bool:
-    return self.sent_of(n) == self.all_of(n)
-
   def _mask(self, chunks: jax.Array, n: int) -> jax.Array:
-    return self.merged(jnp.ones(len(chunks) * self.chunk, bool), chunks, n)
+    """Returns which numbers lie in the chunks, bool [n]."""
+    return self._scatter(jnp.ones(len(chunks) * self.chunk, bool), chunks, n)
 
-  def _cut(self, vector: jax.Array) -> jax.Array:
-    lacks = -vector.size % self.chunk
-    if lacks:
-      vector = jnp.pad(vector, (0, lacks))
+  def _split(self, vector: jax.Array) -> jax.Array:
+    """Returns the chunks of a vector, [chunks, chunk]."""
+    missing = -vector.size % self.chunk
+    if missing:
+      vector = jnp.pad(vector, (0, missing))
     return vector.reshape(-1, self.chunk)
+
+
+# Compiled: what a worker does between two sums.
+_scale_residual = jax.jit(scale_residual)
+_begin = jax.jit(_JaxChunks.begin, static_argnums=0)
+_choose = jax.jit(_JaxChunks.choose, static_argnums=0)
+_choose_at_once = jax.jit(_JaxChunks.choose_at_once, static_argnums=0)
+# In the memory of the residual: a copy would cost more than all else it does.
+_finish = jax.jit(_JaxChunks.finish, static_argnums=0, donate_argnums=1)

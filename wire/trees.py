@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wire import kept
+from wire import residuals
 from wire.codec import Codec, Message, Payload, State, Wire
 from wire.flat import Flat
 
@@ -120,7 +120,7 @@ def _encoded(codec: Codec, leaf: jax.Array) -> Message:
 
 
 def _decoded(codec: Codec, leaf: Message) -> jax.Array:
-  return codec.decode(leaf, leaf.size)
+  return codec.decode(leaf, leaf.size).vector
 
 
 def _shared(flat: Flat) -> Trees:
@@ -144,7 +144,7 @@ def _shared(flat: Flat) -> Trees:
   outgoing = jax.jit(flat.outgoing_of)
 
   def kept_l1(states: Any) -> dict[str, float]:
-    return kept.norms(kept.named(flat, states))
+    return residuals.l1_norms(residuals.by_parameter(flat, states))
 
   return Trees(
     init=flat.init,

@@ -21,10 +21,10 @@ from cluster.allreduce.executor.program import Group, Roles
 from cluster.allreduce.executor.reduction import Reduction
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.site import AllreduceSite
-from cluster.allreduce.sums.native import NativeSumming
-from cluster.allreduce.sums.summing import CheckedFilling, HostSumming
-from cluster.allreduce.sums.talking import TalkingSumming
-from cluster.allreduce.sums.talking_native import TalkingNative
+from cluster.allreduce.sums.host import CheckedFilling, HostReducer
+from cluster.allreduce.sums.multi_round import MultiRoundReducer
+from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
+from cluster.allreduce.sums.native import NativeReducer
 from cluster.membership.faults import FaultyProcess, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
@@ -171,11 +171,11 @@ class _NanFilling(CheckedFilling):
     super().put(leaf, array * np.float32('nan'))
 
 
-class FaultyHostSumming(HostSumming):
-  """A HostSumming with failures of gradients and chunks."""
+class FaultyHostReducer(HostReducer):
+  """A HostReducer with failures of gradients and chunks."""
 
   def __init__(self, index: int, *, faults: Faults, **arguments: Any):
-    """Creates the sum: see `HostSumming`."""
+    """Creates the sum: see `HostReducer`."""
     super().__init__(index, **arguments)
     self._faults = faults
     self._planned: ChunkFaults | None = None
@@ -186,7 +186,7 @@ class FaultyHostSumming(HostSumming):
   def compute(
     self, version: int, *args: Any, worker: int, iteration: int, **kwargs: Any
   ) -> tuple[float | None, bool]:
-    """Computes a gradient: see `Summing`."""
+    """Computes a gradient: see `Reducer`."""
     self._planned = chunk_faults(
       self._faults, worker, iteration, self._faults.push
     )
@@ -209,22 +209,22 @@ class FaultyHostSumming(HostSumming):
     return super()._make_filling(vector, ready)
 
 
-class _FaultyTalkingSumming(FaultyHostSumming, TalkingSumming):
-  """A TalkingSumming with failures of gradients and chunks."""
+class _FaultyMultiRoundReducer(FaultyHostReducer, MultiRoundReducer):
+  """A MultiRoundReducer with failures of gradients and chunks."""
 
 
-class _FaultyNativeSumming(NativeSumming):
-  """A NativeSumming whose gradients fail; its chunks are XLA's."""
+class _FaultyNativeReducer(NativeReducer):
+  """A NativeReducer whose gradients fail; its chunks are XLA's."""
 
   def __init__(self, *args: Any, faults: Faults, **arguments: Any):
-    """Creates the sum: see `NativeSumming`."""
+    """Creates the sum: see `NativeReducer`."""
     super().__init__(*args, **arguments)
     self._faults = faults
 
   def compute(
     self, version: int, learner: Learner, *args: Any, **kwargs: Any
   ) -> tuple[float | None, bool]:
-    """Computes a gradient: see `Summing`."""
+    """Computes a gradient: see `Reducer`."""
     loss, is_finite = super().compute(version, learner, *args, **kwargs)
     push = self._faults.push
     if push and push.kind == Kind.NAN:
@@ -233,8 +233,10 @@ class _FaultyNativeSumming(NativeSumming):
     return loss, is_finite
 
 
-class _FaultyTalkingNative(_FaultyNativeSumming, TalkingNative):
-  """A TalkingNative whose gradients fail."""
+class _FaultyNativeMultiRoundReducer(
+  _FaultyNativeReducer, NativeMultiRoundReducer
+):
+  """A NativeMultiRoundReducer whose gradients fail."""
 
 
 class FaultyReplica(Replica):
@@ -255,7 +257,7 @@ class FaultyReplica(Replica):
 
   def _begin(self, deal: Mapping[str, Any]) -> None:
     super()._begin(deal)
-    if isinstance(self._summing, NativeSumming):  # It shows no chunks.
+    if isinstance(self._summing, NativeReducer):  # It shows no chunks.
       self._faults.strike(self.index, deal['iteration'], Phase.PULL)
 
   def _compute_gradient(
@@ -294,8 +296,8 @@ class FaultyAllreduceSite(FaultyProcess, AllreduceSite):
       return functools.partial(type_, faults=self.faults)
 
     self._replica_type = with_faults(FaultyReplica)
-    self._host_type = with_faults(FaultyHostSumming)
-    self._talking_type = with_faults(_FaultyTalkingSumming)
-    self._native_type = with_faults(_FaultyNativeSumming)
-    self._talking_native_type = with_faults(_FaultyTalkingNative)
+    self._host_type = with_faults(FaultyHostReducer)
+    self._multi_round_type = with_faults(_FaultyMultiRoundReducer)
+    self._native_type = with_faults(_FaultyNativeReducer)
+    self._native_multi_round_type = with_faults(_FaultyNativeMultiRoundReducer)
     AllreduceSite.__init__(self, config, meeting, parts, plan)

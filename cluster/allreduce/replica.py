@@ -28,8 +28,8 @@ from cluster.allreduce.executor.errors import (
 )
 from cluster.allreduce.inbox import Inbox
 from cluster.allreduce.step_statistics import Books, Entry
-from cluster.allreduce.sums.memory import Memory, Nothing
-from cluster.allreduce.sums.summing import Summing
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
+from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, explained
@@ -65,7 +65,7 @@ class Replica:
     *,
     gradient: Gradient,
     learner: Learner,
-    summing: Summing,
+    summing: Reducer,
     books: Books,
     batching: Batching,
     speed: Speed | None,
@@ -120,9 +120,9 @@ class Replica:
     self._summing.warm_up(self.learner, batching.largest, changing=changing)
 
   @property
-  def memory(self) -> Memory | Nothing:
+  def codec_state(self) -> CodecState | NoCodecState:
     """The worker's codec state: residuals and replicated parts."""
-    return self._summing.memory
+    return self._summing.codec_state
 
   def __call__(self, coordinator: str) -> bool:
     """Takes part in the run until it is over.
@@ -155,7 +155,7 @@ class Replica:
       hung=self._hung,
       told=self._told,
       ending=self._end,
-      deaf=lambda: self._together and not self._summing.heeds,
+      deaf=lambda: self._together and not self._summing.can_abandon,
     ) as life:
       with life.lived():
         self._prepare(life)
@@ -213,7 +213,7 @@ class Replica:
 
   def _with_beats(self) -> dict[str, Any]:
     # Others cannot tell who it is that holds up a sum.
-    if self._summing.unanswered() > _HANGS:
+    if self._summing.count_unanswered() > _HANGS:
       self._hung('executor')
     self._pace.follow(lambda: self._summing.steps)
     return self._pace.told()
@@ -342,7 +342,7 @@ class Replica:
     """Goes on with a state that was fetched."""
     with self._digesting:
       self.learner.restore(state['learner'])
-      self.memory.recall(version, state['common'])
+      self.codec_state.resume(version, state['replicated'])
       self._digested = None
 
   def _compare(self, life: Session, order: Mapping[str, Any]) -> None:
@@ -361,7 +361,7 @@ class Replica:
       state = self._fetched(life, version, *order['source'])
       apart = _apart(self._shared(), state)
       if order['replace']:
-        self.memory.forget()
+        self.codec_state.reset()
       if order['replace'] or apart <= drift.BOUND:
         self._take_over(version, state)
       life.say(
@@ -439,7 +439,7 @@ class Replica:
     start = time.monotonic()
     examples, before = deal['examples'], self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
-    if not self._summing.paced:
+    if not self._summing.simulates_time:
       # What a config adds comes before the computation, as far as is known.
       time.sleep(max(least_s - self._took_s, 0.0))
     own = time.monotonic()
@@ -469,7 +469,7 @@ class Replica:
   def _compute_gradient(
     self, deal: Mapping[str, Any], ranges: Ranges, least_s: float
   ) -> tuple[float | None, bool]:
-    """Returns the loss and whether the gradient is finite: see `Summing`."""
+    """Returns the loss and whether the gradient is finite: see `Reducer`."""
     return self._summing.compute(
       deal['version'],
       self.learner,
@@ -488,7 +488,7 @@ class Replica:
       )
     else:
       self.learner.skip()
-      self.memory.note(self.learner.version)
+      self.codec_state.keep(self.learner.version)
     told = {'event': 'completed', 'version': deal['version']}
     self._completed(told | {'books': self._last, 'at': time.monotonic()})
 
@@ -515,13 +515,14 @@ class Replica:
 
   def _shared(self) -> dict[str, Any]:
     """Returns all that no other replica has otherwise."""
-    common = self.memory.common
-    return {'learner': self.learner.state(), 'common': common}
+    replicated = self.codec_state.replicated
+    return {'learner': self.learner.state(), 'replicated': replicated}
 
 
 def _apart(state: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
   """Returns the relative difference of what two replicas hold."""
   own, its = (
-    {**each['learner'], 'codec': each['common']} for each in (state, reference)
+    {**each['learner'], 'codec': each['replicated']}
+    for each in (state, reference)
   )
   return drift.relative_difference(own, its)

@@ -8,17 +8,18 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from cluster import talks
+from cluster import multi_round
 from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.formation import Formation
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.sums.native import NativeSumming
-from cluster.allreduce.sums.summing import HostSumming, Summing
-from cluster.allreduce.sums.talking import TalkingSumming
-from cluster.allreduce.sums.talking_native import TalkingNative
+from cluster.allreduce.sums.host import HostReducer
+from cluster.allreduce.sums.multi_round import MultiRoundReducer
+from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
+from cluster.allreduce.sums.native import NativeReducer
+from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
 from cluster.probing.cache import Kept
@@ -42,10 +43,12 @@ class AllreduceSite(Process):
 
   # Injected faults replace these parts: see `cluster.allreduce.faults`.
   _replica_type: Callable[..., Replica] = Replica
-  _host_type: Callable[..., HostSumming] = HostSumming
-  _talking_type: Callable[..., HostSumming] = TalkingSumming
-  _native_type: Callable[..., NativeSumming] = NativeSumming
-  _talking_native_type: Callable[..., NativeSumming] = TalkingNative
+  _host_type: Callable[..., HostReducer] = HostReducer
+  _multi_round_type: Callable[..., HostReducer] = MultiRoundReducer
+  _native_type: Callable[..., NativeReducer] = NativeReducer
+  _native_multi_round_type: Callable[..., NativeReducer] = (
+    NativeMultiRoundReducer
+  )
 
   def __init__(
     self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Allreduce
@@ -68,22 +71,23 @@ class AllreduceSite(Process):
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._books = Books(self._workers, factors)
     self._pool = learned.pool(
-      bucket_bytes=plan.bucket_bytes,
+      bucket_bytes=plan.chosen_bucket_bytes,
       books=self._books.size,
       dtype=parts.wire.push.dtype or FLOAT32,
-      multiple=parts.wire.push.multiple,
+      multiple=parts.wire.push.padding,
     )
-    self._talks = talks.of_run(config, plan, parts.wire, learned)
+    own = multi_round.build(config, plan, parts.wire, learned)
+    self._multi_round = own
     self._sizes = [self._pool.size_bytes]
-    if self._talks:
-      rest = talks.ITEM * (self._pool.size - self._pool.gradient)
-      stages = range(len(self._talks.said))
-      self._sizes = [sum(self._talks.size_bytes(n)) + rest for n in stages]
+    if own:
+      rest = FLOAT32.itemsize * (self._pool.size - self._pool.gradient)
+      stages = range(len(own.codecs))
+      self._sizes = [sum(own.size_bytes(n)) + rest for n in stages]
     self._pace: Sequence[layers.Range] = ()
-    early = self._talks is None or any(self._talks.early)
-    if early and speed and learned.schedule is None:
+    streams = own is None or any(own.streamable)
+    if streams and speed and learned.schedule is None:
       self._pace = layers.of_run(
-        config, learned, plan.bucket_bytes, self._pool.dtypes[0]
+        config, learned, plan.chosen_bucket_bytes, self._pool.dtypes[0]
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
@@ -156,7 +160,7 @@ class AllreduceSite(Process):
     if plan.forest is None:
       overlap = Overlap.NONE
       why = 'XLA sums gradients after the backward pass (native).'
-    elif self._talks and not any(self._talks.early):
+    elif self._multi_round and not any(self._multi_round.streamable):
       overlap = Overlap.NONE
       why = (
         f'Gradients are sent after the backward pass: {wire} sends nothing '
@@ -176,17 +180,17 @@ class AllreduceSite(Process):
 
   def _made(self) -> Replica:
     learned, gradient = self.parts.learned, self.parts.learned.gradient
-    summing: Summing
+    reducer: Reducer
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
       native = self._native_type
-      if self._talks:
+      if self._multi_round:
         native = functools.partial(
-          self._talking_native_type,
-          talks=self._talks,
+          self._native_multi_round_type,
+          multi_round=self._multi_round,
           index=self.meeting.role.index,
         )
-      summing = native(
+      reducer = native(
         gradient,
         self._pool,
         like,
@@ -197,14 +201,14 @@ class AllreduceSite(Process):
     else:
       gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
       host = self._host_type
-      if self._talks:
+      if self._multi_round:
         host = functools.partial(
-          self._talking_type,
-          talks=self._talks,
-          bucket_bytes=self._plan.bucket_bytes,
+          self._multi_round_type,
+          multi_round=self._multi_round,
+          bucket_bytes=self._plan.chosen_bucket_bytes,
           overlap=self._plan.overlap,
         )
-      summing = host(
+      reducer = host(
         self.meeting.role.index,
         workers=self._workers,
         gradient=gradient,
@@ -220,7 +224,7 @@ class AllreduceSite(Process):
       self.meeting.role.index,
       gradient=gradient,
       learner=learner,
-      summing=summing,
+      summing=reducer,
       books=self._books,
       batching=self.parts.batching,
       speed=self.parts.speed,

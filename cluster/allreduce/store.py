@@ -83,12 +83,12 @@ class ReplicaStore:
   @property
   def keeps(self) -> bool:
     """Whether workers keep some of their gradients."""
-    return self._replica.memory.keeps
+    return self._replica.codec_state.has_residual
 
   def state(self) -> dict[str, Any]:
     """Returns the learner, what workers keep, and what is counted here."""
     return {
-      'kept': self._replica.memory.saved(),
+      'codec': self._replica.codec_state.saved(),
       'learner': self._replica.learner.state(),
       'counted': (self.version, self.examples, self._sums),
       'held': self._held,
@@ -100,7 +100,7 @@ class ReplicaStore:
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []
     self.version, self.examples, self._sums = state['counted']
-    self._replica.memory.restore(self.version, state['kept'])
+    self._replica.codec_state.restore(self.version, state['codec'])
     self._held = state['held']
 
   @property

@@ -134,7 +134,7 @@ class Pieces:
       chunk: Is kept, so it must not change.
     """
     piece = self._pieces[number]
-    sent = self._wire.push.decode(chunk.view(self._dtype), piece.size)
+    sent = self._wire.push.decode(chunk.view(self._dtype), piece.size).vector
     with self._changed:
       if key in self._expected:
         scale = self._scales[key]

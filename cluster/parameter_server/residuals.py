@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cluster.network.errors import TransportError
 from outputs import stores
-from wire import kept
+from wire import residuals
 from wire.flat import Flat
 
 _LAST = 3  # Iterations whose states are there; an order to save may come late.
@@ -102,7 +102,7 @@ class Remembered:
     states = self._of(since)
     if states is None:
       return False
-    tree = kept.named(self._flat, states)
+    tree = residuals.by_parameter(self._flat, states)
     stores.write(of_worker(self._directory, self._index) / str(step), tree)
     return True
 
@@ -120,7 +120,9 @@ class Remembered:
     if not all(folder.is_dir() for folder in folders):
       return None
     fresh = self._flat.init(self._index)
-    return kept.given(self._flat, fresh, list(map(stores.read, folders)))
+    return residuals.take_over(
+      self._flat, fresh, list(map(stores.read, folders))
+    )
 
 
 def shared(step: int, workers: Sequence[int], count: int) -> list[Since]:

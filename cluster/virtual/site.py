@@ -8,18 +8,18 @@ from typing import Literal, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from cluster import talks
+from cluster import multi_round
 from cluster.coordinator import Coordinator
 from cluster.runtime import Parts
 from cluster.speed import build
 from cluster.speed.layers import Range
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
-from cluster.virtual import allreduce, script, stages, transfers
+from cluster.virtual import allreduce, contributions, script, transfers
+from cluster.virtual.multi_round_store import MultiRoundStore
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
 from cluster.virtual.store import LocalParameterStore
-from cluster.virtual.talking import MultiRoundStore
 from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
@@ -31,7 +31,7 @@ from route.route import ParameterServer, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire import trees
 from wire.flat import check_servers, even
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 from wire.trees import Trees
 
 _OF_SERVERS = ('cluster.network.server*',)
@@ -78,7 +78,7 @@ class VirtualSite:
     served = isinstance(plan, ParameterServer)
     params, stats = learned.params, learned.stats
     learner, scaling = learned.learner(params, stats), learned.scaling
-    workers, self._talks = config.cluster.workers, None
+    workers, self._multi_round = config.cluster.workers, None
     if served:
       travel, self._sizes = _travel(config, parts, plan.servers)
       each = [scaling] * workers if scaling else []
@@ -87,8 +87,8 @@ class VirtualSite:
       )
     else:
       learner.scaling = scaling
-      self._talks = talks.of_run(config, parts.plan, parts.wire, parts.learned)
-      self.store = _summing(parts, learner, self._talks, workers)
+      self._multi_round = multi_round.build(config, plan, parts.wire, learned)
+      self.store = _allreduce_store(parts, learner, self._multi_round, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
@@ -125,11 +125,16 @@ class VirtualSite:
     config, parts = self._config, self._parts
     if isinstance(parts.plan, ParameterServer):
       return _served(config, parts, self._sizes), lambda time: None
-    made = stages.of_run(
-      config, parts.plan, parts.learned, parts.wire, self._talks
+    stages = contributions.of_run(
+      config,
+      parts.learned,
+      parts.wire,
+      self._multi_round,
+      bucket_bytes=parts.plan.chosen_bucket_bytes,
+      overlap=parts.plan.overlap,
     )
     sums = allreduce.AllreduceTransfers(
-      _sums(config, parts, made), Traffic(coordinator.recorder)
+      _sums(config, parts, stages), Traffic(coordinator.recorder)
     )
     return sums, sums.looked
 
@@ -159,18 +164,21 @@ def _travel(
     return travel, _sizes(parts, travel, servers)
 
 
-def _summing(
-  parts: Parts, learner: Learner, talked: Talks | None, workers: int
+def _allreduce_store(
+  parts: Parts,
+  learner: Learner,
+  own: MultiRoundAllreduce | None,
+  workers: int,
 ) -> LocalParameterStore:
-  """Returns who holds a learner whose workers sum among themselves."""
+  """Returns the parameter store of workers that allreduce gradients."""
   learned, wire = parts.learned, parts.wire
-  if talked and jax.tree.leaves(learned.params):
+  if own and jax.tree.leaves(learned.params):
     pool = learned.pool(
-      bucket_bytes=math.inf, books=0, multiple=wire.push.multiple
+      bucket_bytes=math.inf, books=0, multiple=wire.push.padding
     )
-    return MultiRoundStore(learner, talked, pool, workers)
+    return MultiRoundStore(learner, own, pool, workers)
   travel = trees.plain()
-  if talked is None:
+  if own is None:
     travel = trees.make(wire, learned.params, learned.stats, servers=1)
   return LocalParameterStore(learner, travel, scalings=[], summed=True)
 
@@ -178,7 +186,7 @@ def _summing(
 def _sums(
   config: ConfigDict,
   parts: Parts,
-  made: Sequence[Sequence[Sequence[Range]]],
+  stages: Sequence[Sequence[Sequence[Range]]],
 ) -> allreduce.Sums:
   """Returns how gradients are summed among the workers.
 
@@ -196,7 +204,7 @@ def _sums(
       true,
       believed=plan.cluster,
       forest=plan.forest or ring.in_order,
-      stages=made,
+      stages=stages,
       overlap=plan.overlap,
       range_s=range_s,
       chunk_bytes=CHUNK_BYTES,

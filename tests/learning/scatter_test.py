@@ -22,7 +22,7 @@ from models.task import classification
 from tests.support import lowering, small_models
 from wire.codec import Payload, Rows
 from wire.flat import Flat
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 
 _BATCH = 2
 _CLASSES = 10
@@ -194,9 +194,12 @@ class NoLoopTest(parameterized.TestCase):
             flat.taken(message, server, stage)
         flat.pulled([flat.sent(*flat.initial(server)) for server in range(2)])
         self._assert_none(programs, 'encode', 'decode', 'outgoing', 'pulled')
-        if wire.push.rounds:
-          talks = Talks(wire, 1240, [Rows(0, 40, 30)], hosted=False)
-          self.assertLen([*talks.warm_up(jnp.ones(1240))], len(wire.pushes))
+        if wire.push.allreduce:
+          multi_round = MultiRoundAllreduce(
+            wire, 1240, [Rows(0, 40, 30)], uses_numpy=False
+          )
+          results = [*multi_round.warm_up(jnp.ones(1240))]
+          self.assertLen(results, len(wire.pushes))
           self._assert_none(programs, '_Last._joined')
 
 

@@ -1,53 +1,58 @@
-"""Sums among workers of one process, and codecs that are compiled for tests."""
+"""Allreduces of workers in one process, and codecs that are compiled for tests."""
 
 import jax.numpy as jnp
 import numpy as np
 
 from tests.support.small_models import jit
-from wire.codec import Room, Wire
-from wire.talks import Talks
+from wire.codec import Wire, Workspace
+from wire.multi_round import MultiRoundAllreduce
 
 
 def jitted(codec):
-  """Returns a codec whose parts are compiled, which is quicker than not."""
-  arrived = codec.arrived and jit(codec.arrived, static_argnums=1)
+  """Returns a codec that is compiled, which is quicker than tracing again."""
   return codec._replace(
-    encode=jit(codec.encode),
-    decode=jit(codec.decode, static_argnums=1),
-    arrived=arrived,
+    encode=jit(codec.encode), decode=jit(codec.decode, static_argnums=1)
   )
 
 
-def reduced(codec, states, vectors, *, hosted=False):
-  """Returns what each worker gets and remembers, and the bytes that one says.
+def allreduce(codec, states, vectors, *, uses_numpy=False):
+  """Runs the multi-round allreduce of a codec, and checks contribution sizes.
 
   Args:
-    codec: Of pushes, with rounds.
-    states: Of all workers.
-    vectors: Theirs.
-    hosted: Whether hosts sum, and not XLA.
+    codec: Codec of gradients, with an allreduce.
+    states: States of all workers.
+    vectors: Gradients of all workers, float32 [workers, n].
+    uses_numpy: Whether hosts reduce NumPy arrays, and not XLA its own.
+
+  Returns:
+    Each worker's reduced vector and next state, and the bytes of a worker's
+    contribution in each round.
   """
   wire = Wire(push=codec, pull=codec, stats=codec)
-  talks = Talks(wire, len(vectors[0]), (), hosted=hosted)
-  each = [
-    talks.talk(
+  multi_round = MultiRoundAllreduce(
+    wire, len(vectors[0]), (), uses_numpy=uses_numpy
+  )
+  workers = [
+    multi_round.start(
       state,
-      np.array(vector) if hosted else jnp.asarray(vector),
+      np.array(vector) if uses_numpy else jnp.asarray(vector),
       stage=0,
       scale=1.0,
-      room=Room(),
+      workspace=Workspace(),
     )
     for state, vector in zip(states, vectors, strict=True)
   ]
-  said, bytes_said, ends = [next(talk) for talk in each], [], []
-  while not ends:
-    bytes_said.append(said[0].nbytes)
-    heard, said = np.sum(said, axis=0), []
-    for talk in each:
+  contributions = [next(rounds) for rounds in workers]
+  sizes, results = [], []
+  while not results:
+    sizes.append(contributions[0].nbytes)
+    total, contributions = np.sum(contributions, axis=0), []
+    for rounds in workers:
       try:
-        said.append(talk.send(heard))
+        contributions.append(rounds.send(total))
       except StopIteration as end:
-        ends.append(end.value)
-  if bytes_said != [4 * count for count in talks.said[0]]:
-    raise AssertionError(f'{bytes_said} for {talks.said}')
-  return [one for one, _ in ends], [state for _, state in ends], bytes_said
+        results.append(end.value)
+  expected = [4 * count for count in multi_round.contribution_sizes[0]]
+  if sizes != expected:
+    raise AssertionError(f'Expected contributions of {expected}, got {sizes}.')
+  return [one for one, _ in results], [state for _, state in results], sizes

@@ -18,7 +18,7 @@ from cluster.allreduce.formation import Formation
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books, Entry
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.sums.memory import Nothing
+from cluster.allreduce.sums.codec_state import NoCodecState
 from cluster.probing.link_manager import Linking
 from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
@@ -64,7 +64,7 @@ class World:
     self._clock, self._moved = 0, {}
     self.books = Books(workers, 0)
     self.reception = lives.Reception(workers)
-    replica = types.SimpleNamespace(learner=None, memory=Nothing())
+    replica = types.SimpleNamespace(learner=None, codec_state=NoCodecState())
     self._replica = replica
     store = ReplicaStore(replica, None)
     evaluate = mock.Mock(return_value={'accuracy': 0.5})

@@ -1,7 +1,7 @@
-"""Tests of the wire's interface, with a codec that is not elementwise.
+"""Tests of the interface of codecs, with a codec that is not elementwise.
 
-It sends the larger half of each server's share and keeps the rest for later,
-so that it has a state, and messages of other shapes than what they stand for.
+It sends the larger half of each server's share and keeps a residual, so that it
+has state, and messages of other shapes than the vectors.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import train
 from configs import default
 from tests.support import small, stopping
 from wire import dense, trees
-from wire.codec import Codec, Payload, State, Wire
+from wire.codec import Codec, PartialVector, Payload, State, Wire
 from wire.flat import Flat, views
 
 
@@ -25,7 +25,7 @@ def _half(n):
 
 
 def _encode(state, vector):
-  total = state.kept + vector
+  total = state.residual + vector
   _, places = jax.lax.top_k(jnp.abs(total), _half(len(vector)))
   return (places, total[places]), State(total.at[places].set(0))
 
@@ -34,7 +34,9 @@ def _codec():
   return Codec(
     init=lambda n, worker: State(jnp.zeros(n, jnp.float32)),
     encode=_encode,
-    decode=lambda message, n: jnp.zeros(n).at[message[0]].set(message[1]),
+    decode=lambda message, n: PartialVector(
+      jnp.zeros(n).at[message[0]].set(message[1])
+    ),
     size_bytes=lambda n: 8 * _half(n),
   )
 
@@ -54,7 +56,7 @@ def _tree(seed):
 
 class InterfaceTest(parameterized.TestCase):
   @parameterized.parameters(1, 5)
-  def test_both_ways_give_the_same(self, servers):
+  def test_trees_and_flat_vectors_give_equal_results(self, servers):
     stats = {'mean': jnp.arange(5.0)}
     wire, params = _wire(), _tree(0)
     flat = Flat(params, stats, servers=servers, wire=wire)
@@ -76,9 +78,9 @@ class InterfaceTest(parameterized.TestCase):
       jax.tree.map(np.testing.assert_array_equal, got.stats, stats)
       sent.append(got.gradient)
 
-    # What was not sent is remembered.
+    # The residual is what was not sent.
     without = Flat(params, (), servers=servers, wire=wire)
-    rest, _ = without.joined([(each.kept, ()) for each in state])
+    rest, _ = without.joined([(each.residual, ()) for each in state])
     total = jax.tree.map(lambda *parts: sum(parts), rest, *sent)
     expected = jax.tree.map(
       lambda *parts: sum(parts), *[_tree(step + 1) for step in range(3)]
@@ -97,7 +99,7 @@ class RunTest(parameterized.TestCase):
     patched = mock.patch.object(dense, 'make', lambda dtype: _wire())
     self.enter_context(patched)
 
-  def test_what_is_remembered_is_in_checkpoints(self):
+  def test_checkpoints_have_the_state_of_codecs(self):
     config = stopping.eventful('ssp', route__server__servers=2)
     straight = small.build(config)
     straight()
@@ -114,12 +116,12 @@ class RunTest(parameterized.TestCase):
       np.testing.assert_array_equal(one, other)
     self.assertEqual(got['summary'], expected['summary'])
 
-  def test_pipelined_servers_refuse_it(self):
+  def test_rejects_pipelined_servers(self):
     message = 'config.route.server.pipelined: .* does not treat numbers one by'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(route__server__pipelined=True))
 
-  def test_numbers_that_stand_for_nothing_take_its_bytes(self):
+  def test_a_run_without_a_model_counts_the_bytes_of_messages(self):
     config = default.get_config()
     config.model.name, config.epochs = 'none', 0.01
     config.model.none.size_bytes, config.route.server.servers = 4 * 1001, 2

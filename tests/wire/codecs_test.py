@@ -10,7 +10,7 @@ from tests.support.collectives import jitted as _jitted
 from wire import lowrank, quantised, topk
 from wire.codec import Payload, Rows
 from wire.flat import Flat, views
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 
 
 def _vectors(seed, *shape):
@@ -23,7 +23,7 @@ def _size_bytes(message):
 
 
 class TopKTest(parameterized.TestCase):
-  def test_the_largest_numbers_travel_and_others_wait(self):
+  def test_the_largest_numbers_are_sent_and_others_stay_in_the_residual(self):
     n, count, codec = 50, 5, _jitted(topk.make(sparsity=0.9).push)
     state, left = codec.init(n, 0), np.zeros(n, np.float32)
     pushed, arrived = np.zeros(n), np.zeros(n)
@@ -35,29 +35,31 @@ class TopKTest(parameterized.TestCase):
       left[places] = 0
 
       message, state = codec.encode(state, jnp.asarray(gradient))
-      np.testing.assert_array_equal(codec.decode(message, n), sent)
-      np.testing.assert_array_equal(state.kept, left)
+      np.testing.assert_array_equal(codec.decode(message, n).vector, sent)
+      np.testing.assert_array_equal(state.residual, left)
       self.assertEqual(_size_bytes(message), 8 * count)
       pushed += gradient.astype(np.float64)
       arrived += sent
     self.assertEqual(codec.size_bytes(n), 8 * count)
     np.testing.assert_allclose(arrived + left, pushed, atol=1e-6)
 
-  def test_without_sparsity_the_vector_travels(self):
+  def test_the_whole_vector_is_sent_without_sparsity(self):
     codec = _jitted(topk.make(sparsity=0.0).push)
     message, state = codec.encode(codec.init(9, 0), jnp.arange(9.0))
-    np.testing.assert_array_equal(codec.decode(message, 9), np.arange(9.0))
+    np.testing.assert_array_equal(
+      codec.decode(message, 9).vector, np.arange(9.0)
+    )
     self.assertEqual((codec.size_bytes(9), message.nbytes), (36, 36))
-    self.assertFalse(state.kept.any())
+    self.assertFalse(state.residual.any())
 
   @parameterized.parameters(1.0, -0.5)
-  def test_sparsity_out_of_range_is_refused(self, sparsity):
+  def test_rejects_a_sparsity_out_of_range(self, sparsity):
     with self.assertRaisesRegex(ValueError, 'sparsity: expected at least 0'):
       topk.make(sparsity=sparsity)
 
 
 class QuantisedTest(parameterized.TestCase):
-  def test_numbers_are_rounded_to_a_neighbour(self):
+  def test_numbers_are_rounded_to_a_neighbouring_step(self):
     n, codec = 23, _jitted(quantised.make(chunk=5, seed=3).push)
     vector = _vectors(0, n)
     message, state = codec.encode(codec.init(n, 0), jnp.asarray(vector))
@@ -73,7 +75,9 @@ class QuantisedTest(parameterized.TestCase):
     steps, each = vector / np.repeat(scales, 5)[:n], np.asarray(message[1])
     self.assertTrue(((each >= steps - 1) & (each <= steps + 1)).all())
     np.testing.assert_allclose(
-      codec.decode(message, n), each * np.repeat(scales, 5)[:n], rtol=1e-6
+      codec.decode(message, n).vector,
+      each * np.repeat(scales, 5)[:n],
+      rtol=1e-6,
     )
     # The next vector is rounded in another way, and all is repeatable.
     again, _ = codec.encode(codec.init(n, 0), jnp.asarray(vector))
@@ -82,13 +86,13 @@ class QuantisedTest(parameterized.TestCase):
       differs, _ = codec.encode(other, jnp.asarray(vector))
       self.assertTrue((differs[1] != message[1]).any())
 
-  def test_the_mean_is_right(self):
+  def test_the_expected_value_is_exact(self):
     n, draws, codec = 40, 4000, quantised.make(chunk=40, seed=0).push
     vector = jnp.asarray(_vectors(2, n))
 
     def draw(state, _):
       message, state = codec.encode(state, vector)
-      return state, codec.decode(message, n)
+      return state, codec.decode(message, n).vector
 
     _, found = jax.lax.scan(draw, codec.init(n, 0), length=draws)
     scale = float(jnp.max(jnp.abs(vector))) / 127
@@ -103,9 +107,9 @@ class QuantisedTest(parameterized.TestCase):
     state = codec.init(8, 0)
     for _ in range(20):
       message, state = codec.encode(state, vector)
-      np.testing.assert_array_equal(codec.decode(message, 8), vector)
+      np.testing.assert_array_equal(codec.decode(message, 8).vector, vector)
 
-  def test_bad_settings_are_refused(self):
+  def test_rejects_settings_out_of_range(self):
     with self.assertRaisesRegex(ValueError, 'chunk: expected at least 1'):
       quantised.make(chunk=0, seed=0)
     with self.assertRaisesRegex(ValueError, 'seed: expected 0 to'):
@@ -122,10 +126,10 @@ def _power_step(matrix, right):
 
 
 class LowRankTest(parameterized.TestCase):
-  def test_factors_are_those_of_a_power_iteration(self):
-    codec = _jitted(lowrank.make(rank=1).push.shaped(_ROWS))
+  def test_factors_follow_a_power_iteration_in_float64(self):
+    codec = _jitted(lowrank.make(rank=1).for_matrices(_ROWS).push)
     state, kept = codec.init(_N, 0), np.zeros(_N)
-    rights = [np.asarray(each, np.float64) for each in state.common]
+    rights = [np.asarray(each, np.float64) for each in state.replicated]
     for gradient in _vectors(0, 4, _N).astype(np.float64):
       wanted = kept + gradient
       sent = wanted.copy()
@@ -137,40 +141,44 @@ class LowRankTest(parameterized.TestCase):
       kept = wanted - sent
 
       message, state = codec.encode(state, jnp.asarray(gradient, jnp.float32))
-      np.testing.assert_allclose(codec.decode(message, _N), sent, atol=1e-5)
-      np.testing.assert_allclose(state.kept, kept, atol=1e-5)
+      np.testing.assert_allclose(
+        codec.decode(message, _N).vector, sent, atol=1e-5
+      )
+      np.testing.assert_allclose(state.residual, kept, atol=1e-5)
     size = 4 * (6 + 5 + 4 + 4 + _N - 30 - 16)
     self.assertEqual((_size_bytes(message), codec.size_bytes(_N)), (size, size))
 
   @parameterized.parameters(1, 2)
-  def test_matrices_of_that_rank_are_sent_exactly(self, rank):
+  def test_matrices_of_the_rank_are_sent_exactly(self, rank):
     rng = np.random.default_rng(rank)
     matrix = rng.normal(size=(20, rank)) @ rng.normal(size=(rank, 10))
     vector = jnp.asarray(matrix.reshape(-1), jnp.float32)
-    codec = _jitted(lowrank.make(rank=rank).push.shaped([Rows(0, 20, 10)]))
+    codec = _jitted(
+      lowrank.make(rank=rank).for_matrices([Rows(0, 20, 10)]).push
+    )
     state, arrived = codec.init(200, 0), 0.0
     for step in range(3):
       message, state = codec.encode(state, vector)
-      arrived += codec.decode(message, 200)
+      arrived += codec.decode(message, 200).vector
       np.testing.assert_allclose(arrived, (step + 1) * vector, atol=1e-4)
-    np.testing.assert_allclose(state.kept, 0, atol=1e-5)
+    np.testing.assert_allclose(state.residual, 0, atol=1e-5)
 
-  def test_zeros_do_not_end_the_iteration(self):
-    codec = _jitted(lowrank.make(rank=1).push.shaped([Rows(0, 4, 4)]))
+  def test_the_power_iteration_recovers_from_zeros(self):
+    codec = _jitted(lowrank.make(rank=1).for_matrices([Rows(0, 4, 4)]).push)
     _, state = codec.encode(codec.init(16, 0), jnp.zeros(16))
     vector = jnp.asarray(
       np.outer([1, 2, 3, 4], [4, 3, 2, 1]).reshape(-1), jnp.float32
     )
     for _ in range(3):
       message, state = codec.encode(state, vector)
-    np.testing.assert_allclose(state.kept, 0, atol=1e-4)
+    np.testing.assert_allclose(state.residual, 0, atol=1e-4)
     del message
 
   @parameterized.parameters(False, True)
-  def test_sums_among_workers_are_those_of_the_summed_matrix(self, hosted):
-    codec = _jitted(lowrank.make(rank=2).push.shaped(_ROWS[:1]))
+  def test_an_allreduce_is_a_power_step_of_the_summed_matrix(self, uses_numpy):
+    codec = _jitted(lowrank.make(rank=2).for_matrices(_ROWS[:1]).push)
     states = [codec.init(_N, k) for k in range(3)]
-    right = np.asarray(states[0].common[0], np.float64)
+    right = np.asarray(states[0].replicated[0], np.float64)
     kept = np.zeros((3, _N))
     for step in range(3):
       vectors = _vectors(step, 3, _N)
@@ -180,32 +188,37 @@ class LowRankTest(parameterized.TestCase):
       left, _ = np.linalg.qr(matrices.sum(0) @ right)
       each = [matrix.T @ left for matrix in matrices]
       right = sum(each)
-      sums, states, said = collectives.reduced(
-        codec, states, vectors, hosted=hosted
+      sums, states, sizes = collectives.allreduce(
+        codec, states, vectors, uses_numpy=uses_numpy
       )
       total_ = wanted.sum(0)
       total_[place] = (left @ right.T).reshape(-1)
       for number, (got, state) in enumerate(zip(sums, states, strict=True)):
         np.testing.assert_allclose(got.vector, total_, atol=1e-4)
         np.testing.assert_array_equal(got.vector, sums[0].vector)
-        np.testing.assert_array_equal(state.common[0], states[0].common[0])
+        np.testing.assert_array_equal(
+          state.replicated[0], states[0].replicated[0]
+        )
         own = wanted[number].copy()
         own[place] = (left @ each[number].T).reshape(-1)
         kept[number] = wanted[number] - own
-        np.testing.assert_allclose(state.kept, kept[number], atol=1e-4)
-      self.assertEqual(said, [4 * (12 + _N - 30), 4 * 10])
+        np.testing.assert_allclose(state.residual, kept[number], atol=1e-4)
+      self.assertEqual(sizes, [4 * (12 + _N - 30), 4 * 10])
 
-  def test_hosts_do_what_is_compiled_also_if_it_is_scaled(self):
+  def test_numpy_and_jax_allreduces_agree_at_any_scale(self):
     rows = [Rows(3, 300, 200), Rows(60_010, 6, 40_000)]
     wire = lowrank.make(rank=2)
     n = 300_020
-    talks = [Talks(wire, n, rows, hosted=hosted) for hosted in (False, True)]
-    states = [{k: each.init(k) for k in range(2)} for each in talks]
+    allreduces = [
+      MultiRoundAllreduce(wire, n, rows, uses_numpy=uses_numpy)
+      for uses_numpy in (False, True)
+    ]
+    states = [{k: each.init(k) for k in range(2)} for each in allreduces]
     for step, scale in enumerate((1.0, 4.0, 0.5)):
       vectors = dict(enumerate(scale * _vectors(step, 2, n)))
       ends = [
-        each.together(own, vectors, stage=0, scale=scale)
-        for each, own in zip(talks, states, strict=True)
+        each.reduce(own, vectors, stage=0, scale=scale)
+        for each, own in zip(allreduces, states, strict=True)
       ]
       jax.tree.map(
         lambda *both: np.testing.assert_allclose(*both, atol=1e-3), *ends
@@ -227,7 +240,7 @@ class LowRankTest(parameterized.TestCase):
       [flat.decode(each, server) for server, each in enumerate(messages)]
     )
     np.testing.assert_array_equal(arrived['bias'], params['bias'])
-    kept, _ = flat.joined([(state.kept, ()) for state in states])
+    kept, _ = flat.joined([(state.residual, ()) for state in states])
     jax.tree.map(
       lambda *parts: np.testing.assert_allclose(
         parts[0] + parts[1], parts[2], atol=1e-5
@@ -238,7 +251,7 @@ class LowRankTest(parameterized.TestCase):
       size = 4 * (18 + 8 + 20 + 6 + 7)
       self.assertEqual(flat.push_bytes(0), size)
 
-  def test_what_it_cannot_do_is_refused(self):
+  def test_rejects_a_rank_below_1_and_vectors_without_matrices(self):
     with self.assertRaisesRegex(ValueError, 'rank: expected at least 1, got 0'):
       lowrank.make(rank=0)
     wire = lowrank.make(rank=1)

@@ -73,7 +73,7 @@ class _Watched:
   @staticmethod
   def kept(states):
     """Returns what is still to be sent, of all servers."""
-    parts = [jax.tree.leaves(state.kept)[0] for state in states]
+    parts = [jax.tree.leaves(state.residual)[0] for state in states]
     return np.concatenate(parts).astype(np.float64)
 
   def left(self):

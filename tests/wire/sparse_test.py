@@ -1,4 +1,4 @@
-"""Tests for wire.sparse, against the same in NumPy."""
+"""Tests for wire.sparse and wire.sparse_numpy, against loops over chunks."""
 
 import dataclasses
 
@@ -9,8 +9,8 @@ from absl.testing import absltest, parameterized
 
 from tests.support import collectives
 from wire import sparse
-from wire.codec import Room, Wire
-from wire.talks import Talks
+from wire.codec import Wire, Workspace
+from wire.multi_round import MultiRoundAllreduce
 
 _CASES = [
   {'correction': correction, 'select_lag': lag}
@@ -36,35 +36,32 @@ def _make(**changed):
 
 @dataclasses.dataclass
 class _Worker:
-  """One worker's part, by loops over chunks.
-
-  Numbers are whole, so that all sums are exact.
-  """
+  """One worker, by loops over chunks; numbers are whole, so sums are exact."""
 
   n: int
   chunk: int
   correction: str
-  left: np.ndarray = None
+  unsent: np.ndarray = None
   velocity: np.ndarray = None
 
   def __post_init__(self):
-    self.left, self.velocity = np.zeros(self.n), np.zeros(self.n)
+    self.unsent, self.velocity = np.zeros(self.n), np.zeros(self.n)
     starts = range(0, self.n, self.chunk)
     self.places = [slice(start, start + self.chunk) for start in starts]
 
   def add(self, gradient):
     self.velocity = self.velocity * 0.5 + gradient
-    self.left += self.velocity if self.correction == 'local' else gradient
+    self.unsent += self.velocity if self.correction == 'local' else gradient
 
   def norms(self):
-    return [np.abs(self.left[place]).sum() for place in self.places]
+    return [np.abs(self.unsent[place]).sum() for place in self.places]
 
   def take(self, chunks):
     sent = np.zeros(self.n)
     for chunk in chunks:
       place = self.places[chunk]
-      sent[place] = self.left[place]
-      self.left[place] = self.velocity[place] = 0
+      sent[place] = self.unsent[place]
+      self.unsent[place] = self.velocity[place] = 0
     return sent
 
 
@@ -80,7 +77,9 @@ def _whole(rng, *shape):
 
 class ServerTest(parameterized.TestCase):
   @parameterized.parameters(*_CASES)
-  def test_chunks_travel_as_in_numpy(self, correction, select_lag):
+  def test_messages_and_residuals_match_loops_over_chunks(
+    self, correction, select_lag
+  ):
     n, sent_chunks = 38, 4  # Of 10, of which the last one is half full.
     codec = _make(correction=correction, select_lag=select_lag).push
     rng, worker = np.random.default_rng(0), _Worker(n, 4, correction)
@@ -96,25 +95,28 @@ class ServerTest(parameterized.TestCase):
 
       message, state = codec.encode(state, jnp.asarray(gradient))
       np.testing.assert_array_equal(message[1], chunks)
-      np.testing.assert_array_equal(codec.decode(message, n), sent)
-      np.testing.assert_array_equal(state.kept['left'], worker.left)
+      np.testing.assert_array_equal(codec.decode(message, n).vector, sent)
+      np.testing.assert_array_equal(state.residual['unsent'], worker.unsent)
       if correction == 'local':
-        np.testing.assert_array_equal(state.kept['velocity'], worker.velocity)
+        np.testing.assert_array_equal(
+          state.residual['velocity'], worker.velocity
+        )
       self.assertEqual(sum(p.nbytes for p in message), codec.size_bytes(n))
+      got = codec.decode(message, n).arrived
       if correction == 'masked':
         mask = np.isin(np.arange(n) // 4, chunks)
-        np.testing.assert_array_equal(codec.arrived(message, n), mask)
+        np.testing.assert_array_equal(got, mask)
       else:
-        self.assertIsNone(codec.arrived)
+        self.assertEqual(got, ())
       pushed += gradient
       arrived += sent
     if correction != 'local':
-      np.testing.assert_array_equal(arrived + worker.left, pushed)
+      np.testing.assert_array_equal(arrived + worker.unsent, pushed)
 
   @parameterized.parameters(
     ('bfloat16', 0.0, 1), ('bfloat16', 0.6, 1), ('float16', 0.6, 0)
   )
-  def test_halves_are_sent_and_the_rest_is_kept(
+  def test_rounding_errors_of_half_precision_stay_in_the_residual(
     self, dtype, sparsity, select_lag
   ):
     n, rng = 38, np.random.default_rng(4)
@@ -128,18 +130,18 @@ class ServerTest(parameterized.TestCase):
       leaves = jax.tree.leaves(message)
       self.assertEqual(sum(p.nbytes for p in leaves), codec.size_bytes(n))
       pushed += gradient
-      arrived += np.asarray(codec.decode(message, n), np.float64)
-    np.testing.assert_array_equal(arrived + state.kept['left'], pushed)
-    if not sparsity:  # Nothing but what rounding took away.
-      self.assertBetween(np.abs(state.kept['left']).max(), 1, 64)
+      arrived += np.asarray(codec.decode(message, n).vector, np.float64)
+    np.testing.assert_array_equal(arrived + state.residual['unsent'], pushed)
+    if not sparsity:  # Only rounding errors.
+      self.assertBetween(np.abs(state.residual['unsent']).max(), 1, 64)
 
-  def test_of_equal_chunks_the_first_travel(self):
+  def test_the_first_of_equal_chunks_are_sent(self):
     codec = _make(sparsity=0.5).push
     vector = jnp.tile(jnp.array([1.0, -1.0, 2.0, 0.0]), 6)
     (_, chunks), _ = codec.encode(codec.init(24, 0), vector)
     np.testing.assert_array_equal(chunks, [0, 1, 2])
 
-  def test_what_lags_is_not_sent_twice_before_others(self):
+  def test_lagged_norms_do_not_send_a_chunk_twice_before_others(self):
     codec = _make(sparsity=0.75, select_lag=1).push
     state, seen = codec.init(16, 0), []
     for _ in range(5):
@@ -147,17 +149,17 @@ class ServerTest(parameterized.TestCase):
       seen.append(int(chunk))
     self.assertEqual(seen, [0, 1, 2, 3, 0])
 
-  def test_without_sparsity_the_vector_travels(self):
+  def test_the_whole_vector_is_sent_without_sparsity(self):
     codec = _make(sparsity=0.0).push
     vector = jnp.asarray(np.random.default_rng(0).normal(size=10), jnp.float32)
     message, state = codec.encode(codec.init(10, 0), vector)
     np.testing.assert_array_equal(message, vector)
-    np.testing.assert_array_equal(codec.decode(message, 10), vector)
-    self.assertFalse(state.kept['left'].any())
+    np.testing.assert_array_equal(codec.decode(message, 10).vector, vector)
+    self.assertFalse(state.residual['unsent'].any())
     self.assertEqual(codec.size_bytes(10), 40)
-    self.assertIsNone(codec.arrived)
+    self.assertEqual(codec.decode(message, 10).arrived, ())
 
-  def test_momentum_stays_while_all_travel(self):
+  def test_velocity_is_not_reset_while_all_chunks_are_sent(self):
     codec = _make(sparsity=0.0, correction='local').push
     state, velocity = codec.init(8, 0), 0
     for _ in range(3):
@@ -166,13 +168,15 @@ class ServerTest(parameterized.TestCase):
       np.testing.assert_array_equal(message, np.full(8, velocity))
 
   @parameterized.parameters(
-    (0.9, 100, 10, 4 * (10 + 1)),  # One of 10 chunks, and its number.
-    (0.9, 120, 10, 4 * 2 * (10 + 1)),  # 10.8 wait, rounded down.
+    (0.9, 100, 10, 4 * (10 + 1)),  # One of 10 chunks, and its index.
+    (0.9, 120, 10, 4 * 2 * (10 + 1)),  # 10.8 are not sent, rounded down.
     (0.7, 40, 4, 4 * 3 * (4 + 1)),  # In floats 1 - .7 is more than .3.
-    (0.99, 37, 4, 4 * (4 + 1)),  # Never none.
-    (0.05, 37, 4, 4 * 37),  # All of them, and nobody needs to say which.
+    (0.99, 37, 4, 4 * (4 + 1)),  # At least one.
+    (0.05, 37, 4, 4 * 37),  # All of them, without indices.
   )
-  def test_sizes_are_known_before(self, sparsity, n, chunk, size_bytes):
+  def test_size_bytes_is_the_size_of_a_message(
+    self, sparsity, n, chunk, size_bytes
+  ):
     codec = _make(sparsity=sparsity, chunk=chunk).push
     self.assertEqual(codec.size_bytes(n), size_bytes)
     message, _ = codec.encode(codec.init(n, 0), jnp.ones(n))
@@ -182,9 +186,15 @@ class ServerTest(parameterized.TestCase):
 
 class SumTest(parameterized.TestCase):
   @parameterized.parameters(
-    *(case | {'hosted': hosted} for case in _CASES for hosted in (False, True))
+    *(
+      case | {'uses_numpy': uses_numpy}
+      for case in _CASES
+      for uses_numpy in (False, True)
+    )
   )
-  def test_all_send_the_same_chunks(self, correction, select_lag, hosted):
+  def test_all_workers_of_an_allreduce_send_the_same_chunks(
+    self, correction, select_lag, uses_numpy
+  ):
     n, sent_chunks, count = 40, 4, 3
     codec = _make(correction=correction, select_lag=select_lag).push
     rng = np.random.default_rng(1)
@@ -201,13 +211,13 @@ class SumTest(parameterized.TestCase):
       total = np.sum([worker.take(chunks) for worker in workers], axis=0)
       norms = np.sum([worker.norms() for worker in workers], axis=0)
 
-      sums, states, said = collectives.reduced(
-        codec, states, gradients, hosted=hosted
+      sums, states, sizes = collectives.allreduce(
+        codec, states, gradients, uses_numpy=uses_numpy
       )
       mask = np.isin(np.arange(n) // 4, chunks)
       for got, state, worker in zip(sums, states, workers, strict=True):
         np.testing.assert_array_equal(got.vector, total)
-        np.testing.assert_array_equal(state.kept['left'], worker.left)
+        np.testing.assert_array_equal(state.residual['unsent'], worker.unsent)
         if correction == 'masked':
           np.testing.assert_array_equal(got.arrived, mask)
         else:
@@ -215,25 +225,25 @@ class SumTest(parameterized.TestCase):
       # (1 - s) P + C values, in one sum or two.
       values, all_norms = 4 * sent_chunks * 4, 4 * 10
       expected = [values + all_norms] if select_lag else [all_norms, values]
-      self.assertEqual(said, expected)
+      self.assertEqual(sizes, expected)
       pushed += gradients.sum(axis=0)
       arrived += total
     if correction != 'local':
-      kept = sum(worker.left for worker in workers)
+      kept = sum(worker.unsent for worker in workers)
       np.testing.assert_array_equal(arrived + kept, pushed)
 
   @parameterized.parameters(False, True)
-  def test_without_sparsity_vectors_are_summed_and_nothing_else(self, hosted):
+  def test_an_allreduce_without_sparsity_is_a_plain_sum(self, uses_numpy):
     codec = _make(sparsity=0.0).push
     vectors = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32)
     states = [codec.init(12, k) for k in range(3)]
-    sums, states, said = collectives.reduced(
-      codec, states, vectors, hosted=hosted
+    sums, states, sizes = collectives.allreduce(
+      codec, states, vectors, uses_numpy=uses_numpy
     )
     for got in sums:
       np.testing.assert_array_equal(got.vector, sum(vectors))
       self.assertEqual(got.arrived, ())
-    self.assertEqual(said, [48])
+    self.assertEqual(sizes, [48])
 
   @parameterized.parameters(
     ('bfloat16', 1, False),
@@ -241,7 +251,9 @@ class SumTest(parameterized.TestCase):
     ('float16', 0, False),
     ('float16', 0, True),
   )
-  def test_what_rounding_takes_away_is_kept(self, dtype, select_lag, hosted):
+  def test_rounding_errors_of_an_allreduce_stay_in_residuals(
+    self, dtype, select_lag, uses_numpy
+  ):
     codec = _make(dtype=dtype, select_lag=select_lag).push
     rng = np.random.default_rng(3)
     states = [codec.init(40, k) for k in range(2)]
@@ -249,11 +261,11 @@ class SumTest(parameterized.TestCase):
     for _ in range(4):
       # Whole numbers, which halves do not hold; sums in float32 are exact.
       gradients = rng.integers(-9999, 9999, (2, 40)).astype(np.float32)
-      sums, states, _ = collectives.reduced(
-        codec, states, gradients, hosted=hosted
+      sums, states, _ = collectives.allreduce(
+        codec, states, gradients, uses_numpy=uses_numpy
       )
       pushed = kept + gradients
-      kept = np.array([state.kept['left'] for state in states])
+      kept = np.array([state.residual['unsent'] for state in states])
       sent = pushed - kept
       own = sent.astype(np.float32).astype(dtype).astype(np.float64)
       np.testing.assert_array_equal(sent, own)
@@ -261,41 +273,49 @@ class SumTest(parameterized.TestCase):
         np.testing.assert_array_equal(got.vector, sent.sum(0))
 
   @parameterized.parameters(*_CASES)
-  def test_hosts_do_what_is_compiled_also_if_it_is_scaled(
+  def test_numpy_and_jax_allreduces_agree_at_any_scale(
     self, correction, select_lag
   ):
     codec = _make(correction=correction, select_lag=select_lag).push
     wire, rng = Wire(codec, codec, codec), np.random.default_rng(2)
-    talks = [Talks(wire, 40, (), hosted=hosted) for hosted in (False, True)]
-    states = [{k: each.init(k) for k in range(2)} for each in talks]
+    allreduces = [
+      MultiRoundAllreduce(wire, 40, (), uses_numpy=uses_numpy)
+      for uses_numpy in (False, True)
+    ]
+    states = [{k: each.init(k) for k in range(2)} for each in allreduces]
     for scale in (1.0, 4.0, 0.5):
       vectors = {k: scale * _whole(rng, 40) for k in range(2)}
       ends = [
-        each.together(own, vectors, stage=0, scale=scale)
-        for each, own in zip(talks, states, strict=True)
+        each.reduce(own, vectors, stage=0, scale=scale)
+        for each, own in zip(allreduces, states, strict=True)
       ]
       jax.tree.map(np.testing.assert_array_equal, *ends)
       states = [after for _, after in ends]
 
-  def test_hosts_use_memory_again_and_leave_the_state_of_before(self):
+  def test_a_numpy_allreduce_reuses_memory_but_not_the_state_before(self):
     for correction in ('masked', 'local'):
       codec = _make(correction=correction, select_lag=1).push
-      talks = Talks(Wire(codec, codec, codec), 40, (), hosted=True)
-      room, state = Room(sum=np.zeros(40, np.float32)), talks.init(0)
+      multi_round = MultiRoundAllreduce(
+        Wire(codec, codec, codec), 40, (), uses_numpy=True
+      )
+      workspace, state = (
+        Workspace(sum=np.zeros(40, np.float32)),
+        multi_round.init(0),
+      )
       vectors, sums = np.zeros((2, 40), np.float32), []
       for step in range(4):
         gradient = _whole(np.random.default_rng(step), 40)
-        expected, wanted = talks.together(
+        expected, wanted = multi_round.reduce(
           {0: state}, {0: gradient}, stage=0, scale=1.0
         )
         before = jax.tree.map(np.array, state)
         vectors[step % 2] = gradient
-        talk = talks.talk(
-          state, vectors[step % 2], stage=0, scale=1.0, room=room
+        rounds = multi_round.start(
+          state, vectors[step % 2], stage=0, scale=1.0, workspace=workspace
         )
-        said = next(talk).copy()
+        contribution = next(rounds).copy()
         with self.assertRaises(StopIteration) as end:
-          talk.send(said)
+          rounds.send(contribution)
         summed, after = end.exception.value
         jax.tree.map(np.testing.assert_array_equal, summed, expected)
         jax.tree.map(np.testing.assert_array_equal, after, wanted[0])
@@ -306,14 +326,14 @@ class SumTest(parameterized.TestCase):
 
 
 class WireTest(parameterized.TestCase):
-  def test_sparsity_rises_while_it_warms_up(self):
+  def test_sparsity_rises_during_warm_up(self):
     wire = _make(sparsity=0.9, warmup=(0.0, 0.5), warmup_epochs=2.0)
     sizes = [wire.push_bytes(40, 3, stage) for stage in range(3)]
     stats = 4 * 3
     self.assertEqual(sizes, [4 * 40 + stats, 4 * 5 * 5 + stats, 4 * 5 + stats])
     found = [wire.stage(epochs) for epochs in (0.0, 1.9, 2.0, 3.9, 4.0, 99.0)]
     self.assertEqual(found, [0, 0, 1, 1, 2, 2])
-    # What was left in one stage is sent in another.
+    # The residual of one stage is sent in another.
     state = wire.pushes[1].init(8, 0)
     _, state = wire.pushes[1].encode(state, jnp.arange(8.0))
     message, _ = wire.pushes[0].encode(state, jnp.zeros(8))
@@ -335,11 +355,11 @@ class WireTest(parameterized.TestCase):
     ({'warmup': (float('nan'),)}, 'warmup: expected'),
     ({'warmup_epochs': 0.0}, 'warmup_epochs: expected more than 0, got 0.0'),
   )
-  def test_settings_that_make_no_sense_are_refused(self, changed, message):
+  def test_rejects_settings_out_of_range(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       _make(**changed)
 
-  def test_a_chunk_larger_than_what_travels_is_refused(self):
+  def test_rejects_a_chunk_larger_than_the_vector(self):
     message = (
       'chunk: expected at most 7, the numbers that travel together, got 8'
     )

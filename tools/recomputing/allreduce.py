@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.allreduce.sums.summing import CheckedFilling
+from cluster.allreduce.sums.host import CheckedFilling
 from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
@@ -28,10 +28,14 @@ from outputs import checkpoints
 from tools import replay
 from tools.reading import records, traffic
 from tools.reading.traffic import Generation
+from tools.recomputing.multi_round import (
+  RecomputedAllreduce,
+  ReducedPool,
+  is_finite,
+)
 from tools.recomputing.sums import Sums
-from tools.recomputing.talking import Conversations, Summed, finite_halves
 from wire.codec import Wire
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 
 _ITEM = 4  # Bytes of a float32.
 _ROUNDING = 2.0**-23  # Of a float32.
@@ -108,11 +112,11 @@ class _Again:
     if not before:
       self.learner.scaling = learned.scaling
     self._config, self._learned, self._wire = config, learned, wire
-    self._talking: Conversations | None = None
-    if before and before._talking:
-      self._talking = before._talking
+    self._multi_round: RecomputedAllreduce | None = None
+    if before and before._multi_round:
+      self._multi_round = before._multi_round
       with placement.on_cpu():
-        self._talking.begin_again(before._sums)
+        self._multi_round.restart(before._sums)
     self._pool: Pool | None = None
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
@@ -153,19 +157,21 @@ class _Again:
       self._learned.pool,
       bucket_bytes=route.bucket_bytes,
       dtype=wire.push.dtype or FLOAT32,
-      multiple=wire.push.multiple,
+      multiple=wire.push.padding,
     )
     self._pool, self.exact = lay(books=0), self.exact and planned is not None
     if planned:
-      own_bytes, talks = self._pool.size_bytes, None
-      if wire.push.rounds:
-        talks = Talks(wire, self._pool.gradient, self._pool.rows, hosted=True)
+      own_bytes, multi_round = self._pool.size_bytes, None
+      if wire.push.allreduce:
+        multi_round = MultiRoundAllreduce(
+          wire, self._pool.gradient, self._pool.rows, uses_numpy=True
+        )
         rest = self._pool.size - self._pool.gradient
-        own_bytes = sum(talks.size_bytes(0)) + _ITEM * rest
+        own_bytes = sum(multi_round.size_bytes(0)) + _ITEM * rest
       self._pool = lay(books=(planned.size_bytes - own_bytes) // _ITEM)
-      if talks and not self._talking:
-        self._talking = Conversations(
-          talks,
+      if multi_round and not self._multi_round:
+        self._multi_round = RecomputedAllreduce(
+          multi_round,
           self._pool,
           bucket_bytes=route.bucket_bytes,
           overlap=route.overlap,
@@ -187,8 +193,8 @@ class _Again:
     elif told == 'join':
       self._coordinator.join(row['worker'], time)
     elif told == 'leave':
-      if self._talking:
-        self._talking.leave(row['worker'])
+      if self._multi_round:
+        self._multi_round.leave(row['worker'])
       self._coordinator.leave(row['worker'], time, '')
 
   def _push(self, row: Mapping[str, Any]) -> None:
@@ -231,26 +237,26 @@ class _Again:
     pushed, self._pushed = self._pushed, {}
     vectors = {worker: vector for worker, (vector, _) in pushed.items()}
     finite, self._finite = self._finite, True
-    if self._talking:
-      before = dict(self._talking.states)
+    if self._multi_round:
+      before = dict(self._multi_round.states)
       scale = factor(self.learner.scaling)
       with placement.on_cpu():  # As the workers' codecs.
-        summed = self._talking(self._sums, vectors, scale=scale)
+        reduced = self._multi_round(self._sums, vectors, scale=scale)
     else:
       layout = self._pool.ranges, self._pool.dtypes
       total = self._sums(vectors, *layout)
-      summed = Summed(total, (), finite_halves(total, *layout))
-    if not (finite and summed.finite):
+      reduced = ReducedPool(total, (), is_finite(total, *layout))
+    if not (finite and reduced.finite):
       self.learner.skip()
-      if self._talking:
-        self._talking.states = before
+      if self._multi_round:
+        self._multi_round.states = before
       return False
     self.learner.apply_pool(
       self._pool,
-      summed.vector,
+      reduced.vector,
       examples=sum(examples for _, examples in pushed.values()),
       pushes=len(pushed),
-      arrived=summed.arrived,
+      arrived=reduced.arrived,
     )
     return True
 

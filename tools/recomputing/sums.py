@@ -1,8 +1,8 @@
-"""Sums of vectors as the executors of a run have made them.
+"""Recomputes the sums of a run's executors, in their order.
 
-Chunk by chunk over the tree that carried it, a worker's own part first, then
-those of its children one after the other.  What travelled in half of float32
-was rounded as it was sent up, and at the root.
+Each chunk is summed over the tree that carried it: a worker's own part first,
+then those of its children, one after the other.  Numbers of 16 bits are rounded
+where they are sent up, and at the root.
 """
 
 import functools
@@ -16,37 +16,37 @@ from cluster.allreduce.executor.frames import DTYPES
 from configs.checks import require
 from learning.pool import FLOAT32
 from tools.reading.traffic import Generation
-from wire.hosted import rounded
+from wire.sparse_numpy import round_to
 
 
-class _Tree(NamedTuple):
-  """What a tree carries of one dtype.
+class _TreePart(NamedTuple):
+  """The numbers of one dtype that a tree carries.
 
   Attributes:
-    chosen: Which numbers.
-    dtype: As what they travel.
-    root: Who has the whole sum first.
-    children: Whose parts each worker adds, in order.
+    indices: Positions of the numbers.
+    dtype: Dtype that they are sent as.
+    root: Worker at the root of the tree.
+    children: By worker: the workers whose parts it adds, in order.
   """
 
-  chosen: np.ndarray
+  indices: np.ndarray
   dtype: np.dtype
   root: int
   children: Mapping[int, tuple[int, ...]]
 
 
 class Sums:
-  """Sums of one generation.
+  """The sums of one membership epoch.
 
   Attributes:
-    members: Of it.
+    members: Its workers.
   """
 
   def __init__(self, generation: Generation):
-    """Takes a generation; without a forest, the order is that of workers."""
+    """Takes the record of an epoch; without a forest workers add in order."""
     self.members = tuple(generation.members)
     self._planned = generation.planned
-    self._over = functools.cache(self._trees)
+    self._parts = functools.cache(self._find_parts)
 
   def __call__(
     self,
@@ -54,15 +54,15 @@ class Sums:
     ranges: Sequence[tuple[int, int]],
     dtypes: Sequence[np.dtype] | None = None,
   ) -> np.ndarray:
-    """Returns the sum of vectors, float32 [n] by worker.
+    """Returns the sum of vectors.
 
     Args:
-      vectors: Of all members.
-      ranges: In which they travelled.
-      dtypes: What the numbers of each travelled as; None for float32.
+      vectors: Vectors of all members by worker, float32 [n].
+      ranges: Ranges in which they were sent, start and end.
+      dtypes: Dtype that each range was sent as; None for float32.
 
     Raises:
-      ValueError: If the workers are others.
+      ValueError: If vectors of other workers are given.
     """
     got, members = tuple(sorted(vectors)), self.members
     require(got == members, 'pushes', f'those of workers {members}', got)
@@ -70,17 +70,20 @@ class Sums:
       return functools.reduce(np.add, (vectors[worker] for worker in members))
     dtypes = tuple(dtypes or [FLOAT32] * len(ranges))
     total = np.empty_like(vectors[members[0]])
-    for tree in self._over(total.size, tuple(ranges), dtypes):
-      total[tree.chosen] = rounded(_below(tree, tree.root, vectors), tree.dtype)
+    for part in self._parts(total.size, tuple(ranges), dtypes):
+      values = _sum_below(part, part.root, vectors)
+      total[part.indices] = round_to(values, part.dtype)
     return total
 
-  def _trees(
+  def _find_parts(
     self,
     size: int,
     ranges: Sequence[tuple[int, int]],
     dtypes: Sequence[np.dtype],
-  ) -> list[_Tree]:
+  ) -> list[_TreePart]:
     planned, members = self._planned, self.members
+    if planned is None:
+      raise RuntimeError('Expected a forest, got none.')
     names = {node: k for node, k in planned.names.items() if k in members}
     group = program.Group(0, dict.fromkeys(members, ''), planned.forest, names)
     roles = {
@@ -89,26 +92,28 @@ class Sums:
     }
     dealt = program.program(roles[members[0]], size, ranges, dtypes)
     chunks: dict[tuple[int, int], list[np.ndarray]] = {}
-    for start, stop, *kind in zip(
+    for start, stop, tree, dtype in zip(
       dealt.starts, dealt.stops, dealt.trees, dealt.dtypes, strict=True
     ):
-      chunks.setdefault(tuple(kind), []).append(np.arange(start, stop))
-    found = []
-    for (tree, dtype), own in chunks.items():
-      of_tree = {worker: roles[worker].trees[tree] for worker in members}
-      root = next(w for w, role in of_tree.items() if role.parent is None)
-      children = {worker: role.children for worker, role in of_tree.items()}
-      found.append(_Tree(np.concatenate(own), DTYPES[dtype], root, children))
-    return found
+      chunks.setdefault((tree, dtype), []).append(np.arange(start, stop))
+    parts = []
+    for (tree, dtype), indices in chunks.items():
+      tree_roles = {worker: roles[worker].trees[tree] for worker in members}
+      root = next(w for w, role in tree_roles.items() if role.parent is None)
+      children = {worker: role.children for worker, role in tree_roles.items()}
+      parts.append(
+        _TreePart(np.concatenate(indices), DTYPES[dtype], root, children)
+      )
+    return parts
 
 
-def _below(
-  tree: _Tree, worker: int, vectors: Mapping[int, np.ndarray]
+def _sum_below(
+  part: _TreePart, worker: int, vectors: Mapping[int, np.ndarray]
 ) -> np.ndarray:
-  """Returns a worker's part of the sum with those of all that send to it."""
-  part = vectors[worker][tree.chosen]
-  for child in tree.children[worker]:
-    sent = rounded(_below(tree, child, vectors), tree.dtype)
+  """Returns the sum of a worker and all workers below it in a tree."""
+  total: np.ndarray = vectors[worker][part.indices]
+  for child in part.children[worker]:
+    sent = round_to(_sum_below(part, child, vectors), part.dtype)
     with np.errstate(over='ignore', invalid='ignore'):
-      np.add(part, sent, out=part)
-  return part
+      np.add(total, sent, out=total)
+  return total

@@ -1,16 +1,16 @@
-"""Sums by XLA's collectives, over all processes of jax.distributed.
+"""Allreduce of gradients by XLA's collectives, over jax.distributed.
 
-NCCL on GPUs, gloo on CPUs.  A range is summed in one collective, so that a
-compiled program has as many as there are ranges.  Between accelerators each
-collective costs a launch, and nothing is gained by many: ranges are joined
-until they have `config.route.native.combine_bytes`.  XLA's collectives do not
-survive a process: when one is lost, all begin again from the newest checkpoint.
+The collectives are NCCL's on GPUs, gloo's on CPUs.  A compiled program has one
+for each bucket.  Between accelerators each collective costs a launch, and many
+gain nothing: buckets are joined until they have
+`config.route.native.combine_bytes`.  XLA's collectives do not survive a lost
+process: then all processes restart from the newest checkpoint.
 
-What travels in half of float32 is not left to psum: on CPUs XLA would send
-bfloat16 as float32, and add float16 in float16; NCCL adds both rounded at each
-step.  Here each worker gets a share of all parts, as they travel, adds it in
-float32 in the order of the workers, and rounds the sum once, which goes to all:
-two collectives for a range, an all-to-all and an all-gather, with as many
+Numbers of 16 bits are not left to psum: on CPUs XLA would send bfloat16 as
+float32, and add float16 in float16; NCCL rounds each partial sum.  Here each
+worker gets its share of all contributions in 16 bits, adds them in float32 in
+the order of the workers, and rounds the sum once, which goes to all.  These are
+two collectives for a bucket, an all-to-all and an all-gather, with as many
 numbers as a ring sends.
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cluster.allreduce.sums.memory import Nothing
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import interfaces, sockets
 from cluster.network.errors import Closed
 from cluster.process.exits import Unmendable
@@ -40,7 +40,7 @@ from learning.pool import Pool
 from learning.scaling import factor
 from wire.codec import Payload
 
-# XLA would make one collective of several.
+# Keeps XLA from joining collectives.
 OPTIONS = {
   'xla_disable_hlo_passes': (
     'all-reduce-combiner,cpu-all-reduce-combiner,gpu-all-reduce-combiner'
@@ -48,9 +48,7 @@ OPTIONS = {
 }
 AXIS = 'workers'
 _NCCL = 'NCCL_SOCKET_IFNAME'
-_LOOK_S = (
-  1.0  # Between two looks at whether the coordinator of a run still listens.
-)
+_RETRY_S = 1.0  # Seconds between checks that a coordinator still listens.
 
 
 def join(
@@ -62,33 +60,34 @@ def join(
   devices: Sequence[int],
   start_s: float,
 ) -> None:
-  """Meets all other processes in jax.distributed, before XLA starts.
+  """Joins jax.distributed with all other processes, before XLA starts.
 
-  Its coordination service listens beside the coordinator.  It knows no token, and nor
-  do gloo and NCCL.
+  Its coordination service listens on the coordinator's host.  It checks no
+  token, and neither do gloo and NCCL.
 
   JAX's detection of clusters is off: under SLURM and Open MPI it would take the
-  GPU whose index is the local rank, of this process or not.
+  GPU whose index is the local rank, whether this process owns it or not.
 
   Args:
-    coordinator: 'host:port' where the coordinator listens.
-    port: Of the coordination service; 0 for the one after the coordinator's.
-    index: Of this worker.
-    workers: How many there are.
+    coordinator: Address 'host:port' on which the coordinator listens.
+    port: Port of the coordination service; 0 for the one after the
+      coordinator's.
+    index: Index of this worker.
+    workers: Number of workers.
     devices: Positions of this worker's GPUs among those that it sees; none on
       CPUs.
-    start_s: Until all have to be there: if they are not, then JAX ends this
-      process with SIGABRT.
+    start_s: Seconds within which all processes have to join; otherwise JAX ends
+      this process with SIGABRT.
 
   Raises:
     ValueError: If there is no port after the coordinator's; names the field.
     OSError: If another process has the port, in worker 0, whose JAX would
       crash.
-    Unmendable: If a run that has begun with another process of this rank goes
-      on for longer than `start_s`.
+    Unmendable: If a run that another process of this rank has joined continues
+      for longer than `start_s`.
   """
   if jax.distributed.is_initialized():
-    return  # By a start before, which something else has kept from going on.
+    return  # By an earlier start that failed later on.
   host, _, own = coordinator.rpartition(':')
   port = port or int(own) + 1
   expected = f'a port, as there is none after that of the coordinator, {own}'
@@ -98,7 +97,7 @@ def join(
   if index == 0 and (taken := sockets.refusal('', port)):
     raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
   if index:
-    _wait_for_the_next_run(coordinator, index, start_s)
+    _wait_for_next_run(coordinator, index, start_s)
   logging.info('XLA meets at %s, without a token.', address)
   jax.distributed.initialize(
     address,
@@ -111,11 +110,11 @@ def join(
 
 
 def use_interface(interface: str) -> None:
-  """Has NCCL connect over the interface that the config names.
+  """Makes NCCL connect over the interface that the config names.
 
-  To be called before XLA starts.  A NCCL_SOCKET_IFNAME of the user's own is
-  left as it is.  Gloo has no such variable: it uses the address that the host's
-  name resolves to.
+  It has to be called before XLA starts.  A NCCL_SOCKET_IFNAME that the user has
+  set stays as it is.  Gloo has no such variable: it uses the address that the
+  host's name resolves to.
 
   Args:
     interface: config.cluster.interface.
@@ -138,8 +137,8 @@ def use_interface(interface: str) -> None:
 def _selects(filters: str, name: str) -> bool:
   """Returns whether NCCL uses an interface with this NCCL_SOCKET_IFNAME.
 
-  A list of prefixes, with commas between them; '=' before the list: of whole
-  names; '^' before it: of those that are left out (NCCL user guide,
+  It is a list of prefixes, separated by commas.  After '=' these are whole
+  names, after '^' names or prefixes that NCCL does not use (NCCL user guide,
   "Environment Variables").
   """
   without = filters.startswith('^')
@@ -153,34 +152,32 @@ def _selects(filters: str, name: str) -> bool:
   return found != without
 
 
-def _wait_for_the_next_run(
-  coordinator: str, index: int, start_s: float
-) -> None:
-  """Waits while a coordinator listens: its workers have all met already.
+def _wait_for_next_run(coordinator: str, index: int, start_s: float) -> None:
+  """Waits while a coordinator listens, as all its workers have joined already.
 
-  Another process of this rank is among them.  The coordination service ends all
-  of them for one that comes twice.
+  Another process of this rank is among them.  The coordination service would
+  end all of them if a rank joined twice.
 
   Args:
-    coordinator: 'host:port' where the coordinator listens.
-    index: Of this worker.
-    start_s: For how long.
+    coordinator: Address 'host:port' on which the coordinator listens.
+    index: Index of this worker.
+    start_s: Seconds to wait.
 
   Raises:
     Unmendable: If the coordinator still listens then.
   """
-  deadline, told = time.monotonic() + start_s, False
+  deadline, has_warned = time.monotonic() + start_s, False
   while _listens(coordinator):
     held = (
       f'worker {index} is held by another process, with which the run at '
       f'{coordinator} has begun'
     )
-    wait_s = random.uniform(0.5, 1.0) * _LOOK_S
+    wait_s = random.uniform(0.5, 1.0) * _RETRY_S
     if time.monotonic() + wait_s >= deadline:
       raise Unmendable(f'Worker {index} gives up: {held}')
-    if not told:
+    if not has_warned:
       logging.warning('Tries again for up to %.0f s: %s', start_s, held)
-    told = True
+    has_warned = True
     time.sleep(wait_s)
 
 
@@ -188,18 +185,18 @@ def _listens(address: str) -> bool:
   """Returns whether 'host:port' can be connected to."""
   host, _, port = address.rpartition(':')
   with contextlib.suppress(OSError):
-    socket.create_connection((host, int(port)), timeout=_LOOK_S).close()
+    socket.create_connection((host, int(port)), timeout=_RETRY_S).close()
     return True
   return False
 
 
 class Bucket(NamedTuple):
-  """Numbers of a pool that one collective sums.
+  """Numbers of a pool that one collective sums, or two if they are rounded.
 
   Attributes:
     start: Position of the first of them.
     end: Position after the last of them.
-    dtype: Dtype that they travel as.
+    dtype: Dtype that they are sent as.
   """
 
   start: int
@@ -208,16 +205,17 @@ class Bucket(NamedTuple):
 
   @property
   def bytes(self) -> int:
-    """Bytes that a worker adds, as they travel."""
+    """Bytes of a worker's contribution."""
     return (self.end - self.start) * self.dtype.itemsize
 
 
-def buckets_of(pool: Pool, combine_bytes: float) -> list[Bucket]:
-  """Returns the ranges of a pool, joined until they have so many bytes.
+def combine_buckets(pool: Pool, combine_bytes: float) -> list[Bucket]:
+  """Returns the buckets of a pool, joined until they have so many bytes.
 
   Args:
-    pool: What lies where.
-    combine_bytes: 0 for one bucket for each range.  A range is never divided.
+    pool: Layout of gradient, statistics and step statistics.
+    combine_bytes: Least bytes of a joined bucket; 0 joins none.  Buckets are
+      never divided.
   """
   found: list[Bucket] = []
   for (start, end), dtype in zip(pool.ranges, pool.dtypes, strict=True):
@@ -229,14 +227,16 @@ def buckets_of(pool: Pool, combine_bytes: float) -> list[Bucket]:
   return found
 
 
-class NativeSum:
-  """Sums vectors of all workers bucket by bucket, on the first device of each.
+class CollectiveSum:
+  """Compiled sum of pools of all workers, on the first device of each.
 
   Attributes:
-    sent: Which numbers each collective sums, in order.
-    program: Compiled: the sums of buckets of all workers, [workers, n] each and
-      a row on each device, in the place of what is summed.
-    buckets: Compiled: what a worker adds to each, [1, n].
+    buckets: Numbers that each collective sums, in order.
+    program: Compiled: returns the sums of buckets of all workers, [workers, n]
+      each with a row on each device, in the memory of the contributions.
+    split: Compiled: returns a worker's contribution to each bucket, [1, n], of
+      its payload and step statistics.
+    device: This worker's device.
   """
 
   def __init__(
@@ -249,20 +249,20 @@ class NativeSum:
     """Compiles nothing yet.
 
     Args:
-      pool: What lies where.
-      devices: The first of each worker, in order.
-      combine_bytes: As of `buckets_of`.
+      pool: Layout of gradient, statistics and step statistics.
+      devices: First device of each worker, in order.
+      combine_bytes: As of `combine_buckets`.
     """
     self._pool, self._count = pool, len(devices)
-    self.sent = buckets_of(pool, combine_bytes)
+    self.buckets = combine_buckets(pool, combine_bytes)
     mesh = Mesh(np.array(devices), (AXIS,))
-    self._split = NamedSharding(mesh, PartitionSpec(AXIS))
+    self._sharding = NamedSharding(mesh, PartitionSpec(AXIS))
     self.device = next(
       d for d in devices if d.process_index == jax.process_index()
     )
     self.program = jax.jit(
       jax.shard_map(
-        self._summed,
+        self._sum_buckets,
         mesh=mesh,
         in_specs=PartitionSpec(AXIS),
         out_specs=PartitionSpec(AXIS),
@@ -270,70 +270,74 @@ class NativeSum:
       compiler_options=OPTIONS,
       donate_argnums=0,
     )
-    self.buckets = jax.jit(self._cut)
-    self._received = jax.jit(self._joined)
+    self.split = jax.jit(self._split_payload)
+    self._join = jax.jit(self._join_buckets)
 
-  def shared(self, payload: Payload, books: np.ndarray) -> list[jax.Array]:
-    """Returns what this worker adds, as parts of arrays over all workers."""
+  def contribute(
+    self, payload: Payload, numbers: np.ndarray
+  ) -> list[jax.Array]:
+    """Returns this worker's contributions, as rows of arrays of all workers."""
     return [
       jax.make_array_from_single_device_arrays(
-        (self._count, part.size), self._split, [part]
+        (self._count, part.size), self._sharding, [part]
       )
-      for part in self.buckets(payload, books)
+      for part in self.split(payload, numbers)
     ]
 
   def __call__(
-    self, payload: Payload, books: np.ndarray
+    self, payload: Payload, numbers: np.ndarray
   ) -> tuple[Payload, np.ndarray]:
     """Returns the sums of all workers, the same on each of them.
 
     Args:
-      payload: What this worker adds, on `device`.
-      books: The same, float32.
+      payload: Payload of this worker, on `device`.
+      numbers: Step statistics of this worker, float32.
     """
-    shared = self.shared(payload, books)
-    with together():
-      sums = [each.addressable_data(0) for each in self.program(shared)]
-      received, numbers = self._received(sums)
-      return received, np.asarray(numbers)
+    rows = self.contribute(payload, numbers)
+    with raising_closed():
+      sums = [each.addressable_data(0) for each in self.program(rows)]
+      received, summed_numbers = self._join(sums)
+      return received, np.asarray(summed_numbers)
 
-  def _cut(self, payload: Payload, books: jax.Array) -> list[jax.Array]:
-    """Returns what lies in each bucket, [1, n], as it travels.
+  def _split_payload(
+    self, payload: Payload, numbers: jax.Array
+  ) -> list[jax.Array]:
+    """Returns the numbers of each bucket, [1, n], in the dtype that is sent.
 
-    Halves of float32 look like integers, of which XLA makes nothing else.
+    Those of 16 bits are integers, which XLA does not convert.
     """
     whole = jnp.zeros(self._pool.size, jnp.float32)
-    for start, part in self._pool.parts(payload, books):
+    for start, part in self._pool.parts(payload, numbers):
       # XLA's concatenation is many times slower on CPUs.
       whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
     return [
-      narrowed(whole[None, each.start : each.end], each.dtype)
-      for each in self.sent
+      narrow(whole[None, each.start : each.end], each.dtype)
+      for each in self.buckets
     ]
 
-  def _summed(self, parts: list[jax.Array]) -> list[jax.Array]:
+  def _sum_buckets(self, parts: list[jax.Array]) -> list[jax.Array]:
     return [
-      summed(part, each.dtype, self._count)
-      for part, each in zip(parts, self.sent, strict=True)
+      sum_over_workers(part, each.dtype, self._count)
+      for part, each in zip(parts, self.buckets, strict=True)
     ]
 
-  def _joined(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
-    """Returns payload and books that lie in buckets, [1, n], as they travel."""
+  def _join_buckets(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
+    """Returns payload and step statistics of the sums of buckets, [1, n]."""
     whole = jnp.zeros(self._pool.size, jnp.float32)
-    for part, each in zip(sums, self.sent, strict=True):
+    for part, each in zip(sums, self.buckets, strict=True):
       whole = jax.lax.dynamic_update_slice(
-        whole, widened(part[0], each.dtype), (each.start,)
+        whole, widen(part[0], each.dtype), (each.start,)
       )
     return self._pool.payload(whole), self._pool.books(whole)
 
 
-class NativeSumming:
-  """See `Summing`: by XLA, in the devices' memory."""
+class NativeReducer:
+  """A `Reducer` that uses XLA, in the memory of devices."""
 
   steps = 0
-  paced = False
-  heeds = False
-  memory = Nothing()
+  simulates_time = False
+  can_abandon = False
+  codec_state: CodecState | NoCodecState = NoCodecState()
 
   def __init__(
     self,
@@ -348,12 +352,12 @@ class NativeSumming:
     """Compiles nothing yet.
 
     Args:
-      gradient: Computes.
-      pool: What lies where.
-      like: What a payload looks like.
-      books: How many numbers they are.
-      workers: How many there are.
-      combine_bytes: config.route.native.combine_bytes.
+      gradient: Computes gradients.
+      pool: Layout of gradient, statistics and step statistics.
+      like: Payload of the shapes of all payloads.
+      books: Numbers of the step statistics.
+      workers: Number of workers.
+      combine_bytes: Value of config.route.native.combine_bytes.
 
     Raises:
       ValueError: If XLA does not see the devices of all workers.
@@ -361,8 +365,8 @@ class NativeSumming:
     self._gradient, self._pool, self._like = gradient, pool, like
     self._devices = devices(workers)
     least = 0.0 if jax.default_backend() == 'cpu' else combine_bytes
-    self._sum = NativeSum(pool, self._devices, combine_bytes=least)
-    self._looks = jnp.float16 in pool.dtypes
+    self._sum = CollectiveSum(pool, self._devices, combine_bytes=least)
+    self._checks_sums = jnp.float16 in pool.dtypes
     self._payload: Payload = like
     self._numbers = np.zeros(books, np.float32)
     self._is_finite = jax.jit(_is_finite)
@@ -370,9 +374,9 @@ class NativeSumming:
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
-    """Compiles all that can be without the others."""
-    # Programs are compiled anew for arrays that are bound to a device, as sums
-    # and what follows from them are.
+    """Compiles everything that needs no other worker."""
+    # Programs are compiled again for arrays that are committed to a device, as
+    # sums and the parameters after them are.
     learner.restore(self.placed(learner.state()))
     payloads = self._gradient.warm_up(
       learner.params, examples, changing=changing
@@ -399,15 +403,15 @@ class NativeSumming:
   def close(self) -> None:
     """Does nothing: XLA's connections last as long as the process."""
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
-    """Compiles the sum, with all others, who do the same now."""
-    del said, limit_s
+  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+    """Compiles the sum, while all other workers do the same."""
+    del description, limit_s
     payload = jax.tree.map(jnp.zeros_like, self._like)
     self.finish(np.zeros_like(self._numbers))
     self._payload = self.placed(payload)
     self.total()
 
-  def unanswered(self) -> int:
+  def count_unanswered(self) -> int:
     """Returns 0: there is no thread."""
     return 0
 
@@ -443,14 +447,14 @@ class NativeSumming:
     return None if loss is None else float(loss), bool(finite)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Takes what belongs into the books."""
+    """Takes the step statistics."""
     self._numbers = numbers
 
   def total(self) -> tuple[list[float], bool]:
-    """Waits until everything is summed."""
-    self._payload, books = self._sum(self._payload, self._numbers)
-    finite = not self._looks or bool(self._is_finite(self._payload))
-    return books.tolist(), finite
+    """Waits for the sums of all buckets."""
+    self._payload, numbers = self._sum(self._payload, self._numbers)
+    finite = not self._checks_sums or bool(self._is_finite(self._payload))
+    return numbers.tolist(), finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the sum to the learner."""
@@ -459,16 +463,12 @@ class NativeSumming:
     jax.block_until_ready(learner.params)
 
   def collect(self, version: int) -> None:
-    """Does nothing: nobody keeps anything."""
+    """Does nothing: there are no residuals."""
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-  """A context in which all take part, and one may be lost.
-
-  Raises:
-    Closed: If XLA says so.
-  """
+def raising_closed() -> Iterator[None]:
+  """Raises XLA's errors, of which a lost process is one, as `Closed`."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
@@ -481,36 +481,37 @@ def _is_finite(payload: Payload) -> jax.Array:
   return jnp.isfinite(jnp.array(peaks)).all()
 
 
-def summed(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
+def sum_over_workers(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
   """Returns the sum over all workers, rounded; traced.
 
   Args:
-    part: This worker's, [1, n], as `narrowed` has it, and so is what comes out.
-    dtype: What it travels as.
-    count: Of the workers.
+    part: Contribution of this worker, [1, n], in the form that `narrow`
+      returns, as is the sum.
+    dtype: Dtype that it is sent as.
+    count: Number of workers.
   """
   if dtype == jnp.float32:
     return jax.lax.psum(part, AXIS)
   shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
   mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
   # XLA's sum along an axis is many times slower on CPUs.
-  total = widened(mine[0], dtype)
+  total = widen(mine[0], dtype)
   for each in range(1, count):
-    total = total + widened(mine[each], dtype)
-  rounded = narrowed(total, dtype)
+    total = total + widen(mine[each], dtype)
+  rounded = narrow(total, dtype)
   whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
   return whole[None, : part.size]
 
 
-def narrowed(part: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Returns numbers as they travel: rounded, as uint16, or as they are."""
+def narrow(part: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Returns numbers as they are sent: rounded, as uint16, or unchanged."""
   if dtype == jnp.float32:
     return part
   return jax.lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
 
 
-def widened(part: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Returns numbers that have travelled, float32."""
+def widen(part: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Returns numbers that were sent, float32."""
   if dtype == jnp.float32:
     return part
   return jax.lax.bitcast_convert_type(part, dtype).astype(jnp.float32)
@@ -520,7 +521,7 @@ def devices(workers: int) -> list[jax.Device]:
   """Returns the first device of each worker, in the order of workers.
 
   Args:
-    workers: How many there are.
+    workers: Number of workers.
 
   Raises:
     ValueError: If XLA sees devices of another number of processes: then each

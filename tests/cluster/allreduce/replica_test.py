@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from batching import fixed
 from cluster.allreduce import group
-from cluster.allreduce.faults import FaultyHostSumming, FaultyReplica
+from cluster.allreduce.faults import FaultyHostReducer, FaultyReplica
 from cluster.allreduce.step_statistics import Books
 from cluster.membership import session
 from cluster.membership.process import Settings
@@ -83,7 +83,7 @@ class _Played:
       index,
       gradient=gradient,
       learner=_Learner((), ()),
-      summing=FaultyHostSumming(
+      summing=FaultyHostReducer(
         index,
         workers=workers,
         gradient=gradient,
@@ -264,7 +264,7 @@ class ReplicaTest(parameterized.TestCase):
       self.assertEqual(params.tolist(), expected)
       played.tell(check=0)
       told = played.hear('event', 'checked')['digest']
-      state = {'learner': played.replica.learner.state(), 'common': ()}
+      state = {'learner': played.replica.learner.state(), 'replicated': ()}
       self.assertEqual(told, digest.digest(state))
 
   def test_one_thread_at_a_time_gathers_examples(self):
@@ -290,7 +290,7 @@ class ReplicaTest(parameterized.TestCase):
       played.hear('event', 'formed')
       total = summing.total
       with (
-        mock.patch.object(summing, 'heeds', False),
+        mock.patch.object(summing, 'can_abandon', False),
         mock.patch.object(
           summing, 'total', lambda total=total, on=waits: on.wait() and total()
         ),

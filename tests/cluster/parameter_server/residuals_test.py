@@ -103,7 +103,7 @@ class _Run:
     there = [part.result(timeout=coordinators.START_S) for part in parts]
     found = residuals.in_checkpoint(self.directory, step)
     folders = [residuals.of_worker(self.directory, k) for k in found]
-    kept = [stores.read(folder / str(step))['left:'] for folder in folders]
+    kept = [stores.read(folder / str(step))['unsent:'] for folder in folders]
     return state, there[2:], np.sum(kept, axis=0, dtype=np.float64)
 
   def arrived(self):
@@ -160,12 +160,12 @@ class RememberedTest(absltest.TestCase):
     self.own.begin()
 
   def _state(self, value):
-    kept = {'left': np.full(_SIZE, value, np.float32)}
-    return [state._replace(kept=kept) for state in self.flat.init(0)]
+    residual = {'unsent': np.full(_SIZE, value, np.float32)}
+    return [state._replace(residual=residual) for state in self.flat.init(0)]
 
   def _left(self, since):
     (state,) = self.own.recall(since)
-    return float(np.unique(state.kept['left']).item())
+    return float(np.unique(state.residual['unsent']).item())
 
   def test_it_is_that_of_the_last_iteration_that_counted(self):
     self.assertEqual(self._left(Since()), 0)
@@ -201,7 +201,7 @@ class RememberedTest(absltest.TestCase):
       self.own.answer({'save': step, 'since': [after, None, []]}, print)
       folder = residuals.of_worker(self.directory, 1) / str(step)
       np.testing.assert_array_equal(
-        stores.read(folder)['left:'], np.full(_SIZE, after + 1)
+        stores.read(folder)['unsent:'], np.full(_SIZE, after + 1)
       )
 
   def test_a_full_disk_is_told(self):

@@ -250,7 +250,11 @@ class RefusalTest(parameterized.TestCase):
       for text in ('', '0', 'x', '65534', '65535')
     ),
     (_TORCHRUN | {'MASTER_ADDR': 'a b'}, {}, 'MASTER_ADDR: expected a host'),
-    (_TORCHRUN | {'MASTER_ADDR': ''}, {}, 'COORDINATOR: .* there is no MASTER_ADDR'),
+    (
+      _TORCHRUN | {'MASTER_ADDR': ''},
+      {},
+      'COORDINATOR: .* there is no MASTER_ADDR',
+    ),
     (
       _TORCHRUN | {'LOCAL_WORLD_SIZE': '2'},
       {'workers': 3, 'dedicated': 1},

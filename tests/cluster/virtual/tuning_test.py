@@ -1,4 +1,4 @@
-"""Tests for cluster.virtual.tuning: ranges that are the best by prediction."""
+"""Tests for cluster.virtual.tuning, against sweeps of simulated runs."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ _LAYERS, _COMPUTE_S = 64, 0.1
 
 
 def _config(bucket_bytes, **fields) -> ConfigDict:
-  """64 equal layers of 1 MB that appear evenly, in 0.1 s."""
+  """Returns a run of 64 layers of 1 MB that become ready evenly in 0.1 s."""
   config = default.get_config()
   config.sync.name = 'bsp'
   config.route.name = 'ring'
@@ -56,7 +56,7 @@ def _time_s(config: ConfigDict) -> float:
 
 
 def _predicted(overlap, dtype, Gbps, **fields):
-  """Returns what is chosen for real hosts, and the predicted times by size."""
+  """Returns the size chosen for real hosts, and predicted times by size."""
   config = _config('auto', **fields)
   config.cluster.runtime = 'distributed'
   choose = functools.partial(sections.chosen, config, default.get_config())
@@ -65,7 +65,7 @@ def _predicted(overlap, dtype, Gbps, **fields):
     num_workers=4,
     distributed=True,
     divisible=True,
-    bucket_bytes=0.0,
+    bucket_bytes=None,
     overlap=overlap != Overlap.NONE,
   )
   learned = learning.make(config, choose, None, None, 1)
@@ -76,13 +76,15 @@ def _predicted(overlap, dtype, Gbps, **fields):
     mock.patch.object(tuning.logging, 'info') as log,
   ):
     wire = dense.make(dtype=dtype)
-    chosen = tuning.tuned(config, choose, plan, learned, wire).bucket_bytes
+    chosen = tuning.choose_bucket_bytes(
+      config, choose, plan, learned, wire
+    ).bucket_bytes
   rows = [call.args[1:3] for call in log.call_args_list if len(call.args) > 3]
   return chosen, dict(rows)
 
 
 class TuningTest(parameterized.TestCase):
-  def test_the_best_lies_between_and_is_found(self):
+  def test_finds_the_best_size_between_the_extremes(self):
     sweep = {
       size: _time_s(_config(size))
       for size in (0.0, *(n * _MB * 1.0 for n in (2, 4, 8, 16, 32)), math.inf)
@@ -93,11 +95,11 @@ class TuningTest(parameterized.TestCase):
       found = _time_s(_config('auto'))
 
     self.assertLessEqual(found, 1.05 * best)
-    (taken,) = (line for line in logs.output if line.endswith('taken'))
-    self.assertAlmostEqual(float(taken.split()[-3]), found / 3, places=4)
+    (chosen,) = (line for line in logs.output if line.endswith('taken'))
+    self.assertAlmostEqual(float(chosen.split()[-3]), found / 3, places=4)
 
-  def test_of_chunks_that_were_chosen_before_whole_ones_are_taken(self):
-    # 6.4 of 64 MB travel: 100 of 1,000 chunks.
+  def test_buckets_of_lagged_chunks_are_whole_chunks(self):
+    # 6.4 of 64 MB are sent: 100 of 1,000 chunks.
     fields = {
       'wire.name': 'sparse',
       'wire.sparse.chunk': 16000,
@@ -115,7 +117,7 @@ class TuningTest(parameterized.TestCase):
     self.assertEqual(chosen % 64000, 0)
     self.assertLessEqual(_time_s(_config(chosen, **fields)), 1.02 * best)
 
-  def test_what_was_chosen_is_noted(self):
+  def test_the_resolved_config_has_the_chosen_size(self):
     resolved = train.check(_config('auto'))
     chosen = resolved['route']['bucket_bytes']
     self.assertTrue(0 < chosen < _LAYERS * _MB, chosen)
@@ -124,17 +126,17 @@ class TuningTest(parameterized.TestCase):
     whole = train.check(_config('inf'))['route']['bucket_bytes']
     self.assertEqual(whole, math.inf)
 
-  def test_what_beginning_costs_holds_links_up(self):
-    # Nothing overlaps: 2 (n - 1) / n of all bytes, and 4 or 64 beginnings.
+  def test_each_bucket_occupies_links_for_its_fixed_cost(self):
+    # Nothing overlaps: 2 (n - 1) / n of all bytes, and 4 or 64 buckets.
     bytes_s = 2 * 3 / 4 * _LAYERS * _MB / 1e9
     for size, count in ((16.0 * _MB, 4), (0.0, _LAYERS)):
       found = _time_s(_config(size, **{'route.overlap': False})) / 3
       expected = _COMPUTE_S + bytes_s + count * 0.002
       self.assertAlmostEqual(found, expected, delta=6 * 49152 / 1e9 + 1e-9)
 
-  # Ranges cost 0.1 ms each; copying all takes 5.3 ms.
+  # Buckets cost 0.1 ms each; copying all takes 5.3 ms.
   @parameterized.parameters(('float32', 10), ('bfloat16', 5))
-  def test_real_hosts_with_accelerators_begin_when_all_is_computed(
+  def test_real_hosts_with_accelerators_send_after_the_backward_pass(
     self, dtype, Gbps
   ):
     fields = {'cluster.network.range_s': 1e-4, 'cluster.speed.fixed_s': 0.05}
@@ -180,14 +182,14 @@ class TuningTest(parameterized.TestCase):
       train.check(config)
 
   @parameterized.parameters(-1.0, math.inf)
-  def test_rejects_what_beginning_cannot_cost(self, seconds):
+  def test_rejects_a_fixed_cost_out_of_range(self, seconds):
     config = _config(0.0, **{'cluster.network.range_s': seconds})
     with self.assertRaisesRegex(
       ValueError, 'config.cluster.network.range_s: expected finite seconds'
     ):
       train.check(config)
 
-  def test_servers_have_no_ranges_that_cost(self):
+  def test_servers_have_no_fixed_cost_of_buckets(self):
     config = default.get_config()
     config.cluster.network.range_s = 0.1
     with self.assertRaisesRegex(

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import train
 from cluster.allreduce.sums import native
-from cluster.allreduce.sums.native import NativeSum, join
+from cluster.allreduce.sums.native import CollectiveSum, join
 from cluster.network import interfaces
 from cluster.process import roles
 from cluster.process.exits import Unmendable
@@ -85,24 +85,24 @@ def _summed(bucket_bytes, dtype='float32', combine_bytes=0.0):
     books=_BOOKS,
     dtype=dtype,
   )
-  native_sum = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  collective = CollectiveSum(pool, jax.devices(), combine_bytes=combine_bytes)
   split = NamedSharding(
     jax.sharding.Mesh(np.array(jax.devices()), ('workers',)),
     PartitionSpec('workers'),
   )
-  parts = [native_sum.buckets(*each) for each in every]
+  parts = [collective.split(*each) for each in every]
   rows = [
     np.concatenate(part)
     for part in zip(*map(jax.device_get, parts), strict=True)
   ]
   shared = [jax.device_put(row, split) for row in rows]
-  text = native_sum.program.lower(shared).compile().as_text()
-  cuda = native_sum.program.trace(shared).lower(lowering_platforms=('cuda',))
-  native_sum.program(shared)
+  text = collective.program.lower(shared).compile().as_text()
+  cuda = collective.program.trace(shared).lower(lowering_platforms=('cuda',))
+  collective.program(shared)
   given = [jnp.copy(jax.device_put(row, split)) for row in rows]
   places = [part.unsafe_buffer_pointer() for part in _shards(given)]
   before = compilations.count()
-  sums = native_sum.program(given)
+  sums = collective.program(given)
   late = compilations.count() - before
   in_place = [part.unsafe_buffer_pointer() for part in _shards(sums)] == places
   ends = [np.asarray(each) for each in sums]
@@ -158,15 +158,15 @@ def _of_many(dtype, combine_bytes):
     books=_BOOKS,
     dtype=dtype,
   )
-  native_sum = NativeSum(pool, jax.devices(), combine_bytes=combine_bytes)
-  sizes = [each.end - each.start for each in native_sum.sent]
+  collective = CollectiveSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  sizes = [each.end - each.start for each in collective.buckets]
   shared = [
     jax.ShapeDtypeStruct(
       (_DEVICES, size), np.float32 if each.dtype == np.float32 else np.uint16
     )
-    for size, each in zip(sizes, native_sum.sent, strict=True)
+    for size, each in zip(sizes, collective.buckets, strict=True)
   ]
-  text = native_sum.program.trace(shared).lower(lowering_platforms=('cuda',))
+  text = collective.program.trace(shared).lower(lowering_platforms=('cuda',))
   kinds = 'all_reduce', 'all_to_all', 'all_gather'
   return [text.as_text().count(f'stablehlo.{kind}') for kind in kinds]
 
@@ -193,7 +193,7 @@ class ProgramTest(parameterized.TestCase):
   @parameterized.parameters(
     ('0.0', 6, 6), ('2000.0', 3, 3), ('inf', 1, 1), ('combined', 6, 2)
   )
-  def test_every_bucket_is_one_collective_and_sums_are_exact(
+  def test_each_bucket_is_one_collective_and_sums_are_exact(
     self, bucket_bytes, ranges, buckets
   ):
     wanted = {'same': True, 'ranges': ranges, 'changed': 0, 'late': 0}
@@ -203,7 +203,7 @@ class ProgramTest(parameterized.TestCase):
     self.assertEqual(_found()[bucket_bytes], wanted)
 
   @parameterized.parameters('bfloat16', 'float16')
-  def test_halves_are_summed_in_float32_and_rounded_once(self, dtype):
+  def test_half_precision_is_summed_in_float32_and_rounded_once(self, dtype):
     # Statistics and books stay as they are, in a range of their own.
     wanted = {'same': True, 'ranges': 4, 'collectives': 1, 'late': 0}
     wanted |= {'cuda': 1, 'aliases': 4, 'in_place': True, 'donated': True}
@@ -211,7 +211,7 @@ class ProgramTest(parameterized.TestCase):
     self.assertGreater(found.pop('changed'), 2)
     self.assertEqual(found, wanted)
 
-  def test_an_update_between_gpus_is_few_collectives(self):
+  def test_gpus_use_few_collectives_for_an_update(self):
     found = _found()['many']
     # All-reduces, all-to-alls and all-gathers of 97 MiB; statistics and books
     # are never rounded.
@@ -221,12 +221,12 @@ class ProgramTest(parameterized.TestCase):
 
 
 class JoinTest(absltest.TestCase):
-  def test_there_is_no_port_after_the_last(self):
+  def test_rejects_the_port_after_the_last(self):
     with self.assertRaisesRegex(ValueError, 'route.native.port: .* 65535'):
       join('127.0.0.1:65535', 0, index=0, workers=1, devices=(), start_s=1.0)
 
   @mock.patch.object(jax.distributed, 'initialize')
-  def test_a_run_that_has_begun_with_another_process_is_waited_for(self, meet):
+  def test_join_waits_for_a_run_with_another_process_of_its_rank(self, meet):
     with socket.create_server(('127.0.0.1', 0)) as coordinator:
       address = '127.0.0.1:{1}'.format(*coordinator.getsockname())
       with self.assertRaisesRegex(Unmendable, 'worker 1 is held by another'):
@@ -238,7 +238,7 @@ class JoinTest(absltest.TestCase):
       self.assertTrue(ending.finished.is_set())
     meet.assert_called_once()
 
-  def test_a_refused_process_ends_while_others_go_on(self):
+  def test_a_refused_process_ends_while_others_continue(self):
     (port,) = roles.free_ports(1)
     command = [sys.executable, '-c', _REFUSED]
     settings = {'env': os.environ | accelerators.cpu(), 'cwd': _ROOT}
@@ -259,7 +259,7 @@ class JoinTest(absltest.TestCase):
 
 
 class DevicesTest(parameterized.TestCase):
-  def test_processes_that_xla_does_not_join_are_refused(self):
+  def test_rejects_processes_that_xla_does_not_join(self):
     config = small.config(
       cluster__runtime='distributed',
       cluster__workers=2,
@@ -310,7 +310,7 @@ class InterfaceTest(parameterized.TestCase):
   @parameterized.parameters(
     ('lo', '=lo'), ('eth0', '=eth0'), ('10.0.0.0/8', '=eth0')
   )
-  def test_nccl_gets_the_interface_of_the_config(self, interface, expected):
+  def test_nccl_uses_the_interface_of_the_config(self, interface, expected):
     with self.assertNoLogs('absl', 'WARNING'):
       native.use_interface(interface)
     self.assertEqual(os.environ['NCCL_SOCKET_IFNAME'], expected)
@@ -328,7 +328,9 @@ class InterfaceTest(parameterized.TestCase):
     ('^eth', True),
     ('^=lo,eth0', True),
   )
-  def test_the_users_own_wins_and_a_contradiction_is_told(self, own, told):
+  def test_the_users_interface_wins_and_a_contradiction_is_logged(
+    self, own, told
+  ):
     self.environ['NCCL_SOCKET_IFNAME'] = own
     if told:
       with self.assertLogs('absl', 'WARNING') as logs:
@@ -340,7 +342,7 @@ class InterfaceTest(parameterized.TestCase):
         native.use_interface('10.0.0.0/8')
     self.assertEqual(os.environ['NCCL_SOCKET_IFNAME'], own)
 
-  def test_unknown_interfaces_are_named(self):
+  def test_rejects_unknown_interfaces(self):
     with self.assertRaisesRegex(ValueError, "interface: .* got 'eth7'"):
       native.use_interface('eth7')
 
@@ -350,15 +352,15 @@ class ProcessesTest(parameterized.TestCase):
     super().setUp()
     accelerators.skip_if_fake(accelerators.NATIVE)
 
-  def test_replicas_are_the_same_and_nothing_is_compiled_late(self):
+  def test_replicas_are_equal_and_nothing_is_compiled_late(self):
     self._check(workers=2)
 
   @pytest.mark.soak
-  def test_so_are_eight(self):
+  def test_eight_replicas_are_equal(self):
     self._check(workers=8)
 
   @pytest.mark.soak
-  def test_they_skip_together_what_overflows(self):
+  def test_replicas_skip_overflows_together(self):
     with processes.launched(
       workers=2,
       servers=0,

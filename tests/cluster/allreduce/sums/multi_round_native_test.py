@@ -1,4 +1,4 @@
-"""Tests of halves of float32 that XLA sums: of one, and beside a ring."""
+"""Tests of half precision in XLA's sums: of one worker, and against a ring."""
 
 import functools
 import importlib
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce.sums.talking_native import TalkingNative
+from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
 from learning.pool import Pool
 from outputs import checkpoints
 from tests.support import processes
 from wire import sparse
 from wire.codec import Payload
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 
 _PARAMS = {'a': np.zeros((5, 4), np.float32), 'b': np.zeros(7, np.float32)}
 _BOOKS = 3
@@ -29,49 +29,53 @@ _SPARSE = {
 }
 
 
-class AloneTest(parameterized.TestCase):
+class SingleWorkerTest(parameterized.TestCase):
   @parameterized.product(dtype=('bfloat16', 'float16'), select_lag=(0, 1))
-  def test_chunks_are_rounded_and_what_that_takes_is_kept(
+  def test_rounding_errors_of_chunks_stay_in_the_residual(
     self, dtype, select_lag
   ):
     wire = sparse.make(**_SPARSE, dtype=dtype, select_lag=select_lag)
     pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS, multiple=4)
-    talks = Talks(wire, pool.gradient, pool.rows, hosted=False)
+    multi_round = MultiRoundAllreduce(
+      wire, pool.gradient, pool.rows, uses_numpy=False
+    )
     like = Payload(_PARAMS, ())
-    worker = TalkingNative(
+    worker = NativeMultiRoundReducer(
       *(None, pool, like),
       books=_BOOKS,
       workers=1,
       combine_bytes=0.0,
-      talks=talks,
+      multi_round=multi_round,
       index=0,
     )
-    states, lost = {0: talks.init(0)}, 0.0
+    states, lost = {0: multi_round.init(0)}, 0.0
     rng = np.random.default_rng(0)
     for version in range(1, 4):
       gradient = jax.tree.map(
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), _PARAMS
       )
       books = rng.normal(size=_BOOKS).astype(np.float32)
-      payload, said, talking = worker._talk(
+      payload, statistics, rounds = worker.reduce(
         worker.placed(Payload(gradient, ())), books, 0, 1.0
       )
-      talking.end(version)
+      rounds.finish(version)
 
       vectors = {0: pool.whole(gradient)}
-      summed, states = talks.together(states, vectors, stage=0, scale=1.0)
+      reduced, states = multi_round.reduce(states, vectors, stage=0, scale=1.0)
       jax.tree.map(
         np.testing.assert_array_equal,
         payload.gradient,
-        pool.leaves(np.asarray(summed.vector)),
+        pool.leaves(np.asarray(reduced.vector)),
       )
       jax.tree.map(
-        np.testing.assert_array_equal, worker.memory.state, states[0]
+        np.testing.assert_array_equal, worker.codec_state.state, states[0]
       )
-      np.testing.assert_array_equal(said, books)
-      # Of what has travelled some is kept: the rest of a rounding.
-      sent = np.asarray(summed.vector) != 0
-      lost += float(np.abs(np.asarray(states[0].kept['left'])[sent]).sum())
+      np.testing.assert_array_equal(statistics, books)
+      # Numbers that were sent have left rounding errors.
+      sent = np.asarray(reduced.vector) != 0
+      lost += float(
+        np.abs(np.asarray(states[0].residual['unsent'])[sent]).sum()
+      )
     self.assertGreater(lost, 0)
 
 
@@ -84,7 +88,7 @@ class ProcessesTest(processes.TestCase, parameterized.TestCase):
     ),
   )
   @pytest.mark.soak
-  def test_replicas_are_the_same_and_as_those_of_a_ring(self, halves, whole):
+  def test_replicas_are_equal_and_as_those_of_a_ring(self, halves, whole):
     native, other, exact = (
       _learned(route, **fields)
       for route, fields in (

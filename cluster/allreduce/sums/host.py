@@ -1,16 +1,16 @@
-"""Allreduce of replicas: by executors over a forest, or by XLA (`native`)."""
+"""Allreduce of gradients by the executors of hosts, over a forest."""
 
 import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cluster.allreduce.executor.executor import Executor, Reduction, Usage
 from cluster.allreduce.group import group_of
-from cluster.allreduce.sums.memory import Memory, Nothing
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
 from cluster.network.handshake import Security
 from cluster.speed.layers import Range
@@ -22,129 +22,10 @@ from learning.scaling import factor
 _ITEM = np.dtype(np.float32).itemsize
 
 
-class Summing(Protocol):
-  """Sums what the workers of a generation have computed, again and again.
+class HostReducer:
+  """A `Reducer` that uses the executor of this process and host memory."""
 
-  Called by the thread of a replica, but for `abandon`, `steps`, `traffic` and
-  `unanswered`.
-
-  Attributes:
-    steps: Grows with what comes and goes in an iteration, over all its sums; 0
-      between two iterations.
-    paced: Whether computing takes time alone, which `compute` lets pass.
-    heeds: Whether `abandon` helps.
-    memory: What this worker remembers of gradients.
-  """
-
-  paced: bool
-  heeds: bool
-  memory: Memory | Nothing
-
-  @property
-  def steps(self) -> int:
-    """Grows with what comes and goes in an iteration, over all its sums."""
-
-  def warm_up(
-    self, learner: Learner, examples: int | None, *, changing: bool
-  ) -> None:
-    """Compiles all that can be without the others."""
-
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of a learner are to be."""
-
-  def open(self) -> str:
-    """Begins a life; returns where others reach this worker, '' for nowhere."""
-
-  def close(self) -> None:
-    """Ends a life."""
-
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
-    """Connects to the others of a generation, as the coordinator has told of it.
-
-    Args:
-      said: What the coordinator has told.
-      limit_s: Seconds that others may need to come: they may have to fetch the
-        learner first.
-
-    Raises:
-      PeerLost: If one cannot be reached.
-      Abandoned: If `abandon` is called meanwhile.
-      TransportError: If it takes too long.
-    """
-
-  def unanswered(self) -> int:
-    """Returns how often this was asked since a thread came to it last."""
-
-  def traffic(self) -> Mapping[int, Usage]:
-    """Returns what has gone to and come from each worker, in this life.
-
-    From any thread; none if nobody counts it.
-    """
-
-  def abandon(self, before: float = math.inf) -> None:
-    """Wakes all waits until the next `form`; thread-safe.
-
-    Args:
-      before: Of generations of lower numbers, also if they have not formed yet.
-    """
-
-  def compute(
-    self,
-    version: int,
-    learner: Learner,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    stage: int,
-    least_s: float,
-  ) -> tuple[float | None, bool]:
-    """Computes a gradient; parts of it may travel at once.
-
-    Args:
-      version: Of the learner: the number of the sum.
-      learner: Has the parameters, and says how losses are scaled.
-      ranges: Positions of the examples in the stream.
-      worker: Whose iteration this is, for its random key.
-      iteration: Which one.
-      stage: Of the wire.
-      least_s: How long it takes at least, if it takes nothing but time.
-
-    Returns:
-      The loss summed over the examples, None if there is none; and whether all
-      of the gradient is finite.
-
-    Raises:
-      Abandoned: As of `total`.
-    """
-
-  def finish(self, numbers: np.ndarray) -> None:
-    """Adds what belongs into the books, float32, to what is summed."""
-
-  def total(self) -> tuple[list[float], bool]:
-    """Waits until everything is summed.
-
-    Returns:
-      The books, and whether the sums are finite, as far as float16 has changed
-      them; the same for all workers.
-
-    Raises:
-      PeerLost: If a worker is gone; says which.
-      Damaged: If something else has come from it.
-      Abandoned: If the generation is given up.
-    """
-
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Applies the sum to the learner, which makes its next version."""
-
-  def collect(self, version: int) -> None:
-    """Sums what all keep at a version, into `memory`; raises as `total`."""
-
-
-class HostSumming:
-  """See `Summing`: by the executor of this process, in the host's memory."""
-
-  heeds = True
+  can_abandon = True
 
   def __init__(
     self,
@@ -158,22 +39,22 @@ class HostSumming:
     timeout_s: float,
     pace: Sequence[Range] = (),
   ):
-    """Listens to nobody yet.
+    """Creates a reducer that does not listen yet.
 
     Args:
-      index: Of this worker.
-      workers: How many there are.
-      gradient: Computes, and hands out what is there.
-      pool: What lies where.
+      index: Index of this worker.
+      workers: Number of workers.
+      gradient: Computes gradients, and hands out leaves as they are complete.
+      pool: Layout of gradient, statistics and step statistics.
       host: Address to listen on.
-      security: Of all connections.
-      timeout_s: After which a peer that does not answer is gone.
-      pace: Without a model: which parts of the pool become ready when, in
-        parts of the time that an iteration takes.
+      security: Credentials of all connections.
+      timeout_s: Seconds after which a silent peer is lost.
+      pace: Without a model: parts of the pool with the times at which they
+        become ready, as shares of an iteration's computing time.
     """
-    self.memory: Memory | Nothing = Nothing()
+    self.codec_state: CodecState | NoCodecState = NoCodecState()
     self._index, self._pace = index, pace
-    self.paced = bool(pace)
+    self.simulates_time = bool(pace)
     self._ranges, self._dtypes = pool.ranges, pool.dtypes
     if pace:
       first = pool.dtypes[0]
@@ -188,23 +69,23 @@ class HostSumming:
       'timeout_s': timeout_s,
       'workers': workers,
     }
-    # Of the iteration before, which the update may still read, and of this one.
-    # What lies between leaves stays 0.
+    # One of the iteration before, which the update may still read, and one of
+    # this iteration.  Numbers between leaves stay 0.
     self._vectors = [
       memory.aligned(pool.size * _ITEM).view(np.float32) for _ in range(2)
     ]
     for vector in self._vectors:
       vector[:] = 0.0
     self._executor: Executor | None = None
-    # Steps of the sums of this iteration that have ended, and the running one;
-    # one value, as another thread reads it.
+    # Steps of this iteration's sums that have ended, and the running sum; one
+    # value, as another thread reads it.
     self._progress: tuple[int, Reduction | None] = 0, None
     self._filling: CheckedFilling | None = None
     self._stats: Any = ()
 
   @property
   def steps(self) -> int:
-    """Chunks that have come and gone, in all sums of this iteration."""
+    """Chunks sent and received in all sums of this iteration."""
     before, reduction = self._progress
     return before + (reduction.steps if reduction else 0)
 
@@ -216,11 +97,11 @@ class HostSumming:
     learner.warm_up_pool(self._pool)
 
   def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of a push will be."""
+    """Returns a tree with its arrays where those of pushes are."""
     return self._gradient.placed(tree)
 
   def open(self) -> str:
-    """Listens; returns the address."""
+    """Starts an executor; returns its address."""
     self._executor = self._make_executor()
     return self._executor.address
 
@@ -228,27 +109,27 @@ class HostSumming:
     return Executor(self._index, **self._of_executor)
 
   def close(self) -> None:
-    """Listens no more."""
+    """Ends the executor."""
     executor, self._executor = self._executor, None
     if executor:
       executor.close()
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
-    """Connects; everybody checks the forest: it has come over the network."""
-    self._running.form(group_of(said), limit_s)
+  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+    """Connects; each worker checks the forest, which came over the network."""
+    self._running.form(group_of(description), limit_s)
 
-  def unanswered(self) -> int:
-    """Asks the executor."""
+  def count_unanswered(self) -> int:
+    """Returns the executor's count; 0 without one."""
     executor = self._executor
     return executor.unanswered() if executor else 0
 
   def traffic(self) -> Mapping[int, Usage]:
-    """Asks the executor; there is nothing before a life and after it."""
+    """Returns the executor's traffic; {} without one."""
     executor = self._executor
     return executor.traffic() if executor else {}
 
   def abandon(self, before: float = math.inf) -> None:
-    """Ends what is under way."""
+    """Ends the sums that are under way."""
     if executor := self._executor:
       executor.abandon(before)
 
@@ -263,7 +144,7 @@ class HostSumming:
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
-    """Computes a gradient; its ranges travel once they are full."""
+    """Computes a gradient, whose buckets are sent once they are full."""
     del stage
     self._vectors.reverse()
     vector = self._vectors[0]
@@ -271,9 +152,9 @@ class HostSumming:
       version, vector, self._ranges, self._dtypes, is_last=True
     )
     ready = reduction.ready
-    if self.paced:
+    if self.simulates_time:
       passed = len(self._ranges) - len(self._pool.ranges)
-      self._let_pass(reduction, least_s)
+      self._wait_as_computing(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
     filling = self._make_filling(vector, ready)
     self._progress, self._filling = (0, reduction), filling
@@ -314,7 +195,7 @@ class HostSumming:
   ) -> 'CheckedFilling':
     return CheckedFilling(self._pool, vector, ready)
 
-  def _let_pass(self, reduction: Reduction, seconds: float) -> None:
+  def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
     start = time.monotonic()
     for number, part in enumerate(self._pace[:-1]):
@@ -324,12 +205,16 @@ class HostSumming:
       reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Fills what is left of the pool."""
+    """Fills the rest of the pool."""
+    if self._filling is None:
+      raise RuntimeError('Expected a computed gradient, got none.')
     self._filling.finish(self._stats, numbers)
 
   def total(self) -> tuple[list[float], bool]:
-    """Waits until all of the pool is summed."""
+    """Waits until the whole pool is summed."""
     _, reduction = self._progress
+    if reduction is None:
+      raise RuntimeError('Expected a sum that is under way, got none.')
     try:
       reduction.wait()
     finally:
@@ -343,7 +228,7 @@ class HostSumming:
     )
 
   def collect(self, version: int) -> None:
-    """Does nothing: nobody keeps anything."""
+    """Does nothing: there are no residuals."""
 
   @property
   def _running(self) -> Executor:
@@ -353,10 +238,10 @@ class HostSumming:
 
 
 class CheckedFilling(Filling):
-  """A filling that notices numbers that are not finite.
+  """A filling that checks that numbers are finite.
 
   Attributes:
-    finite: Whether all were so far.
+    finite: Whether all numbers so far are.
   """
 
   def __init__(
@@ -368,16 +253,16 @@ class CheckedFilling(Filling):
     """Creates a filling of a pool that is still empty.
 
     Args:
-      pool: What lies where.
+      pool: Layout of the vector.
       vector: Float32 [pool.size].
-      ready: Told of each range that is full.
+      ready: Called with the index of each range that is full.
     """
     super().__init__(pool, vector, ready)
     self.finite = True
 
   def put(self, leaf: int, array: np.ndarray) -> None:
-    """Takes a leaf's numbers."""
-    # A sum is not finite if a number is not, and seldom else.
+    """Writes the numbers of a leaf."""
+    # Rarely other than if a number is not finite.
     with np.errstate(over='ignore', invalid='ignore'):
       total = np.sum(array)
     if not np.isfinite(total) and not np.isfinite(array).all():

@@ -1,4 +1,4 @@
-"""Tests of sums by conversations between executors, beside those in one place.
+"""Tests of multi-round allreduces of executors, against one process.
 
 Numbers are whole, so that all sums are exact in any order.
 """
@@ -16,25 +16,25 @@ from absl.testing import absltest, parameterized
 from cluster.allreduce import group
 from cluster.allreduce.executor import executor
 from cluster.allreduce.executor.errors import Abandoned
-from cluster.allreduce.sums import summing
-from cluster.allreduce.sums.memory import Memory
-from cluster.allreduce.sums.talking import TalkingSumming
+from cluster.allreduce.sums import host
+from cluster.allreduce.sums.codec_state import CodecState
+from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
 from cluster.process.deadlines import Deadlines, Pace, Seen
 from learning.pool import Pool
 from route import links, ring
 from wire import sparse
-from wire.talks import Talks
+from wire.multi_round import MultiRoundAllreduce
 
 _PARAMS = {'a': np.zeros((5, 4), np.float32), 'b': np.zeros(7, np.float32)}
 _BOOKS = 3
 
 
 class _Gradient:
-  """Hands out whole numbers, other ones for each worker and iteration.
+  """Gradients of whole numbers that depend on worker and iteration.
 
   Attributes:
-    events: Has a 'leaf' for each, before it is handed out.
+    events: List with a 'leaf' for each leaf, in order with other events.
   """
 
   def __init__(self):
@@ -44,7 +44,7 @@ class _Gradient:
   def of(worker, iteration):
     rng = np.random.default_rng((worker, iteration))
     return jax.tree.map(
-      # More than halves of float32 hold.
+      # More digits than 16 bits hold.
       lambda leaf: rng.integers(-9999, 9999, leaf.shape).astype(np.float32),
       _PARAMS,
     )
@@ -59,7 +59,7 @@ class _Gradient:
 
 
 class _Learner:
-  """Notes what is applied."""
+  """Records what is applied."""
 
   def __init__(self):
     self.version, self.params, self.scaling = 0, (), None
@@ -71,7 +71,7 @@ class _Learner:
     self.applied = pool.payload(vector.copy())._replace(arrived=arrived)
 
 
-def _talks(pool, **changed):
+def _multi_round(pool, **changed):
   fields = {
     'dtype': 'float32',
     'sparsity': 0.6,
@@ -83,16 +83,16 @@ def _talks(pool, **changed):
     'warmup_epochs': 1.0,
   }
   wire = sparse.make(**fields | changed)
-  return Talks(wire, pool.gradient, pool.rows, hosted=True)
+  return MultiRoundAllreduce(wire, pool.gradient, pool.rows, uses_numpy=True)
 
 
 def _members(dtype):
-  # Of three workers, one would round a sum of two on its way.
+  # Among three workers one would round a partial sum.
   return [0, 1, 2] if dtype == 'float32' else [0, 1]
 
 
-class _Beating:
-  """What a coordinator sees of a worker, by a clock of ours."""
+class _Heartbeats:
+  """The heartbeats of a worker as a coordinator sees them, with a fake clock."""
 
   def __init__(self, worker, deadlines):
     self.now, self.overdue = 0.0, []
@@ -108,30 +108,30 @@ class _Beating:
     )
 
 
-class _Watched(executor.Executor):
-  """An executor of which a test sees, or changes, each sum that begins.
+class _ObservedExecutor(executor.Executor):
+  """An executor whose sums a test observes or changes as they begin.
 
   Attributes:
-    watch: Called with a function that begins the sum, and with its ranges;
-      returns the sum.
+    observe: Function that is called with a function that begins the sum, and
+      with its ranges; returns the sum.
   """
 
   def __init__(self, *args, **kwargs):
-    self.watch = lambda begin, ranges: begin()
+    self.observe = lambda begin, ranges: begin()
     super().__init__(*args, **kwargs)
 
   def begin(self, number, pool, ranges, *args):
     begin = functools.partial(super().begin, number, pool, ranges, *args)
-    return self.watch(begin, ranges)
+    return self.observe(begin, ranges)
 
 
-class _Played:
-  """An executor whose sums have so many chunks, and take so long."""
+class _FakeExecutor:
+  """An executor whose sums have given numbers of chunks and durations."""
 
   address = ''
 
   def __init__(self, chunks, chunk_s):
-    self.beating = None
+    self.heartbeats = None
     self._sums = itertools.cycle(zip(chunks, chunk_s, strict=True))
 
   def begin(self, *args):
@@ -142,34 +142,34 @@ class _Played:
     def wait():
       for _ in range(chunks):
         made.steps += 2
-        self.beating.beat(chunk_s)
+        self.heartbeats.beat(chunk_s)
 
     made.wait = wait
     return made
 
   def close(self):
-    """Nothing to end."""
+    """Does nothing."""
 
 
-def _note(events, begin, ranges):
-  """Begins a sum; notes that, and the ranges that become ready."""
+def _record(events, begin, ranges):
+  """Begins a sum; records that, and the ranges that become ready."""
   del ranges
-  made = begin()
-  ready = made.ready
-  made.ready = lambda index: (events.append('part'), ready(index))
+  reduction = begin()
+  ready = reduction.ready
+  reduction.ready = lambda index: (events.append('part'), ready(index))
   events.append('sum')
-  return made
+  return reduction
 
 
-class TalkingTest(parameterized.TestCase):
-  def _made(self, count, *, overlap=False, make=_Watched, **changed):
+class MultiRoundTest(parameterized.TestCase):
+  def _open(self, count, *, overlap=False, make=_ObservedExecutor, **changed):
     pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS)
-    self.talks = _talks(pool, **changed)
+    self.multi_round = _multi_round(pool, **changed)
     self.gradients = [_Gradient() for _ in range(count)]
     self.workers = [
-      TalkingSumming(
+      MultiRoundReducer(
         index,
-        talks=self.talks,
+        multi_round=self.multi_round,
         bucket_bytes=32,
         overlap=overlap,
         workers=count,
@@ -184,17 +184,17 @@ class TalkingTest(parameterized.TestCase):
     self.learners = [_Learner() for _ in self.workers]
     self.executors = {}
 
-    def made(index, **of_executor):
-      self.executors[index] = make(index, **of_executor)
+    def make_executor(index, **kwargs):
+      self.executors[index] = make(index, **kwargs)
       return self.executors[index]
 
-    with mock.patch.object(summing, 'Executor', made):
+    with mock.patch.object(host, 'Executor', make_executor):
       self.addresses = [worker.open() for worker in self.workers]
     for worker in self.workers:
       self.addCleanup(worker.close)
-    # The same in one place.
-    self.states = {k: self.talks.init(k) for k in range(count)}
-    self.whole = jax.jit(pool.whole)
+    # Of the same workers in this process.
+    self.states = {k: self.multi_round.init(k) for k in range(count)}
+    self.to_vector = jax.jit(pool.whole)
     self.pool = pool
 
   def _each(self, function, members):
@@ -204,7 +204,7 @@ class TalkingTest(parameterized.TestCase):
   def _form(self, generation, members):
     cluster = links.believed('', len(self.workers))
     cluster_of = links.believed('', len(members))
-    said = group.described(
+    description = group.described(
       generation,
       {index: self.addresses[index] for index in members},
       [
@@ -214,7 +214,7 @@ class TalkingTest(parameterized.TestCase):
       cluster_of,
       ring.in_order(cluster_of),
     )
-    self._each(lambda k: self.workers[k].form(said, 20.0), members)
+    self._each(lambda k: self.workers[k].form(description, 20.0), members)
 
   def _compute(self, index, version, stage):
     worker, learner = self.workers[index], self.learners[index]
@@ -242,29 +242,30 @@ class TalkingTest(parameterized.TestCase):
     expected = [1.0 + k if k in members else 0.0 for k in range(_BOOKS)]
     for books, finite in self._each(take_part, members):
       self.assertEqual((books, finite), (expected, True))
-    vectors = {k: self.whole(_Gradient.of(k, version)) for k in members}
-    summed, after = self.talks.together(
+    vectors = {k: self.to_vector(_Gradient.of(k, version)) for k in members}
+    reduced, next_states = self.multi_round.reduce(
       self.states, vectors, stage=stage, scale=1.0
     )
-    self.states |= after
+    self.states |= next_states
     for index in members:
-      self._check(index, summed)
+      self._check(index, reduced)
 
-  def _check(self, index, summed):
-    applied, memory = self.learners[index].applied, self.workers[index].memory
+  def _check(self, index, reduced):
+    applied = self.learners[index].applied
+    codec_state = self.workers[index].codec_state
     jax.tree.map(
       np.testing.assert_array_equal,
       applied.gradient,
-      self.pool.leaves(summed.vector),
+      self.pool.leaves(reduced.vector),
     )
-    if not isinstance(summed.arrived, tuple):
+    if not isinstance(reduced.arrived, tuple):
       jax.tree.map(
         np.testing.assert_array_equal,
         applied.arrived,
-        self.pool.leaves(summed.arrived),
+        self.pool.leaves(reduced.arrived),
       )
     jax.tree.map(
-      np.testing.assert_array_equal, memory.state, self.states[index]
+      np.testing.assert_array_equal, codec_state.state, self.states[index]
     )
 
   @parameterized.parameters(
@@ -273,11 +274,11 @@ class TalkingTest(parameterized.TestCase):
     ('none', 1, 0.0, 'float16'),
     ('local', 0, 0.5, 'float32'),
   )
-  def test_workers_get_and_keep_what_they_would_in_one_place(
+  def test_results_and_states_equal_those_in_one_process(
     self, correction, lag, momentum, dtype
   ):
     members = _members(dtype)
-    self._made(
+    self._open(
       len(members),
       correction=correction,
       select_lag=lag,
@@ -293,9 +294,11 @@ class TalkingTest(parameterized.TestCase):
     ('masked', 0.0, 'bfloat16'),
     ('local', 0.5, 'float32'),
   )
-  def test_what_travels_early_is_the_same(self, correction, momentum, dtype):
+  def test_streaming_a_prefix_changes_no_result(
+    self, correction, momentum, dtype
+  ):
     members = _members(dtype)
-    self._made(
+    self._open(
       len(members),
       overlap=True,
       dtype=dtype,
@@ -305,27 +308,27 @@ class TalkingTest(parameterized.TestCase):
     )
     self._form(0, members)
     for index in members:
-      self.executors[index].watch = functools.partial(
-        _note, self.gradients[index].events
+      self.executors[index].observe = functools.partial(
+        _record, self.gradients[index].events
       )
-    early = []  # Whether a part was ready before the last leaf.
+    streamed = []  # Whether a part was ready before the last leaf.
     for version in range(4):
       self._iterate(version, members, stage=int(version > 0))
       for gradient in self.gradients:
         events = gradient.events
         first, last = (n for n, each in enumerate(events) if each == 'leaf')
-        # The first stage is dense, and nothing of it travels early.
+        # The first stage is dense, and nothing of it is streamed.
         self.assertEqual('sum' in events[:first], version > 0, events)
-        early.append('part' in events[first:last])
+        streamed.append('part' in events[first:last])
         events.clear()
-    self.assertTrue(any(early[len(members) :]))
-    self.assertFalse(any(early[: len(members)]))
+    self.assertTrue(any(streamed[len(members) :]))
+    self.assertFalse(any(streamed[: len(members)]))
 
-  def test_what_failed_is_repeated_from_what_was_kept_before(self):
-    self._made(3)
+  def test_a_failed_iteration_is_repeated_from_the_states_before(self):
+    self._open(3)
     self._form(0, [0, 1, 2])
     self._iterate(0, [0, 1, 2])
-    # Worker 2 dies after the norms; the others are told to give up.
+    # Worker 2 dies after the norms; the others abandon the sum.
     begun = []
 
     def dies(begin, ranges):
@@ -335,7 +338,7 @@ class TalkingTest(parameterized.TestCase):
       begun.append(begin())
       return begun[0]
 
-    self.executors[2].watch = dies
+    self.executors[2].observe = dies
 
     def fail(index):
       self._compute(index, 1, 1)
@@ -354,25 +357,27 @@ class TalkingTest(parameterized.TestCase):
       self._iterate(version, [0, 1])
 
   @parameterized.parameters(0, 1)
-  def test_who_has_not_heard_the_end_has_sent_its_part(self, lag):
-    self._made(2, select_lag=lag)
+  def test_a_worker_without_the_last_sum_continues_with_the_state_after_it(
+    self, lag
+  ):
+    self._open(2, select_lag=lag)
     self._form(0, [0, 1])
     self._iterate(0, [0, 1])
     worker = self.workers[1]
 
-    def deaf(begin, ranges):
-      made = begin()
+    def lose_last_sum(begin, ranges):
+      reduction = begin()
       if len(ranges) > 1:  # With the statistics: the last sum.
-        wait = made.wait
+        wait = reduction.wait
 
         def abandoned():
           wait()
           raise Abandoned('others have it')
 
-        made.wait = abandoned
-      return made
+        reduction.wait = abandoned
+      return reduction
 
-    self.executors[1].watch = deaf
+    self.executors[1].observe = lose_last_sum
 
     def take_part(index):
       self._compute(index, 1, 1)
@@ -383,55 +388,55 @@ class TalkingTest(parameterized.TestCase):
       self.workers[index].apply(self.learners[index], examples=8, pushes=2)
 
     self._each(take_part, [0, 1])
-    self.executors[1].watch = lambda begin, ranges: begin()
-    vectors = {k: self.whole(_Gradient.of(k, 1)) for k in (0, 1)}
-    _, self.states = self.talks.together(
+    self.executors[1].observe = lambda begin, ranges: begin()
+    vectors = {k: self.to_vector(_Gradient.of(k, 1)) for k in (0, 1)}
+    _, self.states = self.multi_round.reduce(
       self.states, vectors, stage=1, scale=1.0
     )
-    worker.memory.recall(2, self.workers[0].memory.common)
+    worker.codec_state.resume(2, self.workers[0].codec_state.replicated)
     for index in (0, 1):
       jax.tree.map(
         np.testing.assert_array_equal,
-        self.workers[index].memory.state,
+        self.workers[index].codec_state.state,
         self.states[index],
       )
     self._form(1, [0, 1])
     self._iterate(2, [0, 1])
 
-  def test_a_checkpoint_has_what_all_keep(self):
-    self._made(3, correction='local', momentum=0.5, select_lag=1)
+  def test_a_checkpoint_has_the_sum_of_all_residuals(self):
+    self._open(3, correction='local', momentum=0.5, select_lag=1)
     self._form(0, [0, 1, 2])
     self._iterate(0, [0, 1, 2])
     self._iterate(1, [0, 1, 2])
-    self.assertIsNone(self.workers[0].memory.saved())
+    self.assertIsNone(self.workers[0].codec_state.saved())
     self._each(lambda k: self.workers[k].collect(2), [0, 1, 2])
     total = jax.tree.map(
       lambda *parts: sum(map(np.asarray, parts)),
-      *(state.kept for state in self.states.values()),
+      *(state.residual for state in self.states.values()),
     )
-    self.assertGreater(np.abs(total['left']).max(), 0)
-    saved = self.workers[0].memory.saved()
+    self.assertGreater(np.abs(total['unsent']).max(), 0)
+    saved = self.workers[0].codec_state.saved()
     jax.tree.map(
       np.testing.assert_array_equal,
-      saved['kept'],
+      saved['residual'],
       jax.tree.map(self.pool.leaves, total),
     )
-    again = Memory(self.talks, self.pool, 0)
+    again = CodecState(self.multi_round, self.pool, 0)
     again.restore(2, saved)
-    for what in total:
-      np.testing.assert_array_equal(again.state.kept[what], total[what])
-    np.testing.assert_array_equal(again.common, self.states[0].common)
-    # And they go on as if nobody had asked.
+    for name in total:
+      np.testing.assert_array_equal(again.state.residual[name], total[name])
+    np.testing.assert_array_equal(again.replicated, self.states[0].replicated)
+    # Collecting residuals changes nothing for the workers.
     self._iterate(2, [0, 1, 2])
-    self.assertIsNone(self.workers[0].memory.saved())
+    self.assertIsNone(self.workers[0].codec_state.saved())
 
   @parameterized.parameters(False, True)
   def test_steps_count_all_sums_of_an_iteration(self, overlap):
-    self._made(2, overlap=overlap, select_lag=int(overlap))
+    self._open(2, overlap=overlap, select_lag=int(overlap))
     self._form(0, [0, 1])
     begun, seen = {0: [], 1: []}, {0: [], 1: []}
 
-    def watch(index, begin, ranges):
+    def observe(index, begin, ranges):
       del ranges
       made = begin()
       begun[index].append(made)
@@ -446,7 +451,7 @@ class TalkingTest(parameterized.TestCase):
       return made
 
     for index in (0, 1):
-      self.executors[index].watch = functools.partial(watch, index)
+      self.executors[index].observe = functools.partial(observe, index)
     for version in range(3):
       self._iterate(version, [0, 1])
       for index in (0, 1):
@@ -457,32 +462,34 @@ class TalkingTest(parameterized.TestCase):
         begun[index].clear()
         seen[index].clear()
 
-  def test_a_long_sum_of_few_chunks_is_progress_after_one_of_many(self):
+  def test_a_slow_sum_of_few_chunks_counts_as_progress(self):
     # Of the two sums of an iteration the first has more chunks.
-    self._made(
+    self._open(
       1,
-      make=lambda index, **_: _Played(chunks=[100, 5], chunk_s=[0.1, 9.0]),
+      make=lambda index, **_: _FakeExecutor(
+        chunks=[100, 5], chunk_s=[0.1, 9.0]
+      ),
     )
     worker = self.workers[0]
     deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)
-    beating = self.executors[0].beating = _Beating(worker, deadlines)
+    heartbeats = self.executors[0].heartbeats = _Heartbeats(worker, deadlines)
     for version in range(3):
-      beating.pace.begin(version)
-      beating.beat()
+      heartbeats.pace.begin(version)
+      heartbeats.beat()
       self._compute(0, version, 1)
       worker.total()
-      beating.beat()
-    self.assertEqual(beating.overdue, [])
-    self.assertGreater(beating.now, 3 * 2 * 10.0)
+      heartbeats.beat()
+    self.assertEqual(heartbeats.overdue, [])
+    self.assertGreater(heartbeats.now, 3 * 2 * 10.0)
 
-  def test_who_comes_new_keeps_nothing_and_knows_what_all_know(self):
-    self._made(2, select_lag=1)
-    memory = Memory(self.talks, self.pool, 1)
+  def test_a_new_worker_has_no_residual_but_the_replicated_state(self):
+    self._open(2, select_lag=1)
+    codec_state = CodecState(self.multi_round, self.pool, 1)
     norms = jnp.arange(8.0)
-    memory.recall(7, norms)
-    np.testing.assert_array_equal(memory.common, norms)
-    self.assertFalse(memory.kept().any())
-    self.assertEqual(memory.version, 7)
+    codec_state.resume(7, norms)
+    np.testing.assert_array_equal(codec_state.replicated, norms)
+    self.assertFalse(codec_state.flat_residual().any())
+    self.assertEqual(codec_state.version, 7)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,265 @@
+"""The state of a worker's codec between multi-round allreduces, by version.
+
+A failed iteration is repeated by the members that are alive, from the states
+before it.  If other workers have received all sums and this worker has not, its
+contribution has still been sent, and it continues with the state after it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learning import placement
+from learning.pool import Pool
+from wire.codec import PartialVector, State, Workspace
+from wire.multi_round import MultiRoundAllreduce
+
+
+class NoCodecState:
+  """The state of a codec that has none."""
+
+  has_residual = False
+  replicated: Any = ()
+
+  def reset(self) -> None:
+    """Does nothing."""
+
+  def resume(self, version: int, replicated: Any) -> None:
+    """Does nothing."""
+
+  def keep(self, version: int) -> None:
+    """Does nothing."""
+
+  def saved(self) -> None:
+    """Returns None, which a checkpoint has of it."""
+
+  def restore(self, version: int, saved: None) -> None:
+    """Does nothing."""
+
+
+class CodecState:
+  """The state of one worker's codec.
+
+  Attributes:
+    has_residual: True.
+    multi_round: The allreduce that the state belongs to.
+    pool: Layout of gradients.
+    version: Version of the learner that the state belongs to.
+    residual_sum: Sum of all workers' residuals, float32, one after the other;
+      None if it has not been collected at this version.
+  """
+
+  has_residual = True
+
+  def __init__(
+    self,
+    multi_round: MultiRoundAllreduce,
+    pool: Pool,
+    index: int,
+    place_arrays: Callable[[Any], Any] = lambda tree: tree,
+  ):
+    """Starts with the first state.
+
+    Args:
+      multi_round: The allreduce.
+      pool: Layout of gradients.
+      index: Index of the worker.
+      place_arrays: Returns a tree with its arrays on the device of gradients.
+    """
+    self.multi_round, self.pool = multi_round, pool
+    self._index, self._place_arrays = index, place_arrays
+    self._to_vector = jax.jit(pool.whole)
+    self.reset()
+
+  def reset(self) -> None:
+    """Returns to the first state, at version 0."""
+    self.version, self._state = 0, self._first()
+    # State of the next version, if others have received all sums of an
+    # iteration and this worker has not.
+    self._unconfirmed: State | None = None
+    self.residual_sum: np.ndarray | None = None
+
+  def device(self) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which codecs run: on the CPU if hosts reduce."""
+    if self.multi_round.uses_numpy:
+      return placement.on_cpu()
+    return contextlib.nullcontext()
+
+  def warm_up(self, vector: Any) -> Iterator[PartialVector]:
+    """Compiles the allreduce; yields a result by stage of the wire."""
+    results = self.multi_round.warm_up(vector)
+    while True:
+      with self.device():
+        reduced = next(results, None)
+      if reduced is None:
+        return
+      yield reduced
+
+  @property
+  def replicated(self) -> Any:
+    """The part of the state that is equal on all workers."""
+    return self._state.replicated
+
+  def resume(self, version: int, replicated: Any) -> None:
+    """Continues at the version of a learner that was fetched.
+
+    Args:
+      version: Version of the learner.
+      replicated: Replicated part of the state of the worker that it came from.
+    """
+    if version != self.version:
+      sent = self._unconfirmed if version == self.version + 1 else None
+      self._state = sent or self._first()
+      self.version = version
+    self._state = self._state._replace(
+      replicated=self._place_arrays(replicated)
+    )
+    self._unconfirmed = self.residual_sum = None
+
+  def free_vector(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the first of some vectors in which no residual lies.
+
+    It is for a new iteration: by then all workers have received the sums of the
+    one before, or none has.
+    """
+    self._unconfirmed = None
+    leaves = jax.tree.leaves(self._state.residual)
+    own = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    return next(
+      vector
+      for vector in vectors
+      if not any(np.may_share_memory(leaf, vector) for leaf in own)
+    )
+
+  def start(
+    self, vector: Any, *, stage: int, scale: float, workspace: Workspace
+  ) -> 'WorkerRounds':
+    """Starts an allreduce; arguments as of `MultiRoundAllreduce.start`."""
+    return WorkerRounds(
+      self, vector, stage=stage, scale=scale, workspace=workspace
+    )
+
+  def note_unconfirmed(self, state: State) -> None:
+    """Stores the next state, in case others receive the sums of this one."""
+    self._unconfirmed = state
+
+  def keep(self, version: int, state: State | None = None) -> None:
+    """Sets the state of a version; None for the state as it is."""
+    self._state, self.version = state or self._state, version
+    self._unconfirmed = self.residual_sum = None
+
+  @property
+  def state(self) -> State:
+    """The state at this version."""
+    return self._state
+
+  def flat_residual(self) -> np.ndarray:
+    """Returns the arrays of the residual one after the other, float32."""
+    leaves = jax.tree.leaves(self._state.residual)
+    return np.concatenate([np.asarray(leaf) for leaf in leaves])
+
+  def saved(self) -> dict[str, Any] | None:
+    """Returns all workers' state for a checkpoint; None if not collected."""
+    if self.residual_sum is None:
+      return None
+    leaves, tree = jax.tree.flatten(self._state.residual)
+    parts = np.split(self.residual_sum, len(leaves))
+    residual = jax.tree.unflatten(tree, [self.pool.leaves(p) for p in parts])
+    return {'residual': residual, 'replicated': self._state.replicated}
+
+  def restore(self, version: int, saved: dict[str, Any] | None) -> None:
+    """Takes over the sum of all workers' residuals from a checkpoint."""
+    self.reset()
+    self.version = version
+    if saved is not None:
+      with self.device():
+        residual = jax.tree.map(
+          lambda _, tree: self._to_vector(tree),
+          self._state.residual,
+          saved['residual'],
+        )
+      self._state = self._place_arrays(
+        self._state._replace(residual=residual, replicated=saved['replicated'])
+      )
+
+  def _first(self) -> State:
+    with self.device():
+      state: State = self._place_arrays(self.multi_round.init(self._index))
+    return state
+
+
+class WorkerRounds:
+  """One worker's part of one multi-round allreduce, round by round."""
+
+  def __init__(
+    self,
+    codec_state: CodecState,
+    vector: Any,
+    *,
+    stage: int,
+    scale: float,
+    workspace: Workspace,
+  ):
+    """Starts; arguments as of `MultiRoundAllreduce.start`."""
+    self._codec_state = codec_state
+    multi_round = codec_state.multi_round
+    self._rounds = multi_round.start(
+      codec_state.state,
+      vector,
+      stage=stage,
+      scale=scale,
+      workspace=workspace,
+    )
+    self._remaining = len(multi_round.contribution_sizes[stage])
+    self._result: tuple[PartialVector, State] | None = None
+
+  def first_contribution(self) -> Any:
+    """Returns the contribution of the first round, float32 [n]."""
+    with self._codec_state.device():
+      return next(self._rounds)
+
+  @property
+  def is_last(self) -> bool:
+    """Whether the current round is the last one."""
+    return self._remaining == 1
+
+  def next_contribution(self, total: Any) -> Any:
+    """Takes the sum of a round; returns the next contribution, None at the end."""
+    self._remaining -= 1
+    with self._codec_state.device():
+      try:
+        return self._rounds.send(total)
+      except StopIteration as end:
+        # The sum may be overwritten from here on.
+        self._result = jax.block_until_ready(end.value)
+        return None
+
+  def give_up_last_sum(self, size: int) -> None:
+    """Stores the next state, as the last sum will not be received.
+
+    Residual and local state do not depend on it.
+
+    Args:
+      size: Numbers of the last contribution.
+    """
+    self.next_contribution(np.zeros(size, np.float32))
+    _, state = self._ended
+    self._codec_state.note_unconfirmed(state)
+
+  @property
+  def reduced(self) -> PartialVector:
+    """The reduced vector, after the last round."""
+    return self._ended[0]
+
+  def finish(self, version: int) -> None:
+    """Makes the next state that of a version: all workers have all sums."""
+    self._codec_state.keep(version, self._ended[1])
+
+  @property
+  def _ended(self) -> tuple[PartialVector, State]:
+    if self._result is None:
+      raise RuntimeError('Expected that all rounds are over, got some left.')
+    return self._result

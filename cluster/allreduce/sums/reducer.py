@@ -1,0 +1,132 @@
+"""The interface of allreduces of real workers, on hosts and by XLA."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from cluster.allreduce.executor.executor import Usage
+from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
+from data.stream import Ranges
+from learning.learning import Learner
+
+
+class Reducer(Protocol):
+  """Allreduces one gradient after the other in a membership epoch.
+
+  The thread of a replica calls it, except for `abandon`, `steps`, `traffic` and
+  `count_unanswered`.
+
+  Attributes:
+    steps: Number that grows with each chunk sent or received in an iteration,
+      over all its sums; 0 between iterations.
+    simulates_time: Whether there is nothing to compute, and `compute` waits for
+      the time that it would take.
+    can_abandon: Whether `abandon` has an effect.
+    codec_state: State of the worker's codec.
+  """
+
+  simulates_time: bool
+  can_abandon: bool
+  codec_state: CodecState | NoCodecState
+
+  @property
+  def steps(self) -> int:
+    """Number that grows with each chunk in an iteration, over all its sums."""
+
+  def warm_up(
+    self, learner: Learner, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles everything that needs no other worker."""
+
+  def placed(self, tree: Any) -> Any:
+    """Returns a tree with its arrays where a learner's have to be."""
+
+  def open(self) -> str:
+    """Starts a session; returns the address for other workers, '' for none."""
+
+  def close(self) -> None:
+    """Ends a session."""
+
+  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+    """Connects to the other members of an epoch.
+
+    Args:
+      description: The coordinator's description of the epoch.
+      limit_s: Seconds to wait for others, which may have to fetch the learner
+        first.
+
+    Raises:
+      PeerLost: If a worker cannot be reached.
+      Abandoned: If `abandon` is called meanwhile.
+      TransportError: If it takes too long.
+    """
+
+  def count_unanswered(self) -> int:
+    """Returns the calls of this function since a thread last noticed one."""
+
+  def traffic(self) -> Mapping[int, Usage]:
+    """Returns the bytes sent to and received from each worker in this session.
+
+    From any thread; empty if they are not counted.
+    """
+
+  def abandon(self, before: float = math.inf) -> None:
+    """Wakes all waits until the next `form`; thread-safe.
+
+    Args:
+      before: Bound of the numbers of abandoned epochs, formed or not.
+    """
+
+  def compute(
+    self,
+    version: int,
+    learner: Learner,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    stage: int,
+    least_s: float,
+  ) -> tuple[float | None, bool]:
+    """Computes a gradient, parts of which may be sent at once.
+
+    Args:
+      version: Version of the learner, which is the number of the sum.
+      learner: Learner with the parameters and the loss scale.
+      ranges: Positions of the examples in the stream.
+      worker: Index of the worker, for its random key.
+      iteration: Number of the worker's iteration.
+      stage: Stage of the wire.
+      least_s: Seconds that it takes, if `simulates_time`.
+
+    Returns:
+      The loss summed over the examples, None without one; and whether all of
+      the gradient is finite.
+
+    Raises:
+      Abandoned: As of `total`.
+    """
+
+  def finish(self, numbers: np.ndarray) -> None:
+    """Adds step statistics, float32, to what is summed."""
+
+  def total(self) -> tuple[list[float], bool]:
+    """Waits for all sums of an iteration.
+
+    Returns:
+      The summed step statistics, and whether all sums are finite, as far as
+      float16 has changed them; the same on all workers.
+
+    Raises:
+      PeerLost: If a worker is lost; says which.
+      Damaged: If a worker has sent something unexpected.
+      Abandoned: If the epoch is abandoned.
+    """
+
+  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+    """Applies the sum to the learner, which makes its next version."""
+
+  def collect(self, version: int) -> None:
+    """Sums all workers' residuals into `codec_state`; raises as `total`."""

@@ -1,0 +1,39 @@
+"""Builds the multi-round allreduce of a run, for both runtimes."""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.sections import named
+from learning.learning import Learning
+from route.route import Allreduce
+from wire.codec import Wire
+from wire.multi_round import MultiRoundAllreduce
+
+
+def build(
+  config: ConfigDict, plan: Allreduce, wire: Wire, learned: Learning
+) -> MultiRoundAllreduce | None:
+  """Returns the multi-round allreduce of a run; None if its wire has none.
+
+  Args:
+    config: Config of the run.
+    plan: Allreduce over a forest, on hosts, or by XLA.
+    wire: Codecs of the run.
+    learned: Model and data of the run.
+
+  Raises:
+    ValueError: If the wire does not fit the model's gradient; names the field.
+  """
+  if wire.push.allreduce is None:
+    return None
+  sizes = {'bucket_bytes': math.inf, 'books': 0}
+  uses_numpy = plan.forest is not None
+  pool = learned.pool(**sizes)
+  with named(f'config.wire.{config.wire.name}'):
+    # Checks the gradient before padding, which would hide that it is too short.
+    MultiRoundAllreduce(wire, pool.gradient, pool.rows, uses_numpy=uses_numpy)
+    pool = learned.pool(**sizes, multiple=wire.push.padding)
+    return MultiRoundAllreduce(
+      wire, pool.gradient, pool.rows, uses_numpy=uses_numpy
+    )

@@ -1,0 +1,130 @@
+"""The parameter store of virtual runs with a multi-round allreduce."""
+
+from typing import Any
+
+import jax
+
+from cluster.virtual.store import LocalParameterStore
+from learning import scaling
+from learning.gradient import add_trees
+from learning.learning import Learner
+from learning.pool import Pool
+from wire import residuals
+from wire.codec import PartialVector, Payload, State
+from wire.multi_round import MultiRoundAllreduce
+from wire.trees import plain
+
+
+class MultiRoundStore(LocalParameterStore):
+  """A LocalParameterStore that runs the allreduce of all workers' pushes.
+
+  It holds the codec states of all workers.  Gradients are vectors in a pool, as
+  between real hosts.
+  """
+
+  def __init__(
+    self,
+    learner: Learner,
+    multi_round: MultiRoundAllreduce,
+    pool: Pool,
+    workers: int,
+  ):
+    """Starts with the first state of each worker's codec.
+
+    Args:
+      learner: Learner whose `scaling` is that of all workers.
+      multi_round: Allreduce of vectors as large as the pool's gradient.
+      pool: Layout of gradients.
+      workers: Number of workers.
+    """
+    super().__init__(learner, plain(), scalings=[], summed=True)
+    self._multi_round, self._pool = multi_round, pool
+    self._looks |= multi_round.overflows
+    self._states: dict[int, State] = dict(
+      enumerate(map(multi_round.init, range(workers)))
+    )
+    self._stage = 0
+    # By update and worker: payload, examples, and whether it is finite.
+    self._pushes: dict[int, dict[int, tuple[Payload, int, bool]]] = {}
+    self._to_vector, self._add = jax.jit(pool.whole), jax.jit(add_trees)
+    self._to_leaves = jax.jit(pool.leaves)
+
+  def warm_up(self, payloads: list[Payload]) -> None:
+    """Compiles the allreduce of pushes like these, and updates."""
+    payload = payloads[-1]
+    vector = self._to_vector(payload.gradient)
+    self._is_finite(payload.gradient)
+    stats = self._add(payload.stats, payload.stats)
+    for reduced in self._multi_round.warm_up(vector):
+      self.learner.warm_up(self._payload(reduced, stats))
+
+  def arrived(self, worker: int, message: Payload, stage: int) -> bool:
+    """Takes the push of a worker; returns whether it is finite."""
+    self._stage = stage
+    return super().arrived(worker, message, 0)
+
+  def add(
+    self, update: int, worker: int, examples: int, *, finite: bool = True
+  ) -> None:
+    """Adds the push of a worker to an update."""
+    payload = self._arrived.pop(worker)
+    pushes = self._pushes.setdefault(update, {})
+    pushes[worker] = payload, examples, finite
+
+  def commit(self, update: int) -> bool:
+    """Runs the allreduce of an update's pushes, and applies its result."""
+    pushes = self._pushes.pop(update)
+    finite = all(finite for *_, finite in pushes.values())
+    if finite:
+      reduced, next_states = self._multi_round.reduce(
+        self._states,
+        {k: self._to_vector(push.gradient) for k, (push, *_) in pushes.items()},
+        stage=self._stage,
+        scale=scaling.factor(self.learner.scaling),
+      )
+      stats, *others = (push.stats for push, *_ in pushes.values())
+      for other in others:
+        stats = self._add(stats, other)
+      payload = self._payload(reduced, stats)
+      finite = not self._looks or bool(self._is_finite(payload.gradient))
+    if not finite:
+      what = f'The sum of all gradients of version {self.version}'
+      scaling.check(self.scalings, 0, what)
+      self.learner.skip()
+      return False
+    self._replace_states(next_states)
+    examples = sum(count for _, count, _ in pushes.values())
+    self.learner.add(update, payload, examples, pushes=len(pushes))
+    self.learner.commit(update)
+    return True
+
+  def forget(self, worker: int, states: Any) -> dict[str, float]:
+    """Resets a worker's codec; returns L1 norms of the residual it had."""
+    state, fresh = self._states[worker], self._multi_round.init(worker)
+    self._states[worker] = fresh._replace(replicated=state.replicated)
+    return residuals.l1_norms(self._pool.named(state.residual))
+
+  def state(self) -> dict[str, Any]:
+    """Returns what a checkpoint holds, with the states of codecs."""
+    return super().state() | {'codecs': self._states}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Restores the result of `state`, which must not be used afterwards."""
+    super().restore(state)
+    self._states = state['codecs']
+
+  def _replace_states(self, next_states: dict[int, State]) -> None:
+    """Takes workers' next states; others get their replicated part."""
+    replicated = next(iter(next_states.values())).replicated
+    self._states = {
+      worker: next_states.get(worker, state._replace(replicated=replicated))
+      for worker, state in self._states.items()
+    }
+
+  def _payload(self, reduced: PartialVector, stats: Any) -> Payload:
+    arrived = reduced.arrived
+    return Payload(
+      self._to_leaves(reduced.vector),
+      stats,
+      () if isinstance(arrived, tuple) else self._to_leaves(arrived),
+    )
