@@ -197,8 +197,8 @@ class PlanTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({'sync__name': 'asp'}, r"config.route.name: expected 'server', as Asp"),
-    ({'route__range_bytes': -1.0}, r'config.route.bucket_bytes: .* at least 0'),
-    ({'route__range_bytes': float('nan')}, r'config.route.bucket_bytes: '),
+    ({'route__bucket_bytes': -1.0}, r'config.route.bucket_bytes: .* at least 0'),
+    ({'route__bucket_bytes': float('nan')}, r'config.route.bucket_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
     ({'route__server__servers': 2}, r'config.route.server.servers: .*default'),
     ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .*default'),
@@ -213,7 +213,7 @@ class PlanTest(parameterized.TestCase):
     ),
     ({'route__name': 'hierarchical'}, r'config.route.hierarchical.cluster: '),
     (
-      {'route__name': 'server', 'route__range_bytes': 5.0},
+      {'route__name': 'server', 'route__bucket_bytes': 5.0},
       r"config.route.bucket_bytes: .* because config.route.name is 'server'",
     ),
     (

@@ -68,13 +68,13 @@ class DenseTest(parameterized.TestCase):
         self.assertEqual(message.dtype, ml_dtypes.bfloat16)
         self.assertEqual(message.nbytes, codec.size_bytes(len(floats)))
         self.assertEqual(state, State())
-        got = np.asarray(codec.decode(message, len(floats)))
+        got = np.asarray(codec.decode(message, len(floats)).vector)
         np.testing.assert_array_equal(got, _rounded(floats))
         self.assertEqual(got.dtype, np.float32)
       nan, _ = codec.encode((), jnp.float32(np.nan))
-      self.assertTrue(np.isnan(codec.decode(nan, 1)))
+      self.assertTrue(np.isnan(codec.decode(nan, 1).vector))
 
-  def test_sizes_are_known_before(self):
+  def test_size_bytes_is_the_size_of_a_message(self):
     for dtype, item in (('float32', 4), ('bfloat16', 2), ('float16', 2)):
       wire = dense.make(dtype=dtype)
       self.assertTrue(wire.elementwise)
@@ -132,7 +132,7 @@ class SumTest(parameterized.TestCase):
     codec = dense.make(dtype='bfloat16').push
     for total in [256.0] + [1.0] * 256:  # In bfloat16, 256 + 1 is 256.
       message, _ = codec.encode((), jnp.full(1, total))
-      payload = Payload(codec.decode(message, 1), ())
+      payload = Payload(codec.decode(message, 1).vector, ())
       server.add(0, payload, 512 if total > 1 else 0)
     server.commit(0)
     np.testing.assert_array_equal(server.params, [1 - 512 / 512])
