@@ -1,5 +1,6 @@
 """A process's part of a run on real hosts: see `cluster.runtime`."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 
@@ -77,9 +78,8 @@ def meet(
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security = Security()
   if finished:
-    role = role._replace(
-      coordinator=role.coordinator or f'{address}:0'
-    )  # Of no use.
+    unused = role.coordinator or f'{address}:0'
+    role = dataclasses.replace(role, coordinator=unused)
   else:
     role, security = _found(config, role, dedicated, address, files)
     if is_native:
@@ -129,7 +129,8 @@ def _found(
       files.workdir, place, launch=role.launch, limit_s=limit_s
     )
   security = credentials.security(config.cluster, address, place.token_file)
-  return role._replace(coordinator=place.coordinator), security
+  role = dataclasses.replace(role, coordinator=place.coordinator)
+  return role, security
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed | None:

@@ -2,7 +2,7 @@
 
 Heartbeats come from a thread of their own.  They show that a process is alive,
 not that it makes progress.  Every heartbeat therefore carries the progress: the
-current phase, and a count that grows with each chunk.  the coordinator
+current phase, and a count that grows with each chunk.  The coordinator
 evicts a process whose progress does not change before a deadline:
 
   transferring    2 timeouts without a chunk, counted from when the servers have
@@ -38,7 +38,7 @@ from absl import logging
 from cluster.process.exits import LOST
 
 _TIMEOUTS, _LONGEST = 2, 4
-_KEPT = 10  # Iterations.
+_RECENT = 10  # Iterations.
 
 
 class Pace:
@@ -107,7 +107,7 @@ class Seen:
   moved: float = 0.0
   after: int = 0
   computed: collections.deque[tuple[float, int]] = dataclasses.field(
-    default_factory=lambda: collections.deque(maxlen=_KEPT)
+    default_factory=lambda: collections.deque(maxlen=_RECENT)
   )
 
   def tell(self, pace: Sequence[Any], now: float) -> None:
@@ -118,7 +118,7 @@ class Seen:
   @property
   def computes(self) -> bool:
     """True if the worker computes, False if it transfers or waits."""
-    return self.pace[0] == 'compute'
+    return bool(self.pace[0] == 'compute')
 
   @property
   def far(self) -> tuple[int, int]:
@@ -219,10 +219,11 @@ class Deadlines:
   def _limit_s(self, seen: Seen, examples: int) -> float:
     if not seen.computes:
       return _TIMEOUTS * self._timeout_s
-    each = [
-      max(seconds, seconds / of * examples) for seconds, of in seen.computed
+    expected_s = [
+      max(seconds, seconds / count * examples)
+      for seconds, count in seen.computed
     ]
-    return self._limit(max(each, default=None))
+    return self._limit(max(expected_s, default=None))
 
   def _limit(self, usual_s: float | None) -> float:
     if usual_s is None:

@@ -25,8 +25,8 @@ _COUNT = 'config.cluster.devices_per_worker'
 _SHARE = 'config.cluster.workers_per_gpu'
 _JAX_MASK = 'JAX_CUDA_VISIBLE_DEVICES'
 _NO_GPU = 'JAX_PLATFORMS=cpu uses none'
-# The rank of a process among those of its host, or among those that see the
-# same GPUs, by whoever has started it.
+# Variables of the rank of a process among those of its host, or among those
+# that see the same GPUs, by launcher.
 _LOCAL_RANKS = (
   'SYNCOPATE_LOCAL_RANK',
   'LOCAL_RANK',  # torchrun
@@ -35,8 +35,8 @@ _LOCAL_RANKS = (
   'PMI_LOCAL_RANK',  # Cray MPICH
   'SLURM_LOCALID',
 )
-# How many processes launchers have started on a host, which a scheduler's task
-# may be.
+# Variables of the number of processes that a launcher has started on a host; a
+# scheduler's task may be the "host".
 _LOCAL_SIZES = (
   'LOCAL_WORLD_SIZE',
   'OMPI_COMM_WORLD_LOCAL_SIZE',
@@ -46,8 +46,8 @@ _LOCAL_SIZES = (
 _NAMES = re.compile(r'(\d{1,4})|(GPU-)[0-9A-Za-z-]+|(MIG-)[0-9A-Za-z/-]+')
 _NONE = ('', 'none', 'void', 'nodevfiles')  # SLURM: NoDevFiles.
 _MIG = 'MIG-'
-# XLA preallocates this share of a GPU's memory by default.  What it leaves is
-# for CUDA itself, which needs up to half a gigabyte for each process.
+# XLA preallocates this share of a GPU's memory by default.  The rest is for
+# CUDA itself, which needs up to half a gigabyte for each process.
 _PREALLOCATED = 0.75
 FRACTION = 'XLA_CLIENT_MEM_FRACTION'
 _FRACTIONS = (FRACTION, 'XLA_PYTHON_CLIENT_MEM_FRACTION')
@@ -76,9 +76,9 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
   if platforms and platforms.split(',')[0] not in ('cuda', 'gpu'):
     return []
   if (given := environ.get(MASK)) is not None:
-    found, source = _named(given), f'{MASK} names'
+    found, source = _parse_mask(given), f'{MASK} names'
   elif shutil.which('nvidia-smi'):
-    found, source = _listed(), 'nvidia-smi lists'
+    found, source = _query_nvidia_smi(), 'nvidia-smi lists'
   else:
     count = len([*_DEVICE_NODES.glob('nvidia[0-9]*')])
     found, source = [str(index) for index in range(count)], '/dev has'
@@ -104,7 +104,7 @@ def require_cuda(environ: Mapping[str, str]) -> None:
     environ: The environment.
 
   Raises:
-    ValueError: If it cannot.
+    ValueError: If JAX cannot use them.
     TimeoutError: If nvidia-smi does not end.
   """
   if not has_cuda(environ):
@@ -129,11 +129,11 @@ def has_cuda(environ: Mapping[str, str]) -> bool:
 
 
 def mask(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-  """Returns the variables with which a process sees some GPUs alone.
+  """Returns variables with which a process sees only some of its GPUs.
 
   Args:
     environ: The environment in which `gpus` has found them.
-    names: Some of these.
+    names: Names of the GPUs that stay visible.
   """
   found = {MASK: ','.join(names)}
   if MASK not in environ:
@@ -142,10 +142,10 @@ def mask(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def memory(environ: Mapping[str, str], share: int) -> dict[str, str]:
-  """Returns the variables with which processes share a GPU's memory evenly.
+  """Returns variables with which processes share a GPU's memory evenly.
 
   Args:
-    environ: The environment; what it says of the memory has precedence.
+    environ: The environment; its own settings of the memory have precedence.
     share: Number of processes on each GPU, at least 1.
   """
   on_demand = environ.get(_PREALLOCATE) in ('false', 'False', '0')
@@ -177,20 +177,20 @@ def claim(
     The positions of its GPUs among those that CUDA shows to it.
 
   Raises:
-    ValueError: As `own`; or if it would use several MIG devices.
+    ValueError: As `select`; or if the process would use several MIG devices.
   """
-  found = own(environ, len(names), count=count, share=share)
+  found = select(environ, len(names), count=count, share=share)
   environ.update(memory(environ, share))
   if not any(name.startswith(_MIG) for name in names):
     return found
-  one = '1, as CUDA shows a process one MIG device'
-  require(count == 1, _COUNT, one, count)
+  expected = '1, as CUDA shows a process one MIG device'
+  require(count == 1, _COUNT, expected, count)
   environ.update(mask(environ, [names[found.start]]))
   environ[_LOCAL_RANKS[0]] = '0'  # No other process sees it.
   return range(1)
 
 
-def own(
+def select(
   environ: Mapping[str, str], seen: int, *, count: int, share: int = 1
 ) -> range:
   """Returns the positions, from 0, of a worker's GPUs among those it sees.
@@ -208,97 +208,99 @@ def own(
     ValueError: If there are too few GPUs, or if the environment does not tell
       the local rank; names the field.
   """
-  most = f'at most {seen}, the GPUs seen here ({_NO_GPU})'
-  require(count <= seen, _COUNT, most, count)
+  expected = f'at most {seen}, the GPUs seen here ({_NO_GPU})'
+  require(count <= seen, _COUNT, expected, count)
   variable = next((name for name in _LOCAL_RANKS if environ.get(name)), '')
-  fits = seen == count and not (variable and _all_see_them(environ, seen))
-  if fits or _alone(environ, seen):
+  fits = seen == count and not (variable and _are_shared(environ, seen))
+  if fits or _are_exclusive(environ, seen):
     return range(count)
-  told = (
+  expected = (
     f'all of the {seen} GPUs seen here, or {MASK} or '
     f'{_LOCAL_RANKS[0]} to tell which are those of this process'
   )
-  require(bool(variable), _COUNT, told, count)
+  require(bool(variable), _COUNT, expected, count)
   text = environ[variable]
   valid = text.isascii() and text.isdigit() and len(text) < 10
   require(valid, variable, 'a number, at least 0', text)
   rank, places = int(text), seen // count
-  fewer = (
+  expected = (
     f'less than {places * share}, as {counted(seen)} '
     f'{"is" if seen == 1 else "are"} seen here, {_COUNT} is {count} and '
     f'{_SHARE} is {share} (start fewer workers on this host, let '
     f'{rank // places + 1} or more share a GPU with {_SHARE}, or use none '
     'with JAX_PLATFORMS=cpu)'
   )
-  require(rank < places * share, variable, fewer, rank)
+  require(rank < places * share, variable, expected, rank)
   first = rank % places * count
   return range(first, first + count)
 
 
-def _all_see_them(environ: Mapping[str, str], seen: int) -> bool:
+def _are_shared(environ: Mapping[str, str], seen: int) -> bool:
   """Returns whether all processes of the host see the GPUs of this one.
 
-  Without a mask they do.  A mask may be of this process alone, as wrappers of
-  commands set it, unless SLURM says that no more GPUs are on the host.
+  Without a mask they do.  A mask may have been set for this process alone, by a
+  wrapper of its command, unless SLURM says that the host has no more GPUs.
   """
   if environ.get(_LOCAL_RANKS[0]) or MASK not in environ:
     return True
   return environ.get('SLURM_GPUS_ON_NODE') == str(seen)
 
 
-def _alone(environ: Mapping[str, str], seen: int) -> bool:
+def _are_exclusive(environ: Mapping[str, str], seen: int) -> bool:
   """Returns whether no other process of the run sees the same GPUs."""
   if any(environ.get(name, '1') != '1' for name in _LOCAL_SIZES):
-    return False  # Several processes are within a task.
-  if 'JOB_COMPLETION_INDEX' in environ:  # A container has its own.
+    return False  # Several processes share a task.
+  if 'JOB_COMPLETION_INDEX' in environ:  # A container has GPUs of its own.
     return True
-  each = environ.get('SLURM_GPUS_PER_TASK', '').rpartition(':')[2]
-  together = environ.get('SLURM_GPUS_ON_NODE', '')
-  return each == str(seen) or (together.isdigit() and seen < int(together))
+  per_task = environ.get('SLURM_GPUS_PER_TASK', '').rpartition(':')[2]
+  on_node = environ.get('SLURM_GPUS_ON_NODE', '')
+  return per_task == str(seen) or (on_node.isdigit() and seen < int(on_node))
 
 
-def _named(given: str) -> list[str]:
+def _parse_mask(value: str) -> list[str]:
   """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
   found: list[str] = []
   kinds: set[str | None] = set()
-  for name in map(str.strip, given.split(',')):
+  for name in map(str.strip, value.split(',')):
     if name.lower() in _NONE or re.fullmatch(r'-\d+', name):
       break
     match = _NAMES.fullmatch(name)
     expected = 'indices or names of GPUs (GPU-..., MIG-...), -1 for no more'
-    require(match is not None, MASK, expected, given)
+    require(match is not None, MASK, expected, value)
+    assert match is not None
     kinds.add(match[2] or match[3])
     if len(kinds) > 1:
       break
     found.append(name)
-  different = 'different GPUs, as CUDA shows none otherwise'
-  require(len(set(found)) == len(found), MASK, different, given)
+  expected = 'different GPUs, as CUDA shows none otherwise'
+  require(len(set(found)) == len(found), MASK, expected, value)
   return found
 
 
-def _listed() -> list[str]:
-  """Returns the GPUs that nvidia-smi lists, MIG devices in their place."""
-  line = ['nvidia-smi', '-L']
+def _query_nvidia_smi() -> list[str]:
+  """Returns the GPUs that nvidia-smi lists; of a divided one, its parts."""
+  command = ['nvidia-smi', '-L']
   try:
-    done = subprocess.run(
-      line, capture_output=True, text=True, timeout=60, check=False
+    result = subprocess.run(
+      command, capture_output=True, text=True, timeout=60, check=False
     )
   except subprocess.TimeoutExpired as error:
     raise TimeoutError(
-      errno.ETIMEDOUT, f'{" ".join(line)} takes more than {error.timeout:g} s'
+      errno.ETIMEDOUT,
+      f'{" ".join(command)} takes more than {error.timeout:g} s',
     ) from error
-  output = (done.stdout + done.stderr).strip()
+  output = (result.stdout + result.stderr).strip()
   if 'No devices' in output:
     return []
   expected = f'a list of GPUs ({_NO_GPU})'
-  require(done.returncode == 0, ' '.join(line), expected, output)
-  parts: dict[str, list[str]] = {}
-  for each in done.stdout.splitlines():
-    if match := re.match(r'GPU (\d+):', each):
-      parts[match[1]] = []
-    elif match := re.match(r'\s+MIG .*UUID: (MIG-[^)\s]+)', each):
-      parts[[*parts][-1]].append(match[1])
-  return [name for gpu, divided in parts.items() for name in divided or [gpu]]
+  require(result.returncode == 0, ' '.join(command), expected, output)
+  mig_devices: dict[str, list[str]] = {}  # By GPU.
+  for line in result.stdout.splitlines():
+    if match := re.match(r'GPU (\d+):', line):
+      mig_devices[match[1]] = []
+    elif match := re.match(r'\s+MIG .*UUID: (MIG-[^)\s]+)', line):
+      mig_devices[[*mig_devices][-1]].append(match[1])
+  return [name for gpu, parts in mig_devices.items() for name in parts or [gpu]]
 
 
 def counted(number: int) -> str:

@@ -1,23 +1,23 @@
 """Exit codes of a run's processes, and the error that ends one.
 
-They import no transport, so that an entry point and a launcher can tell how a
-process ended whatever its runtime.
+Entry points and launchers read the codes, whatever the runtime: this module
+therefore imports no network code.
 """
 
 import os
 import sys
 from typing import NoReturn
 
-LOST = os.EX_TEMPFAIL  # 75: starting the process again may help.
-STOPPED = 143  # SIGTERM, or the coordinator, has ended it unfinished.
+LOST = os.EX_TEMPFAIL  # 75: a restart of the process may help.
+STOPPED = 143  # SIGTERM or the coordinator has ended an unfinished run.
 
 
 class Unmendable(Exception):
-  """The run cannot go on, but can be started again from a checkpoint."""
+  """Raised if a run cannot continue, but can be resumed from a checkpoint."""
 
 
 def end(code: int) -> NoReturn:
-  """Ends this process, whatever its other threads do."""
+  """Exits this process at once, even if other threads hang."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

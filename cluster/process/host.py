@@ -1,4 +1,4 @@
-"""What a worker has of its host: how fast it is."""
+"""The speed of a worker's host: real, or slowed down as a config says."""
 
 import time
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ from cluster.speed.speed import Speed
 
 
 class Host:
-  """How fast a worker's host is: as it really is, or as a config says.
+  """The speed of a worker's host; a context manager.
 
-  A context manager, within which the factors that drive its speed are read, if
-  batches change.
+  Within the context the driving factors of the speed (processor and memory
+  usage) are sampled, if batches change.
   """
 
   def __init__(self, index: int, batching: Batching, speed: Speed | None):
-    """Reads nothing yet.
+    """Creates the host; samples nothing yet.
 
     Args:
-      index: Which worker.
-      batching: How many examples iterations have.
-      speed: How long iterations take at least; None for as long as they take.
+      index: Rank of the worker.
+      batching: Batch sizes of the run.
+      speed: Model of the least time of iterations; None for their real time.
     """
     self._index = index
     self._speed = speed
-    # What never changes makes no use of what drives a host's speed.
+    # Constant batches make no use of driving factors.
     self._driving = Driving() if batching.changes and speed is None else None
 
   def __enter__(self) -> Self:
@@ -45,13 +45,19 @@ class Host:
     return self._driving.read() if self._driving else ()
 
   def least_s(self, iteration: int, examples: int) -> float:
-    """Returns how many seconds an iteration computes at least."""
+    """Returns the least time that an iteration computes, seconds."""
     if self._speed is None:
       return 0.0
     return self._speed.seconds(self._index, iteration, examples)
 
   def delay(self, iteration: int, examples: int, start: float) -> None:
-    """Waits until an iteration that began at `start` may have ended."""
+    """Waits until an iteration has computed for its least time.
+
+    Args:
+      iteration: Number of the iteration.
+      examples: Number of its examples.
+      start: Monotonic seconds at which it began.
+    """
     end = start + self.least_s(iteration, examples)
     rest_s = end - time.monotonic()
     if rest_s > 0:

@@ -1,12 +1,13 @@
-"""The place of a process in a run, from flags and the environment.
+"""The role of a process in a run, from flags and the environment.
 
 A run has W workers and D dedicated servers (none if workers hold the shards).
 
-  rank            is         and
-  r < W           worker r   worker 0 is the coordinator if no server is dedicated
-  W + k < W + D   server k   server 0 is the coordinator
+  rank            role       coordinator
+  r < W           worker r   worker 0, if no server is dedicated
+  W + k < W + D   server k   server 0
 
-The first of these that is there tells the rank, and how many were started:
+The first of these sources that is present gives the rank of this process, and
+the number of processes that were started:
 
   --role=worker:R or --role=server:K
   RANK                    WORLD_SIZE                              torchrun
@@ -19,29 +20,30 @@ The first of these that is there tells the rank, and how many were started:
 
 Launchers that start processes inside tasks of others come first: torchrun runs
 in tasks of srun and mpirun, and mpirun reaches other hosts through srun.  The
-PMI and PMIx of srun itself count as SLURM, which tells more.
+PMI and PMIx of srun itself count as SLURM, whose variables say more.
 
-All meet at one address, HOST:PORT, where the coordinator listens: that of --coordinator, else
-of SYNCOPATE_COORDINATOR, else with torchrun that of MASTER_ADDR and the port after
-MASTER_PORT, at which torchrun's own store listens.  Without any of these the
-coordinator writes its address into the run's folder (`rendezvous`), with the name that
-SLURM or MPI has given to this start of all processes, which tells it from an
-earlier one.
+All processes connect to the address of the coordinator, HOST:PORT.  It is that
+of --coordinator, else of SYNCOPATE_COORDINATOR, else with torchrun MASTER_ADDR
+and the port after MASTER_PORT, where torchrun's own store listens.  Without any
+of these the coordinator writes its address into the run's folder
+(`cluster.membership.rendezvous`), with the name that SLURM or MPI has given to
+this launch, which distinguishes it from an earlier one.
 """
 
 import contextlib
+import dataclasses
 import errno
 import random
 import re
 import socket
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from configs.checks import require
 
 _ROLE = re.compile(r'(worker|server):(\d{1,9})')
 _ADDRESS = re.compile(r'(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})')
-# Ranks, and numbers of processes: those without one cannot be checked.
+# Variables of the rank, each with those of the number of processes.  Where
+# there is none, the number cannot be checked.
 _SOURCES = {
   'RANK': ('WORLD_SIZE',),
   'OMPI_COMM_WORLD_RANK': ('OMPI_COMM_WORLD_SIZE',),
@@ -50,29 +52,30 @@ _SOURCES = {
   'SLURM_PROCID': ('SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS'),
   'JOB_COMPLETION_INDEX': (),
 }
-# Generic names, which count only if the number of processes is there, too.
+# Generic names, which count only beside the number of processes.
 _PAIRED = ('RANK', 'PMI_RANK')
-# Names of a start by Open MPI 5, and by those before.
-_MPI_STARTS = {
+# Variables with the name of a launch, of Open MPI 5 and of earlier versions.
+_MPI_LAUNCHES = {
   'OMPI_COMM_WORLD_RANK': ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid'),
   'PMIX_RANK': ('PMIX_NAMESPACE',),
 }
-_SLURM_PMIX = 'slurm.pmix.'  # Begins the namespaces of srun's own PMIx.
-_GIVEN = '--coordinator or SYNCOPATE_COORDINATOR'
+_SLURM_PMIX = 'slurm.pmix.'  # Prefix of the namespaces of srun's own PMIx.
+_ADDRESS_SOURCES = '--coordinator or SYNCOPATE_COORDINATOR'
 _RENAMED = 'SYNCOPATE_LEAD'
-_FREE = range(20000, 32000)
+_PORTS = range(20000, 32000)
 
 
-class Role(NamedTuple):
-  """The place of a process in a run.
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """The role of a process in a run.
 
   Attributes:
     kind: 'worker' or 'server'.
-    index: From 0, among the workers or among the dedicated servers.
-    coordinator: HOST:PORT where the coordinator listens; '' if its file in the run's folder
-      tells.
-    launch: Then the name that SLURM or MPI has given to this start of all
-      processes, else ''.
+    index: Rank from 0, among the workers or among the dedicated servers.
+    coordinator: HOST:PORT of the coordinator; '' if it is to be read from the
+      run's folder.
+    launch: Name that SLURM or MPI has given to this launch, if the address is
+      to be read from the run's folder; else ''.
   """
 
   kind: str
@@ -93,20 +96,21 @@ def find(
   """Returns the role of this process.
 
   Args:
-    environ: The environment.
-    workers: Of the run, at least 1.
-    dedicated: Servers with processes of their own, or 0.
-    role: Flag of this name, '' if it is not given.
-    coordinator: Flag of this name, HOST:PORT or ''.
-    here: Address of this host, where the coordinator of a run of one process listens.
+    environ: Environment variables.
+    workers: Number of workers, at least 1.
+    dedicated: Number of servers with processes of their own.
+    role: Value of the flag --role, '' without it.
+    coordinator: Value of the flag --coordinator, HOST:PORT or ''.
+    here: Address of this host, on which the coordinator of a run with a single
+      process listens.
 
   Raises:
-    ValueError: If anything is missing or malformed, or if the run does not have
-      as many processes as were started.
+    ValueError: If a value is missing or malformed, or if another number of
+      processes was started than the run has.
   """
-  now = 'nothing: it is called SYNCOPATE_COORDINATOR now'
-  before = environ.get(_RENAMED, '')
-  require(not before, _RENAMED, now, before)
+  expected = 'nothing: it is called SYNCOPATE_COORDINATOR now'
+  value = environ.get(_RENAMED, '')
+  require(not value, _RENAMED, expected, value)
   source = '' if role else _source(environ)
   if role:
     kind, index = _parse(role, workers, dedicated)
@@ -114,36 +118,38 @@ def find(
     rank = _rank(environ, source, workers, dedicated)
     kind = 'worker' if rank < workers else 'server'
     index = rank if rank < workers else rank - workers
-  coordinator = _given(environ, coordinator)
+  coordinator = _address(environ, coordinator)
   if not coordinator and workers + dedicated == 1:
     coordinator = f'{here}:{free_ports(1)[0]}'
   elif not coordinator and source == 'RANK':
-    coordinator = _of_torchrun(environ, dedicated)
+    coordinator = _torchrun_address(environ, dedicated)
   launch = '' if coordinator else _launch(environ, source)
-  require(bool(coordinator or launch), _GIVEN, _needed(source), '')
+  found = bool(coordinator or launch)
+  require(found, _ADDRESS_SOURCES, _expected_address(source), '')
   return Role(kind, index, coordinator, launch)
 
 
 def leading(dedicated: int) -> str:
-  """Returns the process that is_coordinator: 'worker 0' or 'server 0'."""
+  """Returns the coordinator's process: 'worker 0' or 'server 0'."""
   return 'server 0' if dedicated else 'worker 0'
 
 
 def free_ports(count: int) -> list[int]:
-  """Returns different ports that nobody has on this machine at this moment.
+  """Returns different ports that are free on this machine at this moment.
 
-  None of them is one that Linux may give to an outgoing connection meanwhile.
+  They are outside the range from which Linux assigns ports to outgoing
+  connections, which could otherwise take one of them meanwhile.
   """
   ports: list[int] = []
   with contextlib.ExitStack() as stack:
-    for port in random.sample(_FREE, len(_FREE)):
+    for port in random.sample(_PORTS, len(_PORTS)):
       if len(ports) == count:
         return ports
       with contextlib.suppress(OSError):
         stack.enter_context(socket.create_server(('', port)))
         ports.append(port)
-  got = f'Expected {count} free ports in {_FREE}, got {len(ports)}.'
-  raise OSError(errno.EADDRINUSE, got)
+  message = f'Expected {count} free ports in {_PORTS}, got {len(ports)}.'
+  raise OSError(errno.EADDRINUSE, message)
 
 
 def is_address(text: str) -> bool:
@@ -153,7 +159,7 @@ def is_address(text: str) -> bool:
 
 
 def _source(environ: Mapping[str, str]) -> str:
-  """Returns the variable that tells the rank; '' if none does."""
+  """Returns the variable that gives the rank; '' if none does."""
   found = [name for name in _SOURCES if name in environ]
   for name in _PAIRED:
     if name in found and not environ.get(_SOURCES[name][0]):
@@ -162,21 +168,22 @@ def _source(environ: Mapping[str, str]) -> str:
     found = [name for name in found if name != 'PMIX_RANK']
   if {'PMI_RANK', 'SLURM_PROCID'} <= set(found):
     tasks = environ.get(_first(environ, *_SOURCES['SLURM_PROCID']))
-    slurms = environ['SLURM_PROCID'], tasks
-    if (environ['PMI_RANK'], environ['PMI_SIZE']) == slurms:
+    of_slurm = environ['SLURM_PROCID'], tasks
+    if (environ['PMI_RANK'], environ['PMI_SIZE']) == of_slurm:
       found.remove('PMI_RANK')
   return found[0] if found else ''
 
 
 def _parse(role: str, workers: int, dedicated: int) -> tuple[str, int]:
-  """Returns kind and index from the flag."""
+  """Returns kind and rank from the value of --role."""
   match = _ROLE.fullmatch(role)
   total = {'worker': workers, 'server': dedicated}
-  known = match is not None and int(match[2]) < total[match[1]]
+  valid = match is not None and int(match[2]) < total[match[1]]
   expected = f'worker:R, R < {workers} (config.cluster.workers)'
   if dedicated:
     expected += f', or server:K, K < {dedicated} (config.route.server.servers)'
-  require(known, '--role', expected, role)
+  require(valid, '--role', expected, role)
+  assert match is not None
   return match[1], int(match[2])
 
 
@@ -189,13 +196,15 @@ def _rank(
   if dedicated:
     counted += f' and config.route.server.servers, dedicated, is {dedicated}'
   if not source:
-    one = 'worker:R or server:K where neither srun, mpirun, torchrun nor a '
-    one += f'Kubernetes Indexed Job tells the rank, because {counted}'
-    require(total == 1, '--role', one, '')
-    # Of mpiruns whose processes would all take themselves for worker 0.
+    expected = (
+      'worker:R or server:K where neither srun, mpirun, torchrun nor a '
+    )
+    expected += f'Kubernetes Indexed Job tells the rank, because {counted}'
+    require(total == 1, '--role', expected, '')
+    # Some mpiruns give no rank: each process would take itself for worker 0.
     started = environ.get('PMI_SIZE', '1')
-    alone = f"'1' process, because {counted} and there is no --role"
-    require(started in ('', '0', '1'), 'PMI_SIZE', alone, started)
+    expected = f"'1' process, because {counted} and there is no --role"
+    require(started in ('', '0', '1'), 'PMI_SIZE', expected, started)
     return 0
   if variables := _SOURCES[source]:
     variable = _first(environ, *variables)
@@ -207,7 +216,7 @@ def _rank(
   return rank
 
 
-def _given(environ: Mapping[str, str], flag: str) -> str:
+def _address(environ: Mapping[str, str], flag: str) -> str:
   """Returns the address from its flag or its variable; '' without either."""
   address = flag or environ.get('SYNCOPATE_COORDINATOR', '')
   valid = not address or is_address(address)
@@ -220,7 +229,7 @@ def _given(environ: Mapping[str, str], flag: str) -> str:
   return address
 
 
-def _of_torchrun(environ: Mapping[str, str], dedicated: int) -> str:
+def _torchrun_address(environ: Mapping[str, str], dedicated: int) -> str:
   """Returns the address after that of torchrun's store; '' if it has none."""
   host = environ.get('MASTER_ADDR', '')
   if not host:
@@ -232,38 +241,40 @@ def _of_torchrun(environ: Mapping[str, str], dedicated: int) -> str:
   require(is_address(address), 'MASTER_ADDR', 'a host', host)
   if dedicated:  # MASTER_ADDR is the host of rank 0, a worker.
     size = environ['WORLD_SIZE']
-    one = environ.get('LOCAL_WORLD_SIZE') == size
-    needed = f'HOST:PORT, because server 0 is the coordinator, with {size} processes on '
-    needed += 'several hosts, and MASTER_ADDR is the host of worker 0'
-    require(one, _GIVEN, needed, '')
+    is_one_host = environ.get('LOCAL_WORLD_SIZE') == size
+    expected = (
+      f'HOST:PORT, because server 0 is the coordinator, with {size} processes '
+      'on several hosts, and MASTER_ADDR is the host of worker 0'
+    )
+    require(is_one_host, _ADDRESS_SOURCES, expected, '')
   return address
 
 
 def _launch(environ: Mapping[str, str], source: str) -> str:
-  """Returns the name of this start of all processes; '' if there is none."""
+  """Returns the name of this launch of all processes; '' if it has none."""
   if not source or source == 'JOB_COMPLETION_INDEX':
     return ''
-  for variable in _MPI_STARTS.get(source, ()):
+  for variable in _MPI_LAUNCHES.get(source, ()):
     if environ.get(variable):
       return f'mpi {environ[variable]}'
   if source != 'SLURM_PROCID' and 'SLURM_JOB_ID' not in environ:
     return ''
-  # Whose processes are not srun's tasks may see steps of different numbers.
+  # Processes that are not tasks of srun may see different numbers of steps.
   step = environ.get('SLURM_STEP_ID', '') if source == 'SLURM_PROCID' else ''
   job = _number(environ, 'SLURM_JOB_ID')
   restarts = environ.get('SLURM_RESTART_COUNT', '') or '0'
   return f'slurm job {job} step {step or "none"} restart {restarts}'
 
 
-def _needed(source: str) -> str:
-  """Returns what a missing address would have to be, and why it is needed."""
-  needed = 'HOST:PORT'
+def _expected_address(source: str) -> str:
+  """Returns the form of a missing address, and why it has to be given."""
+  form = 'HOST:PORT'
   if source == 'RANK':
-    return f'{needed}, because there is no MASTER_ADDR'
-  if source in _MPI_STARTS:
-    names = ' or '.join(_MPI_STARTS[source])
-    return f'{needed}, because there is no {names}'
-  return needed
+    return f'{form}, because there is no MASTER_ADDR'
+  if source in _MPI_LAUNCHES:
+    names = ' or '.join(_MPI_LAUNCHES[source])
+    return f'{form}, because there is no {names}'
+  return form
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:
@@ -274,5 +285,5 @@ def _number(environ: Mapping[str, str], variable: str) -> int:
 
 
 def _first(environ: Mapping[str, str], *variables: str) -> str:
-  """Returns the first variable that there is; the last one if there is none."""
+  """Returns the first variable that is set; the last one if none is."""
   return next((v for v in variables if v in environ), variables[-1])

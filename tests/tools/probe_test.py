@@ -198,7 +198,7 @@ class EndpointTest(absltest.TestCase):
             link.settimeout(0.5)
         with self.assertRaisesRegex(transfers.Broken, f'host0: .*{why}'):
           self.ends[1].transfer(0.1)
-      self.ends[1]._hang_up()
+      self.ends[1]._disconnect()
 
   def test_who_cannot_be_reached_is_named(self):
     self.ends[1].__exit__()

@@ -184,7 +184,7 @@ class OwnTest(parameterized.TestCase):
     # SLURM says of how many GPUs the step has on the host: all.
     slurm = {'SLURM_GPUS_ON_NODE': '8'}
     taken = [
-      devices.own(slurm | {variable: str(rank)}, 8, count=count)
+      devices.select(slurm | {variable: str(rank)}, 8, count=count)
       for rank in range(tasks)
     ]
     self.assertEqual(sorted(n for own in taken for n in own), [*range(8)])
@@ -202,7 +202,7 @@ class OwnTest(parameterized.TestCase):
   def test_what_a_scheduler_gives_a_task_alone_is_its_own(
     self, environ, seen, count
   ):
-    self.assertEqual(devices.own(environ, seen, count=count), range(count))
+    self.assertEqual(devices.select(environ, seen, count=count), range(count))
 
   @parameterized.parameters(
     ({}, 1, 2, r'at most 1, the GPUs seen here \(.*\), got 2'),
@@ -213,7 +213,7 @@ class OwnTest(parameterized.TestCase):
   ):
     field = 'config.cluster.devices_per_worker'
     with self.assertRaisesRegex(ValueError, f'{field}: expected {message}'):
-      devices.own(environ, seen, count=count)
+      devices.select(environ, seen, count=count)
 
   @parameterized.parameters(
     # Nobody has a GPU to himself: no mask, or one of the whole host.
@@ -244,7 +244,7 @@ class OwnTest(parameterized.TestCase):
       f'config.cluster.workers_per_gpu, .*JAX_PLATFORMS=cpu.*, got {rank}'
     )
     with self.assertRaisesRegex(ValueError, message):
-      devices.own(environ, seen, count=count, share=share)
+      devices.select(environ, seen, count=count, share=share)
 
   @parameterized.product(
     seen=(1, 2, 8), count=(1, 2), share=(1, 2, 4), hosts=(1, 2)
@@ -255,7 +255,7 @@ class OwnTest(parameterized.TestCase):
     places = seen // count
     for _ in range(hosts):  # Local ranks begin on each.
       taken = [
-        devices.own(
+        devices.select(
           {'SLURM_LOCALID': str(rank)}, seen, count=count, share=share
         )
         for rank in range(places * share)
@@ -277,11 +277,11 @@ class OwnTest(parameterized.TestCase):
       {'SLURM_GPUS_ON_NODE': '8', 'SLURM_LOCALID': '0'},
       {'JOB_COMPLETION_INDEX': '1'},
     ):
-      self.assertEqual(devices.own(task | environ, 4, count=1), range(2, 3))
+      self.assertEqual(devices.select(task | environ, 4, count=1), range(2, 3))
 
   def test_a_rank_is_a_number(self):
     with self.assertRaisesRegex(ValueError, 'SLURM_LOCALID: expected a number'):
-      devices.own({'SLURM_LOCALID': 'x'}, 8, count=1)
+      devices.select({'SLURM_LOCALID': 'x'}, 8, count=1)
 
 
 class MeetTest(parameterized.TestCase):

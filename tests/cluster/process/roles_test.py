@@ -81,7 +81,7 @@ class RankTest(parameterized.TestCase):
     expected = [('worker', r) for r in range(workers)]
     expected += [('server', k) for k in range(dedicated)]
     self.assertEqual([(r.kind, r.index) for r in found], expected)
-    self.assertLen({r[2:] for r in found}, 1)
+    self.assertLen({(r.coordinator, r.launch) for r in found}, 1)
     self.assertTrue(found[0].coordinator or found[0].launch)
 
   def test_flags_come_first(self):
@@ -114,7 +114,7 @@ class RankTest(parameterized.TestCase):
   )
   def test_what_srun_tells_by_pmi_is_of_slurm(self, **environ):
     found = _find(_SLURM | {'SLURM_PROCID': '3'} | environ)
-    self.assertEqual(found[:2], ('worker', 3))
+    self.assertEqual((found.kind, found.index), ('worker', 3))
     self.assertEqual(found.launch, _find(_SLURM).launch)
     with self.assertRaisesRegex(ValueError, 'NUM_TASKS: expected 5 tasks'):
       _find(_SLURM | {'SLURM_PROCID': '3'} | environ, workers=5)
@@ -122,7 +122,7 @@ class RankTest(parameterized.TestCase):
   def test_a_single_worker_needs_nothing(self):
     found = [_find({}, workers=1) for _ in range(5)]
     for role in found:
-      self.assertEqual(role[:2], ('worker', 0))
+      self.assertEqual((role.kind, role.index), ('worker', 0))
       self.assertEqual(_host(role.coordinator), '127.0.0.1')
       with socket.create_server(('127.0.0.1', _port(role.coordinator))):
         pass

@@ -95,7 +95,8 @@ def saved(*_):
   sys.exit(143)
 LEAD = 'server' if dedicated else 'worker'
 signal.signal(signal.SIGTERM, saved)
-pathlib.Path(f'task-{rank}').write_text(json.dumps([role, flags, own]))
+pathlib.Path(f'task-{rank}').write_text(json.dumps(
+  [list(vars(role).values()), flags, own]))
 end = json.loads(os.environ.get('ENDS', '{}')).get(rank, 0)
 if isinstance(end, list):
   end = end[int(os.environ['SYNCOPATE_RESTARTS'])]
@@ -278,7 +279,7 @@ class JobSetTest(parameterized.TestCase):
     for index in range(workers):
       own = environ | {'JOB_COMPLETION_INDEX': str(index)}
       found = roles.find(own, workers=workers, dedicated=0)
-      self.assertEqual(found[:2], ('worker', index))
+      self.assertEqual((found.kind, found.index), ('worker', index))
       self.assertRegex(found.coordinator, rf'^{re.escape(first)}:\d+\Z')
       self.assertEqual(found.launch, '')
 
