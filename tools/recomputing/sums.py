@@ -15,7 +15,7 @@ from cluster.allreduce.executor import program
 from cluster.allreduce.executor.frames import DTYPES
 from configs.checks import require
 from learning.pool import FLOAT32
-from tools.reading.traffic import Generation
+from tools.reading.traffic import MembershipEpoch
 from wire.hosted import rounded
 
 
@@ -42,10 +42,10 @@ class Sums:
     members: Of it.
   """
 
-  def __init__(self, generation: Generation):
+  def __init__(self, generation: MembershipEpoch):
     """Takes a generation; without a forest, the order is that of workers."""
     self.members = tuple(generation.members)
-    self._planned = generation.planned
+    self._planned = generation.plan
     self._over = functools.cache(self._trees)
 
   def __call__(
