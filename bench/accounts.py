@@ -30,7 +30,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   Args:
     path: Its folder.
   """
-  summary, events = records.read_summary(path), list(records.events(path))
+  summary, events = records.read_summary(path), list(records.read_events(path))
   pushed = sum(e['examples'] for e in events if e['event'] == 'push')
   counted = summary['examples'] + summary['examples_pending']
   yield Check(

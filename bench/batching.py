@@ -308,7 +308,7 @@ def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
 
 def _pace(path: pathlib.Path) -> float:
   """Returns a run's examples/s after its first supersteps."""
-  pushes = [e for e in records.events(path) if e['event'] == 'push']
+  pushes = [e for e in records.read_events(path) if e['event'] == 'push']
   pushes = pushes[_SKIPPED * _WORKERS - 1 :]
   examples = sum(push['examples'] for push in pushes[1:])
   return examples / (pushes[-1]['time'] - pushes[0]['time'])

@@ -324,7 +324,7 @@ def _shown(first_s: float, pauses: list[Pause], limits_s: list[float]) -> str:
 def within_s(path: pathlib.Path) -> float:
   """Returns the longest time between two pushes while nothing started again."""
   longest_s, last = 0.0, math.inf
-  for event in records.events(path):
+  for event in records.read_events(path):
     if event['event'] == 'start':
       last = math.inf
     if event['event'] == 'push':

@@ -112,7 +112,7 @@ def judged(
   name = f'accuracy of at least {least:.0%}'
   yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)
-  told = Counter(event['event'] for event in records.events(path))
+  told = Counter(event['event'] for event in records.read_events(path))
   yield Check(
     'workers have come back',
     told['join'] > 0,

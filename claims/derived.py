@@ -24,7 +24,7 @@ def gaps(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
   update_times: list[float] = []
   release_times: list[float] = []
   pushes: dict[int, int] = {}
-  for row in records.events(folder):
+  for row in records.read_events(folder):
     decision = row['decision']
     if decision.get('into') is not None:
       pushes[decision['into']] = pushes.get(decision['into'], 0) + 1
@@ -57,7 +57,7 @@ def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
   """Returns the largest lead of a worker since the last barrier, iterations."""
   none = dict.fromkeys(range(config['cluster']['workers']), 0)
   pushed, most = dict(none), 0
-  for row in records.events(folder):
+  for row in records.read_events(folder):
     if row['event'] == 'push':
       pushed[row['worker']] += 1
       most = max(most, pushed[row['worker']] - min(pushed.values()))
@@ -67,5 +67,5 @@ def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _pushes(folder: pathlib.Path) -> list[dict[str, Any]]:
-  pushes = [row for row in records.events(folder) if row['event'] == 'push']
+  pushes = [row for row in records.read_events(folder) if row['event'] == 'push']
   return pushes[int(_SKIPPED * len(pushes)) :]

@@ -147,7 +147,7 @@ def measure(path: str | pathlib.Path) -> Calibration:
   """
   path = pathlib.Path(path)
   recorded = timeline.read(path)
-  config = manifests.config(path)
+  config = manifests.restore_config(path)
   batching, one = config.batching.name, "'fixed': its times are of one batch"
   require(batching == 'fixed', f'{path}: config.batching.name', one, batching)
   times = timeline.compute_times(recorded)
@@ -156,7 +156,9 @@ def measure(path: str | pathlib.Path) -> Calibration:
     field = f'{path}: compute times of worker {worker}'
     require(len(own) >= links.LEAST, field, expected, len(own))
   _put(config, times)
-  found = _kind(config).measure(recorded, config, records.config(path), times)
+  found = _kind(config).measure(
+    recorded, config, records.read_config(path), times
+  )
   return Calibration(
     path=path,
     config=config,
@@ -181,7 +183,7 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
   require(path.suffix == '.py', 'out', 'the path of a .py file', str(path))
   fields = ''.join(
     f'  {field!r}: {value!r},\n'
-    for field, value in manifests.changed(calibration.config)
+    for field, value in manifests.changed_fields(calibration.config)
   )
   text = _FILE.format(
     path=calibration.path,
@@ -219,18 +221,21 @@ def predict(
   else:
     path = pathlib.Path(source)
     where = f'{path}: '
-    config, num_train = manifests.config(path), manifests.num_train(path)
+    config, num_train = (
+      manifests.restore_config(path),
+      manifests.num_train(path),
+    )
     epochs = timeline.read(path).summary['examples'] / num_train
   own = _kind(calibration.config)
   same = _kind(config) is own
   name = f'{where}config.route.name'
   require(same, name, 'servers in both runs, or none', config.route.name)
   for field in (*_SHARED, *own.SHARED):
-    measured = manifests.value(calibration.config, field)
-    got = manifests.value(config, field)
+    measured = manifests.field_value(calibration.config, field)
+    got = manifests.field_value(config, field)
     expected = f'{measured!r}, as in the run that was measured'
     require(got == measured, f'{where}config.{field}', expected, got)
-  timed = manifests.timed(
+  timed = manifests.timing_config(
     config,
     cluster=calibration.config.cluster,
     size_bytes=calibration.size_bytes,
@@ -267,7 +272,7 @@ def check(
     measured = timeline.pace(timeline.read(path))
     summary = predict(calibration, path)
     predicted = timeline.Pace(*map(summary.get, timeline.Pace._fields))
-    scheme = records.config(path)['sync']['name']
+    scheme = records.read_config(path)['sync']['name']
     found.append(Check(path, scheme, predicted, measured))
   return found
 

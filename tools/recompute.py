@@ -1,31 +1,29 @@
-"""Computes runs on real hosts again, in one process, from what happened.
+"""Recomputes runs on real hosts in one process, from their recorded events.
 
   python -m tools.recompute RUN_DIR [RUN_DIR ...]
 
-The coordinator of today is told what the run's was told, in that order: it deals the
-same examples, and every push is computed from the version that its worker had.
-The parameters must be those of the newest checkpoint, to the last bit on the
-same kind of processor; to rounding, where XLA has summed (route.name=native).
-The exit code is 1 if they are not.
+A coordinator receives the recorded events in their order.  It assigns the same
+examples, and every push is computed from the version that its worker had.  The
+parameters must equal those of the newest checkpoint: to the last bit on the
+same kind of processor, and to rounding if XLA computed the sums
+(route.name=native).  The exit code is 1 if they do not.
 
-Gradients are computed on as many devices as a worker had, of the same kind, and
-with the run's XLA flags and precision; updates where the run made them, which
-is the CPU for parameter servers.  A run of CPUs needs JAX_PLATFORMS=cpu, and
-JAX_NUM_CPU_DEVICES if its workers had several.  Refused are runs on devices
-that this process does not have, whose workers had unlike ones, or on GPUs
+Gradients are computed on the number and kind of devices that a worker had, with
+the run's XLA flags and precision; updates on the device of the run, which is
+the CPU for parameter servers.  A run on CPUs needs JAX_PLATFORMS=cpu, and
+JAX_NUM_CPU_DEVICES if its workers had several.  A run is refused if this
+process lacks its devices, if its workers had unlike devices, or if it used GPUs
 without config.deterministic.
 
-Batches must be of a fixed size, and a run that was started again must have had
-as many workers and servers as before.
+Batches must have a fixed size, and all starts of a run the same numbers of
+workers and servers.
 """
 
 import functools
-import importlib
 import operator
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -39,73 +37,68 @@ from configs import default
 from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement
-from learning.learning import Learning
+from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, of
-from outputs import manifests as manifests_of_runs
 from outputs.files import counted
-from tools import replay
-from tools.reading import manifests, records
+from tools.reading import checking, manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
+from tools.recomputing.silent_recorder import silent_recorder
 from wire import residuals
-from wire.codec import Payload, Wire
+from wire.codec import Payload
 from wire.flat import Flat
 
-_WHERE = ('cluster', 'route', 'checkpoint')  # Sections.
+# Sections of the config that recomputing does not use.
+_UNUSED = ('cluster', 'route', 'checkpoint')
 
 
 def main(argv: list[str]) -> None:
-  """Computes the runs again that the command line names."""
-  if len(argv) < 2:
-    raise app.UsageError('Expected at least one folder of a run, got none.')
-  try:
-    apart = [_shown(pathlib.Path(path)) for path in argv[1:]]
-  except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
-  sys.exit(1 if any(apart) else 0)
+  """Recomputes the runs that the command line names."""
+  checking.check_runs(argv, _check)
 
 
 def difference(path: pathlib.Path) -> float:
-  """Returns by how much parameters of a run differ at most from the same again.
+  """Returns the largest difference of a run's parameters from recomputed ones.
 
   Args:
     path: Folder of the run.
 
   Raises:
-    ValueError: If there is no such run; names what was expected.
+    ValueError: If the run cannot be recomputed; names the expectation.
     OSError: If the run cannot be read.
   """
-  return compared(path).apart
+  return compare(path).apart
 
 
-def compared(path: pathlib.Path) -> Comparison:
-  """Returns the same, and by how much they may differ.
+def compare(path: pathlib.Path) -> Comparison:
+  """Returns the largest difference, and the largest one that is allowed.
 
   Arguments and errors are those of `difference`.
   """
-  manifest = manifests_of_runs.completed(records.manifest(path))
+  manifest = records.read_manifest(path)
   recorded = manifest['config']
-  config = _config(path, recorded)
+  config = _training_config(path, recorded)
   _set_devices(path, manifest, config)
-  route = recorded['route'].get('name', 'server')
+  route = recorded['route']['name']
   if route != 'server':
-    config.route = manifests.section(recorded, 'route')
-    wire = _wire(recorded)
+    config.route = manifests.restore_section(recorded, 'route')
+    wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
     if route == 'native':
       expected = 'of float32, as XLA may round halves and choose otherwise'
       require(wire.plain, f'{path}: wire', expected, recorded['wire']['name'])
-      dtype = recorded.get('precision', {}).get('dtype', 'float32')
+      dtype = recorded['precision']['dtype']
       field = f'{path}: precision.dtype'
       require(dtype == 'float32', field, 'float32, for the same reason', dtype)
     expected = 'none, as it is not recorded which iterations had which'
     stages = len(wire.pushes) - 1
     require(not stages, f'{path}: stages of the wire before', expected, stages)
     return allreduce.compared(path, config, learning.of_config(config), wire)
-  again = _again(path, config, recorded)
-  saved = _saved(path, len(again.learners))
-  pairs = zip(again.learners, saved, strict=True)
+  recomputed = _recompute(path, config, recorded)
+  saved = _read_params(path, len(recomputed.learners))
+  pairs = zip(recomputed.learners, saved, strict=True)
   apart = max(
-    float(np.abs(learner.params - params).max()) for learner, params in pairs
+    float(np.abs(np.asarray(learner.params) - params).max())
+    for learner, params in pairs
   )
   return Comparison(apart, 0.0, 'sums are in the order of events')
 
@@ -113,7 +106,7 @@ def compared(path: pathlib.Path) -> Comparison:
 def _set_devices(
   path: pathlib.Path, manifest: Mapping[str, Any], config: ConfigDict
 ) -> None:
-  """Makes this process compute as each worker of the run did.
+  """Configures the devices of this process as those of each worker.
 
   Args:
     path: Folder of the run.
@@ -121,16 +114,13 @@ def _set_devices(
     config: Config of the run; gets the number of devices.
 
   Raises:
-    ValueError: If this process cannot; says what was expected.
+    ValueError: If this process lacks the devices; names the expectation.
   """
   of_workers = [
     devices
-    for start in manifest.get('starts', ())
+    for start in manifest['starts']
     for devices in start.get('workers', {}).values()
   ]
-  if 'starts' not in manifest:  # Only the coordinator's are known.
-    count = manifest['config']['cluster'].get('devices_per_worker', 1)
-    of_workers = [manifest['devices'][:count]]
   own, *others = _unique(of_workers) or [['cpu']]
   expected = 'workers with devices of one kind and number, at all starts'
   got = ' and '.join(map(counted, [own, *others]))
@@ -143,51 +133,50 @@ def _set_devices(
   expected = f'{counted(own)} in this process, as each worker had'
   expected += hint if set(own) == {'cpu'} else ''
   require(found == own, f'{path}: devices', expected, counted(found))
-  repeats = here[0].platform == 'cpu' or config.deterministic
-  expected = 'True, as kernels of GPUs do not repeat bit for bit without'
+  is_exact = here[0].platform == 'cpu' or config.deterministic
+  expected = 'True, because only then kernels of GPUs repeat bit for bit'
   field = f'{path}: config.deterministic'
-  require(repeats, field, expected, config.deterministic)
+  require(is_exact, field, expected, config.deterministic)
 
 
 def _unique(workers: Iterable[Sequence[str]]) -> list[list[str]]:
   return [list(kinds) for kinds in sorted(set(map(tuple, workers)))]
 
 
-def _shown(path: pathlib.Path) -> bool:
-  """Prints how much a run differs; returns whether it does by too much."""
-  apart, tolerance, why = compared(path)
+def _check(path: pathlib.Path) -> bool:
+  """Prints the difference of a run; returns True if it is small enough."""
+  apart, tolerance, why = compare(path)
   within = f'; {tolerance:.3g} may be, as {why}' if tolerance else ''
   print(f'{path}: parameters differ by {apart:.3g} at most{within}.')
-  return apart > tolerance
+  return apart <= tolerance
 
 
-def _again(
+def _recompute(
   path: pathlib.Path, config: ConfigDict, recorded: Mapping[str, Any]
-) -> '_Again':
-  """Returns who has gone through a run again."""
+) -> '_RecomputedRun':
+  """Returns the state of a run after all its recorded events."""
   learned = learning.of_config(config)
-  wire, route = _wire(recorded), recorded['route']['server']
+  wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
+  route = recorded['route']['server']
   flat = learned.flat(servers=route['servers'], wire=wire)
   own = jax.tree.leaves([state.local for state in flat.init(0)])
-  wanted = 'a run whose wire remembers nothing but what it has not sent'
-  require(not own, f'{path}', wanted, 'another one')
-  again = None
-  for row in records.events(path, kept=True):
+  expected = 'a run whose codec has no local state but residuals'
+  require(not own, f'{path}', expected, 'another one')
+  run: _RecomputedRun | None = None
+  for row in records.read_events(path, with_residuals=True):
     if row['event'] == 'start':
-      again = _Again(config, learned, route, flat, again)
-    again.tell(row)
-  require(again is not None, f'{path}', 'a run that has started', 'no event')
-  return again
+      run = _RecomputedRun(config, learned, route, flat, run)
+    if run is None:
+      raise ValueError(
+        f'{path}: expected a start as the first event, got {row}.'
+      )
+    run.apply(row)
+  if run is None:
+    raise ValueError(f'{path}: expected a run that has started, got no event.')
+  return run
 
 
-def _wire(recorded: Mapping[str, Any]) -> Wire:
-  """Returns what travelled."""
-  name = recorded['wire']['name']
-  own = manifests.section(recorded, 'wire')[name]
-  return importlib.import_module(f'wire.{name}').make(**own.to_dict())
-
-
-def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
+def _read_params(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   """Returns the parameters of the newest checkpoint, by server."""
   directory = path / 'checkpoints'
   steps = checkpoints.whole(directory)
@@ -196,13 +185,16 @@ def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   return [state['params'] for state in states]
 
 
-class _Again:
-  """A coordinator whose events come from a record, its servers, and its recorder.
+class _RecomputedRun:
+  """Coordinator of recorded events, with the parameter store and its servers.
 
-  Servers hold vectors, as those of the run: trees may be rounded otherwise.
+  Servers hold vectors, as those of the run do: pytrees may round differently.
+
+  Attributes:
+    version: Number of committed updates.
+    learners: Learner of each server.
+    scalings: Loss scaling of each worker; empty without loss scaling.
   """
-
-  finished = False
 
   def __init__(
     self,
@@ -210,7 +202,7 @@ class _Again:
     learned: Learning,
     route: Mapping[str, Any],
     flat: Flat,
-    before: '_Again | None',
+    before: '_RecomputedRun | None',
   ):
     self.version, workers = 0, config.cluster.workers
     self._learned = learned
@@ -222,37 +214,33 @@ class _Again:
     first = learned.scaling
     self.scalings = [first] * workers if first else []
     self._flat = flat
-    # What workers remember, and what those do who are gone.
+    # Codec state of workers, and of workers that have left.
     self._states: dict[int, Any] = {}
-    self._gone: dict[int, Any] = {}
+    self._left: dict[int, Any] = {}
     self._pushed: dict[int, list[Payload]] = {}
     self._pipelined = route['pipelined']
-    # Of updates, by worker: what pipelined servers sum in that order.
+    # Pushes by update and worker; pipelined servers sum them in that order.
     self._pieces: dict[int, dict[int, tuple[list[Payload], int]]] = {}
     self._gradient = learned.gradient
     self._released: dict[int, tuple[Any, Any, int]] = {}
     self._before = before
     self._coordinator = Coordinator(
-      scheme=replay.scheme(config.to_dict(), workers),
+      scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers, worker_batch=config.batching.worker_batch
       ),
-      store=self,
+      store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
-      recorder=self,
+      recorder=silent_recorder(),
       num_workers=workers,
       stage=self._stage,
     )
     self._coordinator.attach(release=self._release, wake_at=lambda at: None)
 
-  def __getattr__(self, name: str) -> Any:
-    """Returns what a recorder does, which is nothing."""
-    return lambda *args, **named: None
-
-  def tell(self, row: Mapping[str, Any]) -> None:
-    """Lets happen what a row says."""
-    told, time = row['event'], row['time']
-    if told == 'start' and self._before:
+  def apply(self, row: Mapping[str, Any]) -> None:
+    """Applies a recorded event."""
+    event, time = row['event'], row['time']
+    if event == 'start' and self._before:
       self.learners = self._before.learners
       self.version = self._before.version
       self.scalings = self._before.scalings
@@ -265,16 +253,16 @@ class _Again:
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
         self.commit(update)
-    if told == 'push':
+    if event == 'push':
       self._push(row)
-    elif told == 'forgot':
-      self._gone[row['worker']] = self._states.pop(row['worker'], None)
-    elif told == 'recalled':
-      if row['worker'] in self._gone:
-        self._states[row['worker']] = self._gone.pop(row['worker'])
-    elif told in ('start', 'wake'):
-      getattr(self._coordinator, told)(time)
-    elif told == 'join':
+    elif event == 'forgot':
+      self._left[row['worker']] = self._states.pop(row['worker'], None)
+    elif event == 'recalled':
+      if row['worker'] in self._left:
+        self._states[row['worker']] = self._left.pop(row['worker'])
+    elif event in ('start', 'wake'):
+      getattr(self._coordinator, event)(time)
+    elif event == 'join':
       self._coordinator.join(row['worker'], time)
     else:
       self._coordinator.leave(row['worker'], time, '')
@@ -290,7 +278,7 @@ class _Again:
     before = self._states.get(worker) or self._flat.init(worker)
     messages, after, finite = self._flat.encode(before, payload, stage, scale)
     self._states[worker] = after if finite else before
-    messages = jax.device_get(messages)  # They travel.
+    messages = jax.device_get(messages)  # As on the wire.
     with placement.on_cpu():
       self._pushed[worker] = [
         self._flat.taken(message, server, stage)
@@ -340,7 +328,7 @@ class _Again:
     return True
 
   def _sum(self, update: int) -> None:
-    """Sums the pushes of an update as pipelined servers do, by worker."""
+    """Sums the pushes of an update by worker, as pipelined servers do."""
     pushed = sorted(self._pieces.pop(update).items())
     if not pushed:
       return
@@ -365,8 +353,10 @@ def _divided(payload: Payload, scale: float) -> Payload:
   return payload._replace(gradient=payload.gradient / np.float32(scale))
 
 
-def _config(path: pathlib.Path, recorded: Mapping[str, Any]) -> ConfigDict:
-  """Returns what was learned."""
+def _training_config(
+  path: pathlib.Path, recorded: Mapping[str, Any]
+) -> ConfigDict:
+  """Returns the config of model, data and training, without the cluster."""
   runtime = recorded['cluster']['runtime']
   require(runtime == 'distributed', f'{path}', 'a run on real hosts', runtime)
   batching = recorded['batching']['name']
@@ -377,11 +367,11 @@ def _config(path: pathlib.Path, recorded: Mapping[str, Any]) -> ConfigDict:
   require(model != 'none', f'{path}', 'a run with a model', model)
   config = default.get_config()
   for name, value in config.items():
-    if name in _WHERE or name not in recorded:
+    if name in _UNUSED or name not in recorded:
       continue
     known = isinstance(value, ConfigDict)
     config[name] = (
-      manifests.section(recorded, name) if known else recorded[name]
+      manifests.restore_section(recorded, name) if known else recorded[name]
     )
   config.cluster.workers = recorded['cluster']['workers']
   return config

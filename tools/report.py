@@ -246,11 +246,11 @@ def _links(label: str, run: RunRecord) -> Figure | None:
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
-    generation = traffic.told(run.path)
+    generation = traffic.longest_epoch(run.path)
   except ValueError as error:
     logging.warning('%s', error)
     return None
-  print(f'{run.path}: {traffic.described(generation)}')
+  print(f'{run.path}: {traffic.describe(generation)}')
   return links.draw(label, run, generation)
 
 

@@ -26,7 +26,7 @@ from configs.checks import require
 from tools.drawing import panels, placing
 from tools.drawing import traffic as drawing
 from tools.reading import traffic as reading
-from tools.reading.traffic import Generation
+from tools.reading.traffic import MembershipEpoch
 from topology.bounds import cuts
 from topology.clusters.cluster import Cluster
 from topology.forests import files, usage
@@ -64,20 +64,20 @@ def drawn(path: pathlib.Path, *, trees: int) -> Figure:
   """
   if path.is_dir():
     generation = reading.told(path)
-    known, why = generation.planned is not None, generation.why
+    known, why = generation.plan is not None, generation.reason
     require(known, f'{path}', 'a run whose forest is known', why)
     return draw_run(generation, trees=trees)
   return draw(*files.read(path), trees=trees)
 
 
-def draw_run(generation: Generation, *, trees: int = 4) -> Figure:
+def draw_run(generation: MembershipEpoch, *, trees: int = 4) -> Figure:
   """Returns the picture of what links have carried, and of the trees.
 
   Args:
     generation: Whose forest is known.
     trees: Panels of single trees, at most.
   """
-  planned = generation.planned
+  planned = generation.plan
   if planned is None:
     raise ValueError('generation: expected one with a forest, got none.')
   every = sorted(planned.forest.trees, key=lambda t: t.weight_Bps, reverse=True)
@@ -107,13 +107,13 @@ def draw_run(generation: Generation, *, trees: int = 4) -> Figure:
   return figure
 
 
-def _title_of_run(generation: Generation) -> str:
-  planned, links = generation.planned, generation.links()
+def _title_of_run(generation: MembershipEpoch) -> str:
+  planned, links = generation.plan, generation.sum_links()
   ratios = [link.ratio for link in links.values() if link.ratio is not None]
   slowest = f', the slowest {min(ratios):.0%} of plan' if ratios else ''
   rates = (
     ''
-    if planned and planned.known
+    if planned and planned.has_rates
     else ('; planned are equal links, as fast as the fastest has been')
   )
   return (

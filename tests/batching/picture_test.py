@@ -26,7 +26,7 @@ class PictureTest(absltest.TestCase):
     self.assertLen(axes.lines, 4)
     mine = [
       event['examples']
-      for event in records.events(run.files.workdir)
+      for event in records.read_events(run.files.workdir)
       if event['event'] == 'push' and event['worker'] == 1
     ]
     self.assertGreater(len(set(mine)), 1)

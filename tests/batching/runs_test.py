@@ -43,7 +43,7 @@ _CHANGING = {
 
 
 def _pushes(path):
-  return [e for e in records.events(path) if e['event'] == 'push']
+  return [e for e in records.read_events(path) if e['event'] == 'push']
 
 
 def _rounds(path, whole=None):
@@ -53,7 +53,7 @@ def _rounds(path, whole=None):
   batches differ within a superstep.
   """
   found, left = [{}], False
-  for event in records.events(path):
+  for event in records.read_events(path):
     batch = found[-1]
     if event['event'] == 'push':
       size = batch.setdefault(event['worker'], event['examples'])

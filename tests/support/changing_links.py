@@ -78,13 +78,13 @@ def noisy(out: pathlib.Path, iterations: int) -> list[str]:
     RuntimeError: If the run fails.
   """
   path = _run(out, 'noise', 'noise', iterations, True)
-  return [row['did'] for row in records.links(path)]
+  return [row['did'] for row in records.read_link_events(path)]
 
 
 def _iterations_s(path: pathlib.Path) -> list[float]:
   """Returns the seconds of each iteration but the first."""
   ends = sorted(
-    {row['time'] for row in records.events(path) if row['event'] == 'push'}
+    {row['time'] for row in records.read_events(path) if row['event'] == 'push'}
   )
   return [b - a for a, b in itertools.pairwise(ends)]
 

@@ -263,7 +263,7 @@ class ConfigTest(absltest.TestCase):
 
     folder = _rewritten(clusters.run('asp'), 'manifest.json', change)
 
-    config = manifests.config(folder)
+    config = manifests.restore_config(folder)
 
     self.assertEqual(config.cluster.runtime, 'virtual')
     self.assertEqual(config.cluster.script, ())

@@ -14,7 +14,7 @@ class TimedTest(parameterized.TestCase):
       cluster__workers=1,
       cluster__speed__slowdown=(1.0,),
     )
-    timed = manifests.timed(
+    timed = manifests.timing_config(
       recorded,
       cluster=recorded.cluster,
       size_bytes=size_bytes,

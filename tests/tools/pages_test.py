@@ -203,7 +203,9 @@ class SeriesTest(parameterized.TestCase):
     np.testing.assert_allclose(shown['accuracy']['time'], times, rtol=1e-5)
     self.assertEqual(shown['waiting'].keys(), batches.seconds.keys())
     self.assertAlmostEqual(sum(shown['staleness']['shares']), 1, places=4)
-    events = [e for e in records.events(batches.path) if e['event'] == 'push']
+    events = [
+      e for e in records.read_events(batches.path) if e['event'] == 'push'
+    ]
     for line in shown['batches']:
       sizes = [e['examples'] for e in events if e['worker'] == line['worker']]
       self.assertEqual(line['examples'][0], sizes[0])

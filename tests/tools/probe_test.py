@@ -210,7 +210,7 @@ class ContentTest(absltest.TestCase):
   def test_groups_are_in_the_file_the_graph_and_the_table(self):
     racks = [((0, 1, 2), 5e6, 8e6)]
     network = shared_links.Network([2e7] * 6, groups=racks)
-    run = lambda test: network.measure(test.pairs)  # noqa: E731
+    run = lambda test: network.measure(test.pairs)
     tests, groups = trials.explore(run, 6, tolerance=0.1)
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
     latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)

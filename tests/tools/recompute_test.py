@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from tests.support import executors, groups, processes, small, together
 from tools import recompute
 from tools.reading import traffic
-from tools.reading.traffic import Generation, Planned
+from tools.reading.traffic import MembershipEpoch, SumPlan
 from tools.recomputing.sums import Sums
 
 
@@ -33,8 +33,8 @@ class SumsTest(executors.TestCase):
       ]
       vectors = dict(enumerate(pool.copy() for pool in pools))
       self.assertEqual(self.sums(made, 0, pools, ranges), [None] * count)
-      planned = Planned(None, forest, group.names, 4 * size, chunk, True)
-      generation = Generation(0, '', range(count), 0, planned, ())
+      planned = SumPlan(None, forest, group.names, 4 * size, chunk, True)
+      generation = MembershipEpoch(0, '', range(count), 0, planned, ())
 
       found = Sums(generation)(vectors, ranges)
 
@@ -44,7 +44,7 @@ class SumsTest(executors.TestCase):
     self.assertGreater(different, 0)  # The order matters.
 
   def test_pushes_of_others_are_refused(self):
-    sums, one = Sums(Generation(0, '', (0, 2), 0, None, ())), np.ones(1)
+    sums, one = Sums(MembershipEpoch(0, '', (0, 2), 0, None, ())), np.ones(1)
     np.testing.assert_array_equal(sums({0: one, 2: one}, [(0, 1)]), [2])
     with self.assertRaisesRegex(
       ValueError, r'pushes: .* workers \(0, 2\), got'
@@ -171,7 +171,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       **fields,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
-    generations = traffic.generations(launch.folder)
+    generations = traffic.read_epochs(launch.folder)
     self.assertGreater(len(generations), 3)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
 

@@ -1,4 +1,4 @@
-"""Tests for tools.replay: recorded runs give the same verdicts again."""
+"""Tests for tools.replay: recorded runs give the recorded decisions."""
 
 import contextlib
 import io
@@ -13,13 +13,13 @@ _TWO = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0, 3.1)}
 
 
 def _replay(*folders):
-  """Returns the exit code, 0 or 1 or what was refused, and the output."""
+  """Returns the exit code, 0 or 1 or a refusal, and the output."""
   with contextlib.redirect_stdout(io.StringIO()) as out:
     try:
       replay.main(['replay', *map(str, folders)])
     except SystemExit as done:
       return done.code, out.getvalue()
-  raise AssertionError('It has not ended.')
+  raise AssertionError('Expected an exit.')
 
 
 def _run(scheme, **changed):
@@ -36,7 +36,7 @@ def _run(scheme, **changed):
 
 
 class ReplayTest(parameterized.TestCase):
-  def test_every_scheme_gives_the_verdicts_that_it_gave(self):
+  def test_every_scheme_gives_the_recorded_decisions(self):
     schemes = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
     folders = [_run(scheme) for scheme in schemes]
 
@@ -46,7 +46,7 @@ class ReplayTest(parameterized.TestCase):
     lines = done.stdout.splitlines()
     for folder, line in zip(folders, lines, strict=True):
       count = len((folder / 'events.jsonl').read_text().splitlines())
-      self.assertEqual(line, f'{folder}: {count} events, the same verdicts.')
+      self.assertEqual(line, f'{folder}: {count} events, the same decisions.')
 
   @parameterized.parameters({'sync__elastic__bound': 1.0}, {})
   def test_a_bound_is_that_of_the_run_and_none_if_it_is_older(self, **changed):
@@ -59,7 +59,7 @@ class ReplayTest(parameterized.TestCase):
     path.write_text(json.dumps(manifest))
     self.assertEqual(_replay(folder)[0], 1 if changed else 0)
 
-  def test_another_verdict_is_shown(self):
+  def test_a_different_decision_is_shown(self):
     folder = _run('elastic')
     path = folder / 'events.jsonl'
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -72,7 +72,7 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(code, 1)
     self.assertRegex(out, r': event \d+ was .*, is ')
 
-  def test_each_start_has_a_scheme_for_as_many_workers_as_there_were(self):
+  def test_each_start_has_a_scheme_for_its_number_of_workers(self):
     folder, fewer = _run('elastic'), _run('elastic', **_TWO)
     with (folder / 'events.jsonl').open('a') as events:
       events.write((fewer / 'events.jsonl').read_text())
@@ -85,7 +85,7 @@ class ReplayTest(parameterized.TestCase):
     (lambda folder: folder / 'none', 'no folder'),
     (lambda folder: _broken(folder), 'events.jsonl, line 2: expected a JSON'),
   )
-  def test_what_is_no_record_is_refused(self, change, message):
+  def test_a_missing_or_broken_run_is_refused(self, change, message):
     code, _ = _replay(change(_run('asp')))
     self.assertStartsWith(code, 'Refused: ')
     self.assertIn(message, code)

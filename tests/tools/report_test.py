@@ -213,7 +213,7 @@ class CurveTest(parameterized.TestCase):
   def test_the_window_is_the_middle(self, end_s, iterations, workers, expected):
     rows = [{'time': 0.5, 'iterations': 1}]
     rows.append({'time': end_s, 'iterations': iterations})
-    shown = records.window(rows, workers)
+    shown = records.find_window(rows, workers)
     np.testing.assert_allclose(shown, expected)
 
   def test_shares_are_of_all_seeds_together(self):
@@ -264,7 +264,7 @@ class PictureTest(parameterized.TestCase):
     self.assertEqual(drawn, _TOGETHER - {'gaps'})
     self.assertIn('left out of gaps.png', '\n'.join(logs.output))
     with self.assertRaisesRegex(ValueError, 'with config.outputs.events=False'):
-      list(records.events(run.files.workdir))
+      list(records.read_events(run.files.workdir))
 
   def test_several_numbers_of_workers_have_speed_ups(self):
     folders = []

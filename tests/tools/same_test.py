@@ -1,4 +1,4 @@
-"""Tests for tools.same: what differs between two runs is said."""
+"""Tests for tools.same: the differences of two runs are named."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ class SameTest(parameterized.TestCase):
   def _copy(self):
     return pathlib.Path(shutil.copytree(self.folder, f'{tempfile.mkdtemp()}/a'))
 
-  def test_a_run_is_the_same_as_another_of_its_config(self):
+  def test_two_runs_of_a_config_are_the_same(self):
     run, _ = small.trained(epochs=0.5)
     other = pathlib.Path(run.files.workdir)
     self.assertEqual(list(same.differences(self.folder, other)), [])

@@ -26,7 +26,7 @@ from route.links import Links, equal
 from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
-from tools.reading.traffic import Generation, Link
+from tools.reading.traffic import Link, MembershipEpoch
 from topology.baselines.moved import moved
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
@@ -85,10 +85,10 @@ def measure(
   """
   del run, times
   path, workers = recorded.path, config.cluster.workers
-  generation = traffic.told(path)
+  generation = traffic.longest_epoch(path)
   everyone = [*generation.members] == [*range(workers)]
   require(everyone, f'{path}', 'iterations of all workers', generation.members)
-  planned = generation.planned
+  planned = generation.plan
   size_bytes = planned.size_bytes if planned else _size(recorded, workers)
   shape = _shape(generation, workers)
   model = _Model(shape, generation, config, size_bytes)
@@ -108,7 +108,7 @@ def measure(
     fitted_s=model.mean_s(factor, compute_s[middle]),
     used=len(took_s[middle]),
   )
-  if planned and planned.known:
+  if planned and planned.has_rates:
     return found._replace(cluster=_content(scaled))
   up, down = _hosts(scaled)
   config.cluster.network.worker_up_Bps = placement.rounded(up)
@@ -162,7 +162,7 @@ class _Model:
   def __init__(
     self,
     shape: Cluster,
-    generation: Generation,
+    generation: MembershipEpoch,
     config: ConfigDict,
     size_bytes: int,
   ):
@@ -174,12 +174,12 @@ class _Model:
       config: The run's.
       size_bytes: Of what is summed.
     """
-    self._shape, self._planned = shape, generation.planned
+    self._shape, self._planned = shape, generation.plan
     many = config.route.bucket_bytes
     even = layers.in_proportion(layers.even(size_bytes, many))
     self._ranges = layers.ranges(even, many, 0)
     (self._host_s,) = config.cluster.network.worker_latency_s
-    self._overlap = config.route.overlap and generation.planned is not None
+    self._overlap = config.route.overlap and generation.plan is not None
 
   def scaled(self, factor: float) -> Cluster:
     """Returns the links, so many times as fast."""
@@ -243,12 +243,12 @@ def _factor(
   return most, True
 
 
-def _shape(generation: Generation, workers: int) -> Cluster:
+def _shape(generation: MembershipEpoch, workers: int) -> Cluster:
   """Returns links whose rates are right up to a factor."""
-  planned = generation.planned
-  if planned and planned.known:
+  planned = generation.plan
+  if planned and planned.has_rates:
     return planned.cluster
-  links = generation.links()
+  links = generation.sum_links()
   if not any(link.Bps for link in links.values()):
     return equal(workers)
   up, down = hosts_of(links, workers)

@@ -63,7 +63,7 @@ def read(path: str | pathlib.Path) -> Timeline:
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
-  config, summary = records.config(path), records.read_summary(path)
+  config, summary = records.read_config(path), records.read_summary(path)
   if summary is None:
     raise ValueError(
       f'{path}: expected a run that has ended, with summary.json, got none.'
@@ -73,7 +73,7 @@ def read(path: str | pathlib.Path) -> Timeline:
     workers[span.worker].append(span)
   for spans in workers:
     spans.sort(key=lambda span: span.start)
-  return Timeline(workers, tuple(records.events(path)), summary, path)
+  return Timeline(workers, tuple(records.read_events(path)), summary, path)
 
 
 def transfers(timeline: Timeline, phase: str) -> Transfers:

@@ -18,7 +18,7 @@ def sizes(run: RunRecord) -> dict[int, list[tuple[float, int]]]:
   if not records.has_events(run):
     return {}
   pushes = collections.defaultdict(list)
-  for event in records.events(run.path):
+  for event in records.read_events(run.path):
     if event['event'] == 'push':
       pushes[event['worker']].append((event['time'], event['examples']))
   different = {size for found in pushes.values() for _, size in found}

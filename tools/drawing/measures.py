@@ -70,7 +70,7 @@ def gaps(run: RunRecord) -> np.ndarray | None:
     return None
   pending: dict[int, int] = {}
   times: list[float] = []
-  for row in records.events(run.path):
+  for row in records.read_events(run.path):
     said = row['decision']
     if 'into' in said:
       pending[said['into']] = pending.get(said['into'], 0) + 1

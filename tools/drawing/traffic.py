@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tools.drawing import panels, placing, timeline
 from tools.reading import traffic
 from tools.reading.records import RunRecord
-from tools.reading.traffic import Ends, Generation, Link
+from tools.reading.traffic import Ends, Link, MembershipEpoch
 from topology.clusters import cluster as clusters
 
 # Of measured over planned rates: below a half, as planned, twice.
@@ -32,14 +32,14 @@ _ASIDE = 11.0  # Points from a line to its ratio.
 _NONE = '#DDDDDD'
 
 
-def draw_graph(axes: Axes, generation: Generation) -> None:
+def draw_graph(axes: Axes, generation: MembershipEpoch) -> None:
   """Draws workers on a circle, and between them what they have sent.
 
   Args:
     axes: Without anything in them.
     generation: With what its links have carried.
   """
-  links = generation.links()
+  links = generation.sum_links()
   ids = [str(worker) for worker in generation.members]
   pairs = [
     (str(src), str(dst), Fraction(max(link.bytes, 1)))
@@ -69,14 +69,14 @@ def draw_graph(axes: Axes, generation: Generation) -> None:
     text.set(color=color, fontsize=7.5, zorder=4, path_effects=halo)
 
 
-def draw_matrix(axes: Axes, generation: Generation) -> None:
+def draw_matrix(axes: Axes, generation: MembershipEpoch) -> None:
   """Draws a field for each pair: measured over planned rates.
 
   Args:
     axes: Without anything in them.
     generation: With what its links have carried.
   """
-  links, members = generation.links(), generation.members
+  links, members = generation.sum_links(), generation.members
   place = {worker: row for row, worker in enumerate(members)}
   fields = np.ones((len(members), len(members), 4))
   for (src, dst), link in links.items():
@@ -84,7 +84,7 @@ def draw_matrix(axes: Axes, generation: Generation) -> None:
       color = np.array(RATIO.to_rgba(link.ratio))
       fields[place[src], place[dst]] = 0.45 * color + 0.55  # Text is readable.
   axes.imshow(fields)
-  name, unit = traffic.unit(links.values())
+  name, unit = traffic.choose_unit(links.values())
   for (src, dst), link in links.items():
     if len(members) <= _TOLD:
       size = min(9.0, 56 / len(members))
@@ -102,7 +102,7 @@ def draw_matrix(axes: Axes, generation: Generation) -> None:
   axes.set_title(f'{name}, measured of planned', fontsize=9)
 
 
-def draw(label: str, run: RunRecord, generation: Generation) -> Figure:
+def draw(label: str, run: RunRecord, generation: MembershipEpoch) -> Figure:
   """Returns a picture of the slowest links, and of iterations.
 
   Args:
@@ -110,7 +110,7 @@ def draw(label: str, run: RunRecord, generation: Generation) -> Figure:
     run: With spans.
     generation: With what its links have carried.
   """
-  bars = traffic.slowest(generation.links(), _BARS)
+  bars = traffic.slowest_links(generation.sum_links(), _BARS)
   figure = Figure((10, 2.6 + 0.24 * len(bars)))
   if not bars:
     _draw_iterations(figure.subplots(), run)
@@ -119,7 +119,7 @@ def draw(label: str, run: RunRecord, generation: Generation) -> Figure:
     upper, lower = figure.subplots(2, 1, gridspec_kw=heights)
     _draw_bars(upper, bars)
     _draw_iterations(lower, run)
-    more = len(generation.links()) - len(bars)
+    more = len(generation.sum_links()) - len(bars)
     label += f', the {len(bars)} slowest links against plan' if more > 0 else ''
   figure.axes[0].set_title(label, loc='left', fontsize='medium')
   return figure
@@ -127,7 +127,7 @@ def draw(label: str, run: RunRecord, generation: Generation) -> Figure:
 
 def _draw_bars(axes: Axes, bars: Sequence[tuple[Ends, Link]]) -> None:
   rows = np.arange(len(bars))
-  name, unit = traffic.unit(link for _, link in bars)
+  name, unit = traffic.choose_unit(link for _, link in bars)
   measured = [(link.Bps or 0.0) / unit for _, link in bars]
   planned = [link.planned_Bps / unit for _, link in bars]
   colors = [RATIO.to_rgba(link.ratio) for _, link in bars]

@@ -71,7 +71,7 @@ def packed(folder: pathlib.Path) -> dict[str, Any]:
   _check_code(folder, manifest)
   _check_agreement(folder, run.rows, run.summary)
   if records.has_events(run):
-    pushes = sum(row['event'] == 'push' for row in records.events(folder))
+    pushes = sum(row['event'] == 'push' for row in records.read_events(folder))
     require(
       pushes == run.summary['iterations'],
       f'{folder}/events.jsonl: pushes',

@@ -9,7 +9,7 @@ from outputs.accounting import PHASES
 from tools.drawing import batches, curves, measures, placing
 from tools.reading import traffic
 from tools.reading.records import RunRecord
-from tools.reading.traffic import Generation
+from tools.reading.traffic import MembershipEpoch
 
 _POINTS = 600  # Of a line, at most.
 _WORKERS = 32  # With a row in a timeline, at most.
@@ -151,16 +151,16 @@ def _links(run: RunRecord) -> dict[str, Any] | None:
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
-    generation = traffic.told(run.path)
+    generation = traffic.longest_epoch(run.path)
   except ValueError as error:
     return {'missing': str(error)}
-  links = generation.links()
-  lagging = traffic.slowest(links, len(links))
+  links = generation.sum_links()
+  lagging = traffic.slowest_links(links, len(links))
   rest = [each for each in links.items() if each[1].ratio is None]
   shown = [*lagging, *rest][:_LINKS]
-  planned = generation.planned
+  planned = generation.plan
   return {
-    'missing': None if links or planned else generation.why,
+    'missing': None if links or planned else generation.reason,
     'count': len(links),
     'iterations': generation.iterations,
     'links': [
@@ -178,9 +178,9 @@ def _links(run: RunRecord) -> dict[str, Any] | None:
   }
 
 
-def _drawn(generation: Generation) -> dict[str, Any]:
+def _drawn(generation: MembershipEpoch) -> dict[str, Any]:
   """Returns where nodes are, and the hops of the trees that carry the most."""
-  planned, ids = generation.planned, [*map(str, generation.members)]
+  planned, ids = generation.plan, [*map(str, generation.members)]
   ring = placing.circle(ids) if len(ids) <= _NODES else {}
   drawn = {'members': _nodes(ring, dict(zip(ids, ids, strict=True)))}
   if planned is None or len(planned.cluster.nodes) > _NODES:

@@ -1,4 +1,7 @@
-"""Configs of recorded runs, as a virtual cluster can use them."""
+"""Configs of recorded runs, and the schemes and codecs that they name.
+
+Predictions change the cluster of such a config to a virtual one.
+"""
 
 import fnmatch
 import importlib
@@ -11,66 +14,91 @@ from ml_collections import ConfigDict
 
 from configs import default
 from configs.checks import require
+from sync.scheme import Scheme
 from tools.reading import records
+from wire.codec import Wire
 
-# Fields of the real cluster, which the virtual one does not use or has from the
-# measurements: they stay at their defaults, known or unknown.
+# Fields of a real cluster that predictions ignore or measure: they stay at
+# their defaults, and may be unknown.
 _REAL = ('cluster.*', 'route.server.dedicated', 'route.forest.adapt')
-_KEPT = ('cluster.workers',)
+_SHARED = ('cluster.workers',)
 
 
-def config(path: pathlib.Path) -> ConfigDict:
-  """Returns the config of a run, with the virtual cluster at its defaults.
+def restore_config(path: pathlib.Path) -> ConfigDict:
+  """Returns the config of a run, with a virtual cluster at its defaults.
 
   Args:
     path: Folder of the run.
 
   Raises:
-    ValueError: If there is no run, or if it has a field that is unknown today.
+    ValueError: If there is no run, or if its config has an unknown field.
     OSError: If it cannot be read.
   """
-  found = default.get_config()
-  _restore(found, records.config(path), '')
-  return found
+  config = default.get_config()
+  _restore(config, records.read_config(path), '')
+  return config
 
 
-def section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
+def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
   """Returns a section of a recorded config.
 
-  Fields that are younger than the run are at their defaults: they change
-  nothing.
-
   Args:
-    recorded: As a manifest has it.
-    name: Of the section.
+    recorded: Config of a manifest.
+    name: Name of the section.
 
   Raises:
-    ValueError: If it has a field that is unknown today.
+    ValueError: If the section has an unknown field.
   """
-  found = default.get_config()[name]
-  _restore(found, recorded[name], f'{name}.')
-  return found
+  section = default.get_config()[name]
+  _restore(section, recorded[name], f'{name}.')
+  return section
+
+
+def make_scheme(recorded: Mapping[str, Any], num_workers: int) -> Scheme:
+  """Returns the scheme of a recorded run before its first event.
+
+  Args:
+    recorded: Config of a manifest.
+    num_workers: Number of workers.
+
+  Raises:
+    ValueError: If the scheme has an unknown field.
+  """
+  name = recorded['sync']['name']
+  own = restore_section(recorded, 'sync')[name].to_dict()
+  scheme: Scheme = importlib.import_module(f'sync.{name}').make(
+    num_workers=num_workers, **own
+  )
+  return scheme
+
+
+def make_wire(section: ConfigDict) -> Wire:
+  """Returns the codecs that a section config.wire describes."""
+  own = section[section.name].to_dict()
+  wire: Wire = importlib.import_module(f'wire.{section.name}').make(**own)
+  return wire
 
 
 def num_train(path: pathlib.Path) -> int:
-  """Returns the training examples of a run's epoch.
+  """Returns the number of training examples of a run's epoch.
 
   Args:
     path: Folder of the run.
 
   Raises:
-    ValueError: If the run has not got far enough to tell.
+    ValueError: If the metrics of the run have no row with examples.
     OSError: If it cannot be read.
   """
   for row in records.load(path).rows:
     if row['epoch']:
-      return round(row['examples'] / row['epoch'])
+      examples: int = round(row['examples'] / row['epoch'])
+      return examples
   raise ValueError(
     f'{path}/metrics.jsonl: expected a row with examples, got none.'
   )
 
 
-def timed(
+def timing_config(
   config: ConfigDict,
   *,
   cluster: ConfigDict,
@@ -78,66 +106,70 @@ def timed(
   num_train: int,
   epochs: float,
 ) -> ConfigDict:
-  """Returns a config for the times alone of a run: without model and data.
+  """Returns the config of a virtual run that has only times: no model or data.
 
   Args:
-    config: Of the run.
-    cluster: Replaces its config.cluster.
-    size_bytes: Of a push and of a pull, as they travel.
+    config: Config of the run.
+    cluster: Section that replaces its config.cluster.
+    size_bytes: Bytes of a push and of a pull on the wire.
     num_train: Examples of an epoch.
     epochs: Length of the run.
   """
-  made = default.get_config()
-  micro_batch = made.batching.micro_batch
+  timing = default.get_config()
+  micro_batch = timing.batching.micro_batch
   for section in ('sync', 'batching', 'wire', 'route'):
-    made[section] = config[section]
-  made.cluster = cluster
-  made = made.copy_and_resolve_references()  # Nothing of theirs may change.
-  made.batching.micro_batch = micro_batch
-  made.seed = config.seed
-  made.data.ahead = config.data.ahead
-  made.epochs = made.eval_every = epochs
-  made.log_every = max(round(epochs * num_train), 1)  # At the end at most.
-  made.checkpoint.every_s = math.inf
-  made.model.name = 'none'
-  made.model.none.size_bytes = _in_float32(config.wire, size_bytes)
-  made.model.none.num_train = num_train
-  return made
+    timing[section] = config[section]
+  timing.cluster = cluster
+  timing = (
+    timing.copy_and_resolve_references()
+  )  # Leaves the arguments unchanged.
+  timing.batching.micro_batch = micro_batch
+  timing.seed = config.seed
+  timing.data.ahead = config.data.ahead
+  timing.epochs = timing.eval_every = epochs
+  timing.log_every = max(round(epochs * num_train), 1)  # One row, at the end.
+  timing.checkpoint.every_s = math.inf
+  timing.model.name = 'none'
+  timing.model.none.size_bytes = _in_float32(config.wire, size_bytes)
+  timing.model.none.num_train = num_train
+  return timing
 
 
 def _in_float32(section: ConfigDict, size_bytes: int) -> int:
-  """Returns the bytes of parameters whose transfers have so many."""
-  module = importlib.import_module(f'wire.{section.name}')
-  wire, many = module.make(**section[section.name]), 2**20
+  """Returns the bytes of float32 parameters whose transfers have a size."""
+  wire, many = make_wire(section), 2**20
   each = (wire.push_bytes(many, 0) + wire.pull_bytes(many, 0)) / (2 * many)
-  return 4 * round(size_bytes / each)
+  numbers: int = round(size_bytes / each)
+  return 4 * numbers
 
 
-def changed(config: ConfigDict) -> Iterator[tuple[str, Any]]:
+def changed_fields(config: ConfigDict) -> Iterator[tuple[str, Any]]:
   """Yields the fields that are not at their defaults, by dotted name."""
-  return _changed(config, default.get_config(), '')
+  return _changed_fields(config, default.get_config(), '')
 
 
-def value(config: ConfigDict, path: str) -> Any:
+def field_value(config: ConfigDict, path: str) -> Any:
   """Returns a field, or a section as a dictionary, by its dotted name."""
   for part in path.split('.'):
     config = config[part]
   return config.to_dict() if isinstance(config, ConfigDict) else config
 
 
-def _restore(section: ConfigDict, recorded: Mapping, above: str) -> None:
+def _restore(
+  section: ConfigDict, recorded: Mapping[str, Any], above: str
+) -> None:
   for field, value in recorded.items():
     path = above + field
     if isinstance(value, Mapping) and field in section:
       _restore(section[field], value, f'{path}.')
-    elif path in _KEPT or not any(fnmatch.fnmatch(path, p) for p in _REAL):
+    elif path in _SHARED or not any(fnmatch.fnmatch(path, p) for p in _REAL):
       known = f'one of {sorted(section)}'
       require(field in section, f'config.{path}', known, field)
       section[field] = _typed(value, section[field])
 
 
 def _typed(value: Any, example: Any) -> Any:
-  """Returns a value of a manifest, where JSON has no type for it."""
+  """Returns a value of a manifest in the type of a config's field."""
   if isinstance(example, tuple):
     return tuple(_typed(item, 0.0) for item in value)
   if isinstance(example, float) and isinstance(value, str):
@@ -145,11 +177,11 @@ def _typed(value: Any, example: Any) -> Any:
   return value
 
 
-def _changed(
+def _changed_fields(
   config: ConfigDict, defaults: ConfigDict, above: str
 ) -> Iterator[tuple[str, Any]]:
   for field, value in config.items():
     if isinstance(value, ConfigDict):
-      yield from _changed(value, defaults[field], f'{above}{field}.')
+      yield from _changed_fields(value, defaults[field], f'{above}{field}.')
     elif value != defaults[field]:
       yield above + field, value

@@ -1,4 +1,4 @@
-"""Reads the files of a run, even while it runs or after it has crashed."""
+"""Readers of the files of a run, also of a running or crashed one."""
 
 import json
 import pathlib
@@ -7,17 +7,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Rows of events.jsonl that are no events of a scheme.
+# Values of `event` in rows of events.jsonl that are no events of a scheme.
 _LINKS = 'links'
-_KEPT = ('forgot', 'recalled')  # Residuals of workers.
+_RESIDUALS = ('forgot', 'recalled')  # Residuals of workers, lost or recovered.
 DRIFT = 'drift'  # Replicas that differed from the reference.
-_SHOWN = 64  # Workers whose spans are read, at most.
-_WINDOW = 16  # Iterations of a mean worker whose spans are read.
+_SHOWN = 64  # Largest number of workers whose spans are read.
+_WINDOW = 16  # Mean iterations of a worker in the window of spans.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
 _METRIC = ('kind', 'time', 'iterations', 'accuracy')
 _SPAN = ('name', 'ts', 'dur', 'tid')
 _SUMMARY = ('ended', 'staleness', 'worker_seconds')
-_NO_SUMMARY = {'ended': None, 'staleness': {}, 'worker_seconds': {}}
+_NO_SUMMARY: Mapping[str, Any] = {
+  'ended': None,
+  'staleness': {},
+  'worker_seconds': {},
+}
+_REAL_TIME = 'wall_'  # Prefix of fields.
 
 
 class Span(NamedTuple):
@@ -37,13 +42,13 @@ class Span(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-  """Record of one run, read from its files, for pictures and tables.
+  """Files of one run, as pictures and tables need them.
 
   Attributes:
     path: Folder of the run.
     config: Config, from manifest.json.
     rows: Rows of metrics.jsonl.
-    ended: 'finished', or another `ended` of summary.json; None without one.
+    ended: Value of `ended` in summary.json; None without a summary.
     staleness: Applied pushes by staleness, versions; empty without a summary.
     seconds: Worker seconds by phase, where not 0; empty without a summary.
     window: Start and end of the interval of `spans`, seconds on the run's
@@ -68,35 +73,35 @@ class RunRecord(NamedTuple):
 def load(path: str | pathlib.Path) -> RunRecord:
   """Returns the record of a run.
 
-  Without summary.json, which every run writes unless it is killed, files may be
-  missing and their last lines may be cut off.
+  A run without summary.json is running or was killed: its files may be missing
+  and their last lines may be truncated.
 
   Args:
     path: Folder of a run.
 
   Raises:
     ValueError: If there is no run, or if a file is broken; names the file, the
-      expected content and the content.
+      expectation and the content.
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
-  manifest = config(path)
+  config = read_config(path)
   summary = read_summary(path)
-  whole, sums = summary is not None, summary or _NO_SUMMARY
-  rows = tuple(_metrics(path, whole))
-  workers = _evenly(manifest['cluster']['workers'])
-  shown = window(rows, manifest['cluster']['workers'])
+  is_complete, sums = summary is not None, summary or _NO_SUMMARY
+  rows = tuple(_read_metrics(path, is_complete))
+  workers = _pick_evenly(config['cluster']['workers'])
+  shown = find_window(rows, config['cluster']['workers'])
   return RunRecord(
     path=path,
-    config=manifest,
+    config=config,
     rows=rows,
     ended=sums['ended'],
     staleness={int(stale): n for stale, n in sums['staleness'].items()},
     seconds={phase: s for phase, s in sums['worker_seconds'].items() if s},
     window=shown,
     workers=workers,
-    spans=tuple(_overlapping(_spans(path, whole), shown, workers))
-    if _keeps(manifest, 'timeline')
+    spans=tuple(_overlapping(_read_spans(path, is_complete), shown, workers))
+    if config['outputs']['timeline']
     else (),
     summary=summary,
   )
@@ -116,7 +121,7 @@ def read_summary(path: pathlib.Path) -> dict[str, Any] | None:
   return _read(file, _SUMMARY) if file.exists() else None
 
 
-def window(
+def find_window(
   rows: Sequence[Mapping[str, Any]], workers: int
 ) -> tuple[float, float]:
   """Returns start and end of the interval to show in detail, seconds.
@@ -135,8 +140,8 @@ def window(
   return (end_s - length) / 2, (end_s + length) / 2
 
 
-def config(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the config of a run, as its manifest has it.
+def read_config(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the config of a run from its manifest.
 
   Args:
     path: Folder of a run.
@@ -145,11 +150,20 @@ def config(path: pathlib.Path) -> dict[str, Any]:
     ValueError: If there is no run, or if its manifest is broken.
     OSError: If it cannot be read.
   """
-  return manifest(path)['config']
+  config: dict[str, Any] = read_manifest(path)['config']
+  return config
 
 
-def manifest(path: pathlib.Path) -> dict[str, Any]:
-  """Returns a run's manifest; arguments and errors are those of `config`."""
+def read_manifest(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the manifest of a run.
+
+  Args:
+    path: Folder of a run.
+
+  Raises:
+    ValueError: If there is no run, or if its manifest is broken.
+    OSError: If it cannot be read.
+  """
   file = path / 'manifest.json'
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
@@ -158,68 +172,96 @@ def manifest(path: pathlib.Path) -> dict[str, Any]:
 
 
 def has_events(run: RunRecord) -> bool:
-  """Returns whether a run wrote its scheme's events."""
-  return _keeps(run.config, 'events')
+  """Returns True if a run writes the events of its scheme."""
+  return bool(run.config['outputs']['events'])
 
 
-def _keeps(config: Mapping[str, Any], output: str) -> bool:
-  """Returns whether a run writes an output; older runs write all."""
-  return config.get('outputs', {}).get(output, True)
-
-
-def events(
-  path: pathlib.Path, *, kept: bool = False
+def read_events(
+  path: pathlib.Path, *, with_residuals: bool = False
 ) -> Iterator[dict[str, Any]]:
   """Yields the events of a run's scheme with its decisions, in order.
 
   Args:
     path: Folder of a run.
-    kept: True to yield also the rows of residuals that were lost or recovered.
+    with_residuals: True to yield also the rows of residuals that were lost or
+      recovered.
 
   Raises:
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  for row in every(path):
-    told = row['event']
-    if told not in (_LINKS, DRIFT, *_KEPT) or (kept and told in _KEPT):
-      yield row
+  others = {_LINKS, DRIFT, *(() if with_residuals else _RESIDUALS)}
+  return (row for row in read_all_events(path) if row['event'] not in others)
 
 
-def links(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+def read_link_events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the rows about links, which are no events of a scheme.
 
-  Arguments and errors are those of `events`.
+  Arguments and errors are those of `read_events`.
   """
-  return (row for row in every(path) if row['event'] == _LINKS)
+  return (row for row in read_all_events(path) if row['event'] == _LINKS)
 
 
-def every(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields both, in the order in which they happened."""
-  there = (path / 'events.jsonl').exists()
-  if not there and not _keeps(config(path), 'events'):
+def read_all_events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields all rows of events.jsonl, in the order of the events.
+
+  Arguments and errors are those of `read_events`.
+  """
+  exists = (path / 'events.jsonl').exists()
+  if not exists and not read_config(path)['outputs']['events']:
     raise ValueError(
       f'{path}: expected a run with events.jsonl, got one with '
       'config.outputs.events=False.'
     )
-  whole = read_summary(path) is not None
-  for where, row in _lines(path / 'events.jsonl', whole):
-    told = row.get('event')
-    fields = {_LINKS: ('time', 'did', 'why')} | dict.fromkeys(
-      (*_KEPT, DRIFT), ('worker',)
-    )
-    _check(row, fields.get(told, ('event', 'decision')), where)
+  is_complete = read_summary(path) is not None
+  for where, row in _read_lines(path / 'events.jsonl', is_complete):
+    _check(row, _event_fields(row.get('event')), where)
     yield row
 
 
-def _metrics(path: pathlib.Path, whole: bool) -> Iterator[dict[str, Any]]:
-  for where, row in _lines(path / 'metrics.jsonl', whole):
+def read_rows(file: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the objects of a complete file of a run.
+
+  Args:
+    file: JSON lines, a JSON array with an element per line, or one object.
+
+  Raises:
+    ValueError: If the file is no valid JSON; names the file.
+    OSError: If it cannot be read.
+  """
+  if file.suffix == '.jsonl':
+    return [row for _, row in _read_lines(file, True)]
+  try:
+    content = json.loads(file.read_text(encoding='utf-8'))
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{file}: expected JSON, got {error}.') from error
+  return content if isinstance(content, list) else [content]
+
+
+def without_real_time(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a row without its fields of real time."""
+  return {k: v for k, v in row.items() if not k.startswith(_REAL_TIME)}
+
+
+def _event_fields(event: str | None) -> tuple[str, ...]:
+  """Returns the fields that a row of an event must have."""
+  if event == _LINKS:
+    return 'time', 'did', 'why'
+  if event in (DRIFT, *_RESIDUALS):
+    return ('worker',)
+  return 'event', 'decision'
+
+
+def _read_metrics(
+  path: pathlib.Path, is_complete: bool
+) -> Iterator[dict[str, Any]]:
+  for where, row in _read_lines(path / 'metrics.jsonl', is_complete):
     _check(row, _METRIC, where)
     yield row
 
 
-def _spans(path: pathlib.Path, whole: bool) -> Iterator[Span]:
-  for where, row in _lines(path / 'trace.json', whole):
+def _read_spans(path: pathlib.Path, is_complete: bool) -> Iterator[Span]:
+  for where, row in _read_lines(path / 'trace.json', is_complete):
     if row.get('ph') == 'X':
       _check(row, _SPAN, where)
       start = row['ts'] / 1e6
@@ -229,32 +271,32 @@ def _spans(path: pathlib.Path, whole: bool) -> Iterator[Span]:
 def _overlapping(
   spans: Iterable[Span], shown: tuple[float, float], workers: Sequence[int]
 ) -> Iterator[Span]:
-  """Yields the workers' spans in the window, without reading on after it."""
-  going = set(workers)  # A worker's spans come in order.
+  """Yields the spans of workers in the window, and stops reading after it."""
+  left = set(workers)  # Spans of a worker are in the order of time.
   for span in spans:
-    if span.worker in going:
+    if span.worker in left:
       if span.end > shown[0] and span.start < shown[1]:
         yield span
       if span.end >= shown[1]:
-        going.remove(span.worker)
-    if not going:
+        left.remove(span.worker)
+    if not left:
       return
 
 
-def _lines(
-  file: pathlib.Path, whole: bool
+def _read_lines(
+  file: pathlib.Path, is_complete: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields where an object stands and the object, of a file with one per line.
+  """Yields the place and the object of each line of a file.
 
   Args:
     file: JSON lines, or a JSON array with an element per line.
-    whole: Whether the file must be there, with a last line that has an end.
+    is_complete: True if the file must exist and end with a whole line.
   """
-  if not (whole or file.exists()):
+  if not (is_complete or file.exists()):
     return
   with file.open(encoding='utf-8', errors='replace') as lines:
     for number, line in enumerate(lines, start=1):
-      if not (whole or line.endswith('\n')):
+      if not (is_complete or line.endswith('\n')):
         return
       text = line.strip().removesuffix(',')
       if text not in ('[', ']'):
@@ -263,7 +305,7 @@ def _lines(
 
 
 def _read(file: pathlib.Path, fields: Sequence[str]) -> dict[str, Any]:
-  """Returns the object of a file, which must have the fields."""
+  """Returns the object of a JSON file that has the fields."""
   text = file.read_text(encoding='utf-8', errors='replace')
   content = _object(text, str(file))
   _check(content, fields, str(file))
@@ -284,7 +326,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
 def _check(
   content: Mapping[str, Any], fields: Sequence[str], where: str
 ) -> None:
-  """Refuses an object without one of the fields, given by dotted names."""
+  """Refuses an object without one of the fields, which have dotted names."""
   for field in fields:
     value: Any = content
     for part in field.split('.'):
@@ -295,7 +337,7 @@ def _check(
       value = value[part]
 
 
-def _evenly(count: int) -> tuple[int, ...]:
+def _pick_evenly(count: int) -> tuple[int, ...]:
   """Returns 0 to count - 1, or `_SHOWN` of them, evenly spaced."""
   picked = np.linspace(0, count - 1, min(count, _SHOWN)).round()
   return tuple(int(number) for number in picked)

@@ -1,4 +1,4 @@
-"""What the links of a reduced run were planned to carry, and did."""
+"""Planned and measured traffic of the links of an allreduce run."""
 
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from topology.clusters.cluster import Cluster
 from topology.forests import export
 from topology.forests.trees import Forest
 
-Ends = tuple[int, int]  # Workers: who sends, and who receives.
-_TOLD = 5  # Links of which a line is written.
+Ends = tuple[int, int]  # Sending and receiving worker.
+_LISTED = 5  # Slowest links in a description.
 _FOREST = ('generation', 'version', 'members', 'forest', 'rates', 'links')
 _TRAFFIC = ('since', 'iterations', 'compute_s', 'wait_s', 'push_s', 'rates')
 _PLANNED = ('names', 'size_bytes', 'chunk_bytes', 'known', 'hash')
@@ -19,12 +19,12 @@ _RATE = ('src', 'dst', 'planned_Bps')
 
 
 class Link(NamedTuple):
-  """From one worker to another.
+  """Traffic from one worker to another.
 
   Attributes:
-    bytes: How many have gone there.
-    busy_s: Seconds for which something was on its way.
-    planned_Bps: What the forest has it carry, bytes per second; 0 if nothing.
+    bytes: Bytes sent.
+    busy_s: Seconds in which bytes were in transit.
+    planned_Bps: Rate in the forest, bytes per second; 0 if it uses no such link.
   """
 
   bytes: int
@@ -33,27 +33,28 @@ class Link(NamedTuple):
 
   @property
   def Bps(self) -> float | None:
-    """Bytes per second while something was on its way; None if never."""
+    """Bytes per second while bytes were in transit; None without any."""
     return self.bytes / self.busy_s if self.busy_s else None
 
   @property
   def ratio(self) -> float | None:
-    """What it has carried of what it was planned to; None if not known."""
-    known = self.Bps is not None and self.planned_Bps
-    return self.Bps / self.planned_Bps if known else None
+    """Measured over planned rate; None if either is unknown."""
+    if self.Bps is None or not self.planned_Bps:
+      return None
+    return self.Bps / self.planned_Bps
 
 
-class Window(NamedTuple):
-  """What has happened between two rows.
+class TrafficWindow(NamedTuple):
+  """Iterations and traffic between two rows of events.jsonl.
 
   Attributes:
-    start: Seconds.
-    end: Seconds.
-    iterations: How many were summed.
-    compute_s: Seconds of an iteration, a mean over workers.
-    wait_s: The same, for others to have computed.
-    push_s: The same, of communication while nobody computed.
-    links: By who sends and who receives.
+    start: Start, seconds on the run's clock.
+    end: End, seconds on the run's clock.
+    iterations: Number of iterations.
+    compute_s: Seconds of computing in an iteration, a mean over workers.
+    wait_s: Seconds of waiting for slower workers, likewise.
+    push_s: Seconds of communication that overlaps no computing, likewise.
+    links: Traffic by sending and receiving worker.
   """
 
   start: float
@@ -65,16 +66,17 @@ class Window(NamedTuple):
   links: Mapping[Ends, Link]
 
 
-class Planned(NamedTuple):
-  """Over what workers sum.
+class SumPlan(NamedTuple):
+  """Forest over which workers sum.
 
   Attributes:
-    cluster: The links, as they were believed to be.
-    forest: Of them.
-    names: Worker by id of the cluster.
-    size_bytes: Of what is summed.
-    chunk_bytes: Of a chunk, at most.
-    known: Whether the rates of links were; if not, only that they are equal.
+    cluster: Links with the rates that were known then.
+    forest: Forest of the cluster.
+    names: Worker by node id of the cluster.
+    size_bytes: Bytes of the summed vector.
+    chunk_bytes: Largest bytes of a chunk.
+    has_rates: True if the rates of links were known; else all are taken to be
+      equal.
   """
 
   cluster: Cluster
@@ -82,38 +84,38 @@ class Planned(NamedTuple):
   names: Mapping[str, int]
   size_bytes: int
   chunk_bytes: int
-  known: bool
+  has_rates: bool
 
 
-class Generation(NamedTuple):
-  """Workers that sum together.
+class MembershipEpoch(NamedTuple):
+  """Time in which the same workers summed over the same forest.
 
   Attributes:
-    number: Of those of a process that leads; again from 0 after a restart.
-    why: It has begun.
-    members: Who they are.
-    version: That they began with.
-    planned: Over what; None if that is not known.
-    windows: From its beginning to its end, as far as rows tell.
+    number: Number of the epoch; restarts from 0 with the coordinator.
+    reason: Reason of its start.
+    members: Indices of the workers.
+    version: Version of the parameters at its start.
+    plan: Forest; None if it is unknown.
+    windows: Recorded windows, in order.
   """
 
   number: int
-  why: str
+  reason: str
   members: Sequence[int]
   version: int
-  planned: Planned | None
-  windows: Sequence[Window]
+  plan: SumPlan | None
+  windows: Sequence[TrafficWindow]
 
   @property
   def iterations(self) -> int:
-    """How many were summed, as far as rows tell."""
+    """Number of recorded iterations."""
     return sum(window.iterations for window in self.windows)
 
-  def links(self) -> dict[Ends, Link]:
-    """Returns what each link has carried in all windows.
+  def sum_links(self) -> dict[Ends, Link]:
+    """Returns the traffic of each link in all windows.
 
-    If only shares of links are planned, not rates, then rates are as if the
-    link that is fastest against them were as planned.
+    A plan without rates has only ratios of rates.  They are scaled so that the
+    link with the largest measured over planned rate is as planned.
     """
     sums: dict[Ends, Link] = {}
     for window in self.windows:
@@ -124,15 +126,15 @@ class Generation(NamedTuple):
           before.busy_s + link.busy_s,
           link.planned_Bps,
         )
-    if self.planned and not self.planned.known:
+    if self.plan and not self.plan.has_rates:
       unit = max((link.ratio or 0.0 for link in sums.values()), default=0.0)
       for ends, link in sums.items():
         sums[ends] = link._replace(planned_Bps=link.planned_Bps * unit)
     return sums
 
 
-def generations(path: pathlib.Path) -> list[Generation]:
-  """Returns the generations of a reduced run, in order; none of another run.
+def read_epochs(path: pathlib.Path) -> list[MembershipEpoch]:
+  """Returns the epochs of an allreduce run, in order; [] for another run.
 
   Args:
     path: Folder of the run.
@@ -141,54 +143,56 @@ def generations(path: pathlib.Path) -> list[Generation]:
     ValueError: If there is no such run, or a row is broken; names the file.
     OSError: If a file cannot be read.
   """
-  records.config(path)
-  found: list[Generation] = []
-  for row in records.links(path):
+  records.read_config(path)
+  epochs: list[MembershipEpoch] = []
+  for row in records.read_link_events(path):
     if row['did'] == 'forest':
-      found.append(generation(row, path))
-    elif row['did'] == 'traffic' and found:
-      before = found[-1]
-      windows = (*before.windows, _window(row, path))
-      found[-1] = before._replace(windows=windows)
-  return found
+      epochs.append(parse_epoch(row, path))
+    elif row['did'] == 'traffic' and epochs:
+      last = epochs[-1]
+      windows = (*last.windows, _parse_window(row, path))
+      epochs[-1] = last._replace(windows=windows)
+  return epochs
 
 
-def told(path: pathlib.Path) -> Generation:
-  """Returns the generation of a run of which rows tell the most iterations.
+def longest_epoch(path: pathlib.Path) -> MembershipEpoch:
+  """Returns the epoch of a run with the most recorded iterations.
 
   Raises:
     ValueError: If there is none.
     OSError: If a file cannot be read.
   """
-  every = generations(path)
-  if not every:
+  epochs = read_epochs(path)
+  if not epochs:
     raise ValueError(
-      f'{path}/events.jsonl: expected rows on links, as of a run of today '
-      'whose workers sum, got none.'
+      f'{path}/events.jsonl: expected rows on links, as of a run on an '
+      'allreduce route, got none.'
     )
-  return max(every, key=lambda each: each.iterations)
+  return max(epochs, key=lambda epoch: epoch.iterations)
 
 
-def slowest(links: Mapping[Ends, Link], count: int) -> list[tuple[Ends, Link]]:
-  """Returns the links that lag their plans the most, the slowest first."""
+def slowest_links(
+  links: Mapping[Ends, Link], count: int
+) -> list[tuple[Ends, Link]]:
+  """Returns the `count` links with the smallest ratio of rates, sorted."""
   known = [each for each in links.items() if each[1].ratio is not None]
   return sorted(known, key=lambda each: each[1].ratio or 0.0)[:count]
 
 
-def unit(links: Iterable[Link]) -> tuple[str, float]:
-  """Returns a unit in which rates are neither long nor small, and its size."""
+def choose_unit(links: Iterable[Link]) -> tuple[str, float]:
+  """Returns a unit for the rates of links, and its bytes per second."""
   most = max((max(x.planned_Bps, x.Bps or 0.0) for x in links), default=0.0)
   return ('GB/s', 1e9) if most >= 1e9 else ('MB/s', 1e6)
 
 
-def described(generation: Generation) -> str:
-  """Returns lines on iterations and on the slowest links."""
-  count = generation.iterations
+def describe(epoch: MembershipEpoch) -> str:
+  """Returns lines on the iterations and the slowest links of an epoch."""
+  count = epoch.iterations
   lines = [
-    f'{count} iterations of {len(generation.members)} workers in a generation; '
-    'of one, means over workers: '
+    f'{count} iterations of {len(epoch.members)} workers in a membership '
+    'epoch; means of an iteration over workers: '
     + ', '.join(
-      f'{name} {_mean(generation, phase):.3g} s'
+      f'{name} {_mean(epoch, phase):.3g} s'
       for name, phase in (
         ('compute', 'compute_s'),
         ('waiting', 'wait_s'),
@@ -196,55 +200,55 @@ def described(generation: Generation) -> str:
       )
     )
   ]
-  links = generation.links()
-  name, size = unit(links.values())
-  for (src, dst), link in slowest(links, _TOLD):
+  links = epoch.sum_links()
+  name, size = choose_unit(links.values())
+  for (src, dst), link in slowest_links(links, _LISTED):
     lines.append(
       f'  worker {src} to {dst}: {(link.Bps or 0) / size:.4g} of '
       f'{link.planned_Bps / size:.4g} {name}, {link.ratio:.0%} of plan, '
       f'{link.bytes / 1e6:.4g} MB'
     )
-  if not generation.planned:
-    lines.append(f'  {generation.why}.')
+  if not epoch.plan:
+    lines.append(f'  {epoch.reason}.')
   return '\n'.join(lines)
 
 
-def _mean(generation: Generation, phase: str) -> float:
-  """Returns seconds of an iteration, over all windows."""
-  windows = generation.windows
+def _mean(epoch: MembershipEpoch, phase: str) -> float:
+  """Returns the mean seconds of a phase in an iteration."""
+  windows = epoch.windows
   parts = (w.iterations * (getattr(w, phase) or 0.0) for w in windows)
-  return sum(parts) / max(generation.iterations, 1)
+  seconds: float = sum(parts) / max(epoch.iterations, 1)
+  return seconds
 
 
-def generation(row: Mapping[str, Any], path: pathlib.Path) -> Generation:
-  """Returns what a row of `did` 'forest' tells.
+def parse_epoch(row: Mapping[str, Any], path: pathlib.Path) -> MembershipEpoch:
+  """Returns the epoch that starts with a row, without windows.
 
   Args:
-    row: Of events.jsonl.
+    row: Row of events.jsonl whose `did` is 'forest'.
     path: Folder of the run, for messages.
 
   Raises:
-    ValueError: If it is broken; names the file.
+    ValueError: If the row is broken; names the file.
   """
   _check(row, _FOREST, path)
-  planned = None
+  plan = None
   if row['forest'] is not None:
     _check(row, _PLANNED, path)
-    same = export.digest(row['forest']) == row['hash']
-    require(
-      same, f'{path}/events.jsonl: hash', 'that of the forest', row['hash']
-    )
+    digest = export.digest(row['forest'])
+    field, expected = f'{path}/events.jsonl: hash', 'that of the forest'
+    require(digest == row['hash'], field, expected, row['hash'])
     try:
       cluster, forest = export.from_json(row['forest'])
     except ValueError as error:
       raise ValueError(f'{path}/events.jsonl: {error}') from error
-    planned = Planned(cluster, forest, *(row[name] for name in _PLANNED[:-1]))
-  return Generation(
-    row['generation'], row['why'], row['members'], row['version'], planned, ()
+    plan = SumPlan(cluster, forest, *(row[name] for name in _PLANNED[:-1]))
+  return MembershipEpoch(
+    row['generation'], row['why'], row['members'], row['version'], plan, ()
   )
 
 
-def _window(row: Mapping[str, Any], path: pathlib.Path) -> Window:
+def _parse_window(row: Mapping[str, Any], path: pathlib.Path) -> TrafficWindow:
   _check(row, _TRAFFIC, path)
   links = {}
   for each in row['rates']:
@@ -252,8 +256,15 @@ def _window(row: Mapping[str, Any], path: pathlib.Path) -> Window:
     links[each['src'], each['dst']] = Link(
       each.get('bytes', 0), each.get('busy_s', 0.0), each['planned_Bps'] or 0.0
     )
-  seconds = (row[name] for name in ('compute_s', 'wait_s', 'push_s'))
-  return Window(row['since'], row['time'], row['iterations'], *seconds, links)
+  return TrafficWindow(
+    start=row['since'],
+    end=row['time'],
+    iterations=row['iterations'],
+    compute_s=row['compute_s'],
+    wait_s=row['wait_s'],
+    push_s=row['push_s'],
+    links=links,
+  )
 
 
 def _check(

@@ -25,9 +25,8 @@ from learning.learning import Learning
 from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
-from tools import replay
-from tools.reading import records, traffic
-from tools.reading.traffic import Generation
+from tools.reading import manifests, records, traffic
+from tools.reading.traffic import MembershipEpoch
 from tools.recomputing.multi_round import (
   RecomputedAllreduce,
   ReducedPool,
@@ -123,7 +122,7 @@ class _Again:
     self._before = before
     workers = config.cluster.workers
     self._coordinator = Coordinator(
-      scheme=replay.scheme(config.to_dict(), workers),
+      scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers, worker_batch=config.batching.worker_batch
       ),
@@ -149,9 +148,9 @@ class _Again:
     """The loss scale of all workers, if there is one."""
     return [self.learner.scaling] if self.learner.scaling else []
 
-  def form(self, generation: Generation) -> None:
+  def form(self, generation: MembershipEpoch) -> None:
     """Sets the membership epoch (generation) that the workers sum in."""
-    planned, wire = generation.planned, self._wire
+    planned, wire = generation.plan, self._wire
     route = self._config.route
     lay = functools.partial(
       self._learned.pool,
@@ -270,10 +269,10 @@ def _until(
 ) -> _Again:
   """Returns the coordinator after the recorded events up to a version."""
   again, generation = None, None
-  for row in records.every(path):
+  for row in records.read_all_events(path):
     if row['event'] == 'links':
       if row['did'] == 'forest':
-        generation = traffic.generation(row, path)
+        generation = traffic.parse_epoch(row, path)
         if again:
           again.form(generation)
       continue

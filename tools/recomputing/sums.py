@@ -15,7 +15,7 @@ from cluster.allreduce.executor import program
 from cluster.allreduce.executor.frames import DTYPES
 from configs.checks import require
 from learning.pool import FLOAT32
-from tools.reading.traffic import Generation
+from tools.reading.traffic import MembershipEpoch
 from wire.sparse_numpy import round_to
 
 
@@ -42,10 +42,10 @@ class Sums:
     members: Its workers.
   """
 
-  def __init__(self, generation: Generation):
+  def __init__(self, epoch: MembershipEpoch):
     """Takes the record of an epoch; without a forest workers add in order."""
-    self.members = tuple(generation.members)
-    self._planned = generation.planned
+    self.members = tuple(epoch.members)
+    self._planned = epoch.plan
     self._parts = functools.cache(self._find_parts)
 
   def __call__(

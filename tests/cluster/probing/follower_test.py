@@ -249,8 +249,8 @@ class RecordsTest(parameterized.TestCase):
     ]
     text = ''.join(f'{json.dumps(row)}\n' for row in rows)
     (path / 'events.jsonl').write_text(text)
-    self.assertEqual([*records.events(path)], rows[:1])
-    self.assertEqual([*records.links(path)], rows[1:])
+    self.assertEqual([*records.read_events(path)], rows[:1])
+    self.assertEqual([*records.read_link_events(path)], rows[1:])
 
 
 @pytest.mark.soak

@@ -83,7 +83,7 @@ class SameTest(parameterized.TestCase):
 
   def test_recorded_events_give_the_recorded_verdicts(self):
     run, _ = small.trained(route__name='forest', **sums.links(1e5))
-    rows = records.events(run.files.workdir)
+    rows = records.read_events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
       self.assertEqual(recorded, replayed)
 

@@ -12,8 +12,7 @@ from absl.testing import absltest, parameterized
 import train
 from sync import record
 from tests.support import small, stopping
-from tools import replay
-from tools.reading import records
+from tools.reading import manifests, records
 from wire import flat
 from wire.flat import even
 
@@ -317,7 +316,7 @@ class RecordTest(parameterized.TestCase):
   def test_the_recorded_events_give_the_recorded_verdicts(self):
     run = small.build(self._eventful())
     run()
-    scheme = replay.scheme(records.config(run.files.workdir), 3)
+    scheme = manifests.make_scheme(records.read_config(run.files.workdir), 3)
     rows = small.rows(run, 'events.jsonl')
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)

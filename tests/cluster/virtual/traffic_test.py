@@ -34,7 +34,7 @@ def _run(size_bytes, route, **changed):
 
 
 def _links(run, did):
-  rows = records.links(run.files.workdir)
+  rows = records.read_link_events(run.files.workdir)
   return [row for row in rows if row['did'] == did]
 
 
@@ -70,7 +70,7 @@ class RowsTest(parameterized.TestCase):
     rows = _links(run, 'traffic')
     self.assertLen(rows, 2)  # Evaluations.
     self.assertEqual(sum(row['iterations'] for row in rows), summary['updates'])
-    planned = traffic.generation(formed, run.files.workdir).planned
+    planned = traffic.parse_epoch(formed, run.files.workdir).plan
     self.assertEqual((planned.size_bytes, planned.chunk_bytes), (size, _CHUNK))
     each = _sent(planned.forest, planned.names, [_CHUNK] * 37 + [400])
     for row in rows:
@@ -86,17 +86,17 @@ class RowsTest(parameterized.TestCase):
 
     planned = _links(run, 'forest')[0]['rates']
     loads = collections.Counter()
-    generation = traffic.told(run.files.workdir)
-    for tree in generation.planned.forest.trees:
+    generation = traffic.longest_epoch(run.files.workdir)
+    for tree in generation.plan.forest.trees:
       for hop in (*tree.up, *tree.down):
-        ends = tuple(generation.planned.names[hop[k]] for k in (0, -1))
+        ends = tuple(generation.plan.names[hop[k]] for k in (0, -1))
         loads[ends] += tree.weight_Bps
     wanted = {ends: float(load) for ends, load in loads.items()}
     self.assertEqual(_by_ends(planned, 'planned_Bps'), wanted)
     for row in _links(run, 'traffic'):
       for rate in row['rates']:
         np.testing.assert_allclose(rate['Bps'], rate['planned_Bps'])
-    self.assertTrue(generation.planned.known)
+    self.assertTrue(generation.plan.has_rates)
 
   def test_links_that_are_slower_than_believed_show(self):
     run, _ = _run(
@@ -105,7 +105,7 @@ class RowsTest(parameterized.TestCase):
       cluster__links='star([1, 1, 1, "0.25"])',
       route__forest__cluster='star([1, 1, 1, 1])',
     )
-    links = traffic.told(run.files.workdir).links()
+    links = traffic.longest_epoch(run.files.workdir).sum_links()
     # All trees are as slow as the one host is.
     for link in links.values():
       self.assertAlmostEqual(link.ratio, 0.25)
@@ -125,7 +125,7 @@ class RowsTest(parameterized.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__script=((1.2, 'leave', 1), (2.4, 'join', 1))
     )
-    found = traffic.generations(run.files.workdir)
+    found = traffic.read_epochs(run.files.workdir)
     members = [tuple(each.members) for each in found]
     self.assertEqual(members, [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)])
     versions = [each.version for each in found]
@@ -133,7 +133,7 @@ class RowsTest(parameterized.TestCase):
       [each.iterations for each in found[:2]], np.diff(versions).tolist()
     )
     for each in found:
-      workers = {k for ends in each.links() for k in ends}
+      workers = {k for ends in each.sum_links() for k in ends}
       self.assertEqual(workers, {*each.members})
 
   def test_the_timeline_has_counters(self):
@@ -159,9 +159,9 @@ class RowsTest(parameterized.TestCase):
   def test_servers_have_none(self):
     run = small.build(small.timing())
     run()
-    self.assertEqual(traffic.generations(run.files.workdir), [])
+    self.assertEqual(traffic.read_epochs(run.files.workdir), [])
     with self.assertRaisesRegex(ValueError, 'expected rows on links, .* none'):
-      traffic.told(run.files.workdir)
+      traffic.longest_epoch(run.files.workdir)
 
 
 class PlannedTest(absltest.TestCase):
@@ -169,21 +169,21 @@ class PlannedTest(absltest.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__network__worker_up_Bps=(1e6, 4e6, 2e6, 2e6)
     )
-    generation = traffic.told(run.files.workdir)
-    self.assertFalse(generation.planned.known)
-    links = generation.links()
+    generation = traffic.longest_epoch(run.files.workdir)
+    self.assertFalse(generation.plan.has_rates)
+    links = generation.sum_links()
     self.assertAlmostEqual(max(link.ratio for link in links.values()), 1.0)
     self.assertLen(links, 4)
     path = run.files.workdir / 'events.jsonl'
     path.write_text(path.read_text().replace('"share":"1/4"', '"share":"1/5"'))
     with self.assertRaisesRegex(ValueError, 'hash: expected that of the fores'):
-      traffic.told(run.files.workdir)
+      traffic.longest_epoch(run.files.workdir)
 
   def test_forests_are_written_as_they_are(self):
     cluster = named('random_mesh(4, 7)')
     packed = pack(cluster)
     run, _ = _run(10**8, 'forest', cluster__links='random_mesh(4, 7)')
-    found = traffic.told(run.files.workdir).planned
+    found = traffic.longest_epoch(run.files.workdir).plan
     self.assertEqual(found.cluster, cluster)
     self.assertLessEqual(found.forest.rate_Bps, packed.rate_Bps)
 

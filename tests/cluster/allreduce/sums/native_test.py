@@ -402,7 +402,7 @@ class ProcessesTest(parameterized.TestCase):
       self.assertEqual(launch.summary['late_compilations'], 0)
       self.assertEqual(launch.summary['staleness_max'], 0)
     # XLA sums in an order of its own.
-    apart, tolerance, why = recompute.compared(launch.folder)
+    apart, tolerance, why = recompute.compare(launch.folder)
     self.assertLessEqual(apart, tolerance)
     self.assertBetween(tolerance, 1e-8, 1e-4)
     self.assertRegex(why, 'for each of 24 updates' if workers == 2 else '')
