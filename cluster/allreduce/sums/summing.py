@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.executor import Executor, Reduction, Usage
-from cluster.allreduce.group import group_of
 from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.network import memory
 from cluster.network.handshake import Security
@@ -240,7 +240,7 @@ class HostSumming:
 
   def form(self, said: Mapping[str, Any], limit_s: float) -> None:
     """Connects; everybody checks the forest: it has come over the network."""
-    self._running.form(group_of(said), limit_s)
+    self._running.form(membership.parse(said), limit_s)
 
   def unanswered(self) -> int:
     """Asks the executor."""

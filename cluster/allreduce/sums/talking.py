@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from cluster.allreduce.executor.connections import Travel
 from cluster.allreduce.executor.errors import Abandoned, Damaged, PeerLost
-from cluster.allreduce.executor.generation import Travel
 from cluster.allreduce.executor.reduction import Reduction
 from cluster.allreduce.sums.memory import Memory, Talking
 from cluster.allreduce.sums.packing import Packing, Reached
