@@ -26,7 +26,7 @@ class OverlapTest(processes.TestCase, parameterized.TestCase):
       servers=0,
       environ=accelerators.environment(devices=devices),
       route__name='ring',
-      route__range_bytes=200.0,
+      route__bucket_bytes=200.0,
       wire__dense__dtype=dtype,
       cluster__devices_per_worker=devices,
       epochs=1.0,
