@@ -43,7 +43,7 @@ from bench import clusters, packing, shaped
 from bench.peers import running as peers
 from bench.peers import sums
 from bench.shaped import Case
-from cluster.allreduce.executor.executor import Executor, Group
+from cluster.allreduce.executor.executor import Executor, Membership
 from cluster.allreduce.executor.frames import DTYPES
 from cluster.network.handshake import Security
 from cluster.network.interfaces import interface_address
@@ -246,8 +246,8 @@ class _Worker:
   def _form(self, generation: int, scheme: str, addresses: list[str]) -> None:
     forest = self._task['forests'][scheme]
     members = dict(enumerate(addresses))
-    group = Group(generation, members, forest, self._task['names'])
-    self._executor.form(group)
+    membership = Membership(generation, members, forest, self._task['names'])
+    self._executor.form(membership)
     self._members = len(members)
 
   def _sum(self, size: int, at_s: float) -> dict[str, float]:

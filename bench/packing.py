@@ -16,9 +16,9 @@ import numpy as np
 
 from bench import clusters
 from cluster.allreduce.executor import program
-from cluster.allreduce.executor.exchange import Buffers, Exchange
+from cluster.allreduce.executor.exchange import Exchange, ReceiveBuffers
 from cluster.allreduce.executor.frames import DTYPES, UP
-from cluster.allreduce.executor.program import Group
+from cluster.allreduce.executor.membership import Membership
 from cluster.network import memory
 from topology.baselines import schemes
 from topology.clusters import shapes
@@ -51,12 +51,12 @@ def _two(dtype: str, size: int, chunk_bytes: int) -> list[tuple[Any, ...]]:
   star = shapes.star([1, 1])
   forest = schemes.naive_ring(star, pack(star))
   names = {worker: i for i, worker in enumerate(star.workers)}
-  group = Group(1, {0: '', 1: ''}, forest, names)
+  group = Membership(1, {0: '', 1: ''}, forest, names)
   count = size // 4
   made = []
   for index in names.values():
-    roles = program.roles(group, index, chunk_bytes=chunk_bytes)
-    dealt = program.program(roles, count, [(0, count)], [_KNOWN[dtype]])
+    roles = program.find_roles(group, index, chunk_bytes=chunk_bytes)
+    dealt = program.make_program(roles, count, [(0, count)], [_KNOWN[dtype]])
     pool = memory.aligned(4 * count).view(np.float32)
     halves = memory.aligned(2 * count).view(np.uint16)
     made.append((dealt, pool, halves))
@@ -70,7 +70,9 @@ def _packed(dtype: str, size: int, chunk_bytes: int) -> list[float]:
   for _, pool, _ in made:
     pool[:] = rng.random(pool.size, np.float32)
   both = [
-    Exchange(dealt, pool, Buffers(len(dealt.starts), chunk_bytes), halves)
+    Exchange(
+      dealt, pool, ReceiveBuffers(len(dealt.starts), chunk_bytes), halves
+    )
     for dealt, pool, halves in made
   ]
   np.zeros(_CACHE, np.uint8).fill(1)
@@ -86,7 +88,7 @@ def _packed(dtype: str, size: int, chunk_bytes: int) -> list[float]:
     for index, (mine, its) in enumerate((both, both[::-1])):
       while (sent := mine.take(1 - index)) is not None:
         chunk, nbytes, code = sent.chunk, len(sent.body), sent.dtype
-        body = its.place(index, sent.kind, chunk, nbytes, code)
+        body = its.allocate(index, sent.kind, chunk, nbytes, code)
         body[:] = sent.body
         kind = 1 if sent.kind == UP else 2
         timed(kind, its.arrived, index, sent.kind, chunk, body)

@@ -1,30 +1,28 @@
-"""Messages of allreduce workers to the coordinator, beside heartbeats.
+"""Messages of allreduce workers to the coordinator, besides heartbeats.
 
-  ready          with the addresses of its executor and its handover
-  told 'formed'  it is connected to the others of a generation: generation,
-                 version and digest of its learner; and what it has sent
-  told 'broken'  it has lost one of them: generation, peer, reason; it is the
-                 peer itself if its executor cannot take part
-  told 'stopped' it has given a generation up: generation, version, and the
-                 books of the last iteration that it has applied
-  told 'checked' generation, version and digest of its learner; and what it has
-                 sent
-  told 'compared' generation, version and digest of its learner, after it was
-                 told to compare its state with the reference; difference
-  told 'answered' what it was told to measure: number, answer, problem
-  told 'traffic' what it has sent to each other worker from the start, and for
-                 how long something was on its way; again and again, if links
-                 are followed
+  ready      addresses of the worker's executor and handover
+  formed     connected to the members of an epoch: epoch, version and digest of
+             its learner; its traffic
+  broken     lost a connection to a member: epoch, peer, reason; the peer is the
+             worker itself if its executor cannot take part
+  stopped    stopped an epoch: epoch, version, and the step statistics of the
+             last iteration that it has applied
+  checked    epoch, version and digest of its learner; its traffic
+  compared   compared its state with the reference: epoch, version, digest
+             afterwards, difference
+  answered   result of a link measurement: number, answer, problem
+  traffic    bytes sent to each other worker since the start, and seconds during
+             which some were on their way; sent repeatedly if links are followed
 
-The worker in the process of the coordinator tells of each iteration, too, without a
+The worker in the coordinator's process reports each iteration, without a
 message:
 
-  told 'completed'  generation, version before it, books, at (monotonic s)
+  completed  version before it, step statistics, time (monotonic seconds)
 
-And the threads that have links measured, and that pack another forest:
+Threads that have links measured, and that pack another forest, report:
 
-  told 'measured'  see `links.survey`
-  told 'packed'    see `links.adaptation`
+  measured   see `cluster.probing.surveyor`
+  packed     see `cluster.probing.follower`
 """
 
 from typing import Any
@@ -39,7 +37,7 @@ def _is_list(value: Any) -> bool:
   return isinstance(value, list) and all(map(checked.is_number, value))
 
 
-_OF_GENERATION: checked.Fields = {
+_OF_EPOCH: checked.Fields = {
   'generation': checked.is_count,
   'version': checked.is_count,
 }
@@ -47,9 +45,9 @@ _DIGEST: checked.Fields = {'digest': checked.is_text}
 
 
 class AllreduceReception(Reception):
-  """Talks to all workers."""
+  """Control streams to the workers of an allreduce run."""
 
-  _words = checked.OF_WORKERS | {
+  _words = dict(checked.OF_WORKERS) | {
     'ready': {
       **checked.OF_WORKERS['ready'],
       'executor': checked.is_address,
@@ -58,16 +56,16 @@ class AllreduceReception(Reception):
     'event': {'event': lambda value: False},  # See `_told`.
   }
   _told = {
-    'formed': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
-    'checked': {**_OF_GENERATION, **_DIGEST, **TRAFFIC},
+    'formed': {**_OF_EPOCH, **_DIGEST, **TRAFFIC},
+    'checked': {**_OF_EPOCH, **_DIGEST, **TRAFFIC},
     'compared': {
-      **_OF_GENERATION,
+      **_OF_EPOCH,
       **_DIGEST,
       'difference': lambda value: value is None or checked.is_number(value),
     },
     'answered': ANSWERED,
     'traffic': TRAFFIC,
-    'stopped': {**_OF_GENERATION, 'books': _is_list},
+    'stopped': {**_OF_EPOCH, 'books': _is_list},
     'broken': {
       'generation': checked.is_count,
       'peer': lambda value: value is None or checked.is_count(value),

@@ -1,11 +1,11 @@
-"""Agreement of replicas: which of them hold the reference state, who drifts.
+"""Agreement of replicas: majority vote on their states, measure of drift.
 
 Replicas on like processors hold the same bits.  On unlike ones each rounds its
 updates in its own way.  So at each check all members of a membership epoch send
 a digest of their state.  If digests differ, the largest group of equal ones is
-the reference; the others fetch its state, measure how far theirs is from it,
-and take it over if that is no more than rounding (`learning.drift`).  One that
-differs by more is corrupt.
+the reference; the others fetch its state, measure the difference of theirs, and
+adopt it if that is no more than rounding (`learning.drift`).  One that differs
+by more is corrupt.
 
 The alternative would be replicas that are equal by construction: the root of
 each chunk applies the update and sends displacements down.  It was not chosen:
@@ -81,7 +81,7 @@ class Agreement:
   def corrupt(self) -> list[int]:
     """Members that differ from the reference by more than rounding."""
     return sorted(
-      k for k, apart in self.differences.items() if not apart <= drift.BOUND
+      k for k, each in self.differences.items() if not each <= drift.BOUND
     )
 
   @property
@@ -96,11 +96,11 @@ class Agreement:
     members: Iterable[int],
     voters: Iterable[int] | None = None,
   ) -> None:
-    """Begins the check of a version; one that was running is given up.
+    """Begins the check of a version; cancels one that is running.
 
     Args:
-      version: That all members have.
-      members: Those that are compared.
+      version: Version that all members have.
+      members: Members whose states are compared.
       voters: Members whose digests choose the reference, at least one: a state
         that was just copied from another member is no evidence for it, and a
         state that is known to be corrupt neither.  None for all.
@@ -112,31 +112,31 @@ class Agreement:
     self._comparing.clear()
 
   def cancel(self) -> None:
-    """Gives the running check up, if there is one."""
+    """Cancels the running check, if there is one."""
     self._members = ()
 
   def add_digest(self, index: int, version: int, digest: str) -> bool:
-    """Takes in a member's digest.
+    """Adds a member's digest.
 
     Args:
       index: The member.
-      version: Of the state that was digested.
-      digest: Of the state.
+      version: Version of the state.
+      digest: Digest of the state.
 
     Returns:
-      Whether this was the last one that was missing; then `reference` and
-      `differing` are known.
+      Whether this was the last missing one; then `reference` and `differing`
+      are known.
     """
-    known = index in self._members and index not in self._digests
-    if not known or version != self._version:
+    is_missing = index in self._members and index not in self._digests
+    if not is_missing or version != self._version:
       return False
     self._digests[index] = digest
     if len(self._digests) < len(self._members):
       return False
     votes = {k: self._digests[k] for k in self._voters}
-    chosen = votes[_largest_group(votes)[0]]
+    reference = votes[_largest_group(votes)[0]]
     self.reference = tuple(
-      k for k in self._members if self._digests[k] == chosen
+      k for k in self._members if self._digests[k] == reference
     )
     return True
 
@@ -147,17 +147,17 @@ class Agreement:
   def add_difference(
     self, index: int, version: int, difference: float | None, digest: str
   ) -> bool:
-    """Takes in how far a member's state was from the reference.
+    """Adds the difference of a member's state from the reference.
 
     Args:
       index: The member.
-      version: Of the states that were compared.
-      difference: Relative; None if it is not a finite number.
-      digest: Of its state now; a member that should have taken the reference
-        over and holds another state counts as corrupt.
+      version: Version of the states that were compared.
+      difference: Relative difference; None if it is not a finite number.
+      digest: Digest of its state after the comparison; a member that should
+        have adopted the reference and has another state counts as corrupt.
 
     Returns:
-      Whether this was the last one that was expected.
+      Whether this was the last expected one.
     """
     if index not in self._comparing or version != self._version:
       return False
@@ -169,8 +169,8 @@ class Agreement:
     self.differences[index] = difference
     return not self._comparing
 
-  def replaced(self, index: int) -> None:
-    """Counts a corrupt member whose state has become the reference's."""
+  def count_replaced(self, index: int) -> None:
+    """Counts a corrupt member whose state was replaced by the reference."""
     self.differences.pop(index, None)
     self.totals['repairs'] += 1
 
@@ -198,4 +198,5 @@ def _largest_group(digests: Mapping[int, str]) -> tuple[int, ...]:
   for index in sorted(digests):
     groups[digests[index]].append(index)
   # In order of lowest ranks: the first of the largest.
-  return tuple(max(groups.values(), key=len))
+  largest: list[int] = max(groups.values(), key=len)
+  return tuple(largest)

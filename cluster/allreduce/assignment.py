@@ -1,4 +1,4 @@
-"""Assignment of examples to workers, by iteration, from the coordinator."""
+"""Assignment of examples to the members, one iteration after the other."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,45 +7,48 @@ from typing import Any
 from cluster.coordinator import Coordinator
 
 
-class Dealing:
-  """Deals iterations, this one and perhaps the next.
+class IterationAssigner:
+  """Sends members their examples: of this iteration, and perhaps of the next.
 
   Attributes:
-    newest: The highest version whose iteration is dealt in this generation.
+    newest: Highest version whose iteration is assigned in this membership
+      epoch.
   """
 
   def __init__(
-    self, coordinator: Coordinator, say: Callable[[int, dict[str, Any]], None]
+    self, coordinator: Coordinator, send: Callable[[int, dict[str, Any]], None]
   ):
-    """Creates a dealer that has assigned nothing yet.
+    """Creates an assigner that has assigned nothing yet.
 
     Args:
-      coordinator: Knows the examples.
-      say: Tells a worker.
+      coordinator: Source of each worker's examples.
+      send: Sends a message to a worker.
     """
-    self._coordinator, self._say = coordinator, say
+    self._coordinator, self._send = coordinator, send
     self.newest = -1
-    self._at: dict[int, tuple[float, int]] = {}
+    self._assigned: dict[int, tuple[float, int]] = {}
 
   def begin(self, version: int) -> None:
-    """A generation begins, in which nothing is dealt before this version."""
+    """Begins a membership epoch whose first iteration has this version."""
     self.newest = version - 1
-    self._at.clear()
+    self._assigned.clear()
 
-  def at(self, version: int) -> tuple[float, int]:
-    """Returns when an iteration was dealt, monotonic seconds, and its stage.
+  def pop_assigned(self, version: int) -> tuple[float, int]:
+    """Returns when an iteration was assigned, monotonic s, and its stage.
 
-    Once for each.
+    Can be called once for each iteration.
     """
-    return self._at.pop(version)
+    return self._assigned.pop(version)
 
-  def send(self, generation: int, version: int, members: Sequence[int]) -> None:
-    """Deals the iteration that follows a version.
+  def assign(
+    self, membership_epoch: int, version: int, members: Sequence[int]
+  ) -> None:
+    """Assigns the iteration that follows a version.
 
     Args:
-      generation: Of the members.
-      version: The coordinator's, or the next.
-      members: Who takes part.
+      membership_epoch: Number of the membership epoch.
+      version: Version of the coordinator, or the next.
+      members: Workers that take part.
     """
     workers = self._coordinator.workers
     ahead = version > self._coordinator.store.version
@@ -54,10 +57,10 @@ class Dealing:
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
     now, stage = time.monotonic(), self._coordinator.stage()
-    self.newest, self._at[version] = version, (now, stage)
+    self.newest, self._assigned[version] = version, (now, stage)
     for index in members:
       deal = {
-        'generation': generation,
+        'generation': membership_epoch,
         'version': version,
         'iteration': workers[index].iteration + ahead,
         'ranges': ranges[index],
@@ -67,4 +70,4 @@ class Dealing:
         'stage': stage,
         'at': now,
       }
-      self._say(index, {'deal': deal})
+      self._send(index, {'deal': deal})

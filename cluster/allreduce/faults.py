@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from cluster.allreduce.executor.connections import MembershipConnections
 from cluster.allreduce.executor.exchange import Exchange
 from cluster.allreduce.executor.executor import Executor
 from cluster.allreduce.executor.frames import Frame
-from cluster.allreduce.executor.generation import Generation
-from cluster.allreduce.executor.program import Group, Roles
+from cluster.allreduce.executor.membership import Membership
+from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.site import AllreduceSite
@@ -106,8 +107,8 @@ def chunk_faults(
   return None
 
 
-class _FaultyGeneration(Generation):
-  """A generation of connections whose chunks fail.
+class _FaultyConnections(MembershipConnections):
+  """Connections of a membership whose chunks fail.
 
   Attributes:
     faults: Failures of chunks, by the number of the sum; shared with the
@@ -122,23 +123,23 @@ class _FaultyGeneration(Generation):
     self._current = self.faults.pop(iteration, None)
     super().begin(iteration, exchange)
 
-  def _frame(
+  def _pack(
     self, exchange: Exchange, kind: int, chunk: int, body: Any, dtype: int
   ) -> tuple[bytes, Any]:
     sent: Any = None
     if self._current:
-      body, sent = self._current.damage(body, exchange.going)
-    header, whole = super()._frame(exchange, kind, chunk, body, dtype)
-    return header, whole if sent is None else sent
+      body, sent = self._current.damage(body, exchange.num_unsent)
+    header, packed = super()._pack(exchange, kind, chunk, body, dtype)
+    return header, packed if sent is None else sent
 
   def _sent(self, exchange: Exchange, worker: int) -> None:
     super()._sent(exchange, worker)
     if self._current:
       self._current.note_sent()
 
-  def _arrived(self, worker: int, frame: Frame, body: memoryview) -> None:
+  def _deliver(self, worker: int, frame: Frame, body: memoryview) -> None:
     is_current = self._exchange and frame.iteration == self.iteration
-    super()._arrived(worker, frame, body)
+    super()._deliver(worker, frame, body)
     if self._current and is_current:
       self._current.note_received()
 
@@ -155,12 +156,14 @@ class _FaultyExecutor(Executor):
     """Injects failures into the chunks of a sum that has not begun."""
     self._chunk_faults[number] = faults
 
-  def _make_generation(self, group: Group, own: Roles) -> Generation:
-    generation = _FaultyGeneration(
-      self._loop, group, own, self._index, self._told
+  def _make_connections(
+    self, membership: Membership, roles: Roles
+  ) -> MembershipConnections:
+    connections = _FaultyConnections(
+      self._loop, membership, roles, self._index, self._end_future
     )
-    generation.faults = self._chunk_faults
-    return generation
+    connections.faults = self._chunk_faults
+    return connections
 
 
 class _NanFilling(CheckedFilling):
@@ -247,35 +250,35 @@ class FaultyReplica(Replica):
     super().__init__(index, **arguments)
     self._faults = faults
 
-  def _report_ready(self, life: Session, *addresses: str) -> None:
-    self._faults.strike(self.index, life.number, Phase.START)
-    super()._report_ready(life, *addresses)
+  def _report_ready(self, session: Session, *addresses: str) -> None:
+    self._faults.strike(self.index, session.number, Phase.START)
+    super()._report_ready(session, *addresses)
 
-  def _note_end(self, life: Session) -> None:
-    super()._note_end(life)
-    strike_end(self._faults, self.index, life)
+  def _log_end(self, session: Session) -> None:
+    super()._log_end(session)
+    strike_end(self._faults, self.index, session)
 
-  def _begin(self, deal: Mapping[str, Any]) -> None:
-    super()._begin(deal)
+  def _begin(self, assignment: Mapping[str, Any]) -> None:
+    super()._begin(assignment)
     if isinstance(self._summing, NativeReducer):  # It shows no chunks.
-      self._faults.strike(self.index, deal['iteration'], Phase.PULL)
+      self._faults.strike(self.index, assignment['iteration'], Phase.PULL)
 
   def _compute_gradient(
-    self, deal: Mapping[str, Any], ranges: Ranges, least_s: float
+    self, assignment: Mapping[str, Any], ranges: Ranges, least_s: float
   ) -> tuple[float | None, bool]:
-    push = self._faults.strike_push(self.index, deal['iteration'])
+    push = self._faults.strike_push(self.index, assignment['iteration'])
     if push and push.kind == Kind.FLIP:
       self._flip()
-    return super()._compute_gradient(deal, ranges, least_s)
+    return super()._compute_gradient(assignment, ranges, least_s)
 
   def _flip(self) -> None:
     """Changes a bit of the parameters, as damaged memory would."""
     state = self.learner.state()
     flipped = faults_.flip_bit(state['params'])
     state |= {'params': self._summing.placed(flipped)}
-    with self._digesting:
+    with self._state_lock:
       self.learner.restore(state)
-      self._digested = None
+      self._known_digest = None
 
 
 class FaultyAllreduceSite(FaultyProcess, AllreduceSite):

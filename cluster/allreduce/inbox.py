@@ -1,4 +1,4 @@
-"""What the coordinator has said to a replica and it has not taken yet."""
+"""Queue of the coordinator's messages to a replica."""
 
 import collections
 import threading
@@ -7,26 +7,26 @@ from typing import Any
 
 
 class Inbox:
-  """What the coordinator has said and nobody has taken yet; from any thread."""
+  """Messages of the coordinator that are not handled yet; thread-safe."""
 
   def __init__(self) -> None:
-    """There is nothing."""
-    self._told: collections.deque[dict[str, Any]] = collections.deque()
-    self._some = threading.Condition()
+    """Creates an empty queue."""
+    self._messages: collections.deque[dict[str, Any]] = collections.deque()
+    self._has_messages = threading.Condition()
 
-  def put(self, told: dict[str, Any]) -> None:
-    """Adds what the coordinator has said; {} to wake up who waits."""
-    with self._some:
-      self._told.append(told)
-      self._some.notify()
+  def put(self, message: dict[str, Any]) -> None:
+    """Adds a message; {} only wakes the thread that waits in `take`."""
+    with self._has_messages:
+      self._messages.append(message)
+      self._has_messages.notify()
 
   def take(self) -> dict[str, Any]:
-    """Waits for the next."""
-    with self._some:
-      self._some.wait_for(lambda: self._told)
-      return self._told.popleft()
+    """Waits for the next message, and removes it."""
+    with self._has_messages:
+      self._has_messages.wait_for(lambda: self._messages)
+      return self._messages.popleft()
 
-  def next_deal(self) -> Mapping[str, Any] | None:
-    """Returns the next iteration that is dealt, if it is known; leaves it."""
-    with self._some:
-      return next((each['deal'] for each in self._told if 'deal' in each), None)
+  def peek_assignment(self) -> Mapping[str, Any] | None:
+    """Returns the next assignment, without removing it; None for none."""
+    with self._has_messages:
+      return next((m['deal'] for m in self._messages if 'deal' in m), None)

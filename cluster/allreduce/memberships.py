@@ -1,215 +1,236 @@
-"""Transitions between the generations (membership epochs) of an allreduce run.
+"""Transitions between the membership epochs of an allreduce run.
 
-Workers take part in *generations*: a set of them, and a forest.  When one is
-lost, or a link, the coordinator stops the generation.  All who live say which version
-they have.  They differ by one at most, as nobody ends an iteration without the
-parts of all.  If somebody has ended it, all the others get the learner from
-there, and then it is booked; if not, it is repeated by those who live.  Who
-comes back waits for the end of an iteration, and gets the learner likewise.
+In each epoch a set of workers sums over a forest.  When a worker or a
+connection is lost, the coordinator stops the epoch.  All living members report
+their version of the learner.  The versions differ by one at most, as an
+iteration cannot end without the contributions of all.  If some member has ended
+the last iteration, the others fetch its state, and the iteration is recorded;
+if none has, those that live repeat it.  A worker that joins waits for the end
+of an iteration, and fetches the state likewise.
 
-Members compare their states when a generation has formed, and before an
-iteration is booked after which the run is evaluated, saved or over.  Those that
-differ from the reference are repaired: see `checking`.
+Members compare their states when they have connected, and before an iteration
+is recorded after which the run is evaluated, saved or over: see `checking`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.admission import AllreduceReception
-from cluster.allreduce.assignment import Dealing
 from cluster.allreduce.checking import StateCheck
-from cluster.allreduce.formation import Cut, Formation
+from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import Leading
+from cluster.membership.admission import Reception
 from cluster.probing.link_manager import Linking
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 
 
-class Generations(Leading):
-  """The part of a `AllreduceRuntime` that begins and ends generations."""
+class MembershipEpochs:
+  """Begins and ends the membership epochs of a run.
+
+  Attributes:
+    rendezvous: Members of the current epoch, and their forest.
+    check: Comparison of the members' states.
+    links: Knowledge of the links.
+    is_running: True while the members can sum: all are connected and have the
+      same state.
+    reason: Reason for which the current epoch has begun, for the log.
+  """
 
   def __init__(
     self,
     *,
     coordinator: Coordinator,
     store: ReplicaStore,
-    reception: AllreduceReception,
-    formation: Formation,
-    linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
-    **of_leading: Any,
+    reception: Reception,
+    rendezvous: Rendezvous,
+    links: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
+    deadlines: Deadlines,
+    check_s: float,
+    now: Callable[[], float],
   ):
-    """There is none yet; arguments as of `AllreduceRuntime`."""
-    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
-    self._store = store
-    self._formation = formation
-    self._linking = linking(self._say)
-    self._check = StateCheck(
-      formation,
-      say=self._say,
-      lose=self._lose,
+    """Creates the state before the first epoch.
+
+    Args:
+      coordinator: Asks the scheme.
+      store: The learner of the coordinator.
+      reception: Streams to the workers.
+      rendezvous: Members of epochs, and their forests.
+      links: Makes the link manager, given a function that sends a message to a
+        worker.
+      deadlines: Progress deadlines of the workers.
+      check_s: Seconds that a member may take to compare its state.
+      now: Returns the time of the run, seconds.
+    """
+    self.rendezvous = rendezvous
+    self.links = links(self.send)
+    self.check = StateCheck(
+      rendezvous,
+      send=self.send,
+      evict=self.lose,
       record=self._record_drift,
-      forget=self._forget,
-      limit_s=max(self._start_s, 2 * self._timeout_s),
+      forget=self._record_forgotten,
+      limit_s=check_s,
     )
-    self._dealing = Dealing(coordinator, self._say)
-    self._running = False
-    self._why = 'all are there'  # The generation has begun.
-    self._gently = False  # Whether members were told to end an iteration first.
-    # Books of an iteration that the coordinator's replica has not ended, but another;
-    # and who took part in it.
-    self._owed: tuple[list[float], tuple[int, ...]] | None = None
-    self._left: dict[
-      int, str
-    ] = {}  # Lost workers that the coordinator still counts.
+    self.is_running = False
+    self.reason = 'all are there'
+    self._coordinator, self._store = coordinator, store
+    self._reception, self._members = reception, reception.members
+    self._deadlines, self._now = deadlines, now
+    self._has_started = False
+    # Whether members may end their iteration before they stop.
+    self._ends_iteration = False
+    # Step statistics and members of an iteration that other replicas have
+    # ended, but not the coordinator's.
+    self._unrecorded: tuple[list[float], tuple[int, ...]] | None = None
+    # Lost workers that the scheme still counts, with the reasons.
+    self._departed: dict[int, str] = {}
 
-  @property
-  def _still(self) -> bool:
-    """True if no iteration that was assigned is still running."""
-    return self._running and self._dealing.newest < self._store.version
+  def start(self) -> None:
+    """Marks the start of the run: lost workers leave the scheme from here."""
+    self._has_started = True
 
-  def _say(self, index: int, header: Mapping[str, Any]) -> None:
+  def send(self, index: int, header: Mapping[str, Any]) -> None:
+    """Sends a message to a worker, unless it is lost."""
     if stream := self._members[index].stream:
       self._reception.send(stream, dict(header))
 
+  def is_current(self, event: Mapping[str, Any]) -> bool:
+    """Returns whether an event is of a living member of the current epoch."""
+    index = event['worker']
+    return (
+      event['generation'] == self.rendezvous.membership_epoch
+      and event['life'] == self._members[index].life
+      and self._members[index].stream is not None
+    )
+
+  def in_scheme(self, index: int) -> bool:
+    """Returns whether the scheme counts a worker."""
+    return self._coordinator.workers[index].phase is not None
+
   @property
-  def _newcomers(self) -> list[int]:
-    """Workers that are ready and admitted, and of no generation yet."""
+  def newcomers(self) -> list[int]:
+    """Workers that are ready and admitted, but not members yet."""
     return [
       index
       for index, member in enumerate(self._members)
       if member.stream
-      and index not in self._formation.members
-      and self._formation.admits(index)
+      and index not in self.rendezvous.members
+      and self.rendezvous.admits(index)
     ]
 
   @property
-  def _turns(self) -> str:
-    """Reason to end the generation after this iteration; '' for none."""
-    return self._linking.turns or self._formation.retries
+  def end_reason(self) -> str:
+    """Reason to end the epoch after this iteration; '' for none."""
+    return self.links.turns or self.rendezvous.retry_reason
 
-  def _is_connected(self) -> bool:
-    """Returns whether the first members are connected.
+  def try_connect(self) -> bool:
+    """Forms the first epoch if it can be formed; returns whether one runs.
 
-    One of them may have had to wait until a failed link is tried again.
+    One of its members may have had to wait until a failed link is due again.
     """
-    if self._formation.waits:
+    if self.rendezvous.is_waiting:
       self._form()
-    return self._running
+    return self.is_running
 
-  def _in_lead(self, index: int) -> bool:
-    """Returns whether a worker is one for the scheme."""
-    return self.coordinator.workers[index].phase is not None
+  def add(self, index: int, executor: str, handover: str) -> None:
+    """Adds a worker that is ready: see `Rendezvous.add`."""
+    self.rendezvous.add(index, executor, handover)
+    if not self._has_started and self.rendezvous.is_waiting:
+      self._form()
 
-  def _failed(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] == member.life and member.stream is not None:
-      self._lose(index, event['reason'])
+  def begin(self) -> None:
+    """Begins to sum: all members are connected, and have the same state.
 
-  def _lose(self, index: int, reason: str) -> None:
-    """A worker is gone, or as good as gone."""
+    Lost workers leave the scheme: all that they took part in is recorded.
+    """
+    departed, self._departed = self._departed, {}
+    for index in sorted(departed):
+      self._record_forgotten(index)
+      self._coordinator.leave(index, self._now(), departed[index])
+    self.is_running = True
+    self.links.formed()
+
+  def take_unrecorded(self) -> tuple[Sequence[float], Sequence[int]] | None:
+    """Returns an iteration to record before `begin`, once; None for none.
+
+    Returns:
+      Its step statistics, and the members that took part in it.
+    """
+    unrecorded, self._unrecorded = self._unrecorded, None
+    return unrecorded
+
+  def lose(self, index: int, reason: str) -> None:
+    """Evicts a worker that is lost, or makes no progress.
+
+    Raises:
+      Unmendable: If the run cannot continue without it.
+    """
     member = self._members[index]
-    if member.stream is None:  # With another.
+    if member.stream is None:  # It was lost together with another one.
       return
     if index == 0:
       raise Unmendable(f'The worker of the coordinator is lost: {reason}')
-    if not (self._formation.mends or self._formation.waits):
+    if not (self.rendezvous.tolerates_loss or self.rendezvous.is_waiting):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.evict(index, stream, reason)
-    self._linking.lose(index, reason)
-    if index in self._formation.members:
-      self._formation.gone(index, reason)
-      self._stop(f'worker {index} is lost')
-    elif self._started and self._in_lead(index) and index not in self._left:
-      self.coordinator.leave(index, self.time, reason)  # It was to come in.
+    self.links.lose(index, reason)
+    if index in self.rendezvous.members:
+      self.rendezvous.mark_lost(index, reason)
+      self.stop(f'worker {index} is lost')
+    elif (
+      self._has_started
+      and self.in_scheme(index)
+      and index not in self._departed
+    ):
+      # It had joined the scheme, and was to be a member of the next epoch.
+      self._coordinator.leave(index, self._now(), reason)
 
-  def _stop(self, why: str, *, ends: bool = False) -> None:
-    """Ends the generation, if that has not been done yet.
+  def stop(self, reason: str, *, ends: bool = False) -> None:
+    """Ends the epoch, unless that has been done before.
 
     Args:
-      why: For the log.
+      reason: Reason, for the log.
       ends: Whether members end the iteration first that they are in.
     """
-    begins = self._formation.stop()
-    if begins:
-      self._check.cancel()
-      logging.info('Generation %d begins: %s.', self._formation.generation, why)
-      self._running, self._why = False, why
-    if begins or (self._gently and not ends):
-      self._gently = ends
-      self._ask({'stop': self._formation.generation, 'ends': ends})
-    self._go_on()
+    is_first = self.rendezvous.stop()
+    if is_first:
+      self.check.cancel()
+      number = self.rendezvous.membership_epoch
+      logging.info('Membership epoch %d begins: %s.', number, reason)
+      self.is_running, self.reason = False, reason
+    if is_first or (self._ends_iteration and not ends):
+      self._ends_iteration = ends
+      number = self.rendezvous.membership_epoch
+      self._request({'stop': number, 'ends': ends})
+    self._proceed()
 
-  def _ask(self, header: Mapping[str, Any]) -> None:
-    """Tells all members something that they are to answer from now on."""
-    for index in self._formation.awaited:
-      pace = self._members[index].pace
-      if not pace.computes:
-        pace.moved = time.monotonic()
-      self._say(index, header)
+  def add_stopped(self, event: Mapping[str, Any]) -> None:
+    """Handles the report of a member that has stopped."""
+    if self.is_current(event):
+      self.rendezvous.add_stopped(
+        event['worker'], event['version'], event['books']
+      )
+      self._proceed()
 
-  def _stopped(self, event: dict[str, Any]) -> None:
-    if self._is_current(event):
-      self._formation.stopped(event['worker'], event['version'], event['books'])
-      self._go_on()
-
-  def _go_on(self) -> None:
-    """Begins the next generation, once all who live have ended the last."""
-    ended = self._formation.ended()
-    if ended is None:
-      return
-    version, books = ended
-    if version <= self._store.version:
-      self._owed = None  # Whoever had it is lost, too.
-    elif self._owed is None:
-      self._owed = books, self._formation.members
-    self._bury()
+  def handle_measured(self, event: Mapping[str, Any]) -> None:
+    """Forms an epoch after its links were measured."""
+    self.links.measured(event, self._now())
+    self._remove_lost()
     self._form()
 
-  def _bury(self) -> None:
-    """Notes who is lost; the coordinator counts them until all is booked."""
-    buried = self._formation.buried()
-    if self._started:
-      self._left = buried | self._left
+  def handle_broken(self, event: Mapping[str, Any]) -> None:
+    """Handles the report of a member that has lost a connection.
 
-  def _form(self) -> None:
-    """Tells all members to connect over a forest that is packed for them."""
-    members = [
-      index
-      for index, member in enumerate(self._members)
-      if member.stream
-      and (not self._started or self._in_lead(index))
-      and index not in self._left
-      and self._formation.admits(index)
-    ]
-    if not self._started and len(members) < len(self._members):
-      self._formation.wait()
-      return
-    if self._linking.measures(members):
-      return
-    try:
-      version = self._store.version + (self._owed is not None)
-      groups = self._formation.form(members, version)
-    except Cut as cut:
-      self._lose(cut.worker, str(cut))
-      return
-    for index, said in groups:
-      self._members[index].pace.moved = time.monotonic()
-      self._say(index, {'group': said})
-
-  def _measured(self, event: dict[str, Any]) -> None:
-    """Goes on with what is known of the links now."""
-    self._linking.measured(event, self.time)
-    self._bury()
-    self._form()
-
-  def _broken(self, event: dict[str, Any]) -> None:
-    if not self._is_current(event):
+    Raises:
+      Unmendable: If XLA sums.
+    """
+    if not self.is_current(event):
       return
     logging.warning(
       'Worker %d has lost worker %s: %s',
@@ -217,51 +238,96 @@ class Generations(Leading):
       event['peer'],
       event['reason'],
     )
-    if not self._formation.mends:
+    if not self.rendezvous.tolerates_loss:
       raise Unmendable(f'Worker {event["worker"]}: {event["reason"]}')
-    self._formation.suspect(event['worker'], event['peer'])
-    self._stop('a connection is lost')
+    self.rendezvous.suspect(event['worker'], event['peer'])
+    self.stop('a connection is lost')
 
-  def _is_current(self, event: dict[str, Any]) -> bool:
-    """Returns whether it is of a member of this generation, that lives."""
-    index = event['worker']
-    return (
-      event['generation'] == self._formation.generation
-      and event['life'] == self._members[index].life
-      and self._members[index].stream is not None
-    )
+  def evict_overdue(self, *, is_idle: bool) -> None:
+    """Evicts members that delay an iteration, a check or the next epoch.
 
-  def _record_drift(self, row: Mapping[str, Any]) -> None:
-    self.coordinator.recorder.drift({'time': self.time, **row})
-
-  def _forget(self, index: int) -> None:
-    """Records that what a worker kept of gradients is lost, if it kept any."""
-    if self._store.keeps:
-      self.coordinator.recorder.forgot(index, self.time, None)
-
-  def _look_around(self) -> None:
-    self._lose_silent()
-    self._lose_overdue()
-
-  def _lose_overdue(self) -> None:
-    """Gives up who holds up an iteration, or the next generation."""
-    if self._check.is_running:
+    Args:
+      is_idle: Whether no iteration that was assigned is running.
+    """
+    if self.check.is_running:
       moved = [member.pace.moved for member in self._members]
-      for index in self._check.overdue(moved.__getitem__):
-        self._lose(index, 'It did not compare its state in time.')
+      for index in self.check.overdue(moved.__getitem__):
+        self.lose(index, 'It did not compare its state in time.')
       return
-    if self._still:
+    if is_idle:
       return
-    formation, workers = self._formation, self.coordinator.workers
-    running = [
+    rendezvous, workers = self.rendezvous, self._coordinator.workers
+    active = [
       (index, self._members[index].pace, workers[index].examples)
-      for index in (formation.living if self._running else formation.awaited)
+      for index in (
+        rendezvous.living if self.is_running else rendezvous.awaited
+      )
     ]
     now = time.monotonic()
-    overdue = self._deadlines.overdue(running, now=now, obeyed=0)
-    if [index for index, _ in overdue] == [0] and not running[0][1].computes:
-      # If in doubt, one of those who can come back.
-      others = [each for each in running if each[0]]
+    overdue = self._deadlines.overdue(active, now=now, obeyed=0)
+    if [index for index, _ in overdue] == [0] and not active[0][1].computes:
+      # If in doubt, evict a worker that can rejoin.
+      others = [each for each in active if each[0]]
       overdue = self._deadlines.overdue(others, now=now, obeyed=0) or overdue
     for index, reason in overdue:
-      self._lose(index, reason)
+      self.lose(index, reason)
+
+  def _request(self, header: Mapping[str, Any]) -> None:
+    """Sends all members a message that they have to answer from now on."""
+    for index in self.rendezvous.awaited:
+      pace = self._members[index].pace
+      if not pace.computes:
+        pace.moved = time.monotonic()
+      self.send(index, header)
+
+  def _proceed(self) -> None:
+    """Forms the next epoch once all living members have stopped."""
+    newest = self.rendezvous.find_newest()
+    if newest is None:
+      return
+    version, statistics = newest
+    if version <= self._store.version:
+      self._unrecorded = None  # All that had ended the iteration are lost.
+    elif self._unrecorded is None:
+      self._unrecorded = statistics, self.rendezvous.members
+    self._remove_lost()
+    self._form()
+
+  def _remove_lost(self) -> None:
+    """Removes lost members; the scheme counts them until `begin`."""
+    lost = self.rendezvous.remove_lost()
+    if self._has_started:
+      self._departed = lost | self._departed
+
+  def _form(self) -> None:
+    """Has all members connect over a forest that is packed for them."""
+    members = [
+      index
+      for index, member in enumerate(self._members)
+      if member.stream
+      and (not self._has_started or self.in_scheme(index))
+      and index not in self._departed
+      and self.rendezvous.admits(index)
+    ]
+    if not self._has_started and len(members) < len(self._members):
+      self.rendezvous.await_first()
+      return
+    if self.links.measures(members):
+      return
+    try:
+      version = self._store.version + (self._unrecorded is not None)
+      groups = self.rendezvous.form(members, version)
+    except Unreachable as error:
+      self.lose(error.worker, str(error))
+      return
+    for index, group in groups:
+      self._members[index].pace.moved = time.monotonic()
+      self.send(index, {'group': group})
+
+  def _record_drift(self, row: Mapping[str, Any]) -> None:
+    self._coordinator.recorder.drift({'time': self._now(), **row})
+
+  def _record_forgotten(self, index: int) -> None:
+    """Records that a worker's residual is lost, if it had one."""
+    if self._store.keeps:
+      self._coordinator.recorder.forgot(index, self._now(), None)

@@ -1,12 +1,13 @@
-"""A worker of a reduced run: a replica of the learner, which all keep alike.
+"""A worker of an allreduce run: a replica of the learner.
 
-All begin with the state of one of them.  What each applies is the same sum, so
-that they stay equal on like processors; on unlike ones they drift by rounding,
-and compare their states from time to time (`reduced.checking`).
+All replicas begin with the state of one of them, and apply the same sums, so
+that they stay equal on like processors.  On unlike ones they drift by rounding,
+and compare their states from time to time (`allreduce.checking`).
 
-It computes what the coordinator has dealt, adds its gradient to those of the others,
-and applies the sum.  What it needs for the next iteration has come before this
-one ends, so that it waits for nobody but the others' gradients.
+A replica computes the gradient of the examples that the coordinator assigns,
+adds it to those of the others, and applies the sum.  The next assignment
+arrives before an iteration ends, so that a replica waits only for the gradients
+of the others.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.inbox import Inbox
-from cluster.allreduce.step_statistics import Books, Entry
+from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
@@ -45,18 +46,19 @@ from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
 
-# Steps of who forms a generation and has the learner: who has not holds it up.
+# Progress of a replica that connects and has the state: one that has yet to
+# fetch it has less, and delays the others.
 _FETCHED = 2**40
-# Beats that the executor may not come to: less than 2 timeouts.
-_HANGS = round(1.8 * BEATS)
+# Pings that the executor may leave unanswered: less than 2 timeouts.
+_MAX_UNANSWERED = round(1.8 * BEATS)
 
 
 class Replica:
-  """A worker that holds a copy of the learner, from compilation to the end.
+  """A worker with a copy of the learner, from compilation to the end.
 
   Attributes:
-    index: Which worker.
-    learner: What it learns.
+    index: Index of the worker.
+    learner: The copy of the learner.
   """
 
   def __init__(
@@ -66,56 +68,58 @@ class Replica:
     gradient: Gradient,
     learner: Learner,
     summing: Reducer,
-    books: Books,
+    layout: StatisticsLayout,
     batching: Batching,
     speed: Speed | None,
     settings: Settings,
     hung: Callable[[str], None],
     completed: Callable[[dict[str, Any]], None],
   ):
-    """Connects to nobody yet.
+    """Creates a replica without connections.
 
     Args:
-      index: Which worker.
-      gradient: Computes.
-      learner: Applies; at the initial version, or one that was restored.
-      summing: Sums what workers have computed.
-      books: Of all workers, at the end of the pool.
-      batching: How many examples iterations have.
-      speed: How long iterations take at least; None for as long as they take.
-      settings: What all processes agree on.
-      hung: Called from another thread with what the coordinator has said, if this
-        worker does not heed it: 'left', 'lost', 'over'; or 'executor'.
-      completed: Told of each iteration once it is applied.
+      index: Index of the worker.
+      gradient: Computes gradients.
+      learner: Learner at the initial version, or one that was restored.
+      summing: Sums the gradients of all workers.
+      layout: Layout of step statistics at the end of the gradient buffer.
+      batching: Batch sizes of the iterations.
+      speed: Least duration of iterations; None for the actual one.
+      settings: Settings of all processes of the run.
+      hung: Called from another thread if this worker does not react: with
+        'left', 'lost' or 'over', as the session has ended, or with 'executor'.
+      completed: Called with an event after each iteration is applied.
     """
     self.index = index
     self.learner = learner
     self._gradient, self._summing = gradient, summing
-    self._books, self._factors = books, books.factors
+    self._layout = layout
     self._batching = batching
     self._host = Host(index, batching, speed)
     self._coordinator, self._settings = '', settings
     self._hung, self._completed = hung, completed
-    self._warm = False
-    self._fresh = True  # What it holds may be another version than it says.
-    self._preparing: threading.Thread | None = None
-    self._pace = Pace()
+    self._is_compiled = False
+    # Whether its state may be of another run's version of the same number.
+    self._is_new = True
+    self._preparation: threading.Thread | None = None
+    self._progress = Pace()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
-    self._generation = self._stopped = -1
-    self._together = False  # It may wait for others.
-    self._last: list[float] = []  # Books of the iteration before.
+    # Numbers of the current membership epoch, and of the last that is to stop.
+    self._epoch = self._stop_epoch = -1
+    self._may_wait_for_others = False
+    self._statistics: list[float] = []  # Of all workers, in the last iteration.
     self._took_s = 0.0  # The last computation, without any delay.
-    self._compiled: int | None = None
+    self._warm_compilations: int | None = None
     # Version and digest of the state, if it has been digested.
-    self._digested: tuple[int, str] | None = None
-    self._digesting = threading.Lock()
+    self._known_digest: tuple[int, str] | None = None
+    self._state_lock = threading.Lock()
 
   def warm_up(self) -> None:
-    """Compiles everything that iterations need."""
-    batching, own = self._batching, handover.copied(self._shared())
-    # As one that is fetched.
-    self.learner.restore(self._summing.placed(own['learner']))
+    """Compiles all functions of an iteration."""
+    batching, copy = self._batching, handover.copied(self._shared_state())
+    # The state is placed as a fetched one will be.
+    self.learner.restore(self._summing.placed(copy['learner']))
     changing = batching.changes
     self._summing.warm_up(self.learner, batching.largest, changing=changing)
 
@@ -131,61 +135,63 @@ class Replica:
       coordinator: HOST:PORT of the coordinator.
 
     Returns:
-      Whether it has finished; else it goes on from a checkpoint one day.
+      Whether the run has finished; if not, it may resume from a checkpoint.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost for too long, with 1 if it
-        refuses this worker.
+      SystemExit: With LOST if the coordinator is lost for too long, with 1 if
+        it refuses this worker.
     """
     self._coordinator = coordinator
     with explained(self.index), self._host:
-      while (verdict := self._session())['end'] != 'over':
+      while (verdict := self._run_session())['end'] != 'over':
         logging.info('Worker %d joins again.', self.index)
-    return verdict['finished']
+    return bool(verdict['finished'])
 
-  def _session(self) -> dict[str, Any]:
-    """Works until the coordinator ends it, or is lost; returns what it has said."""
-    self._pace, self._inbox, self._fresh = Pace(), Inbox(), True
-    self._generation = self._stopped = -1
+  def _run_session(self) -> dict[str, Any]:
+    """Works until the session ends; returns the coordinator's last message."""
+    self._progress, self._inbox, self._is_new = Pace(), Inbox(), True
+    self._epoch = self._stop_epoch = -1
     with Session(
       self._coordinator,
       self.index,
       self._settings,
-      with_beats=self._with_beats,
+      with_beats=self._heartbeat,
       hung=self._hung,
-      told=self._told,
+      told=self._receive,
       ending=self._end,
-      deaf=lambda: self._together and not self._summing.can_abandon,
-    ) as life:
-      with life.lived():
-        self._prepare(life)
-        while not life.heart.ended.is_set():
-          self._heed(life, self._inbox.take())
-      self._note_end(life)
-    return life.heart.verdict
+      deaf=lambda: self._may_wait_for_others and not self._summing.can_abandon,
+    ) as session:
+      with session.lived():
+        self._prepare(session)
+        while not session.heart.ended.is_set():
+          self._handle(session, self._inbox.take())
+      self._log_end(session)
+    return session.heart.verdict
 
-  def _prepare(self, life: Session) -> None:
-    """Gets ready for a new life."""
-    if not self._warm:
-      life.say({'doing': 'compiling'})
+  def _prepare(self, session: Session) -> None:
+    """Compiles, opens the executor, and reports that the replica is ready."""
+    if not self._is_compiled:
+      session.say({'doing': 'compiling'})
       self.warm_up()
-      self._warm = True
+      self._is_compiled = True
     settings = self._settings
-    giving = handover.Handover(
+    source = handover.Handover(
       settings.address, settings.security, self._state_of
     )
-    life.stack.callback(giving.close)
+    session.stack.callback(source.close)
     address = self._summing.open()
-    life.stack.callback(self._summing.close)
+    session.stack.callback(self._summing.close)
     if settings.adapt:
-      telling = traffic.Telling(self._summing.traffic, life.say)
-      life.stack.enter_context(telling)
-    life.stack.callback(self._measurer.close)
-    self._report_ready(life, address or giving.address, giving.address)
+      reports = traffic.Telling(self._summing.traffic, session.say)
+      session.stack.enter_context(reports)
+    session.stack.callback(self._measurer.close)
+    self._report_ready(session, address or source.address, source.address)
 
-  def _report_ready(self, life: Session, executor: str, handover_: str) -> None:
+  def _report_ready(
+    self, session: Session, executor: str, handover_: str
+  ) -> None:
     """Reports to the coordinator that this worker can join an allreduce."""
-    life.say(
+    session.say(
       {
         'ready': True,
         'devices': list(self._settings.devices),
@@ -194,111 +200,123 @@ class Replica:
       }
     )
 
-  def _note_end(self, life: Session) -> None:
+  def _log_end(self, session: Session) -> None:
     """Logs why the coordinator has ended a session."""
-    logging.info('Worker %d: %s', self.index, life.heart.verdict)
+    logging.info('Worker %d: %s', self.index, session.heart.verdict)
 
-  def _told(self, told: dict[str, Any]) -> None:
-    """Takes in what the coordinator says; in a thread of the heart."""
-    if 'stop' in told and not told['ends']:
-      self._stopped = told['stop']
-      self._summing.abandon(before=told['stop'])
-    self._inbox.put(told)
+  def _receive(self, message: dict[str, Any]) -> None:
+    """Queues a message of the coordinator; runs in the heartbeat's thread."""
+    if 'stop' in message and not message['ends']:
+      self._stop_epoch = message['stop']
+      self._summing.abandon(before=message['stop'])
+    self._inbox.put(message)
 
   def _end(self) -> None:
-    """Wakes all waits of this session; runs in a thread of the heartbeat."""
+    """Wakes all waits of this session; runs in the heartbeat's thread."""
     self._inbox.put({})
-    # What hangs must not keep the heart from ending this process.
+    # A hanging executor must not keep the heartbeat from ending the process.
     threading.Thread(target=self._summing.abandon, daemon=True).start()
 
-  def _with_beats(self) -> dict[str, Any]:
-    # Others cannot tell who it is that holds up a sum.
-    if self._summing.count_unanswered() > _HANGS:
+  def _heartbeat(self) -> dict[str, Any]:
+    """Returns the payload of a heartbeat: the progress."""
+    # Other workers cannot tell which of them delays a sum.
+    if self._summing.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
-    self._pace.follow(lambda: self._summing.steps)
-    return self._pace.told()
+    self._progress.follow(lambda: self._summing.steps)
+    return self._progress.told()
 
-  def _heed(self, life: Session, told: dict[str, Any]) -> None:
-    """Does what the coordinator has said."""
-    if 'group' in told:
-      self._form(life, told['group'])
-    elif 'deal' in told:
-      deal = told['deal']
-      # What was dealt ahead is of no use after an iteration that has failed.
-      at = self._generation, self.learner.version
-      if at == (deal['generation'], deal['version']) and at[0] >= self._stopped:
-        self._iterate(life, deal)
-    elif 'measure' in told:
-      life.say(self._measurer(told['measure']))
-    elif 'check' in told:
-      if told['check'] == self._generation >= self._stopped:
-        self._tell_digest(life, told['check'])
-    elif 'compare' in told:
-      self._compare(life, told['compare'])
-    elif 'collect' in told:
-      self._collect(life, told['collect'])
-    elif 'stop' in told:
-      self._stopped = told['stop']
-      self._summing.abandon(before=told['stop'])
-      # What it has brought from elsewhere is not of this run's line.
-      life.say(
+  def _handle(self, session: Session, message: dict[str, Any]) -> None:
+    """Executes a message of the coordinator."""
+    if 'group' in message:
+      self._form(session, message['group'])
+    elif 'deal' in message:
+      assignment = message['deal']
+      # An iteration that was assigned ahead is void after one that has failed.
+      if self._is_current(assignment['generation'], assignment['version']):
+        self._iterate(session, assignment)
+    elif 'measure' in message:
+      session.say(self._measurer(message['measure']))
+    elif 'check' in message:
+      if self._is_current(message['check']):
+        self._report_digest(session, message['check'])
+    elif 'compare' in message:
+      order = message['compare']
+      if self._is_current(order['generation']):
+        self._compare(session, order)
+    elif 'collect' in message:
+      if self._is_current(message['collect']):
+        self._collect(session, message['collect'])
+    elif 'stop' in message:
+      self._stop_epoch = message['stop']
+      self._summing.abandon(before=message['stop'])
+      # The state that a new process brings is not of this run.
+      session.say(
         {
           'event': 'stopped',
-          'generation': told['stop'],
-          'version': 0 if self._fresh else self.learner.version,
-          'books': [] if self._fresh else self._last,
+          'generation': message['stop'],
+          'version': 0 if self._is_new else self.learner.version,
+          'books': [] if self._is_new else self._statistics,
         }
       )
 
-  def _form(self, life: Session, said: Mapping[str, Any]) -> None:
-    """Connects to the others of a generation, with the learner of its version.
+  def _is_current(
+    self, membership_epoch: int, version: int | None = None
+  ) -> bool:
+    """Returns whether an order is for the running epoch and this version."""
+    if version is not None and version != self.learner.version:
+      return False
+    return membership_epoch == self._epoch >= self._stop_epoch
 
-    Everybody checks the forest: it has come over the network.
+  def _form(self, session: Session, group: Mapping[str, Any]) -> None:
+    """Connects to the other members of an epoch, with the state of its version.
+
+    Args:
+      session: Session with the coordinator.
+      group: Message of the coordinator: see `Rendezvous.form`.
     """
-    settings, generation = self._settings, said['generation']
-    self._generation = generation
-    self._pace.begin(said['version'])
-    self._pace.transfer()
-    with self._telling(life, generation):
-      if said['source']:
-        self._fetch(life, said['version'], *said['source'])
-      self._fresh = False
-      self._pace.reach(_FETCHED)
-      self._summing.form(said, max(settings.start_s, settings.timeout_s))
-      self._tell_digest(life, generation, 'formed')
+    settings, membership_epoch = self._settings, group['generation']
+    self._epoch = membership_epoch
+    self._progress.begin(group['version'])
+    self._progress.transfer()
+    with self._reporting_loss(session, membership_epoch):
+      if group['source']:
+        self._update(session, group['version'], *group['source'])
+      self._is_new = False
+      self._progress.reach(_FETCHED)
+      self._summing.form(group, max(settings.start_s, settings.timeout_s))
+      self._report_digest(session, membership_epoch, 'formed')
 
-  def _fetch(
-    self, life: Session, version: int, worker: int, address: str
+  def _update(
+    self, session: Session, version: int, worker: int, address: str
   ) -> None:
-    """Takes over the state of another worker, unless it has the same.
+    """Adopts the state of another worker, unless this one has the same.
 
-    A process that has just joined may hold another state of the same version:
+    A process that has just joined may have another state of the same version:
     of an earlier coordinator, or the one that its own processor initialises.
 
     Raises:
-      PeerLost: If it cannot be had.
+      PeerLost: If the state cannot be fetched.
     """
-    if self.learner.version == version and not self._fresh:
+    if self.learner.version == version and not self._is_new:
       return
-    same = self.learner.version == version
-    state = self._fetched(
-      life, version, worker, address, known=self._digest() if same else ''
-    )
+    has_version = self.learner.version == version
+    known = self._digest() if has_version else ''
+    state = self._fetch(session, version, worker, address, known=known)
     if state is None:
       return
-    if same:
-      apart = _apart(self._shared(), state)
+    if has_version:
       logging.info(
         'Worker %d begins with the state of worker %d at version %d: its own '
         'differed by %.3g of its norm.',
-        *(self.index, worker, version, apart),
+        *(self.index, worker, version),
+        _relative_difference(self._shared_state(), state),
       )
-    self._take_over(version, state)
-    self._last = []
+    self._adopt(version, state)
+    self._statistics = []
 
-  def _fetched(
+  def _fetch(
     self,
-    life: Session,
+    session: Session,
     version: int,
     worker: int,
     address: str,
@@ -307,16 +325,16 @@ class Replica:
     """Returns another worker's state of a version; None if it is known.
 
     Args:
-      life: Whose coordinator is told.
-      version: Which one.
-      worker: Whose state.
-      address: Where it can be fetched.
+      session: Session with the coordinator.
+      version: Version of the state.
+      worker: Index of the other worker.
+      address: Address of its handover.
       known: Digest of the state that this worker has.
 
     Raises:
-      PeerLost: If it cannot be had whole.
+      PeerLost: If it cannot be fetched completely.
     """
-    life.say({'doing': f'fetching version {version} from {address}'})
+    session.say({'doing': f'fetching version {version} from {address}'})
     settings = self._settings
     try:
       state, expected = handover.fetch(
@@ -324,7 +342,7 @@ class Replica:
         version,
         settings.security,
         settings.timeout_s,
-        step=self._pace.step,
+        step=self._progress.step,
         known=known,
       )
     except TransportError as error:
@@ -332,52 +350,52 @@ class Replica:
     if state is None:
       return None
     state['learner'] = self._summing.placed(state['learner'])
-    if (got := digest(state)) != expected:
+    if (found := digest(state)) != expected:
       raise PeerLost(
-        worker, f'expected a state of digest {expected}, got {got}'
+        worker, f'expected a state of digest {expected}, got {found}'
       )
     return state
 
-  def _take_over(self, version: int, state: Any) -> None:
-    """Goes on with a state that was fetched."""
-    with self._digesting:
+  def _adopt(self, version: int, state: Any) -> None:
+    """Replaces the state by one that was fetched."""
+    with self._state_lock:
       self.learner.restore(state['learner'])
       self.codec_state.resume(version, state['replicated'])
-      self._digested = None
+      self._known_digest = None
 
-  def _compare(self, life: Session, order: Mapping[str, Any]) -> None:
-    """Compares its state with the reference, and takes that over.
+  def _compare(self, session: Session, order: Mapping[str, Any]) -> None:
+    """Compares the state with the reference, and adopts the reference.
 
     Args:
-      life: Whose coordinator is told.
-      order: Generation and version; rank and address of the source; and whether
-        the state is replaced even if it differs by more than rounding.
+      session: Session with the coordinator.
+      order: Membership epoch and version; rank and address of the source; and
+        whether the state is replaced even if it differs by more than rounding.
     """
-    generation, version = order['generation'], order['version']
-    if generation != self._generation or generation < self._stopped:
-      return
-    self._pace.transfer()
-    with self._telling(life, generation):
-      state = self._fetched(life, version, *order['source'])
-      apart = _apart(self._shared(), state)
+    membership_epoch, version = order['generation'], order['version']
+    self._progress.transfer()
+    with self._reporting_loss(session, membership_epoch):
+      state = self._fetch(session, version, *order['source'])
+      difference = _relative_difference(self._shared_state(), state)
       if order['replace']:
         self.codec_state.reset()
-      if order['replace'] or apart <= drift.BOUND:
-        self._take_over(version, state)
-      life.say(
+      if order['replace'] or difference <= drift.BOUND:
+        self._adopt(version, state)
+      session.say(
         {
           'event': 'compared',
-          'generation': generation,
+          'generation': membership_epoch,
           'version': version,
           'digest': self._digest(),
-          'difference': apart if math.isfinite(apart) else None,
+          'difference': difference if math.isfinite(difference) else None,
         }
       )
 
   @contextlib.contextmanager
-  def _telling(self, life: Session, generation: int) -> Iterator[None]:
-    """Tells the coordinator if what others take part in fails; nothing follows."""
-    self._together = True
+  def _reporting_loss(
+    self, session: Session, membership_epoch: int
+  ) -> Iterator[None]:
+    """Reports transport errors of a joint operation, and suppresses them."""
+    self._may_wait_for_others = True
     with contextlib.suppress(Abandoned):
       try:
         yield
@@ -385,112 +403,124 @@ class Replica:
         peer = None
         if isinstance(error, PeerLost | Damaged | ExecutorFailed):
           peer = error.worker
-        told = {'event': 'broken', 'generation': generation}
-        life.say(told | {'peer': peer, 'reason': str(error)[:200]})
-    self._together = False
+        event = {'event': 'broken', 'generation': membership_epoch}
+        session.say(event | {'peer': peer, 'reason': str(error)[:200]})
+    self._may_wait_for_others = False
 
-  def _iterate(self, life: Session, deal: Mapping[str, Any]) -> None:
+  def _iterate(self, session: Session, assignment: Mapping[str, Any]) -> None:
     """Takes part in one iteration."""
-    if self._compiled is None:
-      self._compiled = compilations.count()
-    with self._telling(life, deal['generation']):
-      self._compute(life, deal)
-      if following := self._inbox.next_deal():
+    if self._warm_compilations is None:
+      self._warm_compilations = compilations.count()
+    with self._reporting_loss(session, assignment['generation']):
+      self._compute(session, assignment, self._warm_compilations)
+      if following := self._inbox.peek_assignment():
         ranges = tuple(map(tuple, following['ranges']))
-        self._preparing = threading.Thread(
+        self._preparation = threading.Thread(
           target=self._gradient.prepare, args=[ranges], daemon=True
         )
-        self._preparing.start()
-      self._last = self._books.marked(*self._summing.total())
-      self._apply(deal)
+        self._preparation.start()
+      self._statistics = self._layout.mark_sum(*self._summing.total())
+      self._apply(assignment)
 
-  def _collect(self, life: Session, generation: int) -> None:
-    """Sums what all keep, for a checkpoint."""
-    if generation != self._generation or generation < self._stopped:
-      return
+  def _collect(self, session: Session, membership_epoch: int) -> None:
+    """Sums the residuals of all workers, for a checkpoint."""
     version = self.learner.version
-    with self._telling(life, generation):
+    with self._reporting_loss(session, membership_epoch):
       self._summing.collect(version)
       self._completed({'event': 'collected', 'version': version})
 
-  def _tell_digest(
-    self, life: Session, generation: int, told: str = 'checked'
+  def _report_digest(
+    self, session: Session, membership_epoch: int, event: str = 'checked'
   ) -> None:
-    """Tells the digest of its state, and what it has sent."""
-    life.say(
+    """Reports the digest of the state, and the traffic so far."""
+    session.say(
       {
-        'event': told,
-        'generation': generation,
+        'event': event,
+        'generation': membership_epoch,
         'version': self.learner.version,
         'digest': self._digest(),
         'sent': traffic.rows(self._summing.traffic()),
       }
     )
 
-  def _compute(self, life: Session, deal: Mapping[str, Any]) -> None:
-    """Computes a gradient, parts of which may travel at once."""
-    iteration, lead_time = deal['iteration'], life.heart.lead_time
-    self._begin(deal)
+  def _compute(
+    self,
+    session: Session,
+    assignment: Mapping[str, Any],
+    warm_compilations: int,
+  ) -> None:
+    """Computes a gradient, whose buckets may be sent meanwhile.
+
+    Args:
+      session: Session with the coordinator.
+      assignment: Message of the coordinator: see `IterationAssigner`.
+      warm_compilations: Number of XLA compilations up to the first iteration.
+    """
+    iteration = assignment['iteration']
+    lead_time = session.heart.lead_time
+    self._begin(assignment)
     began = time.monotonic()
-    ranges = tuple(map(tuple, deal['ranges']))
-    if self._preparing:  # Perhaps something else, of what was dealt ahead.
-      self._preparing.join()
+    ranges = tuple(map(tuple, assignment['ranges']))
+    if self._preparation:  # It may be for an assignment that is void now.
+      self._preparation.join()
     self._gradient.prepare(ranges)
     start = time.monotonic()
-    examples, before = deal['examples'], self._gradient.computed
+    examples, before = assignment['examples'], self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
     if not self._summing.simulates_time:
-      # What a config adds comes before the computation, as far as is known.
+      # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
-    own = time.monotonic()
-    loss, finite = self._compute_gradient(deal, ranges, least_s)
-    self._took_s = time.monotonic() - own
+    computation_start = time.monotonic()
+    loss, finite = self._compute_gradient(assignment, ranges, least_s)
+    self._took_s = time.monotonic() - computation_start
     self._host.delay(iteration, examples, start)
     end = time.monotonic()
-    entry = Entry(
-      began=lead_time(began) - deal['at'],
-      computed=lead_time(end) - deal['at'],
+    statistics = StepStatistics(
+      began=lead_time(began) - assignment['at'],
+      computed=lead_time(end) - assignment['at'],
       compute_s=end - start,
       examples=self._gradient.computed - before,
-      compilations=compilations.count() - self._compiled,
+      compilations=compilations.count() - warm_compilations,
       loss=math.nan if loss is None else loss,
       finite=int(finite and (loss is None or math.isfinite(loss))),
     )
-    numbers = np.zeros(self._books.size, np.float32)
-    self._books.write(numbers, self.index, entry, self._host.factors(iteration))
-    self._pace.transfer()
+    numbers = np.zeros(self._layout.size, np.float32)
+    factors = self._host.factors(iteration)
+    self._layout.write(numbers, self.index, statistics, factors)
+    self._progress.transfer()
     self._summing.finish(numbers)
 
-  def _begin(self, deal: Mapping[str, Any]) -> None:
+  def _begin(self, assignment: Mapping[str, Any]) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
-    self._pace.begin(deal['version'])
-    self._pace.compute()
+    self._progress.begin(assignment['version'])
+    self._progress.compute()
 
   def _compute_gradient(
-    self, deal: Mapping[str, Any], ranges: Ranges, least_s: float
+    self, assignment: Mapping[str, Any], ranges: Ranges, least_s: float
   ) -> tuple[float | None, bool]:
-    """Returns the loss and whether the gradient is finite: see `Reducer`."""
+    """Returns the loss, and True if the gradient is finite: see `Reducer`."""
     return self._summing.compute(
-      deal['version'],
+      assignment['version'],
       self.learner,
       ranges,
       worker=self.index,
-      iteration=deal['iteration'],
-      stage=deal['stage'],
+      iteration=assignment['iteration'],
+      stage=assignment['stage'],
       least_s=least_s,
     )
 
-  def _apply(self, deal: Mapping[str, Any]) -> None:
-    """Makes the next version of the sum, or skips what is not finite."""
-    if self._books.are_finite(self._last, deal['members']):
+  def _apply(self, assignment: Mapping[str, Any]) -> None:
+    """Applies the sum to the learner, or skips one that is not finite."""
+    members = assignment['members']
+    if self._layout.are_finite(self._statistics, members):
       self._summing.apply(
-        self.learner, examples=deal['total'], pushes=len(deal['members'])
+        self.learner, examples=assignment['total'], pushes=len(members)
       )
     else:
       self.learner.skip()
       self.codec_state.keep(self.learner.version)
-    told = {'event': 'completed', 'version': deal['version']}
-    self._completed(told | {'books': self._last, 'at': time.monotonic()})
+    event = {'event': 'completed', 'version': assignment['version']}
+    self._completed(event | {'books': self._statistics, 'at': time.monotonic()})
 
   def _digest(self) -> str:
     """Returns the digest of the state, which is computed once."""
@@ -498,31 +528,36 @@ class Replica:
 
   def _snapshot(self) -> tuple[dict[str, Any], str]:
     """Returns the state and its digest; from any thread."""
-    with self._digesting:
-      before, state = self._digested, self._shared()
+    with self._state_lock:
+      known, state = self._known_digest, self._shared_state()
       version = state['learner']['version']
-      if before is not None and before[0] == version:
-        return state, before[1]
-      self._digested = version, digest(state)
-      return state, self._digested[1]
+      if known is None or known[0] != version:
+        known = self._known_digest = version, digest(state)
+      return state, known[1]
 
   def _state_of(self, version: int) -> tuple[Any, str]:
-    """Returns state and digest of a version; in a thread of the handover."""
+    """Returns state and digest of a version; runs in the handover's thread.
+
+    Raises:
+      LookupError: If this worker has another version.
+    """
     state, found = self._snapshot()
-    if (has := state['learner']['version']) != version:
-      raise LookupError(f'expected to have version {version}, got {has}')
+    if (current := state['learner']['version']) != version:
+      raise LookupError(f'expected to have version {version}, got {current}')
     return state, found
 
-  def _shared(self) -> dict[str, Any]:
-    """Returns all that no other replica has otherwise."""
+  def _shared_state(self) -> dict[str, Any]:
+    """Returns the state that all replicas share."""
     replicated = self.codec_state.replicated
     return {'learner': self.learner.state(), 'replicated': replicated}
 
 
-def _apart(state: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
-  """Returns the relative difference of what two replicas hold."""
-  own, its = (
+def _relative_difference(
+  state: Mapping[str, Any], reference: Mapping[str, Any]
+) -> float:
+  """Returns the relative difference of two replicas' states."""
+  first, second = (
     {**each['learner'], 'codec': each['replicated']}
     for each in (state, reference)
   )
-  return drift.relative_difference(own, its)
+  return drift.relative_difference(first, second)

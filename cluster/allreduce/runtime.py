@@ -1,8 +1,9 @@
-"""The runtime of reduced routes, as its coordinator runs it.
+"""Runtime of allreduce routes, in the coordinator's process.
 
-The coordinator has the worker of its process tell what has been summed, and deals each
-iteration while the one before it is computed: nobody waits for it, but where
-the run is looked at (evaluations, checkpoints) or workers come and go.
+The coordinator's own worker reports what was summed.  The coordinator assigns
+the examples of each iteration while the one before it is computed, so that no
+worker waits for it, except where the run is evaluated or saved, and where
+workers join or leave.
 """
 
 import time
@@ -12,73 +13,116 @@ from typing import Any
 from absl import logging
 
 from cluster.allreduce.admission import AllreduceReception
-from cluster.allreduce.memberships import Generations
-from cluster.allreduce.step_statistics import Booking, Books
+from cluster.allreduce.assignment import IterationAssigner
+from cluster.allreduce.memberships import MembershipEpochs
+from cluster.allreduce.rendezvous import Rendezvous
+from cluster.allreduce.step_statistics import (
+  IterationRecorder,
+  StatisticsLayout,
+)
+from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
+from cluster.membership.event_loop import Leading
+from cluster.probing.link_manager import Linking
 from cluster.probing.traffic_log import Carrying
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
 
-class AllreduceRuntime(Generations):
-  """Replicas of the learner.
+class AllreduceRuntime(Leading):
+  """A `Runtime` whose workers are replicas of the learner.
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
     coordinator: Asks the scheme.
+    epochs: Membership epochs: the workers that sum together.
   """
 
   def __init__(
     self,
     *,
     coordinator: Coordinator,
+    store: ReplicaStore,
     reception: AllreduceReception,
-    books: Books,
+    rendezvous: Rendezvous,
+    links: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
+    layout: StatisticsLayout,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
-    **of_generations: Any,
+    timeout_s: float,
+    start_s: float,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
-    """Listens to nobody yet.
+    """Creates the runtime; it does not listen for workers yet.
 
     Args:
       coordinator: Asks the scheme.
-      reception: Talks to the workers.
-      books: Of iterations.
-      overlap: What sending gradients overlaps with in the coordinator's process.
-      iteration_bytes: As of `Booking`.
-      **of_generations: `store`, of the learner, the coordinator's; `formation`, which
-        makes groups; `linking`, which makes what knows the links, given what
-        sends to a worker; and what `Leading` takes.
+      store: The learner of the coordinator.
+      reception: Streams to the workers.
+      rendezvous: Members of epochs, and their forests.
+      links: Makes the link manager, given a function that sends a message to a
+        worker.
+      layout: Layout of step statistics.
+      overlap: Kind of overlap of communication and computation in the
+        coordinator's process.
+      iteration_bytes: Returns the bytes that cross the network in an iteration,
+        given the number of workers and the stage of the codec.
+      timeout_s: Silence after which a process counts as lost.
+      start_s: Seconds within which all processes have to join.
+      deadlines: Progress deadlines of the workers.
+      local: Makes the worker of this process, to be called in a thread, given
+        the address to connect to; None if it has none.
     """
     super().__init__(
-      coordinator=coordinator, reception=reception, **of_generations
+      coordinator=coordinator,
+      reception=reception,
+      timeout_s=timeout_s,
+      start_s=start_s,
+      deadlines=deadlines,
+      local=local,
     )
-    self._carrying = Carrying(self._formation, Traffic(coordinator.recorder))
-    self._booking = Booking(
-      coordinator, books, reception.members, iteration_bytes
+    self._store, self._rendezvous = store, rendezvous
+    self.epochs = MembershipEpochs(
+      coordinator=coordinator,
+      store=store,
+      reception=reception,
+      rendezvous=rendezvous,
+      links=links,
+      deadlines=deadlines,
+      check_s=max(start_s, 2 * timeout_s),
+      now=lambda: self.time,
     )
-    self._pausing, self._overlap = False, overlap
-    # Who keeps some of its gradients says it before a checkpoint: at which
-    # version all have, and in which generation they were asked, and when.
-    self._collected = 0
-    self._asked: tuple[int, float] | None = None
-    self._sent: list[dict[str, Any]] = []  # By members, as of the last check.
+    self._links, self._check = self.epochs.links, self.epochs.check
+    self._traffic_log = Carrying(rendezvous, Traffic(coordinator.recorder))
+    self._assigner = IterationAssigner(coordinator, self.epochs.send)
+    self._recorder = IterationRecorder(
+      coordinator, layout, reception.members, iteration_bytes
+    )
+    self._is_pausing, self._overlap = False, overlap
+    # Residuals are summed before a checkpoint: the version at which they were,
+    # and the membership epoch and monotonic time of the request.
+    self._collected_version = 0
+    self._collection: tuple[int, float] | None = None
+    # Reports of traffic by members, as of the last check.
+    self._sent: list[dict[str, Any]] = []
     self._reactions = {
       'ready': self._ready,
       'failed': self._failed,
       'unmendable': self._unmendable,
       'formed': self._formed,
-      'broken': self._broken,
-      'stopped': self._stopped,
+      'broken': self.epochs.handle_broken,
+      'stopped': self.epochs.add_stopped,
       'checked': self._checked,
       'compared': self._compared,
       'completed': self._completed,
       'collected': self._has_collected,
-      'answered': self._linking.answered,
-      'measured': self._measured,
-      'traffic': self._linking.traffic,
-      'packed': lambda event: self._linking.packed(event, self.time),
+      'answered': self._links.answered,
+      'measured': self.epochs.handle_measured,
+      'traffic': self._links.traffic,
+      'packed': lambda event: self._links.packed(event, self.time),
     }
     coordinator.attach(release=self._released, wake_at=lambda time: None)
 
@@ -86,62 +130,65 @@ class AllreduceRuntime(Generations):
     """Waits until all workers have compiled and are connected.
 
     Raises:
-      Unmendable: If one does not; says what is known of it.
+      Unmendable: If one does not in time; names it.
     """
     self._wait(
       self._reception.listen(),
-      done=self._is_connected,
-      missing=lambda: self._reception.missing() or self._linking.waits,
+      done=self.epochs.try_connect,
+      missing=lambda: self._reception.missing() or self._links.waits,
     )
 
   def start(self) -> None:
     """Releases the first iterations."""
+    self.epochs.start()
     super().start()
-    self._deal()
+    self._assign()
 
   def resume(self) -> None:
-    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    """Continues from a checkpoint as from a barrier, with present workers."""
     self.coordinator.rejoin(self._before, self.time)
     self.start()
 
   def pause(self) -> bool:
-    """Returns whether nothing is under way; if not, it soon is so.
+    """Pauses after the current iteration; returns whether nothing is running.
 
-    The next step goes on.
+    The next step continues.
     """
-    self._pausing = True
-    if self._check.is_running or not self._still:
+    self._is_pausing = True
+    if self._check.is_running or not self._is_idle:
       return False
     if self._check.agreement.agreed < self._store.version:
       self._sent.clear()
       self._check.begin(self._store.version, lambda: None)
       return False
-    version, generation = self._store.version, self._formation.generation
-    if self._store.keeps and self._collected < version:
-      if self._asked is None or self._asked[0] < generation:
-        self._asked = generation, time.monotonic()
-        for index in self._formation.members:
-          self._say(index, {'collect': generation})
+    version = self._store.version
+    number = self._rendezvous.membership_epoch
+    if self._store.keeps and self._collected_version < version:
+      if self._collection is None or self._collection[0] < number:
+        self._collection = number, time.monotonic()
+        for index in self._rendezvous.members:
+          self.epochs.send(index, {'collect': number})
       return False
-    self._pausing, self._asked = False, None
+    self._is_pausing, self._collection = False, None
     return True
 
   def step(self) -> None:
-    """Waits for an event, at most for a beat, and does what follows.
+    """Waits for an event, at most for a heartbeat, and handles it.
 
     Raises:
-      Unmendable: If the run cannot go on.
+      Unmendable: If the run cannot continue.
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    if not self._pausing and self._still:
-      self._deal()  # After a pause.
+    if not self._is_pausing and self._is_idle:
+      self._assign()  # After a pause.
     self._take(max(self._look_at - time.monotonic(), 0.0))
     self._look()
-    if self._asked and time.monotonic() - self._asked[1] > self._start_s:
-      raise Unmendable('Workers do not say what they keep of gradients.')
+    collection = self._collection
+    if collection and time.monotonic() - collection[1] > self._start_s:
+      raise Unmendable('Workers do not report their residuals.')
 
   def state(self) -> dict[str, Any]:
-    """Returns all that a run goes on from, between two iterations."""
+    """Returns the state of the run, between two iterations."""
     return {
       'time': self.time,
       'coordinator': self.coordinator.state(),
@@ -151,167 +198,185 @@ class AllreduceRuntime(Generations):
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken, with other workers perhaps."""
+    """Restores the result of `state`; the workers may be others."""
     self.time = state['time']
     self._before = state['coordinator']
     self._store.restore(state['store'])
     for member, lives in zip(self._members, state['lives'], strict=False):
       member.lives = lives
-    self._collected = self._store.version
+    self._collected_version = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
   def summary(self) -> dict[str, Any]:
-    """Returns what summary.json says of this runtime alone."""
+    """Returns the entries of summary.json that only this runtime has."""
     own = {
-      'generations': self._formation.generation + 1,
+      'generations': self._rendezvous.membership_epoch + 1,
       'overlap': self._overlap,
       'drift': self._check.agreement.totals,
     }
     return super().summary() | own
 
+  @property
+  def _is_idle(self) -> bool:
+    """True if no iteration that was assigned is still running."""
+    return (
+      self.epochs.is_running and self._assigner.newest < self._store.version
+    )
+
   def _released(self, index: int) -> None:
     """Enters the phase `push`: replicas receive sums, and never pull."""
     self.coordinator.workers[index].phase = 'push'
+
+  def _lose(self, index: int, reason: str) -> None:
+    """Evicts a worker that is lost."""
+    self.epochs.lose(index, reason)
+
+  def _look_around(self) -> None:
+    self._lose_silent()
+    self.epochs.evict_overdue(is_idle=self._is_idle)
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
       return
     index = event['worker']
-    self._formation.came(index, event['executor'], event['handover'])
-    if not self._started:
-      if self._formation.waits:
-        self._form()
-      return
-    logging.info('Worker %d is back.', index)
-    if self._still:  # Nobody would take it in.
-      self._deal()
+    self.epochs.add(index, event['executor'], event['handover'])
+    if self._started:
+      logging.info('Worker %d is back.', index)
+      if self._is_idle:  # No iteration ends that would let it join.
+        self._assign()
+
+  def _failed(self, event: dict[str, Any]) -> None:
+    index, member = event['worker'], self._members[event['worker']]
+    if event['life'] == member.life and member.stream is not None:
+      self._lose(index, event['reason'])
 
   def _formed(self, event: dict[str, Any]) -> None:
-    if not self._is_current(event):
+    """Handles the report of a member that is connected to the others."""
+    if not self.epochs.is_current(event):
       return
-    self._carrying.forming(event)
-    if self._formation.formed(event['worker'], event['digest']):
+    self._traffic_log.forming(event)
+    if self._rendezvous.add_connected(event['worker'], event['digest']):
       self._check.begin(
-        event['version'], self._begin_generation, self._formation.digests
+        event['version'], self._begin_epoch, self._rendezvous.digests
       )
 
-  def _begin_generation(self) -> None:
-    """Begins to sum: all members are connected, and hold the same state."""
+  def _begin_epoch(self) -> None:
+    """Begins to sum: all members are connected, and have the same state."""
     version = self._check.agreement.agreed
-    self._settle()
-    self._running = True
-    self._linking.formed()
-    self._dealing.begin(self._store.version)
+    if unrecorded := self.epochs.take_unrecorded():
+      self._record(*unrecorded)
+    self.epochs.begin()
+    self._assigner.begin(self._store.version)
     if self._started:
-      self._deal()
-    self._carrying.formed(self.time, version, self._why)
-
-  def _settle(self) -> None:
-    """Books what could not be before all members had the newest version."""
-    if self._owed:
-      owed, self._owed = self._owed, None
-      self._book(*owed)
-    left, self._left = self._left, {}
-    for index in sorted(left):
-      if self._store.keeps:
-        self.coordinator.recorder.forgot(index, self.time, None)
-      self.coordinator.leave(index, self.time, left[index])
+      self._assign()
+    self._traffic_log.formed(self.time, version, self.epochs.reason)
 
   def _checked(self, event: dict[str, Any]) -> None:
-    """Takes in what a member holds, and has sent."""
-    if self._is_current(event):
+    """Handles a member's digest of its state, and its traffic."""
+    if self.epochs.is_current(event):
       self._sent.append(event)
       self._check.add_digest(event['worker'], event['version'], event['digest'])
 
   def _compared(self, event: dict[str, Any]) -> None:
-    """Takes in how far a member's state was from the reference."""
-    if self._is_current(event):
+    """Handles the difference of a member's state from the reference."""
+    if self.epochs.is_current(event):
       self._check.add_difference(
         event['worker'], event['version'], event['difference'], event['digest']
       )
 
   def _completed(self, event: dict[str, Any]) -> None:
-    """An iteration has been summed, and applied.
+    """Handles the end of an iteration at the coordinator's replica.
 
-    Before it is evaluated, or is the last one, replicas are compared: what is
-    looked at, all have.
+    Replicas are compared before a version that is evaluated, saved or the last:
+    all of them have that state.
     """
-    version, members = self._store.version, self._formation.members
+    version, members = self._store.version, self._rendezvous.members
     if event['version'] != version:
       return
-    self._formation.summed()
+    self._rendezvous.mark_summed()
     if self._looks(sum(self.coordinator.workers[k].examples for k in members)):
-      if not self._running:
-        return  # The generation ends: it is booked when the next has formed.
+      if not self.epochs.is_running:
+        return  # The epoch ends: the iteration is recorded in the next.
       self._sent.clear()
       self._check.begin(version + 1, lambda: self._agreed(event['books']))
     else:
-      self._book(event['books'], members)
-      self._deal()
+      self._record(event['books'], members)
+      self._assign()
 
-  def _agreed(self, numbers: list[float]) -> None:
-    """Goes on with an iteration after which all hold the same state."""
-    self._book(numbers, self._formation.members)
+  def _agreed(self, statistics: list[float]) -> None:
+    """Records an iteration after which all members have the same state."""
+    self._record(statistics, self._rendezvous.members)
     for event in self._sent:
-      self._carrying.checked(event, self.time)
-    self._deal()
+      self._traffic_log.checked(event, self.time)
+    self._assign()
 
   def _has_collected(self, event: dict[str, Any]) -> None:
-    """Notes that the residuals of all workers are known."""
-    self._collected = event['version']
+    """Notes that the sum of all workers' residuals is known."""
+    self._collected_version = event['version']
 
-  def _book(self, numbers: list[float], members: Sequence[int]) -> None:
-    """Tells the scheme of an iteration that has been ended.
+  def _record(
+    self, statistics: Sequence[float], members: Sequence[int]
+  ) -> None:
+    """Reports an iteration that has ended to the scheme.
 
     Args:
-      numbers: The books.
-      members: Who took part.
+      statistics: Step statistics of all workers.
+      members: Workers that took part.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
     """
     version = self._store.version
-    # Others compute what is dealt ahead; who is lost is not yet gone.
-    ahead = self._dealing.newest > version
-    began, stage = self._dealing.at(version)
-    joining = [k for k in self._newcomers if not (ahead or self._in_lead(k))]
-    self._booking(
-      numbers,
+    # No worker joins while the next iteration is assigned; lost workers have
+    # not left yet.
+    is_ahead = self._assigner.newest > version
+    assigned_at, stage = self._assigner.pop_assigned(version)
+    joining = [
+      k
+      for k in self.epochs.newcomers
+      if not (is_ahead or self.epochs.in_scheme(k))
+    ]
+    self._recorder.record(
+      statistics,
       members,
       joining,
-      dealt_at=began - (self._began or 0.0),
+      assigned_at=assigned_at - (self._began or 0.0),
       stage=stage,
       time=self.time,
     )
-    self._linking.iterated(self.time, self._booking.exposed_s)
+    self._links.iterated(self.time, self._recorder.exposed_s)
 
-  def _deal(self) -> None:
-    """Deals what can be dealt of this iteration and of the next."""
-    if not self._running or self._over or self._check.is_running:
+  def _assign(self) -> None:
+    """Assigns this iteration and the next, as far as possible."""
+    epochs, number = self.epochs, self._rendezvous.membership_epoch
+    if not epochs.is_running or self._over or self._check.is_running:
       return
-    version, members = self._store.version, self._formation.members
-    if self._dealing.newest < version:
-      # Others have come too late for the iteration that has been begun.
-      if any(map(self._in_lead, self._newcomers)):
-        self._stop('somebody has come', ends=True)
+    version, members = self._store.version, self._rendezvous.members
+    if self._assigner.newest < version:
+      # Other newcomers were too late for the iteration that has begun.
+      if any(map(epochs.in_scheme, epochs.newcomers)):
+        epochs.stop('a worker joins', ends=True)
         return
-      if why := self._turns:
-        self._stop(why, ends=True)
+      if reason := epochs.end_reason:
+        epochs.stop(reason, ends=True)
         return
-      if self._pausing:
+      if self._is_pausing:
         return
       for index in members:
         self._members[index].pace.moved = time.monotonic()
-      self._dealing.send(self._formation.generation, version, members)
+      self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members
     )
-    still = self._pausing or self._looks(examples) or self._newcomers
-    still = still or self._turns
-    if self._dealing.newest == version and not still:
-      self._dealing.send(self._formation.generation, version + 1, members)
+    waits = self._is_pausing or self._looks(examples)
+    waits = waits or bool(epochs.newcomers) or bool(epochs.end_reason)
+    if self._assigner.newest == version and not waits:
+      self._assigner.assign(number, version + 1, members)
 
   def _looks(self, examples: int) -> bool:
-    """Returns whether the run is looked at after so many examples more."""
+    """Returns whether the run pauses after a number of further examples.
+
+    It does to be evaluated or saved, or at its end.
+    """
     recorder = self.coordinator.recorder
     return recorder.looks(recorder.accounting.examples + examples)

@@ -1,4 +1,4 @@
-"""A process's part of a reduced run: a replica, and with the first the coordinator."""
+"""Processes of an allreduce run: a replica each, one with the coordinator."""
 
 import faulthandler
 import functools
@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 
 from cluster import multi_round
 from cluster.allreduce.admission import AllreduceReception
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
-from cluster.allreduce.step_statistics import Books
+from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
@@ -39,7 +39,7 @@ from wire.codec import Payload
 
 
 class AllreduceSite(Process):
-  """See `cluster.runtime`; every process has one."""
+  """A `Site` (see `cluster.runtime`): the parts of one process of a run."""
 
   # Injected faults replace these parts: see `cluster.allreduce.faults`.
   _replica_type: Callable[..., Replica] = Replica
@@ -53,13 +53,13 @@ class AllreduceSite(Process):
   def __init__(
     self, config: ConfigDict, meeting: Meeting, parts: Parts, plan: Allreduce
   ):
-    """Makes what all processes of a run know.
+    """Creates the replica of this process.
 
     Args:
-      config: Of the run.
-      meeting: Which process this is, and where the others are.
-      parts: What the run is made of.
-      plan: Where everything travels.
+      config: Config of the run.
+      meeting: Role of this process, and how to connect to the others.
+      parts: Components of the run.
+      plan: Route of gradients.
 
     Raises:
       ValueError: If a setting is wrong; names the field.
@@ -69,10 +69,10 @@ class AllreduceSite(Process):
     learned = parts.learned
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
-    self._books = Books(self._workers, factors)
+    self._layout = StatisticsLayout(self._workers, factors)
     self._pool = learned.pool(
       bucket_bytes=plan.chosen_bucket_bytes,
-      books=self._books.size,
+      books=self._layout.size,
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.padding,
     )
@@ -94,7 +94,7 @@ class AllreduceSite(Process):
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
     self._completed: Callable[[dict[str, Any]], None] | None = None
-    self._replica = self._made()
+    self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._checkpoint = config.checkpoint.to_dict()
 
@@ -107,26 +107,26 @@ class AllreduceSite(Process):
 
   @property
   def is_coordinator(self) -> bool:
-    """True in the coordinator's (coordinator's) process."""
+    """True in the process of the coordinator."""
     return self.meeting.role.index == 0
 
   def runtime(self, coordinator: Coordinator) -> AllreduceRuntime:
-    """Returns what runs the events, for the process that is the coordinator."""
+    """Returns the runtime, in the process of the coordinator."""
     reception = AllreduceReception(
       num_workers=self._workers,
       reserved={0: self.settings.process},
       **self._of_reception,
     )
     self._completed = reception.events.put
-    formation = Formation(
+    rendezvous = Rendezvous(
       self._plan.cluster,
       self._plan.forest,
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
     )
-    kept = Kept(self.parts.files.workdir)
+    cache = Kept(self.parts.files.workdir)
     adaptation = Adaptation(
-      formation,
+      rendezvous,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
       record=coordinator.recorder.links,
@@ -135,50 +135,51 @@ class AllreduceSite(Process):
       coordinator=coordinator,
       store=self.store,
       reception=reception,
-      formation=formation,
-      linking=lambda say: Linking(
-        formation,
+      rendezvous=rendezvous,
+      links=lambda send: Linking(
+        rendezvous,
         Surveyor(
-          kept=kept,
-          send=say,
+          kept=cache,
+          send=send,
           tell=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
         adaptation if self._plan.adapt else None,
         workers=self._workers,
       ),
-      books=self._books,
+      layout=self._layout,
       overlap=self._overlap,
-      local=lambda coordinator: functools.partial(self._replica, coordinator),
+      local=lambda address: functools.partial(self._replica, address),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       **self._of_leading,
     )
 
   def _find_overlap(self, wire: str) -> Overlap:
-    """Returns what sending gradients overlaps with here, and logs it."""
+    """Returns the kind of overlap in this process, and logs it."""
     plan = self._plan
     if plan.forest is None:
       overlap = Overlap.NONE
-      why = 'XLA sums gradients after the backward pass (native).'
+      reason = 'XLA sums gradients after the backward pass (native).'
     elif self._multi_round and not any(self._multi_round.streamable):
       overlap = Overlap.NONE
-      why = (
+      reason = (
         f'Gradients are sent after the backward pass: {wire} sends nothing '
         'before all is computed, as it is set.'
       )
     else:
       learned = self.parts.learned
-      overlap, why = learned.find_overlap(wanted=plan.overlap)
-    logging.info('%s', why)
+      overlap, reason = learned.find_overlap(wanted=plan.overlap)
+    logging.info('%s', reason)
     return overlap
 
   def _take_part(self) -> bool:
     finished = self._replica(self.meeting.role.coordinator)
     if not finished and self._plan.forest is None:
-      end(STOPPED)  # XLA would wait for all others, of whom some are lost.
+      end(STOPPED)  # XLA would wait for all workers, also lost ones.
     return finished
 
-  def _made(self) -> Replica:
+  def _make_replica(self) -> Replica:
+    """Returns the replica of this process, with its way to sum gradients."""
     learned, gradient = self.parts.learned, self.parts.learned.gradient
     reducer: Reducer
     if self._plan.forest is None:
@@ -194,7 +195,7 @@ class AllreduceSite(Process):
         gradient,
         self._pool,
         like,
-        books=self._books.size,
+        books=self._layout.size,
         workers=self._workers,
         combine_bytes=self._combine_bytes,
       )
@@ -225,26 +226,30 @@ class AllreduceSite(Process):
       gradient=gradient,
       learner=learner,
       summing=reducer,
-      books=self._books,
+      layout=self._layout,
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),
       hung=self._hung,
-      completed=self._tell,
+      completed=self._report_completed,
     )
 
-  def _tell(self, told: dict[str, Any]) -> None:
+  def _report_completed(self, event: dict[str, Any]) -> None:
     if self._completed:
-      self._completed(told)
+      self._completed(event)
 
-  def _hung(self, said: str) -> None:
-    """Ends a process whose worker hangs: all begin again if it is the coordinator."""
+  def _hung(self, end_kind: str) -> None:
+    """Ends a process whose worker hangs; with the coordinator's, all restart.
+
+    Args:
+      end_kind: How the session has ended; 'executor' if the executor hangs.
+    """
     if (
       self.is_coordinator
       and self._plan.forest is None
-      and said in ('over', 'left')
+      and end_kind in ('over', 'left')
     ):
-      return  # XLA waits for ever; the coordinator has accounts to write, and ends.
+      return  # XLA waits forever; the coordinator writes its files and ends.
     logging.error('Worker %d hangs.', self.meeting.role.index)
     faulthandler.dump_traceback()
     end(LOST)

@@ -1,8 +1,8 @@
-"""What the coordinator books of an iteration: numbers at the end of every pool.
+"""Step statistics of all workers: numbers at the end of every gradient buffer.
 
-Each worker writes its own and leaves those of the others at 0, so that the sum
-is what all of them have written.  So whoever has the sum of an iteration knows
-all that there is to be booked of it, and no worker has to tell the coordinator.
+Each worker writes its own numbers, and 0 for the others, so that the sum holds
+the numbers of all.  Whoever has the sum of an iteration can therefore record
+the iteration, and no worker has to send its statistics to the coordinator.
 """
 
 import math
@@ -16,18 +16,19 @@ from cluster.membership.members import Member
 from learning import scaling
 
 
-class Entry(NamedTuple):
-  """What a worker says of one iteration.
+class StepStatistics(NamedTuple):
+  """Statistics of one worker in one iteration.
 
-  Times are seconds after the coordinator dealt it, by the coordinator's clock.
+  Times are seconds after the coordinator assigned it, by the coordinator's
+  clock.
 
   Attributes:
     began: When it began to compute.
     computed: When it had computed.
     compute_s: Seconds of computing alone.
-    examples: That were computed, with padding.
-    compilations: Since it was warm.
-    loss: Summed over the examples; NaN if there is none.
+    examples: Number of examples that were computed, with padding.
+    compilations: Number of XLA compilations since the warm-up.
+    loss: Sum over the examples; NaN if there is none.
     finite: 1 if loss and gradient are finite, else 0; -1 if they are, but not
       the sum of all gradients.
   """
@@ -41,23 +42,23 @@ class Entry(NamedTuple):
   finite: int
 
 
-_FIELDS = len(Entry._fields)
+_FIELDS = len(StepStatistics._fields)
 
 
-class Books:
-  """Which numbers are whose.
+class StatisticsLayout:
+  """Layout of the step statistics of all workers in one vector.
 
   Attributes:
-    size: How many there are.
-    factors: Driving factors that each worker may give.
+    size: Number of elements of the vector.
+    factors: Number of driving factors of each worker.
   """
 
   def __init__(self, workers: int, factors: int):
-    """Lays them out.
+    """Computes the layout.
 
     Args:
-      workers: Of the run, living or not.
-      factors: Driving factors that each may give.
+      workers: Number of workers of the run, living or not.
+      factors: Largest number of driving factors of each.
     """
     self._workers, self._width = workers, 1 + _FIELDS + factors
     self.factors = factors
@@ -67,178 +68,202 @@ class Books:
     self,
     numbers: np.ndarray,
     worker: int,
-    entry: Entry,
+    statistics: StepStatistics,
     factors: Sequence[float],
   ) -> None:
     """Writes a worker's numbers, and 0 for those of the others.
 
     Args:
-      numbers: float32 [size].
-      worker: Whose.
-      entry: What it says; a loss that is not finite is written as 0.
+      numbers: Destination, float32 [size].
+      worker: Index of the worker.
+      statistics: Its statistics; a loss that is not finite is written as 0.
       factors: Driving factors of its next iteration; may be none.
     """
     numbers[:] = 0.0
     own = numbers.reshape(self._workers, self._width)[worker]
-    # Sums with NaN are NaN, whatever the others have written there: 1 beside a
-    # loss says that there is one.
-    there = float(not math.isnan(entry.loss))
-    loss = entry.loss if math.isfinite(entry.loss) else 0.0
-    own[: 1 + _FIELDS] = (there, *entry._replace(loss=loss))
+    # A NaN would spoil the sum, whatever the others have written there: a 1
+    # beside the loss means that there is one.
+    has_loss = float(not math.isnan(statistics.loss))
+    loss = statistics.loss if math.isfinite(statistics.loss) else 0.0
+    own[: 1 + _FIELDS] = (has_loss, *statistics._replace(loss=loss))
     own[1 + _FIELDS :][: len(factors)] = factors
 
   def read(
     self, numbers: Sequence[float] | np.ndarray
-  ) -> Mapping[int, tuple[Entry, tuple[float, ...]]]:
-    """Returns what each worker has written, and its driving factors.
+  ) -> Mapping[int, tuple[StepStatistics, tuple[float, ...]]]:
+    """Returns the statistics of each worker, and its driving factors.
 
     Args:
-      numbers: float32 [size], summed over workers.
+      numbers: Vector, float32 [size], summed over workers.
     """
     rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
-    found = {}
+    result = {}
     for worker, row in enumerate(rows.tolist()):
-      there, began, computed, compute_s, examples, compiled, loss, finite = row[
-        : 1 + _FIELDS
-      ]
-      entry = Entry(
+      (
+        has_loss,
+        began,
+        computed,
+        compute_s,
+        examples,
+        compilations,
+        loss,
+        finite,
+      ) = row[: 1 + _FIELDS]
+      statistics = StepStatistics(
         began,
         computed,
         compute_s,
         round(examples),
-        round(compiled),
-        loss if there else math.nan,
+        round(compilations),
+        loss if has_loss else math.nan,
         round(finite),
       )
-      found[worker] = entry, tuple(row[1 + _FIELDS :])
-    return found
+      result[worker] = statistics, tuple(row[1 + _FIELDS :])
+    return result
 
   def are_finite(
     self, numbers: Sequence[float], members: Sequence[int]
   ) -> bool:
-    """Returns whether all is finite that members have added, and its sum."""
-    entries = self.read(numbers)
-    return all(entries[index][0].finite == 1 for index in members)
+    """Returns whether all contributions and their sum are finite.
 
-  def marked(self, numbers: list[float], finite: bool) -> list[float]:
-    """Returns summed books that say whether the sum of gradients is finite."""
+    Args:
+      numbers: Vector, float32 [size], summed over workers.
+      members: Workers that took part.
+    """
+    statistics = self.read(numbers)
+    return all(statistics[index][0].finite == 1 for index in members)
+
+  def mark_sum(self, numbers: list[float], finite: bool) -> list[float]:
+    """Marks summed statistics if the sum of gradients is not finite."""
     if finite:
       return numbers
     rows = np.array(numbers, np.float32).reshape(self._workers, self._width)
-    finite = rows[:, 1 + Entry._fields.index('finite')]
-    finite[finite == 1] = -1
-    return rows.ravel().tolist()
+    flags = rows[:, 1 + StepStatistics._fields.index('finite')]
+    flags[flags == 1] = -1
+    marked: list[float] = rows.ravel().tolist()
+    return marked
 
 
-class Booking:
-  """Tells the coordinator of iterations, one after the other.
+class IterationRecorder:
+  """Reports iterations that have ended to the coordinator.
 
   Attributes:
-    exposed_s: Of the last one, for which nobody computed.
+    exposed_s: Exposed communication of the last one, seconds: the time during
+      which no worker computed.
   """
 
   def __init__(
     self,
     coordinator: Coordinator,
-    books: Books,
+    layout: StatisticsLayout,
     members: Sequence[Member],
     iteration_bytes: Callable[[int, int], int],
   ):
-    """Has told nothing yet.
+    """Creates a recorder that has reported nothing yet.
 
     Args:
-      coordinator: Who is told.
-      books: What workers have written.
+      coordinator: Receives the reports.
+      layout: Layout of step statistics.
       members: All workers.
-      iteration_bytes: Returns what crosses the network in an iteration of so
-        many workers, in a stage of the wire.
+      iteration_bytes: Returns the bytes that cross the network in an iteration,
+        given the number of workers and the stage of the codec.
     """
     self.exposed_s = 0.0
-    self._coordinator, self._books, self._members = coordinator, books, members
+    self._coordinator, self._layout = coordinator, layout
+    self._members = members
     self._iteration_bytes = iteration_bytes
 
-  def __call__(
+  def record(
     self,
     numbers: Sequence[float],
     members: Sequence[int],
     joining: Sequence[int],
     *,
-    dealt_at: float,
+    assigned_at: float,
     stage: int,
     time: float,
   ) -> None:
-    """Tells the coordinator, which asks the scheme.
+    """Reports an iteration to the coordinator, which asks the scheme.
 
     Args:
-      numbers: The books, summed.
-      members: Who took part, ascending.
-      joining: Who takes part from the next one on.
-      dealt_at: When the iteration was dealt, seconds of the run.
-      stage: Of the wire, in it.
-      time: When it ended.
+      numbers: Step statistics, summed over workers.
+      members: Workers that took part, ascending.
+      joining: Workers that take part from the next iteration on.
+      assigned_at: When the iteration was assigned, seconds of the run.
+      stage: Stage of the codec in it.
+      time: When it ended, seconds of the run.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    entries, coordinator = self._books.read(numbers), self._coordinator
+    reports, coordinator = self._layout.read(numbers), self._coordinator
     for index in members:
-      entry = entries[index][0]
-      if entry.finite < 0:
+      statistics = reports[index][0]
+      if statistics.finite < 0:
         what = (
           f'The sum of all gradients of version {coordinator.store.version}'
         )
         scaling.check(coordinator.store.scalings, index, what)
-      coordinator.check(index, finite=entry.finite == 1, loss=entry.loss)
+      coordinator.check(
+        index, finite=statistics.finite == 1, loss=statistics.loss
+      )
     began, computed = {}, {}
     for index in members:
-      entry = entries[index][0]
-      began[index] = dealt_at + entry.began
-      # Nobody begins before it is released, nor ends after all have: else its
-      # clock is not compared well yet, which tells nothing of how long it took.
+      statistics = reports[index][0]
+      began[index] = assigned_at + statistics.began
+      # A worker cannot begin before it is released, nor end after the
+      # iteration: otherwise its clock is not synchronised well yet, which does
+      # not affect the duration.
       late = max(coordinator.workers[index].since - began[index], 0.0)
-      early = max(dealt_at + entry.computed + late - time, 0.0)
+      early = max(assigned_at + statistics.computed + late - time, 0.0)
       began[index] += late - early
-      computed[index] = dealt_at + entry.computed + late - early
+      computed[index] = assigned_at + statistics.computed + late - early
     last = max(computed.values())
     self.exposed_s = time - last
     for index in members:
       moments = (
-        ('push', dealt_at),  # Its sums of before come, unless it waits for us.
+        # It receives earlier sums, unless it waits for the coordinator.
+        ('push', assigned_at),
         ('compute', began[index]),
         ('wait', computed[index]),  # For others to have computed.
         ('push', last),
       )
-      if dealt_at > coordinator.workers[index].since:
+      if assigned_at > coordinator.workers[index].since:
         coordinator.workers[index].phase = 'wait'
       self._enter(index, moments, time)
     for index in joining:
       coordinator.join(index, time)
     coordinator.carried(self._iteration_bytes(len(members), stage))
     for index in members:
-      self._push(index, *entries[index], time=time)
+      self._push(index, *reports[index], time=time)
 
   def _enter(
     self, index: int, moments: Sequence[tuple[str, float]], time: float
   ) -> None:
-    """Books phases; clocks are compared to within a round trip."""
+    """Records phases; clocks are synchronised to within a round trip."""
     since = self._coordinator.workers[index].since
     for phase, at in moments:
       since = min(max(since, at), time)
       self._coordinator.enter(index, phase, since)
 
   def _push(
-    self, index: int, entry: Entry, factors: tuple[float, ...], *, time: float
+    self,
+    index: int,
+    statistics: StepStatistics,
+    factors: tuple[float, ...],
+    *,
+    time: float,
   ) -> None:
     member, coordinator = self._members[index], self._coordinator
-    member.compilations[member.life] = entry.compilations
+    member.compilations[member.life] = statistics.compilations
     examples = coordinator.workers[index].examples
-    member.pace.computed.append((entry.compute_s, examples))
+    member.pace.computed.append((statistics.compute_s, examples))
     coordinator.push(
       index,
       time,
-      compute_s=entry.compute_s,
+      compute_s=statistics.compute_s,
       factors=factors,
-      computed=entry.examples,
-      loss=None if math.isnan(entry.loss) else entry.loss,
-      finite=entry.finite == 1,
+      computed=statistics.examples,
+      loss=None if math.isnan(statistics.loss) else statistics.loss,
+      finite=statistics.finite == 1,
     )

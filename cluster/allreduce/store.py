@@ -1,4 +1,4 @@
-"""The learner of a reduced run, as the coordinator sees it: the replica beside it."""
+"""Parameter store of an allreduce run, in the coordinator's process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,16 @@ from learning.schedule import Schedule
 
 
 class ReplicaStore:
-  """A ParameterStore: see `learning.learning`.
+  """A `ParameterStore` (see `learning.learning`) backed by a replica.
 
-  It counts what replicas apply by themselves, and looks at its own while that
-  waits.
+  Replicas apply updates by themselves: the store only counts them.  Parameters
+  are read from the coordinator's own replica, between two iterations.
 
   Attributes:
-    version: Updates applied, or skipped.
-    examples: Examples in them.
-    scalings: The loss scale of all workers, if there is one: that after this
-      version, where the replica may be one ahead.
+    version: Number of updates that were applied or skipped.
+    examples: Number of examples in them.
+    scalings: The loss scale of all workers, if there is one: that after
+      `version`, while the replica may be one version ahead.
   """
 
   def __init__(
@@ -27,90 +27,95 @@ class ReplicaStore:
     schedule: Schedule | None,
     scaling: Scaling | None = None,
   ):
-    """Starts at version 0.
+    """Creates a store at version 0.
 
     Args:
-      replica: In this process.
-      schedule: Of the learning rate; None if nothing is learned.
-      scaling: Of the losses.
+      replica: Replica of this process.
+      schedule: Schedule of the learning rate; None if nothing is learned.
+      scaling: Scale of the losses; None for none.
     """
     self.scalings = [scaling] if scaling else []
     self.version = self.examples = 0
     self._replica, self._schedule = replica, schedule
-    self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
-    self._spoilt: set[int] = set()  # Of these, those that are not finite.
+    self._pending: dict[int, int] = {}  # Examples, by update.
+    self._not_finite: set[int] = set()  # Pending updates.
     self._held: dict[int, tuple[Any, Any]] = {}
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Counts a worker's part of an update."""
+    """Counts a worker's contribution to an update."""
     del worker
-    self._sums[update] = self._sums.get(update, 0) + examples
+    self._pending[update] = self._pending.get(update, 0) + examples
     if not finite:
-      self._spoilt.add(update)
+      self._not_finite.add(update)
 
   def commit(self, update: int) -> bool:
-    """Counts an update, unless replicas skip it; the version is one higher."""
-    examples, finite = self._sums.pop(update), update not in self._spoilt
-    self._spoilt.discard(update)
+    """Counts an update, and raises the version.
+
+    Returns:
+      Whether it is finite: if not, replicas have skipped it.
+    """
+    examples = self._pending.pop(update)
+    finite = update not in self._not_finite
+    self._not_finite.discard(update)
     self.examples += examples if finite else 0
     self.version += 1
     self.scalings = [each.after(finite=finite) for each in self.scalings]
     return finite
 
   def hold(self) -> int:
-    """Keeps this version's parameters and statistics; returns a number."""
+    """Retains this version's parameters and statistics; returns a handle."""
     learner = self._replica.learner
     if learner.version != self.version:
       raise RuntimeError(
         f'Expected the replica at version {self.version}, got '
         f'{learner.version}.'
       )
-    held = max(self._held, default=0) + 1
-    self._held[held] = learner.params, learner.stats
-    return held
+    handle = max(self._held, default=0) + 1
+    self._held[handle] = learner.params, learner.stats
+    return handle
 
   def drop(self, held: int) -> None:
-    """Forgets a version that was held."""
+    """Releases a version that was held."""
     self._held.pop(held)
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives a version that is held, in any thread."""
-    kept = self._held[held]
-    return lambda: kept
+    """Returns a function that returns a held version, in any thread."""
+    version = self._held[held]
+    return lambda: version
 
   @property
   def keeps(self) -> bool:
-    """Whether workers keep some of their gradients."""
+    """True if workers have residuals."""
     return self._replica.codec_state.has_residual
 
   def state(self) -> dict[str, Any]:
-    """Returns the learner, what workers keep, and what is counted here."""
+    """Returns the learner, the sum of residuals, and the counts."""
     return {
       'codec': self._replica.codec_state.saved(),
       'learner': self._replica.learner.state(),
-      'counted': (self.version, self.examples, self._sums),
+      'counted': (self.version, self.examples, self._pending),
       'held': self._held,
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the store's from now on."""
+    """Restores the result of `state`, which the store owns from now on."""
     learner = self._replica.learner
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []
-    self.version, self.examples, self._sums = state['counted']
+    self.version, self.examples, self._pending = state['counted']
     self._replica.codec_state.restore(self.version, state['codec'])
     self._held = state['held']
 
   @property
   def pending(self) -> list[int]:
-    """Updates with pushes that are not applied: none, between iterations."""
-    return sorted(self._sums)
+    """Updates with pushes that are not applied: none between iterations."""
+    return sorted(self._pending)
 
   @property
   def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None if nothing is learned."""
+    """Learning rate of the next update; None if nothing is learned."""
     if self._schedule is None:
       return None
     return self._schedule(examples=self.examples, updates=self.version)

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.formation import Formation, Packed
+from cluster.allreduce.rendezvous import PackedForest, Rendezvous
 from cluster.probing import file_format
 from cluster.probing.repacking import Adapting, Ends, Switch
 from cluster.probing.traffic import Windows
@@ -26,7 +26,7 @@ class Adaptation:
 
   def __init__(
     self,
-    formation: Formation,
+    formation: Rendezvous,
     *,
     size_bytes: int,
     tell: Callable[[dict[str, Any]], None],
@@ -43,10 +43,10 @@ class Adaptation:
     self._formation, self._size_bytes = formation, size_bytes
     self._tell, self._record = tell, record
     self._adapting, self._windows = Adapting(), Windows()
-    self._packed: Packed | None = None  # Of the generation that runs.
+    self._packed: PackedForest | None = None  # Of the generation that runs.
     self._predicted_s = 0.0
-    self._before: Packed | None = None
-    self._expected: Packed | None = None
+    self._before: PackedForest | None = None
+    self._expected: PackedForest | None = None
     self._packing = False
     self._stopped_at: float | None = None
     self._cost_s = _FORMING_S
@@ -159,14 +159,14 @@ class Adaptation:
       self.turns = f'the forest of before is used: {why}'
 
   def _pack(
-    self, running: Packed, cluster: Cluster, host_s: Mapping[str, float]
+    self, running: PackedForest, cluster: Cluster, host_s: Mapping[str, float]
   ) -> None:
     """Packs, in a thread, and tells of it."""
     event: dict[str, Any] = {'event': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
       # All pairs were measured: none is lost.
-      new = Packed(running.members, frozenset(), cluster, cluster, forest)
+      new = PackedForest(running.members, frozenset(), cluster, cluster, forest)
       before, there = running.cluster.workers, cluster.workers
       name_of = dict(zip(before, there, strict=True))
       old = moved(running.forest, cluster, name_of)

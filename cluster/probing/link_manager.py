@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network.interfaces import is_loopback
 from cluster.probing import file_format
 from cluster.probing.follower import Adaptation
@@ -20,7 +20,7 @@ class Linking:
 
   def __init__(
     self,
-    formation: Formation,
+    formation: Rendezvous,
     surveyor: Surveyor,
     adaptation: Adaptation | None,
     *,

@@ -7,7 +7,7 @@ they hold: then all have the same version, and nothing is on its way.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.traffic import Ends, Planned, Sent, Traffic
 from route import links
 from topology.forests.dealing import CHUNK_BYTES
@@ -30,7 +30,7 @@ class _Told(NamedTuple):
 class Carrying:
   """Waits until all members have told, and has a row written."""
 
-  def __init__(self, formation: Formation, traffic: Traffic):
+  def __init__(self, formation: Rendezvous, traffic: Traffic):
     """Nobody has told anything.
 
     Args:
@@ -75,7 +75,7 @@ class Carrying:
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
-      generation=formation.generation,
+      generation=formation.membership_epoch,
       members=formation.members,
       planned=planned,
     )

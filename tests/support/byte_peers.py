@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from cluster.allreduce.executor import links, program
+from cluster.allreduce.executor import handshake, program
 from tests.support import executors, groups
 
 UP, DOWN, LEFT = 1, 2, 3
@@ -33,7 +33,7 @@ class Fields(NamedTuple):
   """Fields of a frame.
 
   Attributes:
-    generation: Number of the membership epoch.
+    membership_epoch: Number of the membership epoch.
     iteration: Number of the allreduce.
     layout: Code of the division into chunks.
     chunk: Number of the chunk.
@@ -42,7 +42,7 @@ class Fields(NamedTuple):
     body: Bytes of the chunk.
   """
 
-  generation: int
+  membership_epoch: int
   iteration: int
   layout: int
   chunk: int
@@ -53,7 +53,7 @@ class Fields(NamedTuple):
   def packed(self):
     """Returns the bytes of the frame, with valid checksums."""
     fields = _HEADER.pack(
-      self.generation,
+      self.membership_epoch,
       self.iteration,
       self.layout,
       self.chunk,
@@ -70,7 +70,7 @@ def unpacked(data):
   """Returns the fields of the complete frames at the beginning of `data`."""
   found, start = [], 0
   while len(data) - start >= HEADER_BYTES:
-    generation, iteration, layout, chunk, size, kind, dtype, _ = (
+    membership_epoch, iteration, layout, chunk, size, kind, dtype, _ = (
       _HEADER.unpack_from(data, start)
     )
     end = start + HEADER_BYTES + size
@@ -78,7 +78,7 @@ def unpacked(data):
       break
     body = bytes(data[start + HEADER_BYTES : end])
     found.append(
-      Fields(generation, iteration, layout, chunk, kind, dtype, body)
+      Fields(membership_epoch, iteration, layout, chunk, kind, dtype, body)
     )
     start = end
   return found
@@ -101,7 +101,7 @@ class Peer:
       security: Credentials without a token; with a certificate for TLS.
     """
     self.index = index
-    self._contexts = links.contexts(security)
+    self._contexts = handshake.make_tls_contexts(security)
     self._name = security.tls_name or executors.HOST
     self._listener = socket.create_server((executors.HOST, 0), backlog=100)
     self._listener.settimeout(executors.WAIT_S)
@@ -111,16 +111,16 @@ class Peer:
     self._open, self._closed = [], False
     self._base = self._sent_bytes = 0
 
-  def meet(self, made, generation, own=0):
+  def meet(self, made, membership_epoch, own=0):
     """Accepts the connection of an executor, and connects to it."""
     self.hang_up()
     self.accept()
-    self.connect(made, generation, own)
+    self.connect(made, membership_epoch, own)
     if _exactly(self._out, 1) != b'\1':
       raise AssertionError('The executor does not let us in.')
     self._sent_bytes, self._base = 0, _received_bytes(made, self.index)
 
-  def connect(self, made, generation, own=0):
+  def connect(self, made, membership_epoch, own=0):
     """Connects to an executor, and sends the hello without its answer."""
     out = socket.create_connection(parts(made.address), executors.WAIT_S)
     self._keep(out)
@@ -130,7 +130,7 @@ class Peer:
     ours = secrets.token_bytes(32)
     out.sendall(_MAGIC + ours)
     theirs = _exactly(out, 64)[:32]
-    hello = _HELLO.pack(generation, self.index, own)
+    hello = _HELLO.pack(membership_epoch, self.index, own)
     out.sendall(_proof('client', ours + theirs) + hello)
     self._out = out
 
@@ -174,7 +174,7 @@ class Peer:
 
   def await_part(self, iteration, chunk):
     """Waits until the executor has sent its partial sum of a chunk."""
-    executors.until(
+    executors.wait_until(
       lambda: any(
         (f.iteration, f.chunk, f.kind) == (iteration, chunk, UP)
         for f in self.frames()
@@ -211,9 +211,9 @@ class Membership:
 
   Attributes:
     executor: The executor under test.
-    group: Group of the members; `form` sets its generation.
+    group: Group of the members; `form` sets its epoch.
     peers: Peers, by worker index.
-    generation: Number of the current membership epoch.
+    membership_epoch: Number of the current membership epoch.
   """
 
   def __init__(
@@ -223,7 +223,7 @@ class Membership:
     *,
     size,
     chunk_bytes,
-    ranges=None,
+    buckets=None,
     rate_Bps=1,
     security=executors.OPEN,
   ):
@@ -232,27 +232,27 @@ class Membership:
     Args:
       made: Executor of worker 0.
       count: Number of workers.
-      size: Number of elements of a gradient buffer (pool).
+      size: Number of elements of a gradient buffer.
       chunk_bytes: Bytes of a chunk, as given to the executor.
-      ranges: Buckets (ranges) of the buffer; None for a single one.
+      ranges: Buckets of the buffer; None for a single one.
       rate_Bps: Rate of the forest, bytes per second; 1 has the smallest window.
       security: Credentials, as given to the executor.
     """
-    self.executor, self.generation = made, 0
+    self.executor, self.membership_epoch = made, 0
     self.peers = {index: Peer(index, security) for index in range(1, count)}
-    self.size, self.ranges = size, ranges or [(0, size)]
+    self.size, self.buckets = size, buckets or [(0, size)]
     forest, workers = executors.star(count)
     self._forest = dataclasses.replace(forest, rate_Bps=rate_Bps), workers
     addresses = {0: made.address}
     addresses |= {index: peer.address for index, peer in self.peers.items()}
-    self.group = groups.group(*self._forest, addresses)
-    roles = program.roles(self.group, 0, chunk_bytes=chunk_bytes)
-    self.program = program.program(roles, size, self.ranges)
+    self.group = groups.make_membership(*self._forest, addresses)
+    roles = program.find_roles(self.group, 0, chunk_bytes=chunk_bytes)
+    self.program = program.make_program(roles, size, self.buckets)
 
   def form(self):
     """Forms the next membership epoch, and connects all peers."""
-    self.generation += 1
-    group = self.group._replace(generation=self.generation)
+    self.membership_epoch += 1
+    group = self.group._replace(membership_epoch=self.membership_epoch)
     failed = []
 
     def form():
@@ -261,7 +261,7 @@ class Membership:
     thread = threading.Thread(target=form)
     thread.start()
     for peer in self.peers.values():
-      peer.meet(self.executor, self.generation)
+      peer.meet(self.executor, self.membership_epoch)
     thread.join()
     if failed != [None]:
       raise AssertionError(failed)
@@ -288,7 +288,9 @@ class Membership:
     start, stop = self.program.starts[chunk], self.program.stops[chunk]
     body = np.ascontiguousarray(numbers[start:stop], np.float32).tobytes()
     layout = self.program.layout
-    return Fields(self.generation, iteration, layout, chunk, kind, 0, body)
+    return Fields(
+      self.membership_epoch, iteration, layout, chunk, kind, 0, body
+    )
 
   def take_part(self, iteration, numbers, total):
     """Sends the only peer's parts, and the sums of chunks that it roots."""

@@ -1,4 +1,4 @@
-"""Executors in this process, for tests."""
+"""Executors in one process, connected over the loopback interface."""
 
 import threading
 import time
@@ -19,13 +19,13 @@ WAIT_S = 20.0
 
 
 def star(count):
-  """Returns a forest in which all pairs have connections, and the workers."""
+  """Returns a forest that connects all pairs of workers, and the workers."""
   star = shapes.star([1] * count)
   return schemes.equal_shards(star, pack(star)), star.workers
 
 
 def parallel(functions):
-  """Calls all at once; returns what they return or raise."""
+  """Calls functions in threads; returns their results or exceptions."""
   results = [None] * len(functions)
 
   def call(place, function):
@@ -44,53 +44,63 @@ def parallel(functions):
   return results
 
 
-def until(happened):
-  """Waits for something."""
+def wait_until(condition):
+  """Waits until a condition holds."""
   end = time.monotonic() + WAIT_S
-  while not happened():
+  while not condition():
     if time.monotonic() > end:
-      raise AssertionError('It has not happened.')
+      raise AssertionError(f'Not true within {WAIT_S:g} s.')
     time.sleep(0.01)
 
 
 class TestCase(parameterized.TestCase):
-  def executor(self, index, security=OPEN, timeout_s=WAIT_S, **kwargs):
-    made = executor.Executor(
+  def open_executor(self, index, security=OPEN, timeout_s=WAIT_S, **kwargs):
+    node = executor.Executor(
       index, host=HOST, security=security, timeout_s=timeout_s, **kwargs
     )
-    self.addCleanup(made.close)
-    return made
+    self.addCleanup(node.close)
+    return node
 
-  def formed(self, count, forest=None, **kwargs):
-    """Returns executors that are connected, and their group."""
-    made = [self.executor(index, **kwargs) for index in range(count)]
+  def connect_executors(self, count, forest=None, **kwargs):
+    """Returns connected executors, and their membership."""
+    nodes = [self.open_executor(index, **kwargs) for index in range(count)]
     forest = forest or star(count)
-    addresses = {i: each.address for i, each in enumerate(made)}
-    group = groups.group(*forest, addresses)
-    self.form(made, group)
-    return made, group
+    addresses = {i: each.address for i, each in enumerate(nodes)}
+    membership = groups.make_membership(*forest, addresses)
+    self.form(nodes, membership)
+    return nodes, membership
 
-  def form(self, made, group):
-    forms = [lambda each=each: each.form(group) for each in made]
-    self.assertEqual(parallel(forms), [None] * len(made))
+  def form(self, nodes, membership):
+    """Has all executors form a membership, at once."""
+    calls = [lambda each=each: each.form(membership) for each in nodes]
+    self.assertEqual(parallel(calls), [None] * len(nodes))
 
-  def wait(self, made, reduction):
-    """Waits for sums; nobody waits for them any more once some are damaged."""
+  def wait(self, nodes, reduction):
+    """Waits for sums; has all executors abandon them if some are damaged."""
     try:
       reduction.wait(WAIT_S)
     except Damaged:
-      for each in made:
+      for each in nodes:
         each.abandon()
       raise
 
-  def sums(self, made, iteration, pools, ranges, orders=None):
-    """Runs an iteration; returns what each wait has returned or raised."""
+  def allreduce(self, nodes, iteration, buffers, buckets, orders=None):
+    """Runs an iteration; returns the results or exceptions of all waits.
+
+    Args:
+      nodes: Executors of all workers.
+      iteration: Number of the iteration.
+      buffers: Their gradient buffers, which become the sums.
+      buckets: Buckets of the buffers.
+      orders: Order in which each worker's buckets become ready; None for
+        ascending.
+    """
 
     def run(index):
-      reduction = made[index].begin(iteration, pools[index], ranges)
-      for number in orders[index] if orders else range(len(ranges)):
+      reduction = nodes[index].begin(iteration, buffers[index], buckets)
+      for number in orders[index] if orders else range(len(buckets)):
         reduction.ready(number)
-      self.wait(made, reduction)
+      self.wait(nodes, reduction)
 
-    runs = [lambda index=index: run(index) for index in range(len(made))]
+    runs = [lambda index=index: run(index) for index in range(len(nodes))]
     return parallel(runs)

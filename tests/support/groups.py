@@ -1,22 +1,23 @@
-"""Groups of executors for tests: forests of all kinds."""
+"""Memberships of executors for tests, over forests of all kinds."""
 
 import random
 
-from cluster.allreduce.executor import program
+from cluster.allreduce.executor.membership import Membership
 from tests.support import random_clusters
 from topology.baselines import schemes
 from topology.clusters import parts, shapes
 from topology.packing.pack import pack
 
 
-def group(forest, workers, addresses=None, generation=1):
+def make_membership(forest, workers, addresses=None, membership_epoch=1):
+  """Returns the membership of a forest's workers, numbered in order."""
   names = {name: i for i, name in enumerate(workers)}
   addresses = addresses or {i: f'127.0.0.1:{i + 1}' for i in names.values()}
-  return program.Group(generation, addresses, forest, names)
+  return Membership(membership_epoch, addresses, forest, names)
 
 
 def forests(seed):
-  """Yields a name, a forest and its workers, for clusters of 2 to 6."""
+  """Yields names, forests and their workers, for clusters of 2 to 6."""
   rng = random.Random(seed)
   count = rng.randint(2, 5)
   up = [rng.randint(1, 9) for _ in range(count)]
@@ -36,7 +37,7 @@ def forests(seed):
 
 
 def two_groups(size):
-  """Two groups of workers with slow links between all pairs across."""
+  """Returns a cluster of two groups of workers, with slow links across."""
   names = parts.names('w', 2 * size)
   links = [
     (a, b, 10 if (i < size) == (j < size) else 1)

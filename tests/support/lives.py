@@ -166,7 +166,7 @@ class Session:
       if self.fresh:
         version, last = 0, []
       self.say(
-        told='stopped', generation=told['stop'], version=version, books=last
+        event='stopped', generation=told['stop'], version=version, books=last
       )
 
   def join(self):
@@ -187,7 +187,7 @@ class Session:
   def connect(self):
     self.doing = 'nothing'
     self.say(
-      told='formed',
+      event='formed',
       generation=self.generation,
       version=self.version,
       digest=self.digest,
@@ -205,14 +205,14 @@ class Session:
         return
       peer = lost[0]
     self.say(
-      told='broken', generation=self.generation, peer=peer, reason='gone'
+      event='broken', generation=self.generation, peer=peer, reason='gone'
     )
 
   def cut_off(self):
     """Returns a peer that it cannot reach over the forest; None for nobody."""
     if {self.index} in self.world.cut:
       return self.index
-    packed = self.world.formation.packed
+    packed = self.world.rendezvous.packed
     if packed is None:
       return None
     workers = packed.cluster.workers
@@ -228,7 +228,7 @@ class Session:
 
   def check(self, generation):
     self.say(
-      told='checked',
+      event='checked',
       generation=generation,
       version=self.version,
       digest=self.digest,
@@ -246,7 +246,7 @@ class Session:
     if self.order['replace'] or apart <= drift.BOUND:
       self.bits = source.bits
     self.say(
-      told='compared',
+      event='compared',
       generation=self.generation,
       version=self.version,
       digest=self.digest,

@@ -1,8 +1,8 @@
-"""Members of a reduced run that are played, around the real coordinator and runtime.
+"""Simulated allreduce runs: real coordinator and runtime, simulated members.
 
-Everything happens in one thread, one small thing at a time, in an order that a
-test chooses: messages come late, members die and come back between any two.
-What a member has learned is the list of all that it has applied.
+Everything happens in one thread, step by step, in an order that a test chooses:
+messages are delayed, members die and rejoin between any two steps.  The state
+of a member is the list of all updates that it has applied.
 """
 
 import functools
@@ -14,9 +14,9 @@ import numpy as np
 import data.stream
 from batching import fixed
 from cluster import coordinator
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.runtime import AllreduceRuntime
-from cluster.allreduce.step_statistics import Books, Entry
+from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.codec_state import NoCodecState
 from cluster.probing.link_manager import Linking
@@ -33,16 +33,18 @@ from tests.support import lives
 BATCH = 8
 
 
-class World:
-  """A run.
+class SimulatedRun:
+  """A run whose members a test controls.
 
   Attributes:
-    runtime: The real one, with the real coordinator.
-    members: The life that each worker has now.
-    rivals: Processes, as worker and identity, that come whenever they have no
-      life, again and again.
-    cut: Sets of two workers who cannot talk; of one whose executor fails.
-    rounding: What each update of a worker is off by, as its processor rounds.
+    runtime: The real runtime, with the real coordinator.
+    rendezvous: The runtime's rendezvous.
+    members: Current session of each worker.
+    rivals: Processes, as worker and identity, that rejoin whenever they have no
+      session.
+    cut: Sets of two workers that cannot communicate, or of one whose executor
+      fails.
+    rounding: Rounding error of each update, by worker.
   """
 
   def __init__(
@@ -53,7 +55,7 @@ class World:
     eval_every=40,
     target=10**6,
     timeout_s=1e6,
-    mends=True,
+    tolerates_loss=True,
     rounding=None,
     failed=None,
   ):
@@ -62,7 +64,7 @@ class World:
     self.members, self.rivals, self.cut = {}, [], []
     self.rounding = rounding or {}
     self._clock, self._moved = 0, {}
-    self.books = Books(workers, 0)
+    self.layout = StatisticsLayout(workers, 0)
     self.reception = lives.Reception(workers)
     replica = types.SimpleNamespace(learner=None, codec_state=NoCodecState())
     self._replica = replica
@@ -88,9 +90,9 @@ class World:
       num_workers=workers,
       ahead=True,
     )
-    self.formation = Formation(
-      links.believed('', workers) if mends else None,
-      ring.in_order if mends else None,
+    self.rendezvous = Rendezvous(
+      links.believed('', workers) if tolerates_loss else None,
+      ring.in_order if tolerates_loss else None,
       size_bytes=1000,
       failed=failed,
     )
@@ -99,11 +101,11 @@ class World:
       coordinator=self.coordinator,
       store=store,
       reception=self.reception,
-      formation=self.formation,
-      linking=lambda say: Linking(
-        self.formation, surveyor, None, workers=workers
+      rendezvous=self.rendezvous,
+      links=lambda send: Linking(
+        self.rendezvous, surveyor, None, workers=workers
       ),
-      books=self.books,
+      layout=self.layout,
       overlap=Overlap.BACKWARD,
       timeout_s=timeout_s,
       start_s=timeout_s,
@@ -113,15 +115,15 @@ class World:
     )
     self.store = store
     for index in range(workers):
-      self.come(index)
+      self.join(index)
 
-  def come(self, index, *, keeps=False, process='one'):
-    """A worker comes, or comes back, as a process.
+  def join(self, index, *, keeps=False, process='one'):
+    """Has a process join as a worker, or rejoin.
 
     Args:
-      index: Of the worker.
-      keeps: Whether it brings what its last life has learned.
-      process: Identity.
+      index: Index of the worker.
+      keeps: Whether it has the state of its last session.
+      process: Identity of the process.
 
     Returns:
       Whether it was admitted: another process may hold the rank.
@@ -140,45 +142,50 @@ class World:
   @property
   def agreed(self):
     """The last version at which all members had the same state."""
-    return self.runtime._check.agreement.agreed
+    return self.runtime.epochs.check.agreement.agreed
 
   def peers(self, group):
-    """Returns the lives of a group, as they were when it was made."""
+    """Returns the sessions of a membership's workers."""
     if 'addresses' not in group:  # XLA sums.
       return [*self.members.values()]
     return [self.lives[address] for address in group['addresses'].values()]
 
   def replica_takes(self, life, deal):
-    """Returns whether a replica takes part in what is dealt."""
+    """Returns whether a replica accepts an assignment."""
     return (
       deal['generation'] == life.generation >= life.stopped
       and deal['version'] == life.version
     )
 
   def written(self, index):
-    """Returns the books with what a worker writes."""
-    numbers = np.empty(self.books.size, np.float32)
-    entry = Entry(0.0, 0.0, 1.0 + index, BATCH, 0, 1.0, 1)
-    self.books.write(numbers, index, entry, ())
+    """Returns the step statistics that a worker writes."""
+    numbers = np.empty(self.layout.size, np.float32)
+    statistics = StepStatistics(0.0, 0.0, 1.0 + index, BATCH, 0, 1.0, 1)
+    self.layout.write(numbers, index, statistics, ())
     return numbers
 
   def completed(self, version, books):
-    """The coordinator's own replica tells without a message."""
-    said = {'event': 'completed', 'version': version, 'books': books, 'at': 0.0}
-    self.members[0].says.append(said)
+    """Has the coordinator's own replica report an iteration."""
+    event = {
+      'event': 'completed',
+      'version': version,
+      'books': books,
+      'at': 0.0,
+    }
+    self.members[0].says.append(event)
 
   def begin(self, choose=None):
-    """Lets all come, connect and begin."""
-    self.until(lambda: self.runtime._running, choose)
+    """Runs until all members are connected, and starts the run."""
+    self.run_until(lambda: self.runtime.epochs.is_running, choose)
     self.runtime.start()
 
   def moves(self):
-    """Returns all that can happen next."""
+    """Returns all possible next steps: actor, name and function."""
     found = []
     for life in self.lives.values():
       name = life.address
       if life.says:
-        found.append((name, 'say', functools.partial(self.hear, life)))
+        found.append((name, 'say', functools.partial(self.deliver, life)))
       if life.living:
         if life.wire:
           found.append((name, 'arrive', life.arrive))
@@ -186,43 +193,44 @@ class World:
     living = {(x.index, x.process) for x in self.lives.values() if x.living}
     for index, process in self.rivals:
       if (index, process) not in living:
-        come = functools.partial(self.come, index, process=process)
-        found.append((f'{index}: {process}', 'come', come))
+        join = functools.partial(self.join, index, process=process)
+        found.append((f'{index}: {process}', 'join', join))
     if not self.reception.events.empty():
       found.append(('coordinator', 'take', self.take))
     return found
 
-  def hear(self, life):
-    """The coordinator hears the next thing of a member."""
-    said = life.says.pop(0)
-    if 'ended' in said:
-      self.reception.lose(life.visit, said['ended'])
-    elif said.get('event') == 'completed':
-      self.reception.events.put(said)
+  def deliver(self, life):
+    """Delivers the next message of a member to the coordinator."""
+    message = life.says.pop(0)
+    if 'ended' in message:
+      self.reception.lose(life.visit, message['ended'])
+    elif message.get('event') == 'completed':
+      self.reception.events.put(message)
     else:
-      self.reception.hear(life.visit, said)
+      self.reception.hear(life.visit, message)
     if not self.reception.events.empty():
       self.take()
 
   def take(self):
-    """The coordinator takes the next event."""
+    """Has the coordinator handle the next event."""
     if self.runtime._began is None:
       self.runtime._take(0.0)
     else:
       self.runtime.step()
 
-  def pass_by(self):
-    """Lets the coordinator look around: what it hears is of long ago."""
-    said = {'event': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
-    self.reception.events.put(said)
+  def check_deadlines(self):
+    """Has the coordinator check its deadlines, by an outdated event."""
+    event = {'event': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
+    self.reception.events.put(event)
     self.runtime.step()
 
-  def go(self, choose=None, but=()):
-    """Lets one thing happen; returns False if nothing can.
+  def step(self, choose=None, but=()):
+    """Executes one step; returns False if none is possible.
 
     Args:
-      choose: Returns one of a list; None for whoever has waited longest.
-      but: What does not happen: a worker's life, as '1/0', and what it does.
+      choose: Returns one of a list of steps; None to choose the actor that has
+        waited longest.
+      but: Steps that are excluded: a session, as '1/0', and the step's name.
     """
     moves = [move for move in self.moves() if move[:2] not in but]
     if not moves:
@@ -236,45 +244,48 @@ class World:
     move[2]()
     return True
 
-  def until(self, happened, choose=None, but=(), limit=20000):
-    """Lets things happen until something has; the others as of `go`."""
+  def run_until(self, condition, choose=None, but=(), limit=20000):
+    """Executes steps until a condition holds; arguments as of `step`."""
     for _ in range(limit):
-      if happened():
+      if condition():
         return
-      if not self.go(choose, but):
+      if not self.step(choose, but):
         break
     states = {
       life.address: (life.doing, life.generation, life.stopped, life.version)
       for life in self.members.values()
     }
     raise AssertionError(
-      f'It has not happened: {states}, generation '
-      f'{self.formation.generation} {self.formation._state}, version '
-      f'{self.store.version}, members {self.formation.members}'
+      f'The condition does not hold: {states}, epoch '
+      f'{self.rendezvous.membership_epoch} {self.rendezvous._phase}, version '
+      f'{self.store.version}, members {self.rendezvous.members}'
     )
 
-  def rest(self, but):
-    """Lets happen what happens without some things."""
-    while self.go(but=but):
+  def run_without(self, but):
+    """Executes steps, except some, until none is possible."""
+    while self.step(but=but):
       pass
 
   def reach(self, version, choose=None, but=()):
-    """Lets things happen until so many updates are booked."""
-    self.until(lambda: self.store.version >= version, choose, but)
+    """Runs until the coordinator has recorded a number of updates."""
+    self.run_until(lambda: self.store.version >= version, choose, but)
 
   def gather(self, choose=None):
-    """Lets things happen until all workers take part."""
+    """Runs until all workers are members."""
     every = tuple(range(self.workers))
-    self.until(
-      lambda: self.runtime._running and self.formation.members == every, choose
+    self.run_until(
+      lambda: (
+        self.runtime.epochs.is_running and self.rendezvous.members == every
+      ),
+      choose,
     )
 
   def check(self):
-    """Checks that each example was applied once, the same by all."""
+    """Checks that all members have applied each example once."""
     learned = self.members[0].learned[: self.store.version]
     if len(learned) != self.store.version:
       raise AssertionError(
-        'The coordinator has booked what it has not applied.'
+        'The coordinator has recorded updates that it has not applied.'
       )
     for life in self.members.values():
       if life.living and not life.fresh:
@@ -292,6 +303,6 @@ class World:
       raise AssertionError('Examples were used twice.')
     if not len(positions) == self.accounting.examples == self.stream.used:
       raise AssertionError(
-        f'{len(positions)} applied, {self.accounting.examples} booked, '
+        f'{len(positions)} applied, {self.accounting.examples} recorded, '
         f'{self.stream.used} used'
       )

@@ -23,7 +23,9 @@ class SumsTest(executors.TestCase):
       count = len(workers)
       size = 41 * chunk // 4 + 3
       ranges = [(0, 700), (700, 701), (701, size)]
-      made, group = self.formed(count, (forest, workers), chunk_bytes=chunk)
+      made, group = self.connect_executors(
+        count, (forest, workers), chunk_bytes=chunk
+      )
       rng = np.random.default_rng(0)
       pools = [
         (rng.normal(size=size) * 10.0 ** rng.integers(-3, 4, size)).astype(
@@ -32,7 +34,7 @@ class SumsTest(executors.TestCase):
         for _ in range(count)
       ]
       vectors = dict(enumerate(pool.copy() for pool in pools))
-      self.assertEqual(self.sums(made, 0, pools, ranges), [None] * count)
+      self.assertEqual(self.allreduce(made, 0, pools, ranges), [None] * count)
       planned = SumPlan(None, forest, group.names, 4 * size, chunk, True)
       generation = MembershipEpoch(0, '', range(count), 0, planned, ())
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from cluster.allreduce.executor import program
 from cluster.allreduce.executor.frames import DTYPES
+from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from learning.pool import FLOAT32
 from tools.reading.traffic import MembershipEpoch
@@ -85,12 +86,12 @@ class Sums:
     if planned is None:
       raise RuntimeError('Expected a forest, got none.')
     names = {node: k for node, k in planned.names.items() if k in members}
-    group = program.Group(0, dict.fromkeys(members, ''), planned.forest, names)
+    group = Membership(0, dict.fromkeys(members, ''), planned.forest, names)
     roles = {
-      worker: program.roles(group, worker, chunk_bytes=planned.chunk_bytes)
+      worker: program.find_roles(group, worker, chunk_bytes=planned.chunk_bytes)
       for worker in members
     }
-    dealt = program.program(roles[members[0]], size, ranges, dtypes)
+    dealt = program.make_program(roles[members[0]], size, ranges, dtypes)
     chunks: dict[tuple[int, int], list[np.ndarray]] = {}
     for start, stop, tree, dtype in zip(
       dealt.starts, dealt.stops, dealt.trees, dealt.dtypes, strict=True

@@ -6,11 +6,11 @@ from cluster.network.errors import Closed, Corrupt, TransportError
 
 
 class PeerLost(Closed):
-  """A worker's connection has ended, or cannot be made.
+  """A worker's connection has ended, or cannot be opened.
 
   Attributes:
-    worker: Its index.
-    reason: Text.
+    worker: Index of the worker.
+    reason: Text for the log.
   """
 
   def __init__(self, worker: int, reason: str):
@@ -23,8 +23,8 @@ class Damaged(Corrupt):
   """A worker has sent a frame that its executor should not send.
 
   Attributes:
-    worker: Its index.
-    reason: Text.
+    worker: Index of the worker.
+    reason: Text for the log.
   """
 
   def __init__(self, worker: int, reason: str):
@@ -34,11 +34,11 @@ class Damaged(Corrupt):
 
 
 class ExecutorFailed(TransportError):
-  """An executor that cannot take part in a generation, whoever its peers are.
+  """An executor cannot take part in a membership, whatever its peers are.
 
   Attributes:
     worker: Index of its worker.
-    reason: Text.
+    reason: Text for the log.
   """
 
   def __init__(self, worker: int, reason: str):
@@ -48,10 +48,10 @@ class ExecutorFailed(TransportError):
 
 
 class Abandoned(TransportError):
-  """An executor has abandoned the running generation."""
+  """An executor has abandoned the running membership epoch."""
 
 
-# Of this process or host: other peers would fare no better.
+# Errors of this process or host, which would also occur with other peers.
 _LOCAL = (
   errno.EMFILE,
   errno.ENFILE,
@@ -63,5 +63,5 @@ _LOCAL = (
 
 
 def is_local(error: Exception) -> bool:
-  """Returns whether an error says that this process lacks something."""
+  """Returns whether an error means that this process lacks a resource."""
   return isinstance(error, OSError) and error.errno in _LOCAL

@@ -1,18 +1,19 @@
 """State of one allreduce at one worker: chunks to send, effects of arrivals.
 
-No sockets, threads or clocks here.  A chunk's parts are added in float32 in one
-order, whatever the order of arrival: this worker's own, then those of the
-children one after the other.  A chunk that travels in half of that is rounded,
-to nearest, as it is sent up, be it one worker's part or a sum of some; the root
-rounds the whole sum once, and everybody has that, also the root.
+No sockets, threads or clocks here.  A chunk's partial sums are added in float32
+in one order, whatever the order of arrival: this worker's own, then those of
+the children one after the other.  A chunk that travels in half precision is
+rounded to nearest as it is sent up, be it one worker's contribution or a
+partial sum; the root rounds the whole sum once, and all workers get that
+result, also the root.
 
-The lowest chunk goes first, and the part of a chunk goes up only if it is
-within the window: so many chunks from the lowest on whose sum is not here yet.
-So a worker that has little to do for a tree does not run ahead and take the
-receiver's link from those who have more, and what is received before it can be
-added is bounded: for each worker whose parts are added here, at most a window
-of chunks.  The lowest chunk of all that are not final everywhere is always
-within, so that nobody waits for ever.
+The lowest chunk is sent first.  A partial sum is sent up only if its chunk is
+within the window: a number of chunks from the lowest one on whose sum has not
+arrived.  So a worker with little to send over a tree does not run ahead and
+take the receiver's link from workers that have more, and the memory for chunks
+that cannot be added yet is bounded: a window of chunks for each worker whose
+partial sums are added here.  The lowest chunk that is not final everywhere is
+always within the window, so that no deadlock is possible.
 """
 
 import collections
@@ -26,56 +27,55 @@ from cluster.allreduce.executor.program import Program
 from cluster.network.errors import Corrupt
 
 
-class Buffers:
-  """Memory for parts of sums that cannot be added yet; used again.
+class ReceiveBuffers:
+  """Reusable memory for partial sums that cannot be added yet.
 
   Attributes:
-    lent: How many are in use.
-    peak: The most that have been.
-    most: The most that may be.
+    num_lent: Number of buffers in use.
+    peak: Largest number that has been in use.
+    limit: Largest number that may be in use.
   """
 
-  def __init__(self, most: int, chunk_bytes: int):
-    """Creates a pool of buffers, which are allocated when they are needed.
+  def __init__(self, limit: int, chunk_bytes: int):
+    """Creates buffers that are allocated when they are needed.
 
     Args:
-      most: The most that may be in use.
-      chunk_bytes: Of each.
+      limit: Largest number that may be in use.
+      chunk_bytes: Size of each, bytes.
     """
-    self.most = most
-    self.lent = self.peak = 0
+    self.limit = limit
+    self.num_lent = self.peak = 0
     self._chunk_bytes = chunk_bytes
     self._free: list[memoryview] = []
 
   def take(self) -> memoryview:
-    """Returns one.
+    """Lends a buffer.
 
     Raises:
-      Corrupt: If there are as many as there may be: peers have sent more than
-        their windows.
+      Corrupt: If all are in use: peers have sent more than their windows.
     """
-    if self.lent == self.most:
-      raise Corrupt(f'more than {self.most} chunks ahead')
-    self.lent += 1
-    self.peak = max(self.peak, self.lent)
+    if self.num_lent == self.limit:
+      raise Corrupt(f'more than {self.limit} chunks ahead')
+    self.num_lent += 1
+    self.peak = max(self.peak, self.num_lent)
     if self._free:
       return self._free.pop()
-    return memoryview(np.empty(self._chunk_bytes, np.uint8))
+    return memoryview(bytearray(self._chunk_bytes))
 
-  def give(self, buffer: memoryview) -> None:
-    """Takes one back, or a part of it from its beginning."""
-    self.lent -= 1
+  def give_back(self, buffer: memoryview) -> None:
+    """Takes a buffer back, or a slice of it from its beginning."""
+    self.num_lent -= 1
     self._free.append(memoryview(buffer.obj))
 
 
 class Outgoing(NamedTuple):
-  """A chunk to be sent.
+  """A chunk to send.
 
   Attributes:
     kind: UP or DOWN.
-    chunk: Its number.
-    body: Of the pool, bytes as they travel.
-    dtype: What its numbers are: the place in `frames.DTYPES`.
+    chunk: Number of the chunk.
+    body: Bytes to send, a view of the gradient buffer.
+    dtype: Dtype of its numbers: position in `frames.DTYPES`.
   """
 
   kind: int
@@ -85,117 +85,124 @@ class Outgoing(NamedTuple):
 
 
 class Exchange:
-  """The state.
+  """State of one allreduce at one worker.
 
   Attributes:
-    program: That it follows.
-    steps: Grows with each chunk that comes or goes.
-    low: The lowest chunk whose sum is not here; their number at the end.
-    woken: Receivers for whom there is something new; to be cleared by others.
-    finite: Whether all sums in float16 were finite so far; others are taken to
-      be.
+    program: Program that it follows.
+    steps: Number of chunks that were sent or received.
+    low: Lowest chunk whose sum has not arrived; the number of chunks at the
+      end.
+    pending_receivers: Receivers for which chunks were queued; the caller
+      clears it.
+    finite: Whether all sums in float16 were finite so far; sums in other
+      dtypes count as finite.
   """
 
   def __init__(
     self,
     program: Program,
-    pool: np.ndarray,
-    buffers: Buffers,
+    buffer: np.ndarray,
+    received: ReceiveBuffers,
     halves: np.ndarray,
   ):
-    """Starts with no range ready.
+    """Creates the state of an allreduce with no bucket ready.
 
     Args:
-      program: To follow.
-      pool: float32 [n], contiguous; this worker's numbers, and at the end the
-        sums.
-      buffers: For what cannot be added yet.
-      halves: uint16 [n]; where chunks of half of float32 are as they travel, if
-        there are any.
+      program: Program to follow.
+      buffer: Gradient buffer, float32 [n], contiguous: this worker's
+        contribution, and at the end the sums.
+      received: Memory for chunks that cannot be added yet.
+      halves: Workspace, uint16 [n], for chunks that travel in half precision.
     """
     self.program = program
     self.finite = True
     self.steps = 0
     self.low = 0
-    self.woken: set[int] = set()
-    self._pool = pool
-    self._bytes = memoryview(pool).cast('B') if pool.size else memoryview(b'')
+    self.pending_receivers: set[int] = set()
+    self._buffer = buffer
+    self._bytes = _bytes_of(buffer)
     self._halves = halves
-    self._buffers = buffers
-    count = len(program.starts)
-    self._count = self._left = count
-    self._halved = any(program.dtypes)
-    self._final = bytearray(count)
-    # Parts that are in the sum: -1 before this worker's own, then children.
-    self._added = [-1] * count
-    self._sent_up = bytearray(count)  # Chunks whose part has gone up whole.
+    self._received = received
+    self._count = self._unfinished = len(program.starts)
+    self._has_halves = any(program.dtypes)
+    self._is_final = bytearray(self._count)
+    # Number of children's partial sums in each sum; -1 before this worker's
+    # own contribution is ready.
+    self._num_added = [-1] * self._count
+    self._is_sent_up = bytearray(self._count)  # Sent completely.
     self._staged: dict[tuple[int, int], memoryview] = {}
-    self._staged_of: collections.Counter[int] = collections.Counter()
-    self._queues: dict[int, list[int]] = {w: [] for w in program.goes}
-    self._held: list[int] = []  # Chunks beyond the window.
-    self._comes, self._goes = dict(program.comes), dict(program.goes)
-    self._going = sum(program.goes.values())
-    self._last: dict[int, int] = {}  # Entry of a queue, by receiver.
+    self._num_staged: collections.Counter[int] = collections.Counter()
+    self._queues: dict[int, list[int]] = {w: [] for w in program.num_sent}
+    self._beyond_window: list[int] = []  # Heap of chunks.
+    self._unreceived = dict(program.num_received)
+    self._unsent = dict(program.num_sent)
+    self._num_unsent = sum(program.num_sent.values())
+    self._taken: dict[int, int] = {}  # Queue entry that is sent, by receiver.
 
   @property
   def done(self) -> bool:
-    """True once the pool holds all sums and has sent all that peers need."""
-    return not self._left and not self._going
+    """True once the buffer holds all sums and has sent all that peers need."""
+    return not self._unfinished and not self._num_unsent
 
   @property
-  def going(self) -> int:
-    """Chunks that are still to go."""
-    return self._going
+  def num_unsent(self) -> int:
+    """Number of chunks that are still to be sent."""
+    return self._num_unsent
 
   def needs(self, worker: int) -> bool:
     """Returns whether chunks from or to a worker are still outstanding."""
-    return self._comes.get(worker, 0) > 0 or self._goes.get(worker, 0) > 0
+    return self.expects(worker) or self._unsent.get(worker, 0) > 0
 
   def expects(self, worker: int) -> bool:
-    """Returns whether chunks are still to come from a worker."""
-    return self._comes.get(worker, 0) > 0
+    """Returns whether chunks from a worker are still outstanding."""
+    return self._unreceived.get(worker, 0) > 0
 
   def waits_for(self, index: int) -> tuple[int, ...]:
-    """Returns whom the lowest chunk waits for; `index` is this worker's.
+    """Returns the workers that the lowest chunk waits for.
 
-    May be called from any thread: what it says may then be of a moment ago.
+    May be called from any thread; the result may then be slightly outdated.
+
+    Args:
+      index: Index of this worker.
     """
     low = self.low
     if low >= self._count:
-      return tuple(sorted(w for w, left in self._goes.items() if left))
-    role = self.program.parts[low]
-    added = self._added[low]
-    if added < 0:
+      return tuple(sorted(w for w, count in self._unsent.items() if count))
+    role = self.program.chunk_roles[low]
+    num_added = self._num_added[low]
+    if num_added < 0:
       return (index,)
-    if added < len(role.children):
-      rest = role.children[added:]
-      return tuple(w for w in rest if (low, w) not in self._staged)
-    waits = {role.parent, role.source} - {None}
-    return tuple(sorted(w for w in waits if w is not None))
+    if num_added < len(role.children):
+      missing = role.children[num_added:]
+      return tuple(w for w in missing if (low, w) not in self._staged)
+    upstream = {role.parent, role.source}
+    return tuple(sorted(w for w in upstream if w is not None))
 
   def ready(self, index: int) -> None:
-    """Takes a range of the pool that has this worker's numbers.
+    """Marks a bucket as holding this worker's contribution.
 
     Raises:
       ValueError: If it was ready before.
     """
-    for chunk in range(*self.program.chunks[index]):
-      if self._added[chunk] >= 0:
-        raise ValueError(f'index: expected each range once, got {index} again.')
-      self._added[chunk] = 0
+    for chunk in range(*self.program.bucket_chunks[index]):
+      if self._num_added[chunk] >= 0:
+        raise ValueError(
+          f'index: expected each bucket once, got {index} again.'
+        )
+      self._num_added[chunk] = 0
       self._add(chunk)
 
-  def place(
+  def allocate(
     self, worker: int, kind: int, chunk: int, size: int, dtype: int = 0
   ) -> memoryview:
-    """Returns where the body of a frame is to be received.
+    """Returns the memory into which the body of a frame is to be received.
 
     Raises:
       Corrupt: If a worker may not send it now.
     """
     self.check(worker, kind, chunk, size, dtype)
     if kind == UP:
-      return self._buffers.take()[:size]
+      return self._received.take()[:size]
     return self._body(chunk)
 
   def check(
@@ -204,95 +211,97 @@ class Exchange:
     """Raises Corrupt if a worker may not send a chunk now."""
     program = self.program
     if not 0 <= chunk < self._count or size != program.sizes[chunk]:
-      raise Corrupt(f'chunk {chunk} of {size} bytes is none of the pool')
+      raise Corrupt(f'chunk {chunk} of {size} bytes is not in the buffer')
     if dtype != program.dtypes[chunk]:
       raise Corrupt(f'chunk {chunk} is of another dtype, {dtype}')
-    role, added = program.parts[chunk], self._added[chunk]
+    role, num_added = program.chunk_roles[chunk], self._num_added[chunk]
     if kind == UP:
-      valid = worker in role.children[max(added, 0) :]
+      valid = worker in role.children[max(num_added, 0) :]
       valid = valid and (chunk, worker) not in self._staged
-      valid = valid and self._staged_of[worker] < program.roles.window
+      valid = valid and self._num_staged[worker] < program.roles.window
     else:
-      # A sum that comes before this worker's part has gone cannot have it.
+      # A sum that arrives before this worker's part was sent cannot have it.
       valid = kind == DOWN and worker == role.source
-      valid = valid and self._sent_up[chunk] and not self._final[chunk]
+      valid = valid and bool(self._is_sent_up[chunk])
+      valid = valid and not self._is_final[chunk]
     if not valid:
-      raise Corrupt(f'chunk {chunk} (kind {kind}) is not for now')
+      raise Corrupt(f'chunk {chunk} (kind {kind}) must not be sent now')
 
   def arrived(
     self, worker: int, kind: int, chunk: int, body: memoryview
   ) -> None:
-    """Takes a chunk that has arrived, at the place given or in a buffer."""
+    """Takes a chunk that has arrived in the memory given by `allocate`."""
     self.steps += 1
-    self._comes[worker] -= 1
+    self._unreceived[worker] -= 1
     if kind == DOWN:
       self._finish(chunk)
     else:
       self._staged[chunk, worker] = body
-      self._staged_of[worker] += 1
-      if self._added[chunk] >= 0:
+      self._num_staged[worker] += 1
+      if self._num_added[chunk] >= 0:
         self._add(chunk)
 
   def take(self, worker: int) -> Outgoing | None:
-    """Returns what to send to a worker next, None for nothing now."""
+    """Returns the next chunk to send to a worker; None if there is none now."""
     queue = self._queues[worker]
     if not queue:
       return None
-    self._last[worker] = entry = heapq.heappop(queue)
-    chunk, up = divmod(entry, 2)
+    self._taken[worker] = entry = heapq.heappop(queue)
+    chunk, is_up = divmod(entry, 2)
     dtype = self.program.dtypes[chunk]
-    return Outgoing(UP if up else DOWN, chunk, self._body(chunk), dtype)
+    return Outgoing(UP if is_up else DOWN, chunk, self._body(chunk), dtype)
 
   def sent(self, worker: int) -> None:
-    """Notes that what was taken last has been sent: it may change again."""
+    """Notes that the chunk that was taken last is sent: it may change again."""
     self.steps += 1
-    self._goes[worker] -= 1
-    self._going -= 1
-    chunk, up = divmod(self._last[worker], 2)
-    if up:
-      self._sent_up[chunk] = 1
+    self._unsent[worker] -= 1
+    self._num_unsent -= 1
+    chunk, is_up = divmod(self._taken[worker], 2)
+    if is_up:
+      self._is_sent_up[chunk] = 1
 
   def _body(self, chunk: int) -> memoryview:
-    """Returns a chunk as it travels."""
+    """Returns the bytes of a chunk as it travels."""
     half = self._half(chunk)
     if half is not None:
-      return memoryview(half.view(np.uint8))
+      return _bytes_of(half.view(np.uint8))
     program = self.program
     return self._bytes[4 * program.starts[chunk] : 4 * program.stops[chunk]]
 
   def _part(self, chunk: int) -> np.ndarray:
-    """Returns a chunk's numbers, float32."""
+    """Returns a chunk of the buffer, float32."""
     program = self.program
-    return self._pool[program.starts[chunk] : program.stops[chunk]]
+    return self._buffer[program.starts[chunk] : program.stops[chunk]]
 
   def _half(self, chunk: int) -> np.ndarray | None:
-    """Returns a chunk's numbers as they travel; None if that is float32."""
+    """Returns a chunk in half precision; None if it travels in float32."""
     program = self.program
-    dtype = program.dtypes[chunk] if self._halved else FLOAT32
+    dtype = program.dtypes[chunk] if self._has_halves else FLOAT32
     if dtype == FLOAT32:
       return None
     half = self._halves[program.starts[chunk] : program.stops[chunk]]
     return half.view(DTYPES[dtype])
 
   def _add(self, chunk: int) -> None:
-    """Adds the parts whose turn it is; passes the sum on if it is whole."""
-    role, added = self.program.parts[chunk], self._added[chunk]
-    while added < len(role.children):
-      child = role.children[added]
+    """Adds staged parts in their order; passes the sum on once it is whole."""
+    role, num_added = self.program.chunk_roles[chunk], self._num_added[chunk]
+    while num_added < len(role.children):
+      child = role.children[num_added]
       body = self._staged.pop((chunk, child), None)
       if body is None:
         break
-      self._staged_of[child] -= 1
+      self._num_staged[child] -= 1
       part, dtype = self._part(chunk), DTYPES[self.program.dtypes[chunk]]
       np.add(part, np.frombuffer(body, dtype), out=part)
-      self._buffers.give(body)
-      added += 1
-    self._added[chunk] = added
-    if added < len(role.children):
+      self._received.give_back(body)
+      num_added += 1
+    self._num_added[chunk] = num_added
+    if num_added < len(role.children):
       return
     half = self._half(chunk)
     if half is not None:
-      # Of warm memory: casts that wait for memory take several times longer.
+      # The copy warms the cache: casts that wait for memory take several times
+      # as long.
       part = self._part(chunk)
       half[...] = part if role.children else part.copy()
     if role.parent is None:
@@ -300,7 +309,7 @@ class Exchange:
     elif chunk < self.low + self.program.roles.window:
       self._queue(role.parent, 2 * chunk + 1)
     else:
-      heapq.heappush(self._held, chunk)
+      heapq.heappush(self._beyond_window, chunk)
 
   def _finish(self, chunk: int) -> None:
     half = self._half(chunk)
@@ -308,20 +317,27 @@ class Exchange:
       part = self._part(chunk)
       part[...] = half
       if self.program.dtypes[chunk] == FLOAT16:
-        # Of finite numbers of float16 the sum is finite.
+        # The float32 sum of finite float16 numbers is finite.
         self.finite = self.finite and bool(np.isfinite(np.sum(part)))
-    self._final[chunk] = 1
-    self._left -= 1
-    for worker in self.program.parts[chunk].sinks:
+    self._is_final[chunk] = 1
+    self._unfinished -= 1
+    for worker in self.program.chunk_roles[chunk].sinks:
       self._queue(worker, 2 * chunk)
     if chunk == self.low:
-      low = self._final.find(0, chunk)
+      low = self._is_final.find(0, chunk)
       self.low = self._count if low < 0 else low
       end = self.low + self.program.roles.window
-      while self._held and self._held[0] < end:
-        held = heapq.heappop(self._held)
-        self._queue(self.program.parts[held].parent, 2 * held + 1)
+      while self._beyond_window and self._beyond_window[0] < end:
+        next_chunk = heapq.heappop(self._beyond_window)
+        parent = self.program.chunk_roles[next_chunk].parent
+        if parent is not None:
+          self._queue(parent, 2 * next_chunk + 1)
 
   def _queue(self, worker: int, entry: int) -> None:
     heapq.heappush(self._queues[worker], entry)
-    self.woken.add(worker)
+    self.pending_receivers.add(worker)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+  """Returns a writable view of an array's bytes."""
+  return array.data.cast('B') if array.size else memoryview(bytearray())

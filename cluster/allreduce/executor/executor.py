@@ -1,17 +1,17 @@
-"""The host executor: sums pools of numbers over a forest, between hosts.
+"""Host executor: sums gradient buffers over a forest, between hosts.
 
-One thread does it all: every connection, both directions, all trees.  Its rules
-are in `exchange`, its connections in `generation`, `door` and `links`.
+One thread handles every connection, both directions and all trees.  The rules
+are in `exchange`, the connections in `connections`, `listener` and `handshake`.
 
-Memory: besides the pool, half of it again if anything travels in half of
-float32; chunks that cannot be added yet, of each worker whose
-parts this one adds at most a window of them (see `Executor.bound_bytes`), and
-the system's buffers.  A window is what the forest carries in some time, or two
-chunks for each of its trees, or eight, whichever is most.
+Memory: besides the buffer, half of it again if anything travels in half
+precision; chunks that cannot be added yet, at most a window of them for each
+worker whose partial sums are added here (see `Executor.bound_bytes`); and the
+system's socket buffers.  A window is the number of chunks that the forest
+carries in a short time, at least two for each of its trees, at least five.
 
-A wait ends: a peer that does not answer is gone after `timeout_s`, one that is
-slow is waited for until `abandon`.  An error in the thread that nobody expected
-ends it, too: the generation has failed, and the thread serves the next one.
+A wait always ends: a peer that does not answer is lost after `timeout_s`; a
+slow one is waited for until `abandon`.  An unexpected error in the thread ends
+the wait, too: the membership has failed, and the thread serves the next one.
 """
 
 import contextlib
@@ -22,27 +22,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.allreduce.executor import links, program
+from cluster.allreduce.executor import handshake, program
+from cluster.allreduce.executor.connections import (
+  MembershipConnections,
+  Usage,
+)
 from cluster.allreduce.executor.errors import (
   Abandoned,
   ExecutorFailed,
   PeerLost,
 )
 from cluster.allreduce.executor.exchange import Exchange
-from cluster.allreduce.executor.generation import Generation, Usage
-from cluster.allreduce.executor.links import Hello, Link
-from cluster.allreduce.executor.listener import Door
-from cluster.allreduce.executor.loop import Loop
-from cluster.allreduce.executor.program import Group, Program, Roles
-from cluster.allreduce.executor.reduction import Forming, Reduction
+from cluster.allreduce.executor.handshake import Connection, Hello
+from cluster.allreduce.executor.listener import ExecutorListener
+from cluster.allreduce.executor.membership import Membership
+from cluster.allreduce.executor.program import Program, Roles
+from cluster.allreduce.executor.reduction import MembershipFuture, Reduction
+from cluster.allreduce.executor.socket_loop import SocketLoop
 from cluster.network import memory, sockets
 from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
 from configs.checks import require
 from topology.forests.dealing import CHUNK_BYTES
 
-__all__ = ['Executor', 'Group', 'Reduction', 'Usage']
-_PROGRAMS = 8  # Layouts of pools whose programs are kept.
+__all__ = ['Executor', 'Membership', 'Reduction', 'Usage']
+_MAX_PROGRAMS = 8  # Programs that are cached, by layout of the buffer.
+_ProgramKey = tuple[int, tuple[tuple[int, int], ...], tuple[np.dtype, ...]]
 
 
 class Executor:
@@ -64,20 +69,21 @@ class Executor:
     workers: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
   ):
-    """Listens from here on.
+    """Creates an executor that listens for connections.
 
     Args:
-      index: Of this worker.
+      index: Index of this worker.
       host: IPv4 address to listen on, and no other.
-      security: Of the run; both `certificate` and `key`, or neither.
-      timeout_s: Seconds after which a peer that does not answer is gone.
-      workers: How many there are in all groups, at most.
-      chunk_bytes: Of a chunk, at most; a multiple of 4.
+      security: Credentials of the run; both `certificate` and `key`, or
+        neither.
+      timeout_s: Seconds after which a peer that does not answer is lost.
+      workers: Largest number of workers in a membership.
+      chunk_bytes: Largest size of a chunk, bytes; a multiple of 4.
 
     Raises:
       TransportError: If the address cannot be listened on, or the process has
         no descriptors left.
-      ssl.SSLError: If the certificate is none, or is not that of the key.
+      ssl.SSLError: If the certificate is invalid, or does not match the key.
       ValueError: If an argument is out of its range.
     """
     expected = 'the IPv4 address of an interface'
@@ -90,34 +96,34 @@ class Executor:
     self._index, self._timeout_s = index, timeout_s
     self._chunk_bytes = chunk_bytes
     self._roles: Roles | None = None
-    self._programs: dict[tuple, Program] = {}
+    self._programs: dict[_ProgramKey, Program] = {}
     self._halves = np.empty(0, np.uint16)
-    self._generation: Generation | None = None
-    self._reduction: Reduction | None = None  # The last.
-    self._waiter: Reduction | Forming | None = None
-    self._usage: dict[int, Usage] = {}
-    self._formed = -1  # Generation that was formed last.
-    self._last = -1  # Generation that was left.
-    self._least: float = -1  # Those before were abandoned.
-    self._closed = False
+    self._connections: MembershipConnections | None = None
+    self._reduction: Reduction | None = None  # The last one.
+    self._future: Reduction | MembershipFuture | None = None  # The running one.
+    self._usage: dict[int, Usage] = {}  # Of memberships that were left.
+    self._formed_epoch = -1  # Last one that `form` was called for.
+    self._left_epoch = -1  # Last one that was left.
+    self._least_epoch: float = -1  # Earlier ones were abandoned.
+    self._is_closed = False
     self._failure: ExecutorFailed | None = None  # Since the last `form`.
     with contextlib.ExitStack() as stack:
       try:
-        sock = stack.enter_context(links.listening(host))
-        contexts = links.contexts(security)
-        self._loop = Loop(
+        sock = stack.enter_context(handshake.open_listener(host))
+        contexts = handshake.make_tls_contexts(security)
+        self._loop = SocketLoop(
           f'executor-{index}',
-          each=self._each,
+          after_events=self._flush,
           tick=self._tick,
-          failed=self._fail,
-          ended=self._ended,
+          on_error=self._fail,
+          on_exit=self._finish,
         )
       except ssl.SSLError:
         raise
       except OSError as error:
         raise TransportError(f'{host}: {error}') from error
       stack.pop_all()
-    self._door = Door(
+    self._listener = ExecutorListener(
       self._loop,
       sock,
       security,
@@ -125,262 +131,292 @@ class Executor:
       index=index,
       workers=workers,
       timeout_s=timeout_s,
-      came=self._came,
-      short=self._fail_forming,
+      on_client=self._admit,
+      on_shortage=self._fail_connecting,
     )
-    self.address = self._door.address
-    # What float16 cannot hold becomes infinite, and is looked at in the end.
-    self._loop.call(lambda: np.seterr(over='ignore', invalid='ignore'))
-    self._loop.call(self._door.open)
+    self.address = self._listener.address
+    # Numbers beyond float16's range become infinite, which `Reduction.finite`
+    # reports.
+    self._loop.post(lambda: np.seterr(over='ignore', invalid='ignore'))
+    self._loop.post(self._listener.open)
 
   @property
   def bound_bytes(self) -> int:
-    """The most memory for chunks that cannot be added yet, in the group."""
-    own = self._roles
-    return len(own.adding) * own.window * own.chunk_bytes if own else 0
+    """Most memory for chunks that cannot be added yet, in this membership."""
+    roles = self._roles
+    if roles is None:
+      return 0
+    return len(roles.children) * roles.window * roles.chunk_bytes
 
-  def form(self, group: Group, limit_s: float | None = None) -> None:
-    """Connects this worker with the others of a new generation.
+  def form(self, membership: Membership, limit_s: float | None = None) -> None:
+    """Connects this worker with the others of a new membership.
 
-    Returns when its neighbours have done the same.  The generation before is
+    Returns when its neighbours have done the same.  The membership before is
     left.
 
     Args:
-      group: Its members.
-      limit_s: Seconds within which others have to come; None for `timeout_s`.
+      membership: The members and their forest.
+      limit_s: Seconds within which the others have to connect; None for
+        `timeout_s`.
 
     Raises:
-      PeerLost: If a member cannot be reached, or is gone.
-      ExecutorFailed: If this executor cannot take part, whoever the members
-        are; a later generation may be formed all the same.
-      Abandoned: If the generation was abandoned, before or meanwhile.
-      TransportError: If not all have come in time; says who.
-      ValueError: If the forest is none for the members, or the generation is
-        not a later one.
+      PeerLost: If a member cannot be reached, or is lost.
+      ExecutorFailed: If this executor cannot take part, whatever the members
+        are; a later membership may be formed all the same.
+      Abandoned: If the membership was abandoned, before or meanwhile.
+      TransportError: If not all have connected in time; names them.
+      ValueError: If the forest does not span the members, or the membership
+        epoch is not a later one.
     """
-    number, last = group.generation, self._formed
-    require(number > last, 'generation', f'one after {last}', number)
-    own = program.roles(group, self._index, chunk_bytes=self._chunk_bytes)
-    found = {}
-    for worker in own.receivers:
+    number, last = membership.membership_epoch, self._formed_epoch
+    require(number > last, 'membership_epoch', f'one after {last}', number)
+    roles = program.find_roles(
+      membership, self._index, chunk_bytes=self._chunk_bytes
+    )
+    addresses = {}
+    for worker in roles.receivers:
       try:
-        found[worker] = sockets.resolved(group.addresses[worker])
+        addresses[worker] = sockets.resolved(membership.addresses[worker])
       except OSError as error:
         raise PeerLost(worker, str(error)) from error
-    forming = Forming()
-    start = functools.partial(self._start, group, own, found, forming)
-    if self._loop.ask(start) is None:
+    future = MembershipFuture()
+    start = functools.partial(
+      self._connect, membership, roles, addresses, future
+    )
+    if self._loop.run(start) is None:
       raise self._failure or Abandoned('the executor is closed')
-    self._roles, self._formed = own, number
+    self._roles, self._formed_epoch = roles, number
     self._programs = {}
     limit_s = self._timeout_s if limit_s is None else limit_s
-    if not forming.done.wait(limit_s):
-      self._loop.ask(functools.partial(self._late, limit_s))
-    if forming.error:
-      raise forming.error
+    if not future.wait_for_end(limit_s):
+      self._loop.run(functools.partial(self._expire, limit_s))
+    if future.error:
+      raise future.error
 
   def begin(
     self,
     iteration: int,
-    pool: np.ndarray,
-    ranges: Sequence[tuple[int, int]],
+    buffer: np.ndarray,
+    buckets: Sequence[tuple[int, int]],
     dtypes: Sequence[np.dtype] | None = None,
   ) -> Reduction:
-    """Begins the sum of an iteration's pools.
+    """Begins the allreduce of an iteration's gradient buffers.
 
     Args:
       iteration: Its number, the same on all workers, above those before.
-      pool: float32 [n], contiguous; becomes the sum, in place.
-      ranges: First element of each range, and the one after its last: in
-        order, all of the pool.  The same on all workers.
-      dtypes: What the numbers of each range travel as; None for float32.
+      buffer: Gradient buffer, float32 [n], contiguous; becomes the sum, in
+        place.
+      buckets: First element of each bucket, and the one after its last: in
+        order, all of the buffer.  The same on all workers.
+      dtypes: Dtype of each bucket on the network; None for float32.
 
     Returns:
-      What takes ranges and waits; none of them is ready yet.
+      The future of the allreduce; no bucket is ready yet.
 
     Raises:
       ExecutorFailed: If the executor has ended with an error.
-      Abandoned: If there is no generation.
-      ValueError: If an argument is not as it should be, or the iteration
-        before has not ended.
+      Abandoned: If there is no membership.
+      ValueError: If an argument is invalid, or the iteration before has not
+        ended.
     """
-    valid = pool.dtype == np.float32 and pool.ndim == 1
-    valid = valid and pool.flags.c_contiguous and pool.flags.writeable
+    valid = buffer.dtype == np.float32 and buffer.ndim == 1
+    valid = valid and buffer.flags.c_contiguous and buffer.flags.writeable
     expected = 'float32 [n], contiguous, writeable'
-    require(valid, 'pool', expected, (pool.dtype.name, pool.shape))
-    if self._closed and self._failure:
+    require(valid, 'buffer', expected, (buffer.dtype.name, buffer.shape))
+    if self._is_closed and self._failure:
       raise self._failure
-    generation, own = self._generation, self._roles
-    if generation is None or own is None:
-      raise Abandoned('there is no generation')
-    last = generation.iteration
+    connections, roles = self._connections, self._roles
+    if connections is None or roles is None:
+      raise Abandoned('there is no membership')
+    last = connections.iteration
     require(iteration > last, 'iteration', f'one after {last}', iteration)
-    ended = self._reduction is None or self._reduction.ended
-    require(ended, 'begin', 'the iteration before to have ended', last)
-    key = pool.size, tuple(ranges), tuple(dtypes or ())
+    has_ended = self._reduction is None or self._reduction.ended
+    require(has_ended, 'begin', 'the iteration before to have ended', last)
+    key = buffer.size, tuple(buckets), tuple(dtypes or ())
     if key not in self._programs:
-      if len(self._programs) == _PROGRAMS:
+      if len(self._programs) == _MAX_PROGRAMS:
         self._programs.clear()
-      self._programs[key] = program.program(own, pool.size, ranges, dtypes)
-    if dtypes and self._halves.size < pool.size:
-      self._halves = memory.aligned(2 * pool.size).view(np.uint16)
-    buffers = generation.buffers
-    exchange = Exchange(self._programs[key], pool, buffers, self._halves)
+      self._programs[key] = program.make_program(
+        roles, buffer.size, buckets, dtypes
+      )
+    if dtypes and self._halves.size < buffer.size:
+      self._halves = memory.aligned(2 * buffer.size).view(np.uint16)
+    exchange = Exchange(
+      self._programs[key], buffer, connections.received, self._halves
+    )
 
-    def tell_ready(index: int) -> None:
-      self._loop.call(lambda: generation.ready(iteration, index))
+    def mark_ready(index: int) -> None:
+      self._loop.post(lambda: connections.ready(iteration, index))
 
-    reduction = Reduction(self._index, exchange, tell_ready)
+    reduction = Reduction(self._index, exchange, mark_ready)
     self._reduction = reduction
 
     def start() -> None:
-      if self._generation is generation:
-        self._waiter = reduction
-        generation.begin(iteration, exchange)
+      if self._connections is connections:
+        self._future = reduction
+        connections.begin(iteration, exchange)
       else:
-        reduction.end(self._failure or Abandoned('the generation was left'))
+        reduction.end(self._failure or Abandoned('the membership was left'))
 
-    if not self._loop.call(start):
+    if not self._loop.post(start):
       reduction.end(self._failure or Abandoned('the executor is closed'))
     return reduction
 
   def abandon(self, before: float = math.inf) -> None:
-    """Ends the reduction that runs, and the generation; from any thread.
+    """Ends the running allreduce and the membership; from any thread.
 
-    Who waits gets Abandoned; so do others, once they hear of it.
+    Waits of this worker raise Abandoned; so do those of others, once they are
+    notified.
 
     Args:
-      before: Generations of lower numbers are abandoned, also those that are
-        not formed yet; infinity for the one that there is.
+      before: Memberships of lower epochs are abandoned, also those that are
+        not formed yet; infinity for the current one.
     """
-    self._loop.ask(functools.partial(self._abandon, before))
+    self._loop.run(functools.partial(self._abandon, before))
 
   def traffic(self) -> dict[int, Usage]:
-    """Returns bytes and busy seconds by peer since the executor was opened."""
-    return self._loop.ask(self._used) or dict(self._usage)
+    """Returns the traffic with each peer since the executor was opened."""
+    return self._loop.run(self._total_usage) or dict(self._usage)
 
   def unanswered(self) -> int:
-    """Returns how often this was asked since the thread came to it last."""
-    return self._loop.unanswered()
+    """Pings the thread; returns the number of pings since its last answer."""
+    return self._loop.count_unanswered()
 
   def close(self) -> None:
-    """Abandons the generation, and ends the listener and the thread."""
+    """Abandons the membership, and ends the listener and the thread."""
     self._loop.close()
 
-  # What follows is for the thread of the loop.
+  # The methods below run in the event loop's thread.
 
-  def _make_generation(self, group: Group, own: Roles) -> Generation:
-    return Generation(self._loop, group, own, self._index, self._told)
+  def _make_connections(
+    self, membership: Membership, roles: Roles
+  ) -> MembershipConnections:
+    return MembershipConnections(
+      self._loop, membership, roles, self._index, self._end_future
+    )
 
-  def _start(
-    self, group: Group, own: Roles, found: dict[int, str], forming: Forming
+  def _connect(
+    self,
+    membership: Membership,
+    roles: Roles,
+    addresses: dict[int, str],
+    future: MembershipFuture,
   ) -> bool:
-    if self._closed or group.generation < self._least:
-      abandoned = Abandoned('the generation was abandoned')
-      forming.end((self._closed and self._failure) or abandoned)
+    number = membership.membership_epoch
+    if self._is_closed or number < self._least_epoch:
+      abandoned = Abandoned('the membership was abandoned')
+      future.end((self._is_closed and self._failure) or abandoned)
       return True
     self._failure = None
     self._leave()
-    self._waiter = forming
-    generation = self._make_generation(group, own)
-    self._generation = generation
-    for worker, address in found.items():
-      if generation.error:
+    self._future = future
+    connections = self._make_connections(membership, roles)
+    self._connections = connections
+    for worker, address in addresses.items():
+      if connections.error:
         break
-      hello = Hello(group.generation, self._index, worker)
-      host = group.addresses[worker].rpartition(':')[0]
-      done = functools.partial(generation.add_out, worker)
-      failed = functools.partial(generation.lost, worker)
-      self._door.connect(address, host, hello, done, failed)
-    for link, hello in self._door.claim(group.generation):
-      self._came(link, hello)
-    generation.check_formed()
+      hello = Hello(number, self._index, worker)
+      host = membership.addresses[worker].rpartition(':')[0]
+      on_done = functools.partial(connections.add_outbound, worker)
+      on_error = functools.partial(connections.handle_loss, worker)
+      self._listener.connect(address, host, hello, on_done, on_error)
+    for connection, hello in self._listener.claim(number):
+      self._admit(connection, hello)
+    connections.check_connected()
     return True
 
   def _abandon(self, before: float) -> None:
     if before < math.inf:
-      self._least = max(self._least, before)
-    if self._generation and self._generation.group.generation < before:
+      self._least_epoch = max(self._least_epoch, before)
+    connections = self._connections
+    if connections and connections.membership.membership_epoch < before:
       self._leave()
 
-  def _late(self, limit_s: float) -> None:
-    generation = self._generation
-    if isinstance(self._waiter, Forming) and generation:
-      missing = sorted(generation.missing)
-      generation.fail(
-        Closed(f'workers {missing} have not come within {limit_s:g} s')
+  def _expire(self, limit_s: float) -> None:
+    connections = self._connections
+    if isinstance(self._future, MembershipFuture) and connections:
+      missing = sorted(connections.missing)
+      connections.fail(
+        Closed(f'workers {missing} have not connected within {limit_s:g} s')
       )
 
-  def _came(self, link: Link, hello: Hello) -> bool:
-    """Admits or refuses a peer that need not wait; returns whether it did."""
-    now = self._generation
-    number = now.group.generation if now else self._last
-    if hello.generation > number:
+  def _admit(self, connection: Connection, hello: Hello) -> bool:
+    """Admits or refuses a client; returns False if it has to wait."""
+    connections = self._connections
+    number = self._left_epoch
+    if connections:
+      number = connections.membership.membership_epoch
+    if hello.membership_epoch > number:
       return False
-    if now is None or hello.generation < number:
-      self._door.refuse(link, f'generation {hello.generation} is over')
-    elif not now.expects(hello.sender):
-      self._door.refuse(link, f'worker {hello.sender} is not expected')
+    if connections is None or hello.membership_epoch < number:
+      self._listener.refuse_outdated(connection, hello)
+    elif not connections.expects(hello.sender):
+      self._listener.refuse(connection, f'worker {hello.sender} is unexpected')
     else:
       try:
-        links.admit(link)
+        handshake.admit(connection)
       except OSError as error:
-        now.lost(hello.sender, error)
-        link.close()
+        connections.handle_loss(hello.sender, error)
+        connection.close()
       else:
-        now.add_in(hello.sender, link)
+        connections.add_inbound(hello.sender, connection)
     return True
 
-  def _told(self, error: Exception | None) -> None:
-    waiter, self._waiter = self._waiter, None
-    if waiter:
-      waiter.end(error)
+  def _end_future(self, error: Exception | None) -> None:
+    future, self._future = self._future, None
+    if future:
+      future.end(error)
 
   def _leave(self) -> None:
-    generation, self._generation = self._generation, None
-    self._door.hang_up()
-    if generation:
-      self._last = generation.group.generation
-      self._usage = self._used(generation)
-      generation.leave()
+    connections, self._connections = self._connections, None
+    self._listener.cancel_outgoing()
+    if connections:
+      self._left_epoch = connections.membership.membership_epoch
+      self._usage = self._total_usage(connections)
+      connections.leave()
 
-  def _used(self, now: Generation | None = None) -> dict[int, Usage]:
-    now = now or self._generation
+  def _total_usage(
+    self, connections: MembershipConnections | None = None
+  ) -> dict[int, Usage]:
+    connections = connections or self._connections
     total = dict(self._usage)
-    for worker, usage in (now.usage() if now else {}).items():
+    for worker, usage in (connections.usage() if connections else {}).items():
       before = total.get(worker, Usage(0, 0, 0.0))
-      pairs = zip(before, usage, strict=True)
-      total[worker] = Usage(*(a + b for a, b in pairs))
+      total[worker] = Usage(
+        before.sent_bytes + usage.sent_bytes,
+        before.received_bytes + usage.received_bytes,
+        before.busy_s + usage.busy_s,
+      )
     return total
 
   def _fail(self, error: Exception) -> None:
-    """Ends what others wait for, after an error that nobody expected."""
+    """Ends all waits after an unexpected error."""
     reason = f'{type(error).__name__}: {error}'
     self._failure = failure = ExecutorFailed(self._index, reason)
     failure.__cause__ = error
-    if not self._closed:
-      self._door.reopen()  # Its own handler may be the one that has failed.
-    self._told(failure)
-    if self._generation:
-      self._generation.fail(failure)
+    if not self._is_closed:
+      self._listener.reopen()  # Its own handler may have failed.
+    self._end_future(failure)
+    if self._connections:
+      self._connections.fail(failure)
 
-  def _fail_forming(self, error: OSError) -> None:
-    """Fails a generation whose members cannot connect to this worker."""
-    generation = self._generation
-    if generation and generation.missing:
+  def _fail_connecting(self, error: OSError) -> None:
+    """Fails a membership whose members cannot connect to this worker."""
+    connections = self._connections
+    if connections and connections.missing:
       reason = error.strerror or str(error)
-      generation.fail(ExecutorFailed(self._index, reason))
+      connections.fail(ExecutorFailed(self._index, reason))
 
-  def _each(self) -> None:
-    if self._generation:
-      self._generation.flush()
+  def _flush(self) -> None:
+    if self._connections:
+      self._connections.flush()
 
   def _tick(self) -> None:
-    self._loop.ticking = self._door.tick()
+    self._loop.is_ticking = self._listener.tick()
 
-  def _ended(self, error: Exception | None) -> None:
-    self._closed = True
+  def _finish(self, error: Exception | None) -> None:
+    self._is_closed = True
     if error:
       self._fail(error)
     self._leave()
-    self._door.close()
+    self._listener.close()

@@ -1,9 +1,9 @@
-"""Frames: what executors send each other, on connections that go one way.
+"""Frames that executors send each other, on one-way connections.
 
-A frame is a header of 48 bytes, which says of what dtype numbers are, and a
-body, the bytes of a chunk.  Both have a checksum (xxh3) of their own, so that a
-size is believed before the body is there.  Bodies are received where they
-belong and sent from where they are, without a copy of ours.
+A frame is a header of 48 bytes, which names the dtype of the numbers, and a
+body, the bytes of a chunk.  Both have a checksum (xxh3) of their own, so that
+the size in a header can be trusted before the body has arrived.  Bodies are
+received into their destination and sent from their source, without a copy.
 """
 
 import struct
@@ -17,33 +17,34 @@ import xxhash
 from cluster.network.errors import Corrupt
 
 UP, DOWN, LEFT = 1, 2, 3
-# Of numbers; the code of one is its place.
+# Dtypes of numbers on the network; the code of a dtype is its position.
 DTYPES = tuple(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)))
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 HEADER_BYTES = 48
 _FIELDS = struct.Struct('<QQIIIHHQ')
 _CHECKSUM = struct.Struct('<Q')
-_MOST = 16  # Frames that one connection may have read before the others.
+_MAX_FRAMES = 16  # Frames read from one connection before the others' turn.
 Receive = Callable[[Sequence[memoryview]], int]
 Send = Callable[[Sequence[Any]], int]
 
 
 class Frame(NamedTuple):
-  """A header.
+  """Header of a frame.
 
   Attributes:
-    generation: Of the group.
-    iteration: That the chunk is of.
-    layout: Code of the pool's chunks and their trees, the same on all workers.
-    chunk: Number of the chunk in the pool.
+    membership_epoch: Number of the membership epoch.
+    iteration: Number of the allreduce that the chunk belongs to.
+    layout: Hash of the buffer's chunks and their trees, the same on all
+      workers.
+    chunk: Number of the chunk in the buffer.
     size: Bytes of the body.
-    kind: UP for a part of a sum, DOWN for a sum, LEFT for the last frame of who
-      has given the generation up.
-    dtype: What the body's numbers are: the place in `DTYPES`.
-    checksum: Of the body.
+    kind: UP for a partial sum, DOWN for a sum, LEFT for the last frame of a
+      worker that leaves the membership.
+    dtype: Dtype of the body's numbers: position in `DTYPES`.
+    checksum: Checksum of the body.
   """
 
-  generation: int
+  membership_epoch: int
   iteration: int
   layout: int
   chunk: int
@@ -53,8 +54,8 @@ class Frame(NamedTuple):
   checksum: int
 
 
-def packed(
-  generation: int,
+def pack_header(
+  membership_epoch: int,
   iteration: int,
   layout: int,
   chunk: int,
@@ -62,19 +63,19 @@ def packed(
   body: Any,
   dtype: int = 0,
 ) -> bytes:
-  """Returns the header of a body, bytes."""
+  """Returns the header of a body, bytes; arguments as of `Frame`."""
   checksum = xxhash.xxh3_64_intdigest(body)
   fields = _FIELDS.pack(
-    generation, iteration, layout, chunk, len(body), kind, dtype, checksum
+    membership_epoch, iteration, layout, chunk, len(body), kind, dtype, checksum
   )
   return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
 
 
-def parsed(header: memoryview) -> Frame:
-  """Returns what a header says.
+def parse_header(header: memoryview) -> Frame:
+  """Returns the fields of a header.
 
   Raises:
-    Corrupt: If its checksum is another one.
+    Corrupt: If its checksum differs.
   """
   fields = header[: _FIELDS.size]
   (checksum,) = _CHECKSUM.unpack_from(header, _FIELDS.size)
@@ -84,129 +85,132 @@ def parsed(header: memoryview) -> Frame:
 
 
 class Reader:
-  """The receiving end of a connection.
+  """Receiving end of a connection.
 
   Attributes:
-    received_bytes: So far, with headers.
+    received_bytes: Number of bytes received so far, with headers.
   """
 
   def __init__(
     self,
     receive: Receive,
-    place: Callable[[Frame], memoryview],
-    arrived: Callable[[Frame, memoryview], None],
+    allocate: Callable[[Frame], memoryview],
+    deliver: Callable[[Frame, memoryview], None],
     *,
-    drained: bool,
+    is_drained: bool,
   ):
-    """Has received nothing yet.
+    """Creates a reader that has received nothing yet.
 
     Args:
-      receive: Fills buffers, one after the other; returns how many bytes, 0 at
-        the end.  Raises BlockingIOError if there are none now.
-      place: Gives the memory for the body of a frame; may raise Corrupt.
-      arrived: Is told of a body that is as it was sent.
-      drained: Whether nothing is left once a buffer was not filled.
+      receive: Fills buffers, one after the other; returns the number of bytes,
+        0 at the end of the connection.  Raises BlockingIOError if there are
+        none now.
+      allocate: Returns the memory for the body of a frame; may raise Corrupt.
+      deliver: Called with each body whose checksum is right.
+      is_drained: Whether a buffer that is not filled means that nothing is
+        left to receive.
     """
-    self._receive, self._place, self._arrived = receive, place, arrived
-    self._drained = drained
+    self._receive, self._allocate, self._deliver = receive, allocate, deliver
+    self._is_drained = is_drained
     self._header = memoryview(bytearray(HEADER_BYTES))
     self._frame: Frame | None = None
     self._body = self._header[:0]
-    self._got = 0  # Of the body if there is a frame, of the header otherwise.
+    # Bytes received of the body if there is a frame, of the header otherwise.
+    self._count = 0
     self.received_bytes = 0
 
   @property
-  def within(self) -> bool:
-    """Whether the last frame has not arrived whole."""
-    return self._frame is not None or self._got > 0
+  def is_within_frame(self) -> bool:
+    """True if the last frame has not arrived completely."""
+    return self._frame is not None or self._count > 0
 
   def read(self) -> bool:
-    """Reads what there is, up to some frames; returns whether more may come.
+    """Reads available frames, up to a limit; returns False at the end.
 
     Raises:
-      Corrupt: If it is not what was sent, or is none of what is expected.
+      Corrupt: If a checksum differs, or a frame is not expected.
       OSError: If the connection is broken.
     """
     frames = 0
-    while frames < _MOST:
+    while frames < _MAX_FRAMES:
       if self._frame is None:
-        wanted = [self._header[self._got :]]
+        buffers = [self._header[self._count :]]
       else:
-        wanted = [self._body[self._got :], self._header]
+        buffers = [self._body[self._count :], self._header]
       try:
-        count = self._receive(wanted)
+        count = self._receive(buffers)
       except BlockingIOError:
         return True
       if not count:
         return False
       self.received_bytes += count
-      self._got += count
-      if self._frame is not None and self._got >= self._frame.size:
+      self._count += count
+      if self._frame is not None and self._count >= self._frame.size:
         frames += 1
         self._finish(self._frame)
-      if self._frame is None and self._got == HEADER_BYTES:
-        self._start(parsed(self._header))
-      if self._drained and count < sum(map(len, wanted)):
+      if self._frame is None and self._count == HEADER_BYTES:
+        self._start(parse_header(self._header))
+      if self._is_drained and count < sum(map(len, buffers)):
         return True
     return True
 
   def _start(self, frame: Frame) -> None:
-    self._body = self._place(frame)
-    self._frame, self._got = frame, 0
+    self._body = self._allocate(frame)
+    self._frame, self._count = frame, 0
     if not frame.size:
       self._finish(frame)
 
   def _finish(self, frame: Frame) -> None:
     body, self._body = self._body, self._header[:0]
-    # What came after the body is the beginning of the next header.
-    self._frame, self._got = None, self._got - frame.size
+    # Bytes after the body are the start of the next header.
+    self._frame, self._count = None, self._count - frame.size
     if xxhash.xxh3_64_intdigest(body) != frame.checksum:
       raise Corrupt(f'chunk {frame.chunk} has another checksum')
-    self._arrived(frame, body)
+    self._deliver(frame, body)
 
 
 class Writer:
-  """The sending end of a connection.
+  """Sending end of a connection.
 
   Attributes:
-    sent_bytes: So far, with headers, handed to the system.
+    sent_bytes: Number of bytes handed to the system so far, with headers.
   """
 
   def __init__(self, send: Send):
-    """Has sent nothing yet.
+    """Creates a writer that has sent nothing yet.
 
     Args:
-      send: Sends from buffers, one after the other; returns how many bytes.
-        Raises BlockingIOError if there is no room now.
+      send: Sends from buffers, one after the other; returns the number of
+        bytes.  Raises BlockingIOError if there is no room now.
     """
     self._send = send
-    self._left: list[Any] = []
+    self._unsent: list[Any] = []
     self.sent_bytes = 0
 
   @property
-  def within(self) -> bool:
-    """Whether the last frame has not been sent whole."""
-    return bool(self._left)
+  def is_within_frame(self) -> bool:
+    """True if the last frame has not been sent completely."""
+    return bool(self._unsent)
 
   def write(self, *buffers: Any) -> bool:
-    """Sends what is left and then buffers, which are left if there is no room.
+    """Sends unsent bytes, then buffers; keeps what finds no room.
 
     Returns:
-      Whether nothing is left.
+      Whether everything was sent.
 
     Raises:
       OSError: If the connection is broken.
     """
-    left: list[Any] = [*self._left, *buffers]
-    while left:
+    unsent: list[Any] = [*self._unsent, *buffers]
+    while unsent:
       try:
-        count = self._send(left)
+        count = self._send(unsent)
       except BlockingIOError:
         break
       self.sent_bytes += count
-      while left and count >= len(left[0]):
-        count -= len(left.pop(0))
+      while unsent and count >= len(unsent[0]):
+        count -= len(unsent.pop(0))
       if count:
-        left[0] = memoryview(left[0])[count:]
-    self._left = left
-    return not left
+        unsent[0] = memoryview(unsent[0])[count:]
+    self._unsent = unsent
+    return not unsent

@@ -1,9 +1,9 @@
-"""The listener of an executor, and who has not been let in yet.
+"""Listener of an executor, and clients that it has not admitted yet.
 
-Strangers cannot hold it up or fill it: a greeting has a time, there are only so
-many at once, and what is refused is said in the log a line a second at most.
-Who has shown that it knows the token but is of a later generation waits until
-that is formed here.
+Strangers can neither block it nor fill its memory: a handshake has a time
+limit, their number is limited, and refusals are logged at a limited rate.  A
+client that knows the token but belongs to a later membership epoch waits until
+that epoch is formed here.
 """
 
 import contextlib
@@ -14,153 +14,185 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cluster.allreduce.executor import links
-from cluster.allreduce.executor.links import Hello, Link
-from cluster.allreduce.executor.loop import IN, Loop
+from cluster.allreduce.executor import handshake
+from cluster.allreduce.executor.handshake import Connection, Hello
+from cluster.allreduce.executor.socket_loop import IN, SocketLoop
 from cluster.network.admission import WAIT_S
 from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
 from cluster.network.rate_limited_log import Sayings
 
-_MOST = 256  # That greet, and that wait, if workers are not more.
+# Least limits of running handshakes, and of clients that wait.
+_LIMIT = 256
 _PAUSE_S = 0.1  # Between two attempts to accept connections.
 _ERRORS = (TransportError, OSError)
 
 
-class _Greeting(NamedTuple):
-  inbound: bool
-  steps: links.Steps
-  until_s: float
-  done: Callable[[Any], None]
-  failed: Callable[[Exception], None]
+class _Handshake(NamedTuple):
+  """A handshake that runs.
+
+  Attributes:
+    is_inbound: Whether a client has connected to this executor.
+    steps: The coroutine.
+    deadline_s: Monotonic time after which it is ended.
+    on_done: Called with the coroutine's result.
+    on_error: Called with the reason for which it has failed.
+  """
+
+  is_inbound: bool
+  steps: handshake.Steps[Any]
+  deadline_s: float
+  on_done: Callable[[Any], None]
+  on_error: Callable[[Exception], None]
 
 
-class Door:
+class ExecutorListener:
   """Listener of one executor; its methods run in the event-loop thread.
 
   Attributes:
-    address: 'host:port' that is listened on.
+    address: 'host:port' that it listens on.
   """
 
   def __init__(
     self,
-    loop: Loop,
+    loop: SocketLoop,
     sock: socket.socket,
     security: Security,
-    contexts: links.Contexts,
+    contexts: handshake.TlsContexts,
     *,
     index: int,
     workers: int,
     timeout_s: float,
-    came: Callable[[Link, Hello], bool],
-    short: Callable[[OSError], None],
+    on_client: Callable[[Connection, Hello], bool],
+    on_shortage: Callable[[OSError], None],
   ):
-    """Listens from here on, once the loop calls `open`.
+    """Creates a listener, which accepts connections once `open` is called.
 
     Args:
-      loop: That all is done in.
-      sock: That listens.
-      security: Of this worker.
-      contexts: Of its TLS.
-      index: Of this worker.
-      workers: How many may have to come at once.
-      timeout_s: Of connections.
-      came: Called with who knows the token; returns whether it takes the
-        connection.  If not, it may be claimed until it ends.
-      short: Called with why no connection can be accepted, again and again once
-        that has lasted for half of `timeout_s`.
+      loop: Event loop of the executor.
+      sock: Listening socket.
+      security: Credentials of this worker.
+      contexts: Its TLS contexts.
+      index: Index of this worker.
+      workers: Number of workers that may connect at once.
+      timeout_s: Seconds after which a peer that does not answer is lost.
+      on_client: Called with each client that knows the token; returns whether
+        it takes the connection.  If not, the connection waits to be claimed.
+      on_shortage: Called with the reason for which no connection can be
+        accepted, repeatedly once that has lasted for half of `timeout_s`.
     """
     self.address = '{}:{}'.format(*sock.getsockname())
     self._loop, self._sock, self._security = loop, sock, security
-    self._index, self._timeout_s, self._came = index, timeout_s, came
-    self._most = max(_MOST, 2 * workers)  # Strangers may be among them.
-    self._contexts, self._short = contexts, short
+    self._index, self._timeout_s = index, timeout_s
+    self._on_client, self._on_shortage = on_client, on_shortage
+    self._limit = max(_LIMIT, 2 * workers)  # Strangers may be among them.
+    self._contexts = contexts
     self._resume_s: float | None = None  # Monotonic; while accepting pauses.
     # Monotonic seconds of the first and last failure in a row to accept.
     self._failing_s: tuple[float, float] | None = None
-    self._sayings = Sayings()
-    self._greetings: dict[Link, _Greeting] = {}
-    self._waiting: dict[Link, Hello] = {}
+    self._log = Sayings()
+    self._handshakes: dict[Connection, _Handshake] = {}
+    self._waiting: dict[Connection, Hello] = {}
+
+  @property
+  def num_waiting(self) -> int:
+    """Number of clients that wait for a later membership epoch."""
+    return len(self._waiting)
 
   def open(self) -> None:
-    """Accepts connections from here on."""
+    """Starts to accept connections."""
     self._resume_s = None
     self._loop.watch(self._sock, IN, self._accept)
 
   def reopen(self) -> None:
-    """Accepts connections again in a moment, whatever has kept it from that."""
+    """Resumes to accept connections after a short pause."""
     self._resume_s = time.monotonic() + _PAUSE_S
-    self._loop.ticking = True
+    self._loop.is_ticking = True
 
   def connect(
     self,
     address: str,
     host: str,
     hello: Hello,
-    done: Callable[[Link], None],
-    failed: Callable[[Exception], None],
+    on_done: Callable[[Connection], None],
+    on_error: Callable[[Exception], None],
   ) -> None:
     """Connects to another worker.
 
     Args:
       address: IPv4 'address:port' of its listener.
-      host: Of the address as it was given.
-      hello: What to say.
-      done: Called once it has let us in, which may be later than a greeting
-        takes: whoever waits for it has a limit, and hangs up.
-      failed: Called with what went wrong.
+      host: Host of the address before it was resolved.
+      hello: Sent to the listener.
+      on_done: Called once it has admitted this worker, which may take longer
+        than a handshake: the caller has a time limit of its own, after which
+        it calls `cancel_outgoing`.
+      on_error: Called with the reason for which it failed.
     """
     sock = None
     try:
       sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-      link = Link(sock, address, self._timeout_s)
+      connection = Connection(sock, address, self._timeout_s)
       ip, _, port = address.rpartition(':')
       with contextlib.suppress(BlockingIOError):
         sock.connect((ip, int(port)))
     except OSError as error:
       if sock:
         sock.close()
-      failed(error)
+      on_error(error)
       return
 
-    def shown() -> None:
-      greeting = self._greetings[link]
-      self._greetings[link] = greeting._replace(until_s=math.inf)
+    def remove_deadline() -> None:
+      running = self._handshakes[connection]
+      self._handshakes[connection] = running._replace(deadline_s=math.inf)
 
-    context = self._contexts.client
-    steps = links.ask(link, self._security, context, host, hello, shown)
-    until_s = time.monotonic() + self._timeout_s
-    self._greet(
-      link, _Greeting(False, steps, until_s, lambda _: done(link), failed)
+    steps = handshake.initiate(
+      connection,
+      self._security,
+      self._contexts.client,
+      host,
+      hello,
+      remove_deadline,
+    )
+    deadline_s = time.monotonic() + self._timeout_s
+    self._start(
+      connection,
+      _Handshake(
+        False, steps, deadline_s, lambda _: on_done(connection), on_error
+      ),
     )
 
-  def claim(self, generation: int) -> list[tuple[Link, Hello]]:
-    """Returns who waits for a generation; refuses who is of earlier ones."""
+  def claim(self, membership_epoch: int) -> list[tuple[Connection, Hello]]:
+    """Returns clients that wait for an epoch; refuses those of earlier ones."""
     claimed = []
-    for link, hello in [*self._waiting.items()]:
-      if hello.generation <= generation:
-        del self._waiting[link]
-        self._loop.forget(link.sock)
-        if hello.generation == generation:
-          claimed.append((link, hello))
+    for connection, hello in [*self._waiting.items()]:
+      if hello.membership_epoch <= membership_epoch:
+        del self._waiting[connection]
+        self._loop.forget(connection.sock)
+        if hello.membership_epoch == membership_epoch:
+          claimed.append((connection, hello))
         else:
-          self.refuse(link, f'generation {hello.generation} is over')
+          self.refuse_outdated(connection, hello)
     return claimed
 
-  def refuse(self, link: Link, why: str) -> None:
-    """Refuses who knows the token, and says why in the log."""
-    links.refuse(link)
-    link.close()
-    self._sayings.say(f'{link.peer}: refused: {why}')
+  def refuse(self, connection: Connection, reason: str) -> None:
+    """Refuses a client that knows the token, and logs the reason."""
+    handshake.refuse(connection)
+    connection.close()
+    self._log.say(f'{connection.peer}: refused: {reason}')
 
-  def hang_up(self) -> None:
-    """Ends the greetings of this worker with others."""
-    for link, greeting in [*self._greetings.items()]:
-      if not greeting.inbound:
-        self._drop(link)
+  def refuse_outdated(self, connection: Connection, hello: Hello) -> None:
+    """Refuses a client of a membership epoch that has ended."""
+    reason = f'membership epoch {hello.membership_epoch} has ended'
+    self.refuse(connection, reason)
+
+  def cancel_outgoing(self) -> None:
+    """Ends the handshakes of this worker with others."""
+    for connection, running in [*self._handshakes.items()]:
+      if not running.is_inbound:
+        self._drop(connection)
 
   def tick(self) -> bool:
-    """Ends greetings that take too long, and resumes to accept connections.
+    """Ends overdue handshakes, and resumes to accept connections.
 
     Returns:
       Whether it has to be called again.
@@ -168,19 +200,20 @@ class Door:
     now = time.monotonic()
     if self._resume_s is not None and now >= self._resume_s:
       self.open()
-    for link, greeting in [*self._greetings.items()]:
-      if now > greeting.until_s:
-        self._drop(link)
-        greeting.failed(Closed(f'{link.peer}: it has not greeted in time'))
-    return bool(self._greetings) or self._resume_s is not None
+    for connection, running in [*self._handshakes.items()]:
+      if now > running.deadline_s:
+        self._drop(connection)
+        late = f'{connection.peer}: it did not complete the handshake in time'
+        running.on_error(Closed(late))
+    return bool(self._handshakes) or self._resume_s is not None
 
   def close(self) -> None:
-    """Accepts no more, and ends all that have not been let in."""
+    """Closes the listener, and all connections that are not admitted."""
     self._loop.forget(self._sock)
     self._sock.close()
-    for link in [*self._greetings, *self._waiting]:
-      self._drop(link)
-    self._sayings.close()
+    for connection in [*self._handshakes, *self._waiting]:
+      self._drop(connection)
+    self._log.close()
 
   def _accept(self, events: int) -> None:
     del events
@@ -193,34 +226,36 @@ class Door:
       return
     self._failing_s = None
     try:
-      link = Link(sock, f'{host}:{port}', self._timeout_s)
+      connection = Connection(sock, f'{host}:{port}', self._timeout_s)
     except OSError as error:
       sock.close()
-      self._sayings.say(f'{host}:{port}: refused: {error}')
+      self._log.say(f'{host}:{port}: refused: {error}')
       return
-    steps = links.answer(
-      link, self._security, self._contexts.listener, self.address
+    steps = handshake.answer(
+      connection, self._security, self._contexts.listener, self.address
     )
 
-    def failed(error: Exception) -> None:
-      why = str(error).removeprefix(f'{link.peer}: ')
-      self._sayings.say(f'{link.peer}: refused: {why}')
+    def log_refusal(error: Exception) -> None:
+      reason = str(error).removeprefix(f'{connection.peer}: ')
+      self._log.say(f'{connection.peer}: refused: {reason}')
 
-    strangers = [x for x, g in self._greetings.items() if g.inbound]
-    if len(strangers) >= self._most:
-      self._drop(strangers[0])
-    until_s = time.monotonic() + WAIT_S
-    known = functools.partial(self._known, link)
-    self._greet(link, _Greeting(True, steps, until_s, known, failed))
+    inbound = [c for c, each in self._handshakes.items() if each.is_inbound]
+    if len(inbound) >= self._limit:
+      self._drop(inbound[0])
+    deadline_s = time.monotonic() + WAIT_S
+    on_done = functools.partial(self._authenticated, connection)
+    self._start(
+      connection, _Handshake(True, steps, deadline_s, on_done, log_refusal)
+    )
 
   def _pause(self, error: OSError) -> None:
-    """Accepts no connections for a moment: the process lacks descriptors.
+    """Pauses accepting connections: the process lacks descriptors.
 
-    They wait with the system.  A thread that slept instead would keep those
-    waiting that are connected already.
+    The system queues clients meanwhile.  Sleeping in this thread would delay
+    the peers that are connected already.
     """
     now = time.monotonic()
-    self._sayings.say(f'{self.address}: no connection is accepted: {error}')
+    self._log.say(f'{self.address}: no connection is accepted: {error}')
     self._loop.forget(self._sock)
     self.reopen()
     first, last = self._failing_s or (now, now)
@@ -228,43 +263,45 @@ class Door:
       first = now
     self._failing_s = first, now
     if now - first > self._timeout_s / 2:
-      self._short(error)
+      self._on_shortage(error)
 
-  def _known(self, link: Link, hello: Hello) -> None:
+  def _authenticated(self, connection: Connection, hello: Hello) -> None:
+    """Hands over a client that knows the token, or lets it wait."""
     if hello.receiver != self._index:
-      self.refuse(link, f'it looks for worker {hello.receiver}')
-    elif not self._came(link, hello):
-      if len(self._waiting) >= self._most:
+      self.refuse(connection, f'it looks for worker {hello.receiver}')
+    elif not self._on_client(connection, hello):
+      if len(self._waiting) >= self._limit:
         self._drop(next(iter(self._waiting)))
-      self._waiting[link] = hello
-      # It says nothing more until it is let in: this is its end.
-      self._loop.watch(link.sock, IN, lambda _: self._drop(link))
+      self._waiting[connection] = hello
+      # The client sends nothing until it is admitted: an event is its end.
+      self._loop.watch(connection.sock, IN, lambda _: self._drop(connection))
 
-  def _greet(self, link: Link, greeting: _Greeting) -> None:
-    self._greetings[link] = greeting
-    self._loop.ticking = True
-    self._step(link)
+  def _start(self, connection: Connection, new: _Handshake) -> None:
+    self._handshakes[connection] = new
+    self._loop.is_ticking = True
+    self._step(connection)
 
-  def _step(self, link: Link) -> None:
-    greeting = self._greetings[link]
+  def _step(self, connection: Connection) -> None:
+    running = self._handshakes[connection]
     with contextlib.ExitStack() as stack:
-      stack.callback(
-        self._drop, link
-      )  # If an error comes that is not expected.
+      # Unexpected errors close the connection, too.
+      stack.callback(self._drop, connection)
       try:
-        events = next(greeting.steps)
-        self._loop.watch(link.sock, events, lambda _: self._step(link))
+        events = next(running.steps)
+        self._loop.watch(
+          connection.sock, events, lambda _: self._step(connection)
+        )
       except StopIteration as end:
-        del self._greetings[link]
-        self._loop.forget(link.sock)
-        greeting.done(end.value)
+        del self._handshakes[connection]
+        self._loop.forget(connection.sock)
+        running.on_done(end.value)
       except _ERRORS as error:
-        self._drop(link)
-        greeting.failed(error)
+        self._drop(connection)
+        running.on_error(error)
       stack.pop_all()
 
-  def _drop(self, link: Link) -> None:
-    self._greetings.pop(link, None)
-    self._waiting.pop(link, None)
-    self._loop.forget(link.sock)
-    link.close()
+  def _drop(self, connection: Connection) -> None:
+    self._handshakes.pop(connection, None)
+    self._waiting.pop(connection, None)
+    self._loop.forget(connection.sock)
+    connection.close()

@@ -1,47 +1,32 @@
-"""Who sends what to whom, as the forest of a group has it; no sockets here.
+"""Program of an allreduce: which worker sends which chunk to which other one.
 
-The pool is cut into chunks, each of one range and of one tree, which
-`topology.forests.dealing` deals.  Every worker comes to the same program by
-itself: fixed arithmetic and fixed orders.
+The gradient buffer is cut into chunks; each lies in one bucket and travels over
+one tree, which `topology.forests.dealing` chooses.  Every worker computes the
+same program by itself, by fixed arithmetic in a fixed order.  No sockets here.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from cluster.allreduce.executor.frames import DTYPES, FLOAT32
+from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from topology.forests import dealing
 from topology.forests.dealing import dealt, window
-from topology.forests.trees import Forest, Hop
+from topology.forests.trees import Hop
 
 
-class Group(NamedTuple):
-  """The workers of a generation.
-
-  Attributes:
-    generation: Later ones have larger numbers.
-    addresses: Of its members, by worker index: 'host:port' of their executors.
-    forest: An allreduce among them.
-    names: Worker index by node id of the forest.
-  """
-
-  generation: int
-  addresses: Mapping[int, str]
-  forest: Forest
-  names: Mapping[str, int]
-
-
-class Role(NamedTuple):
-  """What a worker is in a tree.
+class TreeRole(NamedTuple):
+  """Neighbours of a worker in one tree.
 
   Attributes:
-    parent: Whom it sends its part of a sum to; None at the root.
-    children: Whose parts it adds to its own, in this order.
-    source: Who sends it the sum; None at the root.
-    sinks: Whom it sends the sum to.
+    parent: Worker that receives its partial sums; None at the root.
+    children: Workers whose partial sums it adds to its own, in this order.
+    source: Worker that sends it the sum; None at the root.
+    sinks: Workers that it sends the sum to.
   """
 
   parent: int | None
@@ -51,185 +36,191 @@ class Role(NamedTuple):
 
 
 class Roles(NamedTuple):
-  """What a worker is in a group.
+  """Roles of a worker in all trees of a membership's forest.
 
   Attributes:
-    trees: In the order of the forest; one for all if there are no others.
-    shares: Of the bytes, per tree.
-    senders: Who sends to this worker.
-    receivers: Whom it sends to.
-    adding: Whose parts it adds.
-    window: How many chunks from the lowest whose sum it has not got on it may
-      send parts of.
-    chunk_bytes: Of a chunk, at most.
+    trees: Role in each tree, in the order of the forest; a single one if the
+      worker is alone.
+    shares: Share of the bytes that each tree carries.
+    senders: Workers that send to this worker.
+    receivers: Workers that it sends to.
+    children: Workers whose partial sums it adds, in any tree.
+    window: Number of chunks, from the lowest without a sum on, whose partial
+      sums it may send.
+    chunk_bytes: Largest size of a chunk, bytes.
   """
 
-  trees: tuple[Role, ...]
+  trees: tuple[TreeRole, ...]
   shares: tuple[float, ...]
   senders: frozenset[int]
   receivers: frozenset[int]
-  adding: frozenset[int]
+  children: frozenset[int]
   window: int
   chunk_bytes: int
 
 
 class Program(NamedTuple):
-  """What a worker does with a pool.
+  """Chunks of a gradient buffer, and a worker's part in the sum of each.
 
   Attributes:
-    roles: Of the worker.
+    roles: Roles of the worker.
     starts: First element of each chunk.
-    stops: The one after its last.
-    trees: Number of its tree.
-    parts: What the worker is in that.
-    sizes: Bytes of it as it travels.
-    dtypes: What its numbers travel as: the place in `frames.DTYPES`.
-    chunks: Per range, its first chunk and the one after its last.
-    comes: Chunks that come, by sender.
-    goes: Chunks that go, by receiver.
-    layout: Code of all that has to be the same on all workers, 32 bits.
+    stops: Element after the last of each chunk.
+    trees: Number of the tree of each chunk.
+    chunk_roles: Role of the worker in that tree.
+    sizes: Bytes of each chunk on the network.
+    dtypes: Dtype of each chunk on the network: position in `frames.DTYPES`.
+    bucket_chunks: First chunk of each bucket, and the one after its last.
+    num_received: Number of chunks that come from each sender.
+    num_sent: Number of chunks that go to each receiver.
+    layout: Hash of everything that has to be equal on all workers, 32 bits.
   """
 
   roles: Roles
   starts: list[int]
   stops: list[int]
   trees: list[int]
-  parts: list[Role]
+  chunk_roles: list[TreeRole]
   sizes: list[int]
   dtypes: list[int]
-  chunks: list[tuple[int, int]]
-  comes: dict[int, int]
-  goes: dict[int, int]
+  bucket_chunks: list[tuple[int, int]]
+  num_received: dict[int, int]
+  num_sent: dict[int, int]
   layout: int
 
 
-def roles(group: Group, index: int, *, chunk_bytes: int) -> Roles:
-  """Returns what a worker is in a group.
+def find_roles(
+  membership: Membership, index: int, *, chunk_bytes: int
+) -> Roles:
+  """Returns the roles of a worker in a membership's forest.
 
   Args:
-    group: With the worker.
-    index: Of the worker.
-    chunk_bytes: Of a chunk, a multiple of 4.
+    membership: The membership, with the worker.
+    index: Index of the worker.
+    chunk_bytes: Largest size of a chunk, a multiple of 4.
 
   Raises:
-    ValueError: If the forest is none for the members.
+    ValueError: If the forest does not span the members.
   """
-  members = set(group.addresses)
-  forest = group.forest
+  members = set(membership.addresses)
+  forest = membership.forest
   require(index in members, 'addresses', f'worker {index} among them', members)
   kind = forest.collective
   require(kind == 'allreduce', 'forest.collective', 'allreduce', kind)
-  alone = len(members) == 1
-  trees = [] if alone else forest.trees
-  require(alone or bool(trees), 'forest.trees', 'one or more', 0)
-  found = [Role(None, (), None, ())] if alone else []
+  is_alone = len(members) == 1
+  trees = [] if is_alone else forest.trees
+  require(is_alone or bool(trees), 'forest.trees', 'one or more', 0)
+  roles = [TreeRole(None, (), None, ())] if is_alone else []
   for tree in trees:
-    up, down = _ends(tree.up, group.names), _ends(tree.down, group.names)
-    root = group.names[tree.root]
+    up = _find_ends(tree.up, membership.names)
+    down = _find_ends(tree.down, membership.names)
+    root = membership.names[tree.root]
     _check(members, root, dict(up), len(up))
     _check(members, root, {b: a for a, b in down}, len(down))
-    found.append(
-      Role(
+    roles.append(
+      TreeRole(
         parent=next((b for a, b in up if a == index), None),
         children=tuple(a for a, b in up if b == index),
         source=next((a for a, b in down if b == index), None),
         sinks=tuple(b for a, b in down if a == index),
       )
     )
-  adding = {worker for role in found for worker in role.children}
-  sources = {role.source for role in found} - {None}
-  parents = {role.parent for role in found} - {None}
-  sinks = {worker for role in found for worker in role.sinks}
+  children = {worker for role in roles for worker in role.children}
+  sources = {role.source for role in roles if role.source is not None}
+  parents = {role.parent for role in roles if role.parent is not None}
+  sinks = {worker for role in roles for worker in role.sinks}
   return Roles(
-    tuple(found),
+    tuple(roles),
     tuple(float(tree.share) for tree in trees) or (1.0,),
-    frozenset(adding | sources),
+    frozenset(children | sources),
     frozenset(parents | sinks),
-    frozenset(adding),
+    frozenset(children),
     window(forest, chunk_bytes=chunk_bytes),
     chunk_bytes,
   )
 
 
-def program(
-  own: Roles,
+def make_program(
+  roles: Roles,
   size: int,
-  ranges: Sequence[tuple[int, int]],
+  buckets: Sequence[tuple[int, int]],
   dtypes: Sequence[np.dtype] | None = None,
 ) -> Program:
-  """Returns what a worker does with a pool.
+  """Returns the program of a worker for a gradient buffer.
 
   Args:
-    own: What it is in its group.
-    size: Elements of the pool.
-    ranges: First element of each, and the one after its last: one after the
-      other, all of the pool.
-    dtypes: What the numbers of each travel as; None for float32.
+    roles: Roles of the worker.
+    size: Number of elements of the buffer.
+    buckets: First element of each bucket and the one after its last: in order,
+      all of the buffer.
+    dtypes: Dtype of each bucket on the network; None for float32.
 
   Raises:
-    ValueError: If the ranges do not cover the pool in order, or if numbers
-      cannot travel so.
+    ValueError: If the buckets do not cover the buffer in order, or a dtype is
+      not supported.
   """
-  dtypes = dtypes or [DTYPES[FLOAT32]] * len(ranges)
+  dtypes = dtypes or [DTYPES[FLOAT32]] * len(buckets)
   known = f'some of {[*map(str, DTYPES)]}'
   require({*dtypes} <= {*DTYPES}, 'dtypes', known, [*map(str, dtypes)])
   sent_bytes = sum(
     (stop - start) * dtype.itemsize
-    for (start, stop), dtype in zip(ranges, dtypes, strict=True)
+    for (start, stop), dtype in zip(buckets, dtypes, strict=True)
   )
   chunk_bytes = dealing.chunk_bytes(
-    sent_bytes, own.shares, most=own.chunk_bytes
+    sent_bytes, roles.shares, most=roles.chunk_bytes
   )
   starts: list[int] = []
   stops: list[int] = []
-  each: list[int] = []
-  chunks, end = [], 0
-  for (start, stop), dtype in zip(ranges, dtypes, strict=True):
+  codes: list[int] = []
+  bucket_chunks, end = [], 0
+  for (start, stop), dtype in zip(buckets, dtypes, strict=True):
     valid = start == end <= stop
-    require(valid, 'ranges', f'one from {end} on', (start, stop))
+    require(valid, 'buckets', f'one from {end} on', (start, stop))
     end, first = stop, len(starts)
     begins = range(start, stop, chunk_bytes // dtype.itemsize)
     starts += begins
     stops += [*begins[1:], stop] if begins else []
-    each += [DTYPES.index(dtype)] * len(begins)
-    chunks.append((first, len(starts)))
-  require(end == size, 'ranges', f'the last to end at {size}', end)
-  items = [DTYPES[code].itemsize for code in each]
-  sizes = np.subtract(stops, starts) * items
-  trees = dealt(own.shares, sizes)
-  code = np.array(
-    [size, own.chunk_bytes, own.window, *stops, *trees, *each], np.int64
+    codes += [DTYPES.index(dtype)] * len(begins)
+    bucket_chunks.append((first, len(starts)))
+  require(end == size, 'buckets', f'the last to end at {size}', end)
+  sizes = [
+    (stop - start) * DTYPES[code].itemsize
+    for start, stop, code in zip(starts, stops, codes, strict=True)
+  ]
+  trees = dealt(roles.shares, sizes)
+  hashed = np.array(
+    [size, roles.chunk_bytes, roles.window, *stops, *trees, *codes], np.int64
   )
-  counts = np.bincount(trees, minlength=len(own.trees)).tolist()
-  comes = dict.fromkeys(own.senders, 0)
-  goes = dict.fromkeys(own.receivers, 0)
-  for role, count in zip(own.trees, counts, strict=True):
+  counts = np.bincount(trees, minlength=len(roles.trees)).tolist()
+  num_received = dict.fromkeys(roles.senders, 0)
+  num_sent = dict.fromkeys(roles.receivers, 0)
+  for role, count in zip(roles.trees, counts, strict=True):
     for totals, workers in (
-      (comes, (*role.children, role.source)),
-      (goes, (role.parent, *role.sinks)),
+      (num_received, (*role.children, role.source)),
+      (num_sent, (role.parent, *role.sinks)),
     ):
       for worker in workers:
         if worker is not None:
           totals[worker] += count
   return Program(
-    own,
+    roles,
     starts,
     stops,
     trees,
-    [own.trees[tree] for tree in trees],
-    sizes.tolist(),
-    each,
-    chunks,
-    comes,
-    goes,
-    layout=xxhash.xxh32_intdigest(code.tobytes()),
+    [roles.trees[tree] for tree in trees],
+    sizes,
+    codes,
+    bucket_chunks,
+    num_received,
+    num_sent,
+    layout=xxhash.xxh32_intdigest(hashed.tobytes()),
   )
 
 
-def _ends(
+def _find_ends(
   hops: Sequence[Hop], names: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-  """Returns who sends and who receives on each hop, whatever is between."""
+  """Returns sender and receiver of each hop, whatever nodes are between."""
   for hop in hops:
     for node in (hop[0], hop[-1]):
       require(node in names, 'names', f'the index of {node!r}', [*names])
@@ -237,15 +228,15 @@ def _ends(
 
 
 def _check(
-  members: set[int], root: Hashable, before: Mapping[int, int], hops: int
+  members: set[int], root: int, next_hop: Mapping[int, int], hops: int
 ) -> None:
   """Requires that one hop each leads from all members but the root to it."""
-  nodes = {root, *before, *before.values()}
-  valid = nodes == members and hops == len(before) == len(members) - 1
-  for worker in before:
-    seen = 0
+  nodes = {root, *next_hop, *next_hop.values()}
+  valid = nodes == members and hops == len(next_hop) == len(members) - 1
+  for worker in next_hop:
+    length = 0
     while valid and worker != root:
-      worker, seen = before.get(worker, root), seen + 1
-      valid = seen < len(members)
+      worker, length = next_hop.get(worker, root), length + 1
+      valid = length < len(members)
   expected = f'trees of {sorted(members)}'
-  require(valid, 'forest.trees', expected, sorted(before.items()))
+  require(valid, 'forest.trees', expected, sorted(next_hop.items()))

@@ -1,4 +1,4 @@
-"""Futures of an executor's callers: for sums and for generations."""
+"""Futures of an executor's callers: for allreduces and for memberships."""
 
 import threading
 from collections.abc import Callable
@@ -7,95 +7,107 @@ from cluster.allreduce.executor.exchange import Exchange
 from configs.checks import require
 
 
-class Reduction:
-  """The sum of one iteration's pools, on its way."""
+class _Future:
+  """Result of an operation in the executor's thread: an error, or none."""
 
-  def __init__(
-    self, index: int, exchange: Exchange, tell_ready: Callable[[int], None]
-  ):
-    """For `Executor.begin`."""
-    self._index = index
-    self._exchange = exchange
-    self._tell_ready = tell_ready
-    self._unready = set(range(len(exchange.program.chunks)))
+  def __init__(self) -> None:
+    """Creates a future of an operation that has not ended."""
     self._done = threading.Event()
     self._error: Exception | None = None
 
   @property
-  def steps(self) -> int:
-    """Grows with each chunk that comes or goes."""
-    return self._exchange.steps
-
-  @property
-  def finite(self) -> bool:
-    """True if all sums in float16 are finite; others are not looked at."""
-    return self._exchange.finite
-
-  @property
-  def waits_for(self) -> tuple[int, ...]:
-    """Workers whom the lowest chunk waits for; this one if it is not ready."""
-    if self._done.is_set():
-      return ()
-    return self._exchange.waits_for(self._index)
-
-  @property
   def ended(self) -> bool:
-    """True once `wait` returns at once."""
+    """True once the operation has ended, with an error or without."""
     return self._done.is_set()
 
-  def ready(self, index: int) -> None:
-    """Says that a range of the pool has this worker's numbers.
-
-    From any thread, in any order.  From here on the range is the executor's
-    until `wait` returns or raises.
-
-    Raises:
-      ValueError: If there is no such range, or it was ready before.
-    """
-    known = index in self._unready
-    require(known, 'index', 'a range that was not ready before', index)
-    self._unready.discard(index)
-    self._tell_ready(index)
-
-  def wait(self, timeout_s: float | None = None) -> None:
-    """Waits until the pool has all sums; it is the caller's again then.
-
-    If it raises, then numbers of the pool are of no use.
-
-    Args:
-      timeout_s: Seconds; None for as long as it takes.
-
-    Raises:
-      PeerLost: If a worker is gone; says which.
-      Damaged: If what a worker sent is not what arrived; says which.
-      ExecutorFailed: If this worker's executor cannot go on.
-      Abandoned: If this or another worker has abandoned the generation.
-      TimeoutError: If it took longer; says whom it waits for.
-    """
-    if not self._done.wait(timeout_s):
-      raise TimeoutError(
-        f'No sums within {timeout_s:g} s; waiting for workers {self.waits_for}.'
-      )
-    if self._error is not None:
-      raise self._error
+  @property
+  def error(self) -> Exception | None:
+    """Error that ended the operation; None if there is none."""
+    return self._error
 
   def end(self, error: Exception | None) -> None:
-    """For the executor: wakes who waits."""
+    """Ends the operation and wakes its waiters; called by the executor."""
     if not self._done.is_set():
       self._error = error
       self._done.set()
 
+  def wait_for_end(self, timeout_s: float | None) -> bool:
+    """Waits for the end; returns False if it did not come in time."""
+    return self._done.wait(timeout_s)
 
-class Forming:
-  """A generation that is being connected, for who waits for it."""
 
-  def __init__(self) -> None:
-    """Creates a future of a generation that has not connected yet."""
-    self.done = threading.Event()
-    self.error: Exception | None = None
+class MembershipFuture(_Future):
+  """Connections of a membership that are being opened."""
 
-  def end(self, error: Exception | None) -> None:
-    """For the executor: wakes who waits."""
-    if not self.done.is_set():
-      self.error = error
-      self.done.set()
+
+class Reduction(_Future):
+  """Allreduce of one iteration's gradient buffers, while it runs."""
+
+  def __init__(
+    self, index: int, exchange: Exchange, mark_ready: Callable[[int], None]
+  ):
+    """Creates the future of an allreduce, for `Executor.begin`.
+
+    Args:
+      index: Index of this worker.
+      exchange: State of the allreduce.
+      mark_ready: Called with the number of a bucket that is ready.
+    """
+    super().__init__()
+    self._index = index
+    self._exchange = exchange
+    self._mark_ready = mark_ready
+    self._unready = set(range(len(exchange.program.bucket_chunks)))
+
+  @property
+  def steps(self) -> int:
+    """Number of chunks that were sent or received so far."""
+    return self._exchange.steps
+
+  @property
+  def finite(self) -> bool:
+    """True if all sums in float16 are finite; others are not examined."""
+    return self._exchange.finite
+
+  @property
+  def waits_for(self) -> tuple[int, ...]:
+    """Workers that the lowest chunk waits for; this one if it is not ready."""
+    if self.ended:
+      return ()
+    return self._exchange.waits_for(self._index)
+
+  def ready(self, index: int) -> None:
+    """Declares that a bucket of the buffer has this worker's numbers.
+
+    May be called from any thread, in any order of buckets.  From then on the
+    bucket belongs to the executor until `wait` returns or raises.
+
+    Raises:
+      ValueError: If there is no such bucket, or it was ready before.
+    """
+    known = index in self._unready
+    require(known, 'index', 'a bucket that was not ready before', index)
+    self._unready.discard(index)
+    self._mark_ready(index)
+
+  def wait(self, timeout_s: float | None = None) -> None:
+    """Waits until the buffer has all sums; it is the caller's again then.
+
+    If this raises, the contents of the buffer are undefined.
+
+    Args:
+      timeout_s: Seconds; None for no limit.
+
+    Raises:
+      PeerLost: If a worker is lost; names it.
+      Damaged: If a worker has sent other bytes than it should; names it.
+      ExecutorFailed: If this worker's executor cannot continue.
+      Abandoned: If this or another worker has abandoned the membership.
+      TimeoutError: If it took longer; names the workers that are waited for.
+    """
+    if not self.wait_for_end(timeout_s):
+      raise TimeoutError(
+        f'No sums within {timeout_s:g} s; waiting for workers {self.waits_for}.'
+      )
+    if self.error is not None:
+      raise self.error

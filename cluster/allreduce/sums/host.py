@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.executor import Executor, Reduction, Usage
-from cluster.allreduce.group import group_of
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
 from cluster.network.handshake import Security
@@ -116,7 +116,7 @@ class HostReducer:
 
   def form(self, description: Mapping[str, Any], limit_s: float) -> None:
     """Connects; each worker checks the forest, which came over the network."""
-    self._running.form(group_of(description), limit_s)
+    self._running.form(membership.parse(description), limit_s)
 
   def count_unanswered(self) -> int:
     """Returns the executor's count; 0 without one."""

@@ -1,4 +1,4 @@
-"""Tests for the runtime of reduced routes: who takes too long."""
+"""Tests for the allreduce runtime: eviction of workers without progress."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from tests.support import replicas
 
 
 class DeadlinesTest(parameterized.TestCase):
-  """With a clock that is moved by hand."""
+  """Deadlines by a simulated clock."""
 
   def setUp(self):
     super().setUp()
@@ -21,12 +21,12 @@ class DeadlinesTest(parameterized.TestCase):
         time, 'monotonic', lambda: next(self.now) + self._ahead_s
       )
     )
-    self.world = replicas.World(3, timeout_s=10.0)
+    self.world = replicas.SimulatedRun(3, timeout_s=10.0)
     self.world.begin()
     self.world.reach(3)
 
   def _pass(self, seconds, hung=()):
-    """Lets seconds go by, in which all give signs of life."""
+    """Passes seconds during which all workers send heartbeats."""
     for _ in range(round(seconds)):
       self._ahead_s += 1.0
       for index, member in enumerate(self.world.reception.members):
@@ -34,48 +34,48 @@ class DeadlinesTest(parameterized.TestCase):
           member.seen = time.monotonic()
           life = self.world.members[index]
           doing = 'compute' if index in hung else 'transfer'
-          steps = 1 if life.doing == 'fetching' else 2  # It has less.
+          steps = 1 if life.doing == 'fetching' else 2  # Less progress.
           steps = self._steps.get(index, steps)
           pace = (doing, self.world.store.version, steps)
           member.pace.tell(pace, member.seen)
-      self.world.pass_by()
+      self.world.check_deadlines()
 
-  def test_who_computes_for_long_may_answer_late(self):
+  def test_a_worker_that_computes_may_answer_late(self):
     world, late = self.world, {('2/0', 'compute')}
-    world.until(lambda: world.members[2].doing == 'computing', but=late)
+    world.run_until(lambda: world.members[2].doing == 'computing', but=late)
     world.members[1].end()
-    world.until(lambda: world.formation.awaited == [2], but=late)
+    world.run_until(lambda: world.rendezvous.awaited == [2], but=late)
     self._pass(25, hung=[2])  # 2 timeouts and 4 times its 3 s are 32.
-    self.assertEqual(world.formation.awaited, [2])
+    self.assertEqual(world.rendezvous.awaited, [2])
     world.reach(5)
-    self.assertEqual(world.formation.members, (0, 2))
+    self.assertEqual(world.rendezvous.members, (0, 2))
 
   @parameterized.parameters('arrive', 'heed', 'connect')
-  def test_who_does_not_answer_is_lost(self, action):
+  def test_a_worker_that_does_not_answer_is_evicted(self, action):
     world, late = self.world, {('2/0', action)}
     world.members[1].end()
-    world.rest(but=late)
-    self.assertEqual(world.formation.awaited, [2])
+    world.run_without(but=late)
+    self.assertEqual(world.rendezvous.awaited, [2])
     self._pass(23)
     self.assertIsNone(world.reception.members[2].stream)
     world.reach(world.store.version + 2)
-    self.assertEqual(world.formation.members, (0,))
+    self.assertEqual(world.rendezvous.members, (0,))
 
-  def test_the_lead_gives_up_its_own_worker_last(self):
+  def test_the_coordinators_worker_is_evicted_last(self):
     world, late = self.world, {(f'{k}/0', 'apply') for k in range(3)}
-    world.rest(but=late)
+    world.run_without(but=late)
     self._steps = {0: 1, 1: 3, 2: 2}
     self._pass(23)
     self.assertIsNone(world.reception.members[2].stream)
     self.assertTrue(world.reception.members[1].stream)
 
-  def test_who_gets_the_learner_holds_up_the_others_who_wait_for_it(self):
+  def test_a_worker_that_fetches_the_state_is_evicted_not_those_that_wait(self):
     world = self.world
     world.members[1].end()
     world.reach(5)
-    world.come(1)
+    world.join(1)
     late = {('1/1', 'fetch')}
-    world.rest(but=late)
+    world.run_without(but=late)
     self.assertEqual(world.members[1].doing, 'fetching')
     self._pass(23)
     self.assertTrue(world.reception.members[0].stream)

@@ -1,4 +1,4 @@
-"""Tests of a replica: its real executor and handover, a coordinator that is played."""
+"""Tests of a replica with its real executor, and a simulated coordinator."""
 
 import pathlib
 import queue
@@ -11,9 +11,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import fixed
-from cluster.allreduce import group
+from cluster.allreduce.executor import membership
 from cluster.allreduce.faults import FaultyHostReducer, FaultyReplica
-from cluster.allreduce.step_statistics import Books
+from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.membership import session
 from cluster.membership.process import Settings
 from cluster.network.streams import Security
@@ -29,7 +29,7 @@ _HOST, _WAIT_S = '127.0.0.1', 20.0
 
 
 class _Heart:
-  """That of a life which ends when a test says so."""
+  """Heartbeat of a session that the test ends."""
 
   def __init__(self, stream, *, told, ending, **_):
     self.ended, self.told, self._ending = threading.Event(), told, ending
@@ -45,7 +45,7 @@ class _Heart:
 
 
 class _Learner(NoLearner):
-  """One whose parameters are part of its state."""
+  """A learner whose parameters are part of its state."""
 
   def state(self):
     return super().state() | {'params': self.params}
@@ -55,21 +55,21 @@ class _Learner(NoLearner):
     self.params = state['params']
 
 
-class _Played:
-  """A replica in a thread, and the coordinator that a test plays for it.
+class _ReplicaThread:
+  """A replica in a thread, and the coordinator's end of its stream.
 
   Attributes:
-    replica: The real one.
-    said: What it has said.
-    ready: What it has said of where it is.
+    replica: The real replica.
+    messages: Messages that it has sent.
+    ready: Its first message, with its addresses.
   """
 
   def __init__(self, index, *, workers, gradient=None, adapt=False, faults=()):
-    self.said, self.workers = queue.SimpleQueue(), workers
+    self.messages, self.workers = queue.SimpleQueue(), workers
     self.hung = mock.Mock()
-    books = Books(workers, 0)
+    layout = StatisticsLayout(workers, 0)
     security = Security()
-    pool = Pool((), (), (), blank=100, bucket_bytes=0, books=books.size)
+    pool = Pool((), (), (), blank=100, bucket_bytes=0, books=layout.size)
     gradient = gradient or NoGradient()
     faults = Faults(
       faults,
@@ -93,13 +93,13 @@ class _Played:
         timeout_s=5.0,
         faults=faults,
       ),
-      books=books,
+      layout=layout,
       batching=fixed.make(num_workers=workers, worker_batch=8),
       speed=None,
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
       hung=self.hung,
-      completed=self.said.put,
+      completed=self.messages.put,
     )
     with (
       mock.patch.object(session, 'join', lambda *_, **__: (self, {'life': 0})),
@@ -107,50 +107,52 @@ class _Played:
     ):
       self._thread = threading.Thread(target=self.replica, args=['coordinator'])
       self._thread.start()
-      self.ready = self.hear('ready')
+      self.ready = self.receive('ready')
 
   def end(self):
     self.heart.end()
     self._thread.join()
 
-  # The stream, as the life of the replica sees it.
+  # Methods of the stream, for the session of the replica.
 
   def send(self, header):
-    self.said.put(header)
+    self.messages.put(header)
 
   def cancel(self, *reason):
-    """Nothing waits for it."""
+    """Does nothing: no thread waits for the stream."""
 
   close = cancel
 
-  def tell(self, **said):
+  def send_message(self, **said):
     self.heart.told(said)
 
-  def hear(self, name, value=None):
-    """Returns the next of what it says that has a field, of a value."""
+  def receive(self, name, value=None):
+    """Returns the next message that has a field, with a value if given."""
     while True:
-      said = self.said.get(timeout=_WAIT_S)
+      said = self.messages.get(timeout=_WAIT_S)
       if name in said and value in (None, said[name]):
         return said
 
   def form(self, *others, generation=0, version=0, source=None):
-    """Has it form a generation with others; does not wait."""
+    """Has it form a membership with others; does not wait."""
     own = (self, *others)
     cluster = links.believed('', self.workers)
     addresses = {p.replica.index: p.ready['executor'] for p in own}
-    told = group.described(
-      generation,
-      dict(sorted(addresses.items())),
-      cluster.workers,
+    told = membership.describe(
+      membership.Membership(
+        generation,
+        dict(sorted(addresses.items())),
+        ring.in_order(cluster),
+        {cluster.workers[index]: index for index in sorted(addresses)},
+      ),
       cluster,
-      ring.in_order(cluster),
     )
     told |= {'version': version, 'source': source}
-    for played in own:
-      played.tell(group=told)
+    for node in own:
+      node.send_message(group=told)
 
-  def deal(self, version, ranges, *, generation=0):
-    self.tell(
+  def assign(self, version, ranges, *, generation=0):
+    self.send_message(
       deal={
         'generation': generation,
         'version': version,
@@ -166,155 +168,165 @@ class _Played:
 
 
 class ReplicaTest(parameterized.TestCase):
-  def _played(self, index=0, *, workers=1, **fields):
-    played = _Played(index, workers=workers, **fields)
-    self.addCleanup(played.end)
-    return played
+  def _open_replica(self, index=0, *, workers=1, **fields):
+    node = _ReplicaThread(index, workers=workers, **fields)
+    self.addCleanup(node.end)
+    return node
 
-  def test_who_follows_links_tells_what_was_sent(self):
+  def test_a_replica_reports_its_traffic_if_links_are_followed(self):
     with mock.patch.object(traffic.Telling.__init__, '__defaults__', (0.01,)):
-      both = [self._played(k, workers=2, adapt=True) for k in range(2)]
-    both[0].form(both[1])
-    for played in both:
-      played.hear('event', 'formed')
-      played.deal(0, [[0, 8]])
-    for played in both:
-      played.hear('books')
-    # Earlier ones tell of no connection yet, or of one that was made.
+      nodes = [self._open_replica(k, workers=2, adapt=True) for k in range(2)]
+    nodes[0].form(nodes[1])
+    for node in nodes:
+      node.receive('event', 'formed')
+      node.assign(0, [[0, 8]])
+    for node in nodes:
+      node.receive('books')
+    # Earlier reports have no connection yet, or one that was just opened.
     sent = []
     while not sent or sent[0][1] < 4 * 100:
-      sent = both[0].hear('event', 'traffic')['sent']
+      sent = nodes[0].receive('event', 'traffic')['sent']
     self.assertEqual([worker for worker, _, _ in sent], [1])
 
-  def test_who_has_no_descriptors_left_says_so_and_forms_the_next(self):
-    both = [self._played(k, workers=2) for k in range(2)]
+  def test_a_replica_without_descriptors_reports_it_and_joins_the_next_epoch(
+    self,
+  ):
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
     with descriptors.exhausted():
-      both[0].form(both[1])
-      for index, played in enumerate(both):
-        said = played.hear('event', 'broken')
+      nodes[0].form(nodes[1])
+      for index, node in enumerate(nodes):
+        said = node.receive('event', 'broken')
         self.assertEqual((said['peer'], said['generation']), (index, 0))
         self.assertRegex(said['reason'], 'Too many open files')
-    both[0].form(both[1], generation=1)
-    for played in both:
-      played.hear('event', 'formed')
+    nodes[0].form(nodes[1], generation=1)
+    for node in nodes:
+      node.receive('event', 'formed')
 
-  def test_who_has_learned_for_another_lead_begins_anew(self):
-    both = [self._played(k, workers=2) for k in range(2)]
-    both[1].replica.learner.version = 7
-    both[0].form(both[1], source=(0, both[0].ready['handover']))
-    formed = [played.hear('event', 'formed') for played in both]
+  def test_the_state_of_an_earlier_coordinator_is_replaced(self):
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
+    nodes[1].replica.learner.version = 7
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
+    formed = [node.receive('event', 'formed') for node in nodes]
     self.assertEqual([said['version'] for said in formed], [0, 0])
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
 
-  def test_an_initial_state_is_taken_over_from_one_replica(self):
-    both = [self._played(k, workers=2) for k in range(2)]
-    learners = [played.replica.learner for played in both]
-    for value, learner in enumerate(learners):  # As processors initialise.
+  def test_all_replicas_adopt_the_initial_state_of_one(self):
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
+    learners = [node.replica.learner for node in nodes]
+    for value, learner in enumerate(
+      learners
+    ):  # As unlike processors initialise it.
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
-    both[0].form(both[1], source=(0, both[0].ready['handover']))
-    formed = [played.hear('event', 'formed') for played in both]
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
+    formed = [node.receive('event', 'formed') for node in nodes]
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
 
   def test_a_process_without_its_source_reports_it(self):
-    both = [self._played(k, workers=2) for k in range(2)]
-    both[0].form(both[1], source=(0, f'{_HOST}:1'))  # Nothing listens there.
-    broken = both[1].hear('event', 'broken')
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
+    nodes[0].form(
+      nodes[1], source=(0, f'{_HOST}:1')
+    )  # No process listens there.
+    broken = nodes[1].receive('event', 'broken')
     self.assertEqual(broken['peer'], 0)
 
   @parameterized.parameters(
     (2**-23, False, True), (0.5, False, False), (0.5, True, True)
   )
-  def test_a_state_is_compared_with_the_reference(self, apart, replace, same):
-    both = [self._played(k, workers=2) for k in range(2)]
-    both[0].form(both[1], source=(0, both[0].ready['handover']))
-    for played in both:
-      played.hear('event', 'formed')
-    learners = [played.replica.learner for played in both]
+  def test_a_state_is_compared_with_the_reference(
+    self, difference, replace, same
+  ):
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
+    for node in nodes:
+      node.receive('event', 'formed')
+    learners = [node.replica.learner for node in nodes]
     for value, learner in enumerate(learners):
-      learner.params = {'w': np.float32([1 + value * apart, 0])}
-      played = both[value]
-      played.replica._digested = None
-      played.tell(check=0)
-    digests = [p.hear('event', 'checked')['digest'] for p in both]
+      learner.params = {'w': np.float32([1 + value * difference, 0])}
+      node = nodes[value]
+      node.replica._known_digest = None
+      node.send_message(check=0)
+    digests = [p.receive('event', 'checked')['digest'] for p in nodes]
     self.assertNotEqual(*digests)
-    both[1].tell(
+    nodes[1].send_message(
       compare={
         'generation': 0,
         'version': 0,
-        'source': (0, both[0].ready['handover']),
+        'source': (0, nodes[0].ready['handover']),
         'replace': replace,
       }
     )
-    compared = both[1].hear('event', 'compared')
-    self.assertAlmostEqual(compared['difference'], apart)
+    compared = nodes[1].receive('event', 'compared')
+    self.assertAlmostEqual(compared['difference'], difference)
     self.assertEqual(compared['digest'] == digests[0], same)
     self.assertEqual(learners[1].params['w'][0] == 1, same)
 
   def test_a_flipped_bit_changes_the_digest(self):
     faults = ((0, 1, 'flip'),)
-    played = self._played(faults=faults)
-    played.replica.learner.params = {'w': np.float32([0.5, 0.25])}
-    played.form()
-    played.hear('event', 'formed')
+    node = self._open_replica(faults=faults)
+    node.replica.learner.params = {'w': np.float32([0.5, 0.25])}
+    node.form()
+    node.receive('event', 'formed')
     for version, expected in enumerate(([0.5, 0.25], [0.5 / 16, 0.25])):
-      played.deal(version, [[8 * version, 8 * version + 8]])
-      played.hear('event', 'completed')
-      params = played.replica.learner.params['w']
+      node.assign(version, [[8 * version, 8 * version + 8]])
+      node.receive('event', 'completed')
+      params = node.replica.learner.params['w']
       self.assertEqual(params.tolist(), expected)
-      played.tell(check=0)
-      told = played.hear('event', 'checked')['digest']
-      state = {'learner': played.replica.learner.state(), 'replicated': ()}
+      node.send_message(check=0)
+      told = node.receive('event', 'checked')['digest']
+      state = {'learner': node.replica.learner.state(), 'replicated': ()}
       self.assertEqual(told, digest.digest(state))
 
-  def test_one_thread_at_a_time_gathers_examples(self):
-    gradient = _Slow()
-    played = self._played(gradient=gradient)
-    played.form()
-    played.hear('event', 'formed')
+  def test_one_thread_at_a_time_prepares_examples(self):
+    gradient = _SlowGradient()
+    node = self._open_replica(gradient=gradient)
+    node.form()
+    node.receive('event', 'formed')
     for version in range(3):
-      played.deal(version, [[8 * version, 8 * version + 8]])
+      node.assign(version, [[8 * version, 8 * version + 8]])
     for version in range(3):
-      played.hear('version', version)
+      node.receive('version', version)
     self.assertEqual(gradient.most, 1)
     self.assertEqual(
       [*dict.fromkeys(gradient.gathered)],
       [((8 * k, 8 * k + 8),) for k in (0, 1, 2)],
     )
 
-  def test_who_waits_for_xla_ends_soon_but_for_a_run_that_has_finished(self):
+  def test_a_replica_that_waits_for_xla_is_ended_unless_the_run_has_finished(
+    self,
+  ):
     for finished in (True, False):
-      played = _Played(0, workers=1)
-      summing, waits = played.replica._summing, threading.Event()
-      played.form()
-      played.hear('event', 'formed')
+      node = _ReplicaThread(0, workers=1)
+      summing, waits = node.replica._summing, threading.Event()
+      node.form()
+      node.receive('event', 'formed')
       total = summing.total
       with (
         mock.patch.object(summing, 'can_abandon', False),
         mock.patch.object(
           summing, 'total', lambda total=total, on=waits: on.wait() and total()
         ),
-        mock.patch.object(played.heart, 'verdict', {'finished': finished}),
+        mock.patch.object(node.heart, 'verdict', {'finished': finished}),
       ):
-        played.deal(0, [[0, 8]])
-        while not played.replica._together:
+        node.assign(0, [[0, 8]])
+        while not node.replica._may_wait_for_others:
           time.sleep(0.01)
-        played.heart.verdict['end'] = 'over'
-        ending = threading.Thread(target=played.heart.end)
+        node.heart.verdict['end'] = 'over'
+        ending = threading.Thread(target=node.heart.end)
         began = time.monotonic()
         ending.start()
-        ending.join(2.5)  # Of 5 that a life may take to end.
-        self.assertEqual(played.hung.called, not finished)
+        ending.join(2.5)  # Of 5 s that a session may take to end.
+        self.assertEqual(node.hung.called, not finished)
         if not finished:
-          played.hung.assert_called_once_with('over')
+          node.hung.assert_called_once_with('over')
           self.assertLess(time.monotonic() - began, 2.5)
         waits.set()
         ending.join()
-        played._thread.join()
+        node._thread.join()
 
 
-class _Slow(NoGradient):
-  """Notes which examples are gathered, by how many threads at a time."""
+class _SlowGradient(NoGradient):
+  """Records the prepared examples, and the number of concurrent threads."""
 
   def __init__(self):
     self.gathered, self.most, self._now = [], 0, 0

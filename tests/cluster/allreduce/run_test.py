@@ -87,7 +87,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       cluster__faults=((1, 10, 'die', 'last'),),
     ) as launch:
       launch.until('Worker 1 is back')
-      launch.until('Generation 2 begins: somebody has come')
+      launch.until('Membership epoch 2 begins: a worker joins')
       rows = len(launch.rows('events.jsonl'))
       while len(launch.rows('events.jsonl')) < rows + 30:
         time.sleep(0.05)

@@ -13,7 +13,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce.executor.executor import Usage
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.membership import checked
 from cluster.network.errors import Closed
 from cluster.probing.follower import Adaptation
@@ -44,13 +44,13 @@ class AdaptationTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.told, self.rows = queue.SimpleQueue(), []
-    self.formation = Formation(
+    self.formation = Rendezvous(
       shapes.star(_FAST),
       forest.forest,
       size_bytes=_SIZE,
     )
     for index in range(4):
-      self.formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      self.formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
     self.adaptation = Adaptation(
       self.formation,
       size_bytes=_SIZE,

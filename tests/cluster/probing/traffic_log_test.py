@@ -6,7 +6,7 @@ import types
 import numpy as np
 from absl.testing import absltest
 
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.probing.traffic_log import Carrying
 from cluster.traffic import Traffic
 from outputs.accounting import Accounting
@@ -26,12 +26,12 @@ class CarryingTest(absltest.TestCase):
     self.recorder = types.SimpleNamespace(
       accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
     )
-    self._make(Formation(links.equal(3), ring.in_order, size_bytes=1000))
+    self._make(Rendezvous(links.equal(3), ring.in_order, size_bytes=1000))
 
   def _make(self, formation):
     self.formation = formation
     for index in range(3):
-      formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
     self.carrying = Carrying(formation, Traffic(self.recorder))
 
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):
@@ -39,7 +39,7 @@ class CarryingTest(absltest.TestCase):
     for index in members:
       event = {'worker': index, 'life': lives[index], 'sent': sent[index]}
       self.carrying.forming(event)
-    self.carrying.formed(time, version, 'somebody has come')
+    self.carrying.formed(time, version, 'a worker joins')
 
   def _check(self, time, version, sent):
     for index, own in enumerate(sent):
@@ -61,7 +61,7 @@ class CarryingTest(absltest.TestCase):
 
     formed, first, second = self.rows
     self.assertEqual(
-      (formed['did'], formed['why']), ('forest', 'somebody has come')
+      (formed['did'], formed['why']), ('forest', 'a worker joins')
     )
     self.assertEqual((formed['version'], formed['members']), (5, [0, 1, 2]))
     self.assertFalse(formed['known'])
@@ -118,11 +118,11 @@ class CarryingTest(absltest.TestCase):
     self.assertEqual(
       [row['iterations'] for row in (first, second, third)], [3, 4, 2]
     )
-    self.assertRegex(first['why'], 'the generation ends: somebody has come')
+    self.assertRegex(first['why'], 'the generation ends: a worker joins')
     self.assertEqual([row['generation'] for row in self.rows[::2]], 4 * [0])
 
   def test_xla_tells_nothing(self):
-    self._make(Formation(None, None, size_bytes=1000))
+    self._make(Rendezvous(None, None, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.recorder.accounting.iterations = 12
     self.recorder.accounting.seconds['compute'] = 6.0
@@ -135,7 +135,7 @@ class CarryingTest(absltest.TestCase):
 
   def test_measured_links_are_known(self):
     cluster = named('star([1, 1, 1])')
-    self._make(Formation(cluster, ring.in_order, size_bytes=1000))
+    self._make(Rendezvous(cluster, ring.in_order, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.assertTrue(self.rows[0]['known'])
     self.assertEqual(self.rows[0]['rates'][0]['planned_Bps'], 1e9)
@@ -146,10 +146,14 @@ class BytesTest(executors.TestCase):
     size, chunk = 50_001, 1024
     cluster = named('random_mesh(4, 3)')
     forest = pack(cluster)
-    made, group = self.formed(4, (forest, cluster.workers), chunk_bytes=chunk)
+    made, group = self.connect_executors(
+      4, (forest, cluster.workers), chunk_bytes=chunk
+    )
     for iteration in range(3):
       pools = [np.ones(size, np.float32) for _ in made]
-      done = self.sums(made, iteration, pools, [(0, 20_000), (20_000, size)])
+      done = self.allreduce(
+        made, iteration, pools, [(0, 20_000), (20_000, size)]
+      )
       self.assertEqual(done, [None] * 4)
 
     sizes = []

@@ -1,7 +1,7 @@
-"""Tests of what an executor makes of the bytes that its peers send.
+"""Tests of an executor that receives arbitrary bytes from its peers.
 
-The workers beside it are played: a test chooses which bytes come in which
-order, and when the executor begins a sum or has its own numbers.
+The test acts as the peers: it chooses which bytes arrive in which order, and
+when the executor begins an allreduce or has its own contribution.
 """
 
 import shutil
@@ -22,10 +22,10 @@ _SETTINGS = hypothesis.settings(
   max_examples=40,
   suppress_health_check=[*hypothesis.HealthCheck],
 )
-# Changes of a frame of worker 1 that has a part of a chunk that worker 0 sums.
+# Changes of a frame of worker 1: its part of a chunk that worker 0 sums.
 _UP_FAULTS = {
   'layout': lambda f: f._replace(layout=f.layout ^ 1),
-  'chunk beyond the pool': lambda f: f._replace(chunk=10**6),
+  'chunk beyond the buffer': lambda f: f._replace(chunk=10**6),
   'largest chunk': lambda f: f._replace(chunk=2**32 - 1),
   'chunk of a tree with another root': lambda f: f._replace(chunk=f.chunk + 1),
   'size below': lambda f: f._replace(body=f.body[:4]),
@@ -36,9 +36,11 @@ _UP_FAULTS = {
   'other direction': lambda f: f._replace(kind=DOWN),
   'unknown kind': lambda f: f._replace(kind=77),
   'later sum': lambda f: f._replace(iteration=f.iteration + 1),
-  'other membership': lambda f: f._replace(generation=f.generation + 1),
+  'other membership': lambda f: f._replace(
+    membership_epoch=f.membership_epoch + 1
+  ),
   'departure of another membership': lambda f: f._replace(
-    generation=f.generation + 1, kind=LEFT
+    membership_epoch=f.membership_epoch + 1, kind=LEFT
   ),
 }  # fmt: skip
 
@@ -46,29 +48,29 @@ _UP_FAULTS = {
 class _Case(executors.TestCase):
   def _membership(self, count=_COUNT, size=_SIZE, **kwargs):
     security = kwargs.setdefault('security', executors.OPEN)
-    made = self.executor(0, security, chunk_bytes=_CHUNK_BYTES)
+    node = self.open_executor(0, security, chunk_bytes=_CHUNK_BYTES)
     membership = byte_peers.Membership(
-      made, count, size=size, chunk_bytes=_CHUNK_BYTES, **kwargs
+      node, count, size=size, chunk_bytes=_CHUNK_BYTES, **kwargs
     )
     self.addCleanup(membership.close)
     return membership
 
   def _numbers(self, membership, seed=0):
-    """Returns whole numbers of each worker, float32 [workers, size]."""
+    """Returns integers of each worker, float32 [workers, size]."""
     rng = np.random.default_rng(seed)
     shape = 1 + len(membership.peers), membership.size
     return rng.integers(-99, 99, shape).astype(np.float32)
 
   def _begin(self, membership, iteration, numbers, *, ready=True):
-    pool = numbers[0].copy()
-    reduction = membership.executor.begin(iteration, pool, membership.ranges)
+    buffer = numbers[0].copy()
+    reduction = membership.executor.begin(iteration, buffer, membership.buckets)
     if ready:
-      for index in range(len(membership.ranges)):
+      for index in range(len(membership.buckets)):
         reduction.ready(index)
-    return pool, reduction
+    return buffer, reduction
 
   def _finish(self, membership, iteration, numbers, sent=()):
-    """Has all peers send what they have not sent yet, as they should."""
+    """Has all peers send their remaining parts and sums."""
     total = numbers.sum(0)
     for index, peer in membership.peers.items():
       for chunk in membership.chunks(root=0):
@@ -81,16 +83,16 @@ class _Case(executors.TestCase):
         peer.send(fields.packed())
 
   def _check_sound(self, membership):
-    """Checks that the executor takes part in another membership."""
+    """Checks that the executor takes part in the next membership."""
     membership.form()
-    numbers = self._numbers(membership, seed=membership.generation)
-    pool, reduction = self._begin(membership, 0, numbers)
+    numbers = self._numbers(membership, seed=membership.membership_epoch)
+    buffer, reduction = self._begin(membership, 0, numbers)
     self._finish(membership, 0, numbers)
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, numbers.sum(0))
+    np.testing.assert_array_equal(buffer, numbers.sum(0))
 
   def _check_refused(self, membership, data, split, numbers):
-    """Checks that worker 1 is blamed for bytes of which some come early."""
+    """Checks that worker 1 is blamed for bytes, some of which come early."""
     peer = membership.peers[1]
     peer.send(data[:split])
     peer.settle(membership.executor)
@@ -104,10 +106,10 @@ class _Case(executors.TestCase):
     self.assertEqual(raised.exception.worker, worker)
 
 
-class PartsTest(_Case):
-  """Frames that go up."""
+class UpwardTest(_Case):
+  """Frames with partial sums, which go up the tree."""
 
-  def test_a_frame_may_be_split_over_the_beginning_anywhere(self):
+  def test_a_frame_may_be_split_anywhere_by_the_begin_of_its_sum(self):
     membership = self._membership()
     membership.form()
     (chunk, *_) = membership.chunks(root=0)
@@ -118,11 +120,11 @@ class PartsTest(_Case):
       data = fields.packed()
       peer.send(data[:iteration])
       peer.settle(membership.executor)
-      pool, reduction = self._begin(membership, iteration, numbers)
+      buffer, reduction = self._begin(membership, iteration, numbers)
       peer.send(data[iteration:])
       self._finish(membership, iteration, numbers, sent={(1, chunk)})
       reduction.wait(executors.WAIT_S)
-      np.testing.assert_array_equal(pool, numbers.sum(0))
+      np.testing.assert_array_equal(buffer, numbers.sum(0))
 
   @parameterized.named_parameters(
     (name.replace(' ', '_'), name) for name in _UP_FAULTS
@@ -152,10 +154,10 @@ class PartsTest(_Case):
   def test_parts_of_the_next_sum_may_come_within_this_one(self):
     membership = self._membership(count=2, size=4)
     membership.form()
-    peer, made = membership.peers[1], membership.executor
+    peer, node = membership.peers[1], membership.executor
     (own,), (other,) = membership.chunks(root=0), membership.chunks(root=1)
     first, second = self._numbers(membership), self._numbers(membership, 1)
-    pool, reduction = self._begin(membership, 0, first)
+    buffer, reduction = self._begin(membership, 0, first)
     peer.await_part(0, other)
     # The last frame of this sum and the first of the next, split anywhere.
     data = membership.fields(0, own, UP, first[1]).packed()
@@ -163,15 +165,15 @@ class PartsTest(_Case):
     data += membership.fields(1, own, UP, second[1]).packed()
     for start in range(0, len(data), 11):
       peer.send(data[start : start + 11])
-      peer.settle(made)
+      peer.settle(node)
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, first.sum(0))
-    pool, reduction = self._begin(membership, 1, second)
+    np.testing.assert_array_equal(buffer, first.sum(0))
+    buffer, reduction = self._begin(membership, 1, second)
     self._finish(membership, 1, second, sent={(1, own)})
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, second.sum(0))
+    np.testing.assert_array_equal(buffer, second.sum(0))
 
-  def test_who_owes_a_part_may_not_send_one_of_the_next_sum(self):
+  def test_a_peer_that_owes_a_part_may_not_send_one_of_the_next_sum(self):
     membership = self._membership()
     membership.form()
     (chunk, *_) = membership.chunks(root=0)
@@ -182,7 +184,7 @@ class PartsTest(_Case):
     self._check_damaged(reduction, 1)
     self._check_sound(membership)
 
-  def test_a_sum_without_numbers_does_not_disturb_the_next(self):
+  def test_an_empty_sum_does_not_disturb_the_next(self):
     membership = self._membership(count=2, size=4)
     membership.form()
     (own,) = membership.chunks(root=0)
@@ -192,12 +194,12 @@ class PartsTest(_Case):
     peer.settle(membership.executor)
     empty = membership.executor.begin(4, np.zeros(0, np.float32), [])
     empty.wait(executors.WAIT_S)
-    pool, reduction = self._begin(membership, 5, numbers)
+    buffer, reduction = self._begin(membership, 5, numbers)
     self._finish(membership, 5, numbers, sent={(1, own)})
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, numbers.sum(0))
+    np.testing.assert_array_equal(buffer, numbers.sum(0))
 
-  def test_who_fills_the_memory_is_blamed_and_not_another(self):
+  def test_the_peer_that_exceeds_its_window_is_blamed(self):
     membership = self._membership(size=400)
     membership.form()
     numbers = self._numbers(membership)
@@ -214,14 +216,14 @@ class PartsTest(_Case):
     self._check_damaged(reduction, 1)
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
-  def test_many_parts_in_one_record_of_tls_are_all_taken(self):
+  def test_all_parts_in_one_tls_record_are_received(self):
     security = certificates.certified('')
     membership = self._membership(
       count=2, size=200, security=security, rate_Bps=10**9
     )
     membership.form()
     numbers = self._numbers(membership)
-    pool, reduction = self._begin(membership, 0, numbers)
+    buffer, reduction = self._begin(membership, 0, numbers)
     peer, chunks = membership.peers[1], membership.chunks(root=0)
     peer.send(
       b''.join(
@@ -232,11 +234,11 @@ class PartsTest(_Case):
     self.assertEqual(peer.unread_bytes(membership.executor), 0)
     self._finish(membership, 0, numbers, {(1, chunk) for chunk in chunks})
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, numbers.sum(0))
+    np.testing.assert_array_equal(buffer, numbers.sum(0))
 
 
-class SumsTest(_Case):
-  """Frames that go down."""
+class DownwardTest(_Case):
+  """Frames with sums, which go down the tree."""
 
   @parameterized.named_parameters(
     ('layout', lambda f: f._replace(layout=f.layout ^ 1)),
@@ -249,7 +251,10 @@ class SumsTest(_Case):
     ('kind', lambda f: f._replace(kind=0)),
     ('up', lambda f: f._replace(kind=UP)),
     ('later_sum', lambda f: f._replace(iteration=1)),
-    ('membership', lambda f: f._replace(generation=f.generation - 1)),
+    (
+      'membership',
+      lambda f: f._replace(membership_epoch=f.membership_epoch - 1),
+    ),
   )
   def test_a_wrong_sum_is_refused(self, change):
     membership = self._membership()
@@ -328,7 +333,7 @@ class SumsTest(_Case):
 
 
 class DeparturesTest(_Case):
-  """The last frame of a worker that leaves."""
+  """Last frames of workers that leave."""
 
   @parameterized.parameters('send', 'answer')
   def test_a_departure_may_be_split_anywhere(self, way):
@@ -338,7 +343,9 @@ class DeparturesTest(_Case):
       numbers = self._numbers(membership)
       _, reduction = self._begin(membership, 0, numbers)
       peer = membership.peers[1]
-      left = byte_peers.Fields(membership.generation, 0, 0, 0, LEFT, 0, b'')
+      left = byte_peers.Fields(
+        membership.membership_epoch, 0, 0, 0, LEFT, 0, b''
+      )
       data = left.packed()
       getattr(peer, way)(data[:split])
       peer.settle(membership.executor)
@@ -358,7 +365,7 @@ class DeparturesTest(_Case):
 
 
 class AnyOrderTest(_Case):
-  """Two peers, some sums, all bytes in any order that TCP allows."""
+  """Two peers whose bytes arrive in any order that TCP allows."""
 
   @_SETTINGS
   @hypothesis.given(data=st.data())
@@ -367,7 +374,7 @@ class AnyOrderTest(_Case):
       self._shared = self._membership()
     membership = self._shared
     membership.form()
-    made, peers = membership.executor, membership.peers
+    node, peers = membership.executor, membership.peers
     draw = data.draw
     fault = draw(st.sampled_from([None, *_UP_FAULTS, 'twice']), 'fault')
     guilty = draw(st.sampled_from([1, 2]), 'guilty')
@@ -393,21 +400,21 @@ class AnyOrderTest(_Case):
       moves = [index for index, rest in ways.items() if rest]
       move = draw(st.sampled_from([*moves, *([] if begun else ['begin'])]))
       if move == 'begin':
-        pool, reduction = self._begin(membership, 0, numbers)
+        buffer, reduction = self._begin(membership, 0, numbers)
         begun = True
         continue
       count = draw(st.sampled_from([1, 8, 40, 47, 48, 49, 56, 57, 500]))
       peers[move].send(ways[move][:count])
       ways[move] = ways[move][count:]
       if draw(st.booleans()):
-        peers[move].settle(made)
+        peers[move].settle(node)
     if fault:
       self._check_damaged(reduction, guilty)
     else:
       sent = {(index, chunk) for index in peers for chunk in chunks}
       self._finish(membership, 0, numbers, sent)
       reduction.wait(executors.WAIT_S)
-      np.testing.assert_array_equal(pool, numbers.sum(0))
+      np.testing.assert_array_equal(buffer, numbers.sum(0))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests of the executor, exchange: over pipes in memory."""
+"""Tests for cluster.allreduce.executor.exchange, over pipes in memory."""
 
 import collections
 import functools
@@ -26,46 +26,48 @@ _SETTINGS = hypothesis.settings(
 
 
 @functools.cache
-def _groups():
+def _memberships():
   return [
-    groups.group(forest, workers)
+    groups.make_membership(forest, workers)
     for seed in range(4)
     for _, forest, workers in groups.forests(seed)
   ]
 
 
 class _Workers:
-  """All workers of a group, with a pipe per ordered pair of them."""
+  """All workers of a membership, with a pipe per ordered pair of them."""
 
-  def __init__(self, group, pools, ranges, window, dtypes=None):
+  def __init__(self, membership, arrays, buckets, window, dtypes=None):
     self.exchanges, self.buffers = {}, {}
     self.pipes = collections.defaultdict(collections.deque)
-    for index, pool in enumerate(pools):
-      own = program.roles(group, index, chunk_bytes=_CHUNK_BYTES)
-      own = own._replace(window=window)
-      made = program.program(own, pool.size, ranges, dtypes)
-      most = window * len(own.adding)
-      self.buffers[index] = exchange.Buffers(most, _CHUNK_BYTES)
+    for index, array in enumerate(arrays):
+      roles = program.find_roles(membership, index, chunk_bytes=_CHUNK_BYTES)
+      roles = roles._replace(window=window)
+      plan = program.make_program(roles, array.size, buckets, dtypes)
+      most = window * len(roles.children)
+      self.buffers[index] = exchange.ReceiveBuffers(most, _CHUNK_BYTES)
       self.exchanges[index] = exchange.Exchange(
-        made, pool, self.buffers[index], np.empty(pool.size, np.uint16)
+        plan, array, self.buffers[index], np.empty(array.size, np.uint16)
       )
-    self.unready = [(w, r) for w in self.exchanges for r in range(len(ranges))]
+    self.unready = [(w, r) for w in self.exchanges for r in range(len(buckets))]
     self.pairs = [
-      (a, b) for a, each in self.exchanges.items() for b in each.program.goes
+      (a, b)
+      for a, each in self.exchanges.items()
+      for b in each.program.num_sent
     ]
     self.cut = set()
 
   def moves(self):
-    """What may happen next: a range, a frame that is sent or that arrives."""
-    found = [('ready', *each) for each in self.unready]
+    """Returns possible steps: a bucket is ready, a frame is sent or read."""
+    result = [('ready', *each) for each in self.unready]
     for pair in self.pairs:
       if pair not in self.cut:
         a, b = pair
         if self.exchanges[a]._queues[b]:
-          found.append(('send', *pair))
+          result.append(('send', *pair))
         if self.pipes[pair]:
-          found.append(('receive', *pair))
-    return found
+          result.append(('receive', *pair))
+    return result
 
   def move(self, kind, a, b):
     if kind == 'ready':
@@ -77,7 +79,7 @@ class _Workers:
       self.exchanges[a].sent(b)
     else:
       kind, chunk, body, dtype = self.pipes[a, b].popleft()
-      place = self.exchanges[b].place(a, kind, chunk, len(body), dtype)
+      place = self.exchanges[b].allocate(a, kind, chunk, len(body), dtype)
       place[:] = body
       self.exchanges[b].arrived(a, kind, chunk, place)
 
@@ -89,13 +91,13 @@ class _Workers:
       self.move(*moves[rng.integers(len(moves))])
 
 
-def _ranges(rng, size, count):
+def _draw_buckets(rng, size, count):
   ends = [0, *np.sort(rng.integers(0, size + 1, count - 1)).tolist(), size]
   return list(itertools.pairwise(ends))
 
 
-def _pools(rng, count, size, whole):
-  if whole:
+def _draw_arrays(rng, count, size, are_integers):
+  if are_integers:
     draw = rng.integers(-1000, 1000, (count, size))
   else:
     draw = rng.normal(size=(count, size)) * 10.0 ** rng.integers(-9, 9, size)
@@ -106,20 +108,20 @@ def _rounded(array, dtype):
   return array.astype(dtype).astype(np.float32)
 
 
-def _summed(group, made, pools, dtypes):
-  """What all have, by recursion: parts are rounded as they are sent up."""
-  total = np.empty_like(pools[0])
-  for number, (first, end) in enumerate(made.chunks):
+def _summed(membership, plan, arrays, dtypes):
+  """Returns expected sums, by recursion: parts are rounded on the way up."""
+  total = np.empty_like(arrays[0])
+  for number, (first, end) in enumerate(plan.bucket_chunks):
     for chunk in range(first, end):
-      tree = group.forest.trees[made.trees[chunk]]
-      where = slice(made.starts[chunk], made.stops[chunk])
+      tree = membership.forest.trees[plan.trees[chunk]]
+      where = slice(plan.starts[chunk], plan.stops[chunk])
 
       def part(node, tree=tree, where=where, dtype=dtypes[number]):
-        found = pools[group.names[node]][where]
+        result = arrays[membership.names[node]][where]
         for hop in tree.up:
           if hop[-1] == node:
-            found = found + _rounded(part(hop[0]), dtype)
-        return found
+            result = result + _rounded(part(hop[0]), dtype)
+        return result
 
       total[where] = _rounded(part(tree.root), dtypes[number])
   return total
@@ -137,29 +139,29 @@ class ExchangeTest(parameterized.TestCase):
   def test_all_get_the_sums_in_any_order(
     self, which, size, count, window, seed
   ):
-    group = _groups()[which % len(_groups())]
+    membership = _memberships()[which % len(_memberships())]
     rng = np.random.default_rng(seed)
-    ranges = _ranges(rng, size, count)
-    for whole in (True, False):
-      pools = _pools(rng, len(group.addresses), size, whole)
-      want = pools.astype(np.float64).sum(0)
-      workers = _Workers(group, list(pools.copy()), ranges, window)
-      again = _Workers(group, list(pools.copy()), ranges, window)
+    buckets = _draw_buckets(rng, size, count)
+    for are_integers in (True, False):
+      arrays = _draw_arrays(rng, len(membership.addresses), size, are_integers)
+      expected = arrays.astype(np.float64).sum(0)
+      workers = _Workers(membership, list(arrays.copy()), buckets, window)
+      again = _Workers(membership, list(arrays.copy()), buckets, window)
       for each in (workers, again):
         each.run(rng)
         for index, state in each.exchanges.items():
           self.assertTrue(state.done, (index, state.waits_for(index)))
-          self.assertFalse(any(map(state.needs, group.addresses)))
-          self.assertEqual(each.buffers[index].lent, 0)
+          self.assertFalse(any(map(state.needs, membership.addresses)))
+          self.assertEqual(each.buffers[index].num_lent, 0)
           self.assertEqual(state.low, len(state.program.trees))
-      got = np.array([s._pool for s in workers.exchanges.values()])
+      got = np.array([s._buffer for s in workers.exchanges.values()])
       np.testing.assert_array_equal(got, np.tile(got[0], (len(got), 1)))
-      np.testing.assert_array_equal(again.exchanges[0]._pool, got[0])
-      if whole:
-        np.testing.assert_array_equal(got[0], want)
+      np.testing.assert_array_equal(again.exchanges[0]._buffer, got[0])
+      if are_integers:
+        np.testing.assert_array_equal(got[0], expected)
       else:
-        scale = np.abs(pools).astype(np.float64).sum(0)
-        self.assertTrue((np.abs(got[0] - want) <= 1e-6 * scale).all())
+        scale = np.abs(arrays).astype(np.float64).sum(0)
+        self.assertTrue((np.abs(got[0] - expected) <= 1e-6 * scale).all())
 
   @hypothesis.settings(_SETTINGS, max_examples=40)
   @hypothesis.given(
@@ -168,42 +170,40 @@ class ExchangeTest(parameterized.TestCase):
     dtype=st.sampled_from([ml_dtypes.bfloat16, np.float16]),
     seed=st.integers(0, 10**6),
   )
-  def test_halves_are_rounded_as_they_go_up_and_once_at_the_root(
+  def test_half_precision_is_rounded_on_each_hop_up_and_at_the_root(
     self, which, size, dtype, seed
   ):
-    group = _groups()[which % len(_groups())]
+    membership = _memberships()[which % len(_memberships())]
     rng = np.random.default_rng(seed)
-    ranges = [*_ranges(rng, size, 2), (size, size + 9)]
+    buckets = [*_draw_buckets(rng, size, 2), (size, size + 9)]
     dtypes = [np.dtype(each) for each in (dtype, dtype, np.float32)]
-    pools = _pools(rng, len(group.addresses), size + 9, False)
-    pools = np.clip(pools, -1e3, 1e3)
-    workers = _Workers(group, list(pools.copy()), ranges, 8, dtypes)
+    arrays = _draw_arrays(rng, len(membership.addresses), size + 9, False)
+    arrays = np.clip(arrays, -1e3, 1e3)
+    workers = _Workers(membership, list(arrays.copy()), buckets, 8, dtypes)
     workers.run(rng)
-    made = workers.exchanges[0].program
-    want = _summed(group, made, pools, dtypes)
+    plan = workers.exchanges[0].program
+    expected = _summed(membership, plan, arrays, dtypes)
     for state in workers.exchanges.values():
-      np.testing.assert_array_equal(state._pool, want)
+      np.testing.assert_array_equal(state._buffer, expected)
       self.assertTrue(state.finite)
-    sizes = np.subtract(made.stops, made.starts)
-    items = [4 if first >= size else 2 for first in made.starts]
+    sizes = np.subtract(plan.stops, plan.starts)
+    items = [4 if first >= size else 2 for first in plan.starts]
     self.assertLessEqual((sizes * items).max(), _CHUNK_BYTES)
 
   @parameterized.parameters(
     ((3e4, 3e4), True), ((4e4, 4e4), False), ((np.inf, -np.inf), False),
     ((7e4, 0), False),
   )  # fmt: skip
-  def test_sums_that_float16_cannot_hold_are_noticed_by_all(
-    self, numbers, finite
-  ):
+  def test_all_workers_detect_sums_beyond_float16(self, numbers, finite):
     star = shapes.star([1, 1])
-    group = groups.group(pack(star), star.workers)
-    pools = [np.array([1.0, each, 2.0], np.float32) for each in numbers]
+    membership = groups.make_membership(pack(star), star.workers)
+    arrays = [np.array([1.0, each, 2.0], np.float32) for each in numbers]
     dtypes = [np.dtype(np.float16)]
-    workers = _Workers(group, pools, [(0, 3)], 8, dtypes)
+    workers = _Workers(membership, arrays, [(0, 3)], 8, dtypes)
     with np.errstate(over='ignore', invalid='ignore'):
       workers.run(np.random.default_rng(0))
-    found = [state.finite for state in workers.exchanges.values()]
-    self.assertEqual(found, [finite, finite])
+    result = [state.finite for state in workers.exchanges.values()]
+    self.assertEqual(result, [finite, finite])
 
   @_SETTINGS
   @hypothesis.given(
@@ -211,15 +211,19 @@ class ExchangeTest(parameterized.TestCase):
     window=st.sampled_from([1, 3, 8]),
     seed=st.integers(0, 10**6),
   )
-  def test_who_waits_says_for_whom_up_to_who_is_late(self, which, window, seed):
-    group = _groups()[which % len(_groups())]
+  def test_a_chain_of_waits_for_ends_at_the_late_worker(
+    self, which, window, seed
+  ):
+    membership = _memberships()[which % len(_memberships())]
     rng = np.random.default_rng(seed)
-    pools = _pools(rng, len(group.addresses), 300, True)
-    workers = _Workers(group, list(pools), _ranges(rng, 300, 3), window)
+    arrays = _draw_arrays(rng, len(membership.addresses), 300, True)
+    workers = _Workers(
+      membership, list(arrays), _draw_buckets(rng, 300, 3), window
+    )
     late = workers.unready.pop(rng.integers(len(workers.unready)))
     workers.run(rng)
-    if late[1] < len(workers.exchanges[late[0]].program.chunks):
-      first, end = workers.exchanges[late[0]].program.chunks[late[1]]
+    if late[1] < len(workers.exchanges[late[0]].program.bucket_chunks):
+      first, end = workers.exchanges[late[0]].program.bucket_chunks[late[1]]
       hypothesis.assume(first < end)
     for index, state in workers.exchanges.items():
       self.assertFalse(state.done)
@@ -229,7 +233,7 @@ class ExchangeTest(parameterized.TestCase):
         waits = workers.exchanges[before].waits_for(before)
         self.assertNotEmpty(waits)
         seen.append(next((w for w in waits if w not in seen), late[0]))
-      limit = window * len(state.program.roles.adding)
+      limit = window * len(state.program.roles.children)
       self.assertLessEqual(workers.buffers[index].peak, limit)
     workers.unready.append(late)
     workers.run(rng)
@@ -237,11 +241,13 @@ class ExchangeTest(parameterized.TestCase):
 
   @_SETTINGS
   @hypothesis.given(which=st.integers(0, 10**6), seed=st.integers(0, 10**6))
-  def test_a_cut_is_needed_by_both_ends_or_by_none(self, which, seed):
-    group = _groups()[which % len(_groups())]
+  def test_a_cut_connection_is_needed_by_an_end_unless_all_are_done(
+    self, which, seed
+  ):
+    membership = _memberships()[which % len(_memberships())]
     rng = np.random.default_rng(seed)
-    pools = _pools(rng, len(group.addresses), 200, True)
-    workers = _Workers(group, list(pools), [(0, 200)], 4)
+    arrays = _draw_arrays(rng, len(membership.addresses), 200, True)
+    workers = _Workers(membership, list(arrays), [(0, 200)], 4)
     workers.run(rng, most=int(rng.integers(200)))
     pair = workers.pairs[rng.integers(len(workers.pairs))]
     workers.cut.add(pair)
@@ -256,22 +262,22 @@ class ExchangeTest(parameterized.TestCase):
 
   def test_frames_out_of_turn_are_corrupt(self):
     star = shapes.star([1, 1, 1])
-    group = groups.group(pack(star), star.workers)
+    membership = groups.make_membership(pack(star), star.workers)
     workers = _Workers(
-      group, list(np.ones((3, 100), np.float32)), [(0, 100)], 8
+      membership, list(np.ones((3, 100), np.float32)), [(0, 100)], 8
     )
     state = workers.exchanges[0]
-    made = state.program
+    plan = state.program
     root = next(
-      c for c, t in enumerate(made.trees) if made.roles.trees[t].children
+      c for c, t in enumerate(plan.trees) if plan.roles.trees[t].children
     )
     leaf = next(
-      c for c, t in enumerate(made.trees) if made.roles.trees[t].parent
+      c for c, t in enumerate(plan.trees) if plan.roles.trees[t].parent
     )
-    child = made.roles.trees[made.trees[root]].children[0]
-    parent = made.roles.trees[made.trees[leaf]].source
+    child = plan.roles.trees[plan.trees[root]].children[0]
+    parent = plan.roles.trees[plan.trees[leaf]].source
     with self.assertRaisesRegex(Corrupt, 'of another dtype, 2'):
-      state.place(child, UP, root, 32, dtype=2)
+      state.allocate(child, UP, root, 32, dtype=2)
     for worker, kind, chunk, size in (
       (child, UP, root, 28),  # Of another size.
       (child, UP, 10**6, 32),
@@ -281,23 +287,23 @@ class ExchangeTest(parameterized.TestCase):
       (child, 7, root, 32),
     ):
       with self.assertRaises(Corrupt):
-        state.place(worker, kind, chunk, size)
-    state.arrived(child, UP, root, state.place(child, UP, root, 32))
-    with self.assertRaisesRegex(Corrupt, 'not for now'):
-      state.place(child, UP, root, 32)
+        state.allocate(worker, kind, chunk, size)
+    state.arrived(child, UP, root, state.allocate(child, UP, root, 32))
+    with self.assertRaisesRegex(Corrupt, 'must not be sent now'):
+      state.allocate(child, UP, root, 32)
     state.ready(0)
     with self.assertRaisesRegex(ValueError, 'got 0 again'):
       state.ready(0)
 
-  def test_no_more_buffers_are_lent_than_there_are(self):
-    buffers = exchange.Buffers(2, 16)
+  def test_no_more_buffers_are_lent_than_the_limit(self):
+    buffers = exchange.ReceiveBuffers(2, 16)
     first = buffers.take()
     buffers.take()
     with self.assertRaisesRegex(Corrupt, 'more than 2'):
       buffers.take()
-    buffers.give(first[:8])
+    buffers.give_back(first[:8])
     self.assertLen(buffers.take(), 16)
-    self.assertEqual((buffers.lent, buffers.peak), (2, 2))
+    self.assertEqual((buffers.num_lent, buffers.peak), (2, 2))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests of the executor, executor: over real connections."""
+"""Tests for cluster.allreduce.executor.executor, over real connections."""
 
 import itertools
 import operator
@@ -21,80 +21,86 @@ from topology.packing.pack import pack
 
 class ExecutorTest(executors.TestCase):
   @parameterized.parameters((2, 1), (3, 3), (4, 100_000), (5, 30_001), (4, 0))
-  def test_pools_become_sums(self, count, size):
-    made, _ = self.formed(count)
+  def test_buffers_become_sums(self, count, size):
+    nodes, _ = self.connect_executors(count)
     rng = np.random.default_rng(size)
     ends = [0, size // 3, size // 3, size]
-    ranges = list(itertools.pairwise(ends))
+    buckets = list(itertools.pairwise(ends))
     for iteration in range(3):
       draw = rng.integers(-99, 99, (count, size))
-      pools = draw.astype(np.float32)
-      orders = [rng.permutation(len(ranges)) for _ in made]
-      results = self.sums(made, iteration, pools, ranges, orders)
+      buffers = draw.astype(np.float32)
+      orders = [rng.permutation(len(buckets)) for _ in nodes]
+      results = self.allreduce(nodes, iteration, buffers, buckets, orders)
       self.assertEqual(results, [None] * count)
-      want = np.tile(draw.sum(0), (count, 1))
-      np.testing.assert_array_equal(pools, want)
+      expected = np.tile(draw.sum(0), (count, 1))
+      np.testing.assert_array_equal(buffers, expected)
 
-  def test_forests_of_all_kinds_and_the_same_bits(self):
+  def test_all_kinds_of_forests_give_all_workers_the_same_bits(self):
     rng = np.random.default_rng(0)
     for name, forest, workers in groups.forests(1):
       with self.subTest(name):
-        made, _ = self.formed(len(workers), (forest, workers), chunk_bytes=256)
-        draw = rng.normal(size=(len(made), 3000)).astype(np.float32)
-        seen = []
+        nodes, _ = self.connect_executors(
+          len(workers), (forest, workers), chunk_bytes=256
+        )
+        draw = rng.normal(size=(len(nodes), 3000)).astype(np.float32)
+        results_bytes = []
         for iteration in range(2):
-          pools = draw.copy()
-          ranges = [(0, 1000), (1000, 3000)]
-          results = self.sums(made, iteration, pools, ranges)
-          self.assertEqual(results, [None] * len(made))
-          seen += [pool.tobytes() for pool in pools]
-        self.assertLen(set(seen), 1)
-        np.testing.assert_allclose(pools[0], draw.sum(0), atol=1e-5)
+          buffers = draw.copy()
+          buckets = [(0, 1000), (1000, 3000)]
+          results = self.allreduce(nodes, iteration, buffers, buckets)
+          self.assertEqual(results, [None] * len(nodes))
+          results_bytes += [buffer.tobytes() for buffer in buffers]
+        self.assertLen(set(results_bytes), 1)
+        np.testing.assert_allclose(buffers[0], draw.sum(0), atol=1e-5)
 
-  def test_one_member_has_its_sum(self):
-    made = self.executor(3)
-    alone = executor.Group(1, {3: made.address}, pack(shapes.star([1])), {})
-    made.form(alone)
-    pool = np.arange(5, dtype=np.float32)
-    reduction = made.begin(0, pool, [(0, 2), (2, 5)])
+  def test_a_single_member_gets_its_own_sum(self):
+    node = self.open_executor(3)
+    alone = executor.Membership(
+      1, {3: node.address}, pack(shapes.star([1])), {}
+    )
+    node.form(alone)
+    buffer = np.arange(5, dtype=np.float32)
+    reduction = node.begin(0, buffer, [(0, 2), (2, 5)])
     reduction.ready(1)
     with self.assertRaisesRegex(TimeoutError, r'workers \(3,\)'):
       reduction.wait(0.02)
     reduction.ready(0)
     reduction.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, np.arange(5))
+    np.testing.assert_array_equal(buffer, np.arange(5))
     self.assertEqual(reduction.waits_for, ())
 
-  def test_who_is_early_waits_and_does_not_fill_the_memory(self):
-    made, _ = self.formed(3, chunk_bytes=1024)
-    pools = np.ones((3, 100_000), np.float32)
-    ranges = [(0, 100_000)]
+  def test_workers_that_are_ahead_wait_within_bounded_memory(self):
+    nodes, _ = self.connect_executors(3, chunk_bytes=1024)
+    buffers = np.ones((3, 100_000), np.float32)
+    buckets = [(0, 100_000)]
     for iteration in range(2):
       early = [
-        each.begin(iteration, p, ranges)
-        for each, p in zip(made[:2], pools, strict=False)
+        each.begin(iteration, p, buckets)
+        for each, p in zip(nodes[:2], buffers, strict=False)
       ]
       for each in early:
         each.ready(0)
-      buffers = made[2]._generation.buffers
-      executors.until(lambda buffers=buffers: buffers.lent > 0)
-      self.assertFalse(early[0]._done.is_set())
-      executors.until(lambda e=early: 2 in {*e[0].waits_for, *e[1].waits_for})
-      late = made[2].begin(iteration, pools[2], ranges)
+      received = nodes[2]._connections.received
+      executors.wait_until(lambda received=received: received.num_lent > 0)
+      self.assertFalse(early[0].ended)
+      executors.wait_until(
+        lambda e=early: 2 in {*e[0].waits_for, *e[1].waits_for}
+      )
+      late = nodes[2].begin(iteration, buffers[2], buckets)
       late.ready(0)
       for each in (*early, late):
         each.wait(executors.WAIT_S)
-      peak = buffers.peak * 1024
-      self.assertLessEqual(peak, made[2].bound_bytes)
-      self.assertEqual(buffers.lent, 0)
-    np.testing.assert_array_equal(pools, np.full_like(pools, 9.0))
+      peak = received.peak * 1024
+      self.assertLessEqual(peak, nodes[2].bound_bytes)
+      self.assertEqual(received.num_lent, 0)
+    np.testing.assert_array_equal(buffers, np.full_like(buffers, 9.0))
 
   def test_steps_grow_and_traffic_counts_bytes(self):
-    made, _ = self.formed(2)
-    pools = np.ones((2, 50_000), np.float32)
+    nodes, _ = self.connect_executors(2)
+    buffers = np.ones((2, 50_000), np.float32)
     reductions = [
-      each.begin(0, pool, [(0, 50_000)])
-      for each, pool in zip(made, pools, strict=True)
+      each.begin(0, buffer, [(0, 50_000)])
+      for each, buffer in zip(nodes, buffers, strict=True)
     ]
     self.assertEqual([each.steps for each in reductions], [0, 0])
     for each in reductions:
@@ -103,65 +109,70 @@ class ExecutorTest(executors.TestCase):
       each.wait(executors.WAIT_S)
     # Each chunk goes up once and down once.
     self.assertEqual([each.steps for each in reductions], [10, 10])
-    usage = [each.traffic() for each in made]
+    usage = [each.traffic() for each in nodes]
     self.assertEqual(usage[0][1].sent_bytes, usage[1][0].received_bytes)
     self.assertEqual(
       usage[0][1].sent_bytes + usage[1][0].sent_bytes, 2 * (2e5 + 5 * 48)
     )
     self.assertGreaterEqual(usage[0][1].busy_s, 0.0)
 
-  def test_a_dead_worker_is_named_and_the_others_go_on_without(self):
-    made, _ = self.formed(3)
-    pools = np.ones((3, 20_000), np.float32)
-    ranges = [(0, 20_000)]
-    reductions = [made[i].begin(0, pools[i], ranges) for i in (0, 1)]
+  def test_a_dead_worker_is_named_and_the_others_continue(self):
+    nodes, _ = self.connect_executors(3)
+    buffers = np.ones((3, 20_000), np.float32)
+    buckets = [(0, 20_000)]
+    reductions = [nodes[i].begin(0, buffers[i], buckets) for i in (0, 1)]
     for each in reductions:
       each.ready(0)
-    for link in made[2]._generation._links():  # As if it was killed.
-      link.sock.shutdown(socket.SHUT_RDWR)
+    for connection in nodes[2]._connections.connections():  # A kill.
+      connection.sock.shutdown(socket.SHUT_RDWR)
     for each in reductions:
       with self.assertRaisesRegex(PeerLost, 'worker 2: ') as raised:
         each.wait(executors.WAIT_S)
       self.assertEqual(raised.exception.worker, 2)
-    with self.assertRaises(PeerLost):  # Until there is another generation.
-      made[0].begin(1, pools[0], ranges).wait(executors.WAIT_S)
-    addresses = {i: made[i].address for i in (0, 1)}
+    with self.assertRaises(PeerLost):  # Until the next membership.
+      nodes[0].begin(1, buffers[0], buckets).wait(executors.WAIT_S)
+    addresses = {i: nodes[i].address for i in (0, 1)}
     self.form(
-      made[:2], groups.group(*executors.star(2), addresses, generation=2)
+      nodes[:2],
+      groups.make_membership(*executors.star(2), addresses, membership_epoch=2),
     )
-    pools[:] = 1
-    self.assertEqual(self.sums(made[:2], 0, pools, ranges), [None, None])
-    np.testing.assert_array_equal(pools[:2], np.full((2, 20_000), 2.0))
+    buffers[:] = 1
+    self.assertEqual(
+      self.allreduce(nodes[:2], 0, buffers, buckets), [None, None]
+    )
+    np.testing.assert_array_equal(buffers[:2], np.full((2, 20_000), 2.0))
 
-  def test_who_abandons_is_no_dead_worker(self):
-    made, group = self.formed(3)
-    pools = np.ones((3, 10**5), np.float32)
+  def test_a_worker_that_abandons_is_not_reported_as_lost(self):
+    nodes, membership = self.connect_executors(3)
+    buffers = np.ones((3, 10**5), np.float32)
     reductions = [
-      each.begin(0, pool, [(0, 10**5)])
-      for each, pool in zip(made, pools, strict=True)
+      each.begin(0, buffer, [(0, 10**5)])
+      for each, buffer in zip(nodes, buffers, strict=True)
     ]
-    made[1].abandon()
+    nodes[1].abandon()
     for each in reductions:
       with self.assertRaises(Abandoned):
         each.wait(executors.WAIT_S)
     with self.assertRaises(Abandoned):
-      made[1].begin(1, pools[1], [(0, 10**5)])
+      nodes[1].begin(1, buffers[1], [(0, 10**5)])
     with self.assertRaises(Abandoned):
-      made[0].begin(1, pools[0], [(0, 10**5)]).wait(executors.WAIT_S)
-    with self.assertRaisesRegex(ValueError, 'generation: expected one after 1'):
-      made[0].form(group)
+      nodes[0].begin(1, buffers[0], [(0, 10**5)]).wait(executors.WAIT_S)
+    with self.assertRaisesRegex(
+      ValueError, 'membership_epoch: expected one after 1'
+    ):
+      nodes[0].form(membership)
 
-  def test_a_wrong_bit_is_found_and_its_sender_named(self):
-    made, _ = self.formed(2)
-    real = frames.packed
-    pools = np.ones((2, 100), np.float32)
+  def test_damaged_bytes_are_detected_and_their_sender_named(self):
+    nodes, _ = self.connect_executors(2)
+    real = frames.pack_header
+    buffers = np.ones((2, 100), np.float32)
 
-    def spoilt(*args):
+    def pack_damaged(*args):
       before, (body, *after) = args[:5], args[5:]
       return real(*before, bytes(len(body)), *after)
 
-    with unittest.mock.patch.object(frames, 'packed', spoilt):
-      errors = self.sums(made, 0, pools, [(0, 100)])
+    with unittest.mock.patch.object(frames, 'pack_header', pack_damaged):
+      errors = self.allreduce(nodes, 0, buffers, [(0, 100)])
       damaged = [each for each in errors if isinstance(each, Damaged)]
       self.assertNotEmpty(damaged)
       for index, error in enumerate(errors):
@@ -169,15 +180,15 @@ class ExecutorTest(executors.TestCase):
           self.assertEqual(error.worker, 1 - index)
           self.assertRegex(str(error), 'worker .: chunk . has another checksum')
 
-  def test_other_layouts_are_found(self):
-    made, _ = self.formed(2)
-    pools = np.ones((2, 100), np.float32)
+  def test_different_layouts_are_detected(self):
+    nodes, _ = self.connect_executors(2)
+    buffers = np.ones((2, 100), np.float32)
 
-    def run(index, ranges):
-      reduction = made[index].begin(0, pools[index], ranges)
-      for number in range(len(ranges)):
+    def run(index, buckets):
+      reduction = nodes[index].begin(0, buffers[index], buckets)
+      for number in range(len(buckets)):
         reduction.ready(number)
-      self.wait(made, reduction)
+      self.wait(nodes, reduction)
 
     errors = executors.parallel(
       [lambda: run(0, [(0, 100)]), lambda: run(1, [(0, 50), (50, 100)])]
@@ -186,69 +197,75 @@ class ExecutorTest(executors.TestCase):
     self.assertNotEmpty(found)
     self.assertRegex(str(found[0]), 'are not ours')
 
-  def test_many_generations_leak_nothing(self):
+  def test_many_memberships_leak_no_descriptors_or_threads(self):
     star = shapes.star([1] * 3)
     ring = schemes.naive_ring(star, pack(star))
-    made, group = self.formed(3, (ring, star.workers))
-    pools = np.ones((3, 10), np.float32)
+    nodes, membership = self.connect_executors(3, (ring, star.workers))
+    buffers = np.ones((3, 10), np.float32)
     first = None
 
     def open_now():
       return len(os.listdir('/proc/self/fd')), threading.active_count()
 
-    for generation in range(2, 22):
-      self.form(made, group._replace(generation=generation))
-      self.assertEqual(self.sums(made, 0, pools, [(0, 10)]), [None] * 3)
-      if generation % 3 == 0:
-        made[0].abandon()
-      if generation == 5:
+    for membership_epoch in range(2, 22):
+      self.form(nodes, membership._replace(membership_epoch=membership_epoch))
+      self.assertEqual(self.allreduce(nodes, 0, buffers, [(0, 10)]), [None] * 3)
+      if membership_epoch % 3 == 0:
+        nodes[0].abandon()
+      if membership_epoch == 5:
         first = open_now()
-    # What other tests have left may end meanwhile.
-    executors.until(lambda: all(map(operator.le, open_now(), first)))
+    # Threads of other tests may end meanwhile.
+    executors.wait_until(lambda: all(map(operator.le, open_now(), first)))
     before = threading.active_count()
-    for each in made:
+    for each in nodes:
       each.close()
       each.close()
     self.assertLessEqual(threading.active_count(), before - 3)
     with self.assertRaises(Abandoned):
-      made[0].form(group._replace(generation=99))
-    made[0].abandon()
+      nodes[0].form(membership._replace(membership_epoch=99))
+    nodes[0].abandon()
 
-  def test_closing_wakes_who_waits(self):
-    made, _ = self.formed(2)
-    reduction = made[0].begin(0, np.ones(9, np.float32), [(0, 9)])
-    thread = threading.Timer(0.05, made[0].close)
+  def test_closing_ends_a_wait(self):
+    nodes, _ = self.connect_executors(2)
+    reduction = nodes[0].begin(0, np.ones(9, np.float32), [(0, 9)])
+    thread = threading.Timer(0.05, nodes[0].close)
     thread.start()
     with self.assertRaises(Abandoned):
       reduction.wait(executors.WAIT_S)
     thread.join()
     with self.assertRaises(Abandoned):
-      made[0].begin(1, np.ones(9, np.float32), [(0, 9)]).wait(executors.WAIT_S)
+      nodes[0].begin(1, np.ones(9, np.float32), [(0, 9)]).wait(executors.WAIT_S)
 
-  def test_what_is_done_needs_nobody(self):
-    made, _ = self.formed(2)
-    pools = np.ones((2, 100), np.float32)
-    self.assertEqual(self.sums(made, 0, pools, [(0, 100)]), [None, None])
-    made[1].close()
-    with self.assertRaisesRegex(Abandoned, 'worker 1 has left generation 1'):
-      made[0].begin(1, pools[0], [(0, 100)]).wait(executors.WAIT_S)
+  def test_a_completed_allreduce_needs_no_peer(self):
+    nodes, _ = self.connect_executors(2)
+    buffers = np.ones((2, 100), np.float32)
+    self.assertEqual(
+      self.allreduce(nodes, 0, buffers, [(0, 100)]), [None, None]
+    )
+    nodes[1].close()
+    with self.assertRaisesRegex(
+      Abandoned, 'worker 1 has left membership epoch 1'
+    ):
+      nodes[0].begin(1, buffers[0], [(0, 100)]).wait(executors.WAIT_S)
 
   @parameterized.parameters(
-    ({'pool': np.ones(3)}, 'pool: expected float32'),
-    ({'pool': np.ones(6, np.float32)[::2]}, 'pool: expected float32'),
-    ({'ranges': [(0, 2)]}, 'the last to end at 3'),
+    ({'buffer': np.ones(3)}, 'buffer: expected float32'),
+    ({'buffer': np.ones(6, np.float32)[::2]}, 'buffer: expected float32'),
+    ({'buckets': [(0, 2)]}, 'the last to end at 3'),
     ({'iteration': -1}, 'iteration: expected one after -1'),
   )
   def test_arguments_are_checked(self, given, message):
-    made = self.executor(0)
-    made.form(executor.Group(0, {0: made.address}, pack(shapes.star([1])), {}))
-    pool = np.ones(3, np.float32)
-    whole = {'iteration': 0, 'pool': pool, 'ranges': [(0, 3)], **given}
+    node = self.open_executor(0)
+    node.form(
+      executor.Membership(0, {0: node.address}, pack(shapes.star([1])), {})
+    )
+    buffer = np.ones(3, np.float32)
+    whole = {'iteration': 0, 'buffer': buffer, 'buckets': [(0, 3)], **given}
     with self.assertRaisesRegex(ValueError, message):
-      made.begin(**whole)
-    reduction = made.begin(0, pool, [(0, 3)])
+      node.begin(**whole)
+    reduction = node.begin(0, buffer, [(0, 3)])
     with self.assertRaisesRegex(ValueError, 'iteration before to have ended'):
-      made.begin(1, pool, [(0, 3)])
+      node.begin(1, buffer, [(0, 3)])
     with self.assertRaisesRegex(ValueError, 'got 1'):
       reduction.ready(1)
     reduction.ready(0)

@@ -1,4 +1,4 @@
-"""Tests of an executor whose own process fails it."""
+"""Tests of an executor that fails because of its own process."""
 
 import errno
 import os
@@ -11,11 +11,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce.executor import (
-  door,
+  connections,
   exchange,
   executor,
-  generation,
-  loop,
+  listener,
+  socket_loop,
 )
 from cluster.allreduce.executor.errors import ExecutorFailed
 from cluster.network.errors import TransportError
@@ -26,14 +26,14 @@ _SIZE, _CHUNK_BYTES = 8, 16
 
 class _Case(executors.TestCase):
   def _membership(self, count=2, **kwargs):
-    made = self.executor(0, chunk_bytes=_CHUNK_BYTES, **kwargs)
-    return self._others(made, count)
+    node = self.open_executor(0, chunk_bytes=_CHUNK_BYTES, **kwargs)
+    return self._others(node, count)
 
-  def _others(self, made, count=2, generation=0):
+  def _others(self, node, count=2, membership_epoch=0):
     membership = byte_peers.Membership(
-      made, count, size=_SIZE, chunk_bytes=_CHUNK_BYTES
+      node, count, size=_SIZE, chunk_bytes=_CHUNK_BYTES
     )
-    membership.generation = generation
+    membership.membership_epoch = membership_epoch
     self.addCleanup(membership.close)
     return membership
 
@@ -41,30 +41,30 @@ class _Case(executors.TestCase):
     """Checks that the executor takes part in the next membership."""
     membership.form()
     numbers = np.arange(2 * _SIZE, dtype=np.float32).reshape(2, _SIZE)
-    pool = numbers[0].copy()
-    under_way = membership.executor.begin(0, pool, membership.ranges)
-    under_way.ready(0)
+    buffer = numbers[0].copy()
+    reduction = membership.executor.begin(0, buffer, membership.buckets)
+    reduction.ready(0)
     membership.take_part(0, numbers[1], numbers.sum(0))
-    under_way.wait(executors.WAIT_S)
-    np.testing.assert_array_equal(pool, numbers.sum(0))
+    reduction.wait(executors.WAIT_S)
+    np.testing.assert_array_equal(buffer, numbers.sum(0))
 
 
 class DescriptorsTest(_Case):
-  def test_who_cannot_connect_says_so_and_can_do_it_later(self):
+  def test_an_executor_that_cannot_connect_reports_it_and_recovers(self):
     membership = self._membership()
-    group = membership.group._replace(generation=5)
-    membership.generation = 5
+    members = membership.group._replace(membership_epoch=5)
+    membership.membership_epoch = 5
     with descriptors.exhausted():
       start = time.monotonic()
       with self.assertRaisesRegex(ExecutorFailed, 'Too many open files') as got:
-        membership.executor.form(group)
+        membership.executor.form(members)
       self.assertLess(time.monotonic() - start, executors.WAIT_S / 2)
     self.assertEqual(got.exception.worker, 0)
     self._check_sound(membership)
 
   def test_connections_wait_while_none_can_be_accepted(self):
-    made = self.executor(0)
-    host, port = made.address.split(':')
+    node = self.open_executor(0)
+    host, port = node.address.split(':')
     sleepers, sleep = [], time.sleep
 
     def noted(seconds):
@@ -80,7 +80,7 @@ class DescriptorsTest(_Case):
       ):
         sock.connect((host, int(port)))
         for _ in range(10):
-          made.traffic()
+          node.traffic()
           sleep(0.02)
       self.assertNotIn('executor-0', sleepers)
       self.assertLen(logs.output, 1)
@@ -88,15 +88,15 @@ class DescriptorsTest(_Case):
       sock.sendall(b'syncred1' + bytes(32))
       self.assertLen(sock.recv(64), 64)
 
-  def test_who_can_accept_nobody_says_so_instead_of_blaming_others(self):
+  def test_an_executor_that_cannot_accept_blames_itself(self):
     membership = self._membership(timeout_s=1.0)
-    group = membership.group._replace(generation=1)
+    members = membership.group._replace(membership_epoch=1)
     with socket.socket() as sock:
       sock.setblocking(False)
       forming = []
       thread = threading.Thread(
         target=lambda: forming.extend(
-          executors.parallel([lambda: membership.executor.form(group, 20.0)])
+          executors.parallel([lambda: membership.executor.form(members, 20.0)])
         )
       )
       thread.start()
@@ -108,7 +108,7 @@ class DescriptorsTest(_Case):
     self.assertRegex(str(forming[0]), 'Too many open files')
 
   @parameterized.parameters(0, 1, 2)
-  def test_none_is_made_with_too_few_and_nothing_is_left(self, left):
+  def test_a_constructor_without_descriptors_leaks_none(self, left):
     before = len(os.listdir('/proc/self/fd'))
     with (
       descriptors.exhausted(left),
@@ -136,7 +136,7 @@ def _raise_later(error):
 
 
 class UnexpectedTest(_Case):
-  """Errors in the thread that no code of it expects."""
+  """Errors in the thread that its code does not expect."""
 
   @parameterized.parameters(
     (exchange.Exchange, 'arrived'),
@@ -145,12 +145,12 @@ class UnexpectedTest(_Case):
     (exchange.Exchange, 'sent'),
     (exchange.Exchange, 'ready'),
     (exchange.Exchange, '_add'),
-    (generation.Generation, 'begin'),
-    (generation.Generation, 'flush'),
-    (generation.Reader, 'read'),
-    (generation.Writer, 'write'),
+    (connections.MembershipConnections, 'begin'),
+    (connections.MembershipConnections, 'flush'),
+    (connections.Reader, 'read'),
+    (connections.Writer, 'write'),
   )
-  def test_a_sum_that_fails_here_says_why(self, place, name):
+  def test_an_allreduce_that_fails_reports_the_reason(self, place, name):
     membership = self._membership()
     membership.form()
     numbers = np.ones(_SIZE, np.float32)
@@ -158,43 +158,43 @@ class UnexpectedTest(_Case):
       self.assertLogs(level='ERROR'),
       mock.patch.object(place, name, _raise(RuntimeError('no such thing'))),
     ):
-      under_way = membership.executor.begin(0, numbers, membership.ranges)
-      under_way.ready(0)
+      reduction = membership.executor.begin(0, numbers, membership.buckets)
+      reduction.ready(0)
       chunk = membership.chunks(root=0)[0]
       up = membership.fields(0, chunk, byte_peers.UP, numbers)
       membership.peers[1].send(up.packed())
       with self.assertRaisesRegex(
         ExecutorFailed, 'RuntimeError: no such thing'
       ):
-        under_way.wait(executors.WAIT_S)
-    with self.assertRaises(ExecutorFailed):  # Until there is another one.
-      membership.executor.begin(1, numbers, membership.ranges).wait(1.0)
+        reduction.wait(executors.WAIT_S)
+    with self.assertRaises(ExecutorFailed):  # Until the next membership.
+      membership.executor.begin(1, numbers, membership.buckets).wait(1.0)
     self._check_sound(membership)
 
   @parameterized.parameters(
-    (generation.Generation, 'add_in'),
-    (generation.Generation, 'add_out'),
-    (generation.Generation, 'check_formed'),
-    (door.Door, 'connect'),
-    (door.Door, 'claim'),
-    (door.Door, '_known'),
-    (door.Door, '_accept'),
-    (door.Door, 'tick'),
-    (door.links, 'answer'),
-    (door.links, 'ask'),
+    (connections.MembershipConnections, 'add_inbound'),
+    (connections.MembershipConnections, 'add_outbound'),
+    (connections.MembershipConnections, 'check_connected'),
+    (listener.ExecutorListener, 'connect'),
+    (listener.ExecutorListener, 'claim'),
+    (listener.ExecutorListener, '_authenticated'),
+    (listener.ExecutorListener, '_accept'),
+    (listener.ExecutorListener, 'tick'),
+    (listener.handshake, 'answer'),
+    (listener.handshake, 'initiate'),
     (executor, 'Hello'),
   )
-  def test_a_membership_that_fails_here_says_why(self, place, name):
+  def test_a_membership_that_fails_reports_the_reason(self, place, name):
     membership = self._membership()
     error = RuntimeError('no such thing')
-    raising = _raise_later if place is door.links else _raise
+    raising = _raise_later if place is listener.handshake else _raise
     with (
       self.assertLogs(level='ERROR'),
       mock.patch.object(place, name, raising(error)),
     ):
-      if name == '_accept':  # What was registered is the method of before.
-        membership.executor._loop.ask(membership.executor._door.open)
-      group = membership.group._replace(generation=1)
+      if name == '_accept':  # The unpatched method is registered.
+        membership.executor._loop.run(membership.executor._listener.open)
+      members = membership.group._replace(membership_epoch=1)
       meet = threading.Thread(
         target=executors.parallel,
         args=[[lambda: membership.peers[1].meet(membership.executor, 1)]],
@@ -203,52 +203,54 @@ class UnexpectedTest(_Case):
       with self.assertRaisesRegex(
         ExecutorFailed, 'RuntimeError: no such thing'
       ):
-        membership.executor.form(group)
+        membership.executor.form(members)
       membership.close()
       meet.join()
-      membership.close()  # What it has connected meanwhile.
-    self._check_sound(self._others(membership.executor, generation=1))
+      membership.close()  # Connections that were opened meanwhile.
+    self._check_sound(self._others(membership.executor, membership_epoch=1))
 
-  def test_who_cannot_watch_a_connection_says_so(self):
+  def test_an_executor_that_cannot_watch_a_connection_reports_it(self):
     membership = self._membership()
-    group = membership.group._replace(generation=1)
-    membership.generation = 1
+    members = membership.group._replace(membership_epoch=1)
+    membership.membership_epoch = 1
     error = OSError(errno.ENOSPC, 'No space left on device')
     with (
-      mock.patch.object(loop.Loop, 'watch', _raise(error)),
+      mock.patch.object(socket_loop.SocketLoop, 'watch', _raise(error)),
       self.assertRaisesRegex(ExecutorFailed, 'No space left on device'),
     ):
-      membership.executor.form(group)
-    self._check_sound(self._others(membership.executor, generation=1))
+      membership.executor.form(members)
+    self._check_sound(self._others(membership.executor, membership_epoch=1))
 
-  def test_the_end_of_the_thread_is_told_to_all_who_wait_and_come(self):
+  def test_the_end_of_the_thread_ends_running_and_later_calls(self):
     membership = self._membership()
-    made = membership.executor
+    node = membership.executor
     membership.form()
     numbers = np.ones(_SIZE, np.float32)
     with (
       self.assertLogs(level='ERROR'),
-      mock.patch.object(loop.os, 'eventfd_read', _raise(OSError('gone'))),
+      mock.patch.object(
+        socket_loop.os, 'eventfd_read', _raise(OSError('gone'))
+      ),
     ):
-      under_way = made.begin(0, numbers, membership.ranges)
+      reduction = node.begin(0, numbers, membership.buckets)
       with self.assertRaisesRegex(ExecutorFailed, 'OSError: gone'):
-        under_way.wait(executors.WAIT_S)
-    group = membership.group._replace(generation=9)
+        reduction.wait(executors.WAIT_S)
+    members = membership.group._replace(membership_epoch=9)
     for _ in range(2):
       with self.assertRaisesRegex(ExecutorFailed, 'OSError: gone'):
-        made.form(group)
+        node.form(members)
       with self.assertRaisesRegex(ExecutorFailed, 'OSError: gone'):
-        made.begin(1, numbers, membership.ranges)
-    counts = [made.unanswered() for _ in range(3)]
-    self.assertEqual(np.diff(counts).tolist(), [1, 1])  # Which beats notice.
-    made.abandon()
-    made.traffic()
+        node.begin(1, numbers, membership.buckets)
+    counts = [node.unanswered() for _ in range(3)]
+    self.assertEqual(np.diff(counts).tolist(), [1, 1])  # Heartbeats detect it.
+    node.abandon()
+    node.traffic()
 
   def test_an_error_between_memberships_does_not_end_the_thread(self):
-    made = self.executor(0)
+    node = self.open_executor(0)
     with self.assertLogs(level='ERROR'):
-      made._loop.ask(_raise(KeyError('nobody waits')))
-    executors.until(lambda: made.unanswered() <= 1)
+      node._loop.run(_raise(KeyError('nobody waits')))
+    executors.wait_until(lambda: node.unanswered() <= 1)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests of the executor, frames: over pipes in memory."""
+"""Tests for cluster.allreduce.executor.frames, over pipes in memory."""
 
 import itertools
 
@@ -13,7 +13,7 @@ _BODIES = st.lists(st.binary(max_size=100), max_size=8)
 
 
 class _Pipe:
-  """Takes and gives as many bytes at a time as it is told, in turn."""
+  """A pipe that transfers given numbers of bytes at a time, in turn."""
 
   def __init__(self, sizes):
     self.content = bytearray()
@@ -40,15 +40,15 @@ class _Pipe:
     return count
 
 
-def _reader(receive, drained=False):
-  seen = []
+def _reader(receive, is_drained=False):
+  delivered = []
   reader = frames.Reader(
     receive,
     lambda frame: memoryview(bytearray(frame.size)),
-    lambda frame, body: seen.append((frame, bytes(body))),
-    drained=drained,
+    lambda frame, body: delivered.append((frame, bytes(body))),
+    is_drained=is_drained,
   )
-  return reader, seen
+  return reader, delivered
 
 
 class FramesTest(parameterized.TestCase):
@@ -56,24 +56,24 @@ class FramesTest(parameterized.TestCase):
   @hypothesis.given(
     bodies=_BODIES,
     sizes=st.lists(st.integers(0, 200), min_size=1).filter(any),
-    drained=st.booleans(),
+    is_drained=st.booleans(),
   )
-  def test_frames_arrive_as_they_were_sent(self, bodies, sizes, drained):
+  def test_frames_arrive_as_they_were_sent(self, bodies, sizes, is_drained):
     pipe = _Pipe([0, *sizes])
     writer = frames.Writer(pipe.send)
-    reader, seen = _reader(pipe.receive, drained)
+    reader, delivered = _reader(pipe.receive, is_drained)
     for number, body in enumerate(bodies):
-      header = frames.packed(7, 3, 5, number, frames.UP, body, number % 3)
+      header = frames.pack_header(7, 3, 5, number, frames.UP, body, number % 3)
       whole = writer.write(header, body)
       while not whole:
-        self.assertTrue(writer.within)
+        self.assertTrue(writer.is_within_frame)
         self.assertTrue(reader.read())
         whole = writer.write()
     while pipe.content:
       self.assertTrue(reader.read())
-    self.assertFalse(reader.within)
-    self.assertEqual([body for _, body in seen], bodies)
-    for number, (frame, body) in enumerate(seen):
+    self.assertFalse(reader.is_within_frame)
+    self.assertEqual([body for _, body in delivered], bodies)
+    for number, (frame, body) in enumerate(delivered):
       want = (7, 3, 5, number, len(body), frames.UP, number % 3)
       self.assertEqual(frame[:-1], want)
     self.assertEqual(writer.sent_bytes, sum(48 + len(b) for b in bodies))
@@ -81,29 +81,29 @@ class FramesTest(parameterized.TestCase):
 
   @hypothesis.settings(deadline=None)
   @hypothesis.given(bit=st.integers(0, 8 * (48 + 30) - 1))
-  def test_every_wrong_bit_is_found(self, bit):
+  def test_every_flipped_bit_is_detected(self, bit):
     body = bytes(range(30))
     pipe = _Pipe([1000])
-    pipe.content += frames.packed(1, 2, 3, 4, frames.DOWN, body) + body
+    pipe.content += frames.pack_header(1, 2, 3, 4, frames.DOWN, body) + body
     pipe.content[bit // 8] ^= 1 << bit % 8
-    reader, seen = _reader(pipe.receive)
+    reader, delivered = _reader(pipe.receive)
     with self.assertRaisesRegex(Corrupt, 'another checksum'):
       reader.read()
-    self.assertEmpty(seen)
+    self.assertEmpty(delivered)
 
-  def test_one_connection_does_not_keep_the_others_waiting(self):
+  def test_one_connection_does_not_starve_the_others(self):
     pipe = _Pipe([10**6])
     for number in range(40):
-      pipe.content += frames.packed(1, 2, 3, number, frames.UP, b'body')
+      pipe.content += frames.pack_header(1, 2, 3, number, frames.UP, b'body')
       pipe.content += b'body'
-    reader, seen = _reader(pipe.receive)
+    reader, delivered = _reader(pipe.receive)
     self.assertTrue(reader.read())
-    self.assertBetween(len(seen), 1, 20)
+    self.assertBetween(len(delivered), 1, 20)
 
-  def test_the_end_is_told(self):
+  def test_the_end_of_a_connection_is_reported(self):
     reader, _ = _reader(lambda buffers: 0)
     self.assertFalse(reader.read())
-    self.assertFalse(reader.within)
+    self.assertFalse(reader.is_within_frame)
 
 
 if __name__ == '__main__':

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce import group
-from cluster.allreduce.executor import executor
+from cluster.allreduce.executor import executor, membership
 from cluster.allreduce.executor.errors import Abandoned
 from cluster.allreduce.sums import host
 from cluster.allreduce.sums.codec_state import CodecState
@@ -204,15 +203,14 @@ class MultiRoundTest(parameterized.TestCase):
   def _form(self, generation, members):
     cluster = links.believed('', len(self.workers))
     cluster_of = links.believed('', len(members))
-    description = group.described(
-      generation,
-      {index: self.addresses[index] for index in members},
-      [
-        cluster.workers[members.index(k)] if k in members else ''
-        for k in range(len(self.workers))
-      ],
+    description = membership.describe(
+      membership.Membership(
+        generation,
+        {index: self.addresses[index] for index in members},
+        ring.in_order(cluster_of),
+        {cluster_of.workers[members.index(k)]: k for k in members},
+      ),
       cluster_of,
-      ring.in_order(cluster_of),
     )
     self._each(lambda k: self.workers[k].form(description, 20.0), members)
 

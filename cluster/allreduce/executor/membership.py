@@ -1,0 +1,60 @@
+"""Membership of an epoch: the workers that sum together, and their forest.
+
+The coordinator describes it as plain data; every member checks the forest that
+it receives, as it has come over the network.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from topology import Cluster, Forest
+from topology.forests import export
+
+
+class Membership(NamedTuple):
+  """Members of one membership epoch, and the forest that they sum over.
+
+  Attributes:
+    membership_epoch: Number of the epoch; later ones have larger numbers.
+    addresses: 'host:port' of each member's executor, by worker index.
+    forest: Allreduce forest of the members.
+    names: Worker index by node id of the forest.
+  """
+
+  membership_epoch: int
+  addresses: Mapping[int, str]
+  forest: Forest
+  names: Mapping[str, int]
+
+
+def describe(membership: Membership, cluster: Cluster) -> dict[str, Any]:
+  """Returns a membership as plain data, for a message.
+
+  Args:
+    membership: The membership.
+    cluster: Links among its members, which its forest was packed for.
+  """
+  return {
+    'generation': membership.membership_epoch,
+    'addresses': {str(k): each for k, each in membership.addresses.items()},
+    'names': dict(membership.names),
+    'forest': export.to_json(cluster, membership.forest),
+  }
+
+
+def parse(description: Mapping[str, Any]) -> Membership:
+  """Returns the membership of a message, after its forest was checked.
+
+  Args:
+    description: Result of `describe`.
+
+  Raises:
+    ValueError: If the forest is not sound, or not one of the members.
+  """
+  _, forest = export.from_json(description['forest'])
+  addresses = {
+    int(index): address for index, address in description['addresses'].items()
+  }
+  return Membership(
+    description['generation'], addresses, forest, description['names']
+  )

@@ -1,0 +1,201 @@
+"""An event-loop thread for sockets, which also runs calls of other threads."""
+
+import collections
+import contextlib
+import functools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from absl import logging
+
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+# Edge-triggered: one event each time there is room again, or data arrives.
+IN_OR_ROOM = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+Handler = Callable[[int], None]
+_TICK_S = 0.1
+_Result = TypeVar('_Result')
+
+
+class SocketLoop:
+  """An event-loop thread; all methods but `post`, `run`, `close` run in it.
+
+  Attributes:
+    is_ticking: Whether `tick` is called.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    *,
+    after_events: Callable[[], None],
+    tick: Callable[[], None],
+    on_error: Callable[[Exception], None],
+    on_exit: Callable[[Exception | None], None],
+  ):
+    """Starts the thread.
+
+    Args:
+      name: Name of the thread.
+      after_events: Called after some events have been handled.
+      tick: Called about every tenth of a second while `is_ticking`.
+      on_error: Called with each exception of the functions above, of a handler
+        or of a posted function.  The thread continues, and no longer watches
+        the socket of that handler.
+      on_exit: Called when the thread ends, with the exception that ended it,
+        if any.
+
+    Raises:
+      OSError: If the process has no descriptors left.
+    """
+    self.is_ticking = False
+    self._after_events, self._tick = after_events, tick
+    self._on_error, self._on_exit = on_error, on_exit
+    self._next_tick_s = 0.0
+    self._epoll = select.epoll()
+    self._handlers: dict[int, Handler] = {}
+    self._posted: collections.deque[Callable[[], object]] = collections.deque()
+    try:
+      self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError:
+      self._epoll.close()
+      raise
+    self._epoll.register(self._wake, IN)
+    self._is_ending = False
+    self._num_pings = self._last_ping = 0
+    self._lock = threading.Lock()
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
+    """Registers the handler of a socket's events, replacing an earlier one."""
+    number = sock.fileno()
+    try:
+      self._epoll.register(number, events)
+    except FileExistsError:
+      self._epoll.modify(number, events)
+    self._handlers[number] = handler
+
+  def forget(self, sock: socket.socket) -> None:
+    """Unregisters a socket."""
+    self._forget(sock.fileno())
+
+  def post(self, function: Callable[[], object]) -> bool:
+    """Schedules a call in the thread; returns whether the thread still runs.
+
+    Thread-safe.
+    """
+    with self._lock:
+      if self._wake < 0:
+        return False
+      self._posted.append(function)
+      if len(self._posted) == 1:
+        os.eventfd_write(self._wake, 1)
+    return True
+
+  def run(self, function: Callable[[], _Result]) -> _Result | None:
+    """Calls a function in the thread, and returns its result.
+
+    Returns None if the thread has ended, or if the function has raised an
+    exception, which `on_error` has received.  Not for the loop's own thread.
+    """
+    done = threading.Event()
+    results: list[_Result] = []
+
+    def call() -> None:
+      try:
+        self._guard(lambda: results.append(function()))
+      finally:
+        done.set()
+
+    if self.post(call):
+      done.wait()
+    return results[0] if results else None
+
+  def count_unanswered(self) -> int:
+    """Pings the thread; returns the number of pings since its last response.
+
+    Not for the loop's own thread.
+    """
+    self._num_pings += 1
+    number = self._num_pings
+
+    def respond() -> None:
+      self._last_ping = number
+
+    self.post(respond)
+    return number - self._last_ping
+
+  def close(self) -> None:
+    """Ends the thread after all posted calls; not for the thread itself."""
+
+    def end() -> None:
+      self._is_ending = True
+
+    self.post(end)
+    self._thread.join()
+
+  def _run(self) -> None:
+    error = None
+    try:
+      while not self._is_ending:
+        self._turn()
+    # Threads that wait for this one are notified instead of waiting forever.
+    except Exception as raised:
+      logging.exception('The thread of an executor ends.')
+      error = raised
+    with self._lock:
+      os.close(self._wake)
+      self._wake = -1
+    try:
+      self._on_exit(error)
+    finally:
+      while self._posted:
+        with contextlib.suppress(OSError, ValueError):
+          self._posted.popleft()()
+      self._epoll.close()
+
+  def _guard(self, function: Callable[[], object]) -> None:
+    """Calls a function, and `on_error` with its exception."""
+    try:
+      function()
+    # The one place where an unexpected error becomes known to waiting threads.
+    except Exception as error:
+      logging.exception('A function in the thread of an executor failed.')
+      self._on_error(error)
+
+  def _handle(self, number: int, events: int) -> None:
+    """Calls a handler; one that raises is not called again."""
+    handler = self._handlers[number]
+    is_handled = False
+    try:
+      handler(events)
+      is_handled = True
+    finally:
+      # Another socket may have the number by now.
+      if not is_handled and self._handlers.get(number) is handler:
+        self._forget(number)
+
+  def _forget(self, number: int) -> None:
+    # A closed socket is no longer registered.
+    if self._handlers.pop(number, None):
+      with contextlib.suppress(OSError):
+        self._epoll.unregister(number)
+
+  def _turn(self) -> None:
+    timeout_s = _TICK_S if self.is_ticking else None
+    for number, events in self._epoll.poll(timeout_s):
+      if number == self._wake:
+        os.eventfd_read(self._wake)
+      elif number in self._handlers:
+        self._guard(functools.partial(self._handle, number, events))
+    while self._posted and not self._is_ending:
+      self._guard(self._posted.popleft())
+    self._guard(self._after_events)
+    if self.is_ticking and time.monotonic() >= self._next_tick_s:
+      self._next_tick_s = time.monotonic() + _TICK_S
+      self._guard(self._tick)

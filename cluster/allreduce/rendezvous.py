@@ -1,0 +1,493 @@
+"""Rendezvous of an allreduce run: members of each epoch, their answers, forest.
+
+A membership epoch is stopped when a member or a connection is lost, or a worker
+joins.  It has ended once all its living members have reported their version of
+the learner.  Then the next begins, whose members connect over a forest that is
+packed for the links that still work.
+
+No messages, threads or clocks here: see `memberships`.
+"""
+
+import collections
+import contextlib
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from cluster.allreduce.executor import membership
+from cluster.allreduce.executor.membership import Membership
+from cluster.probing.failed_links import FailedLinks
+from cluster.process.exits import Unmendable
+from route.route import LATENCY_S, Forests
+from topology import Cluster, Forest
+from topology.clusters import pruned
+from topology.packing import pack as packing
+
+_RECENT = 4  # Forests in the cache: packing one takes seconds.
+
+
+class _Phase(enum.Enum):
+  """Phase of a membership epoch."""
+
+  WAITING = 'first members are awaited'
+  STOPPING = 'members report their versions'
+  ENDED = 'all have reported'
+  CONNECTING = 'members connect'
+  RUNNING = 'members sum'
+
+
+class Unreachable(Exception):
+  """The members cannot all reach each other.
+
+  Attributes:
+    worker: Worker to leave out: the one with the most lost connections.
+  """
+
+  def __init__(self, worker: int, reason: str = 'cannot be reached by all'):
+    super().__init__(f'worker {worker} {reason}')
+    self.worker = worker
+
+
+class PackedForest(NamedTuple):
+  """A forest, and the members and links that it was packed for.
+
+  Attributes:
+    members: Workers that sum over it.
+    lost: Ordered pairs of them that cannot communicate.
+    cluster: Links of all workers, as believed at the time.
+    links: Links that were left of them.
+    forest: Forest of these links.
+  """
+
+  members: tuple[int, ...]
+  lost: frozenset[tuple[int, int]]
+  cluster: Cluster
+  links: Cluster
+  forest: Forest
+
+
+class Rendezvous:
+  """The membership epochs of a run, one after the other.
+
+  Attributes:
+    membership_epoch: Number of the current epoch, from 0.
+    members: Workers of it, or of the epoch before until `form`; ascending.
+    packed: Its forest, and the links of it; None before the first.
+    size_bytes: Size of a gradient buffer, bytes.
+    fetching: Members that were directed to fetch their state from another one.
+  """
+
+  def __init__(
+    self,
+    cluster: Cluster | None,
+    pack: Forests | None,
+    *,
+    size_bytes: int,
+    failed: FailedLinks | None = None,
+  ):
+    """Creates a rendezvous without members.
+
+    Args:
+      cluster: The links; worker i is the i-th.  None if unknown: see `know`.
+      pack: Returns the forest of a cluster; None if XLA sums.
+      size_bytes: Size of a gradient buffer, bytes.
+      failed: Record of failed links; None if they are never tried again.
+    """
+    self.membership_epoch = 0
+    self.members: tuple[int, ...] = ()
+    self.packed: PackedForest | None = None
+    self.size_bytes = size_bytes
+    self.fetching: set[int] = set()
+    self._cluster, self._pack = cluster, pack
+    # A link that is tried again and fails needs the forest before once more.
+    self._recent: collections.deque[PackedForest] = collections.deque(
+      maxlen=_RECENT
+    )
+    self._host_s: Mapping[str, float] = {}
+    self._phase = _Phase.WAITING
+    self._executors: dict[int, str] = {}  # Addresses.
+    self._handovers: dict[int, str] = {}
+    self._lost_members: dict[int, str] = {}  # With the reason.
+    # Version and step statistics of the members that have stopped.
+    self._answers: dict[int, tuple[int, list[float]]] = {}
+    self._digests: dict[int, str] = {}  # Of members that are connected.
+    self._failed = failed or FailedLinks(timeout_s=math.inf)
+    # Members with the newest version.  At first the coordinator's worker, which
+    # has restored or initialised the state: a process that has left another
+    # coordinator has a different one.
+    self._sources: list[int] = [0]
+    self._corrupt: set[int] = set()
+
+  @property
+  def tolerates_loss(self) -> bool:
+    """True if a run continues without a lost member; False where XLA sums."""
+    return self._pack is not None
+
+  @property
+  def knows(self) -> bool:
+    """True if the links are known, or no forest needs them."""
+    return self._cluster is not None or not self.tolerates_loss
+
+  def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
+    """Sets the links for which forests are packed from here on.
+
+    Members keep the forest that they have.
+
+    Args:
+      cluster: The links; worker i is the i-th.
+      host_s: Latency that each worker's host adds to its links, seconds; {} if
+        that is unknown.
+    """
+    self._cluster, self._host_s = cluster, host_s
+
+  def use(self, packed: PackedForest) -> None:
+    """Sets the forest of the next epoch, if it has the same members.
+
+    Pairs that can communicate in it are no longer considered lost.
+    """
+    self.packed = packed
+    self._failed.use(packed.lost)
+
+  def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
+    """Returns a forest for some links; from any thread.
+
+    Args:
+      cluster: The links.
+      host_s: Latencies of hosts, as of `know`.
+
+    Raises:
+      ValueError: If there is none.
+      TimeoutError: If it cannot be found in time.
+    """
+    latency_s = {
+      (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
+      for src, dst, _ in cluster.links
+    }
+    if self._pack is None:
+      raise RuntimeError('Expected a packing function, got none.')
+    return self._pack(
+      cluster, self.size_bytes, latency_s if host_s else LATENCY_S
+    )
+
+  def address(self, index: int) -> str:
+    """Returns 'host:port' of a worker's executor."""
+    return self._executors[index]
+
+  @property
+  def is_waiting(self) -> bool:
+    """True while the first members are awaited."""
+    return self._phase is _Phase.WAITING
+
+  @property
+  def living(self) -> list[int]:
+    """Members that are not lost."""
+    return [index for index in self.members if index not in self._lost_members]
+
+  def add(self, index: int, executor: str, handover: str) -> None:
+    """Records the addresses of a worker's new incarnation.
+
+    Args:
+      index: The worker.
+      executor: 'host:port' of its executor.
+      handover: 'host:port' from which others fetch its state.
+    """
+    before = self._executors.get(index, executor)
+    moved = before.rpartition(':')[0] != executor.rpartition(':')[0]
+    self._failed.came(index, moved=moved)
+    self._executors[index], self._handovers[index] = executor, handover
+    self._sources = [k for k in self._sources if k != index] or [0]
+    self.mark_sound(index)
+
+  def mark_lost(self, index: int, reason: str) -> None:
+    """Records that a member is lost."""
+    self._lost_members.setdefault(index, reason)
+
+  @property
+  def sound(self) -> list[int]:
+    """Members whose state is not known to be corrupt."""
+    return [k for k in self.members if k not in self._corrupt]
+
+  def mark_corrupt(self, index: int) -> None:
+    """Excludes a member from the sources of state: its own is corrupt."""
+    self._corrupt.add(index)
+
+  def mark_sound(self, index: int) -> None:
+    """Admits a member to the sources again: its state was replaced."""
+    self._corrupt.discard(index)
+
+  def find_source(
+    self, index: int, holders: Sequence[int]
+  ) -> tuple[int, str] | None:
+    """Returns a member from which another one can fetch its state.
+
+    Args:
+      index: The member that fetches; different ones get different sources.
+      holders: Members that have the state.
+
+    Returns:
+      Rank and address; None if it can connect to none of them.
+    """
+    reachable = self._find_reachable(index, holders)
+    if not reachable:
+      return None
+    source = reachable[index % len(reachable)]
+    return source, self._handovers[source]
+
+  def suspect(self, worker: int, peer: int | None) -> None:
+    """Records that a worker has lost its connection to a peer.
+
+    Args:
+      worker: The worker that reports it.
+      peer: The peer, which may be lost itself; None if unknown.
+    """
+    if peer is not None:
+      self._failed.suspect(worker, peer)
+
+  def admits(self, index: int) -> bool:
+    """Returns whether a worker may be a member of the next epoch."""
+    return self._failed.admits(index)
+
+  @property
+  def retry_reason(self) -> str:
+    """Reason to end the epoch: a failed link is due again; '' for none."""
+    pair = self._failed.due(self.members)
+    if not pair:
+      return ''
+    return 'the link between workers {} and {} is tried again'.format(*pair)
+
+  def mark_summed(self) -> None:
+    """Records that an allreduce is complete: all links in use work."""
+    self._failed.summed(self._find_used_links)
+
+  def stop(self) -> bool:
+    """Ends the epoch; returns False if that has been done before."""
+    if self._phase in (_Phase.STOPPING, _Phase.ENDED):
+      return False
+    self.membership_epoch += 1
+    self._answers.clear()
+    self._phase = _Phase.STOPPING
+    return True
+
+  def add_stopped(
+    self, index: int, version: int, statistics: list[float]
+  ) -> None:
+    """Records that a member has stopped.
+
+    Args:
+      index: The member.
+      version: Version of its learner.
+      statistics: Step statistics of its last iteration.
+    """
+    self._answers[index] = version, statistics
+
+  def find_newest(self) -> tuple[int, list[float]] | None:
+    """Returns the newest version of the living members once all have stopped.
+
+    Returns:
+      Version and step statistics of its last iteration, at the first call
+      after the last answer; None at all other calls.
+
+    Raises:
+      Unmendable: If only corrupt replicas have that version.
+    """
+    living = self.living
+    is_stopping = self._phase is _Phase.STOPPING
+    if not is_stopping or {*living} - self._answers.keys():
+      return None
+    self._phase = _Phase.ENDED
+    if not living:
+      return -1, []
+    newest = max(self._answers[index][0] for index in living)
+    # Ascending: the coordinator's worker, nearest to many, comes first.
+    holders = [k for k in living if self._answers[k][0] == newest]
+    self._sources = [k for k in holders if k not in self._corrupt]
+    if not self._sources:
+      raise Unmendable(
+        f'Only corrupt replicas have version {newest}. All return to the '
+        'newest checkpoint.'
+      )
+    return self._answers[self._sources[0]]
+
+  def remove_lost(self) -> dict[int, str]:
+    """Removes lost members, and returns them with the reasons."""
+    self.members = tuple(self.living)
+    lost, self._lost_members = self._lost_members, {}
+    return lost
+
+  def await_first(self) -> None:
+    """Returns to the state before the first epoch, without members."""
+    self.members = ()
+    self._lost_members.clear()
+    self._phase = _Phase.WAITING
+
+  def form(
+    self, members: Iterable[int], version: int
+  ) -> list[tuple[int, dict[str, Any]]]:
+    """Begins an epoch; returns the message to each member.
+
+    Args:
+      members: At least one worker, ascending.
+      version: Version that all members must have, or fetch from another one.
+
+    Raises:
+      Unreachable: If they cannot reach each other.
+      Unmendable: If there is no forest of them.
+    """
+    members = tuple(members)
+    self._failed.settle(members)
+    self.members = members
+    self._lost_members.clear()
+    self._digests.clear()
+    self._phase = _Phase.CONNECTING
+    if (failed := self._failed.failed_worker(members)) is not None:
+      raise self._exclude(failed, 'has an executor that fails')
+    group = {'generation': self.membership_epoch}
+    if self.tolerates_loss:
+      group = self._describe()
+    sources = {index: self._assign_source(index, version) for index in members}
+    self.fetching = {index for index in members if sources[index]}
+    return [
+      (index, group | {'version': version, 'source': sources[index]})
+      for index in members
+    ]
+
+  def _find_reachable(self, index: int, holders: Iterable[int]) -> list[int]:
+    """Returns those of some members to which another one can connect."""
+    return [k for k in holders if (k, index) not in self._failed.lost]
+
+  def _assign_source(self, index: int, version: int) -> tuple[int, str] | None:
+    """Returns rank and address of a member's source; None if it needs none.
+
+    Raises:
+      Unreachable: If it cannot connect to any member with the state.
+    """
+    # At version 0 each has initialised its own state, which may differ in its
+    # last bits.
+    sources = self._sources if version else self._sources[:1]
+    if index in sources:
+      return None
+    reachable = self._find_reachable(index, sources)
+    if not (reachable or version):  # Digests show later whether it is equal.
+      others = (k for k in self.members if k != index)
+      reachable = self._find_reachable(index, others)
+    if not reachable:
+      raise self._exclude(index or sources[0])
+    return reachable[0], self._handovers[reachable[0]]
+
+  def _describe(self) -> dict[str, Any]:
+    """Returns the message about the members, after their forest was packed."""
+    packed = self._find_forest()
+    workers = packed.cluster.workers
+    addresses = {index: self._executors[index] for index in self.members}
+    names = {workers[index]: index for index in self.members}
+    return membership.describe(
+      Membership(self.membership_epoch, addresses, packed.forest, names),
+      packed.links,
+    )
+
+  def _find_forest(self) -> PackedForest:
+    """Returns the forest of the members, a cached one if there is one.
+
+    Raises:
+      Unreachable: If they cannot reach each other.
+      Unmendable: If there is no forest of them.
+    """
+    lost, cluster = self._failed.lost, self._cluster
+    current = self.packed
+    if current and (current.members, current.lost) == (self.members, lost):
+      return current
+    if cluster is None:
+      raise RuntimeError('Expected links to be known, got none.')
+    for packed in self._recent:
+      is_same = packed.cluster is cluster
+      if is_same and (packed.members, packed.lost) == (self.members, lost):
+        self.packed = packed
+        return packed
+    workers = cluster.workers
+    pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
+    absent = [w for k, w in enumerate(workers) if k not in self.members]
+    try:
+      links = pruned.without(cluster, workers=absent, pairs=pairs)
+    except ValueError as error:
+      raise self._exclude_most_disconnected(error) from error
+    try:
+      forest = self._pack_without(links, {*pairs})
+    except (ValueError, TimeoutError) as error:
+      raise Unmendable(f'There is no forest of the workers: {error}') from error
+    self.packed = PackedForest(self.members, lost, cluster, links, forest)
+    self._recent.append(self.packed)
+    return self.packed
+
+  def _pack_without(self, links: Cluster, lost: set[tuple[str, str]]) -> Forest:
+    """Returns the route's forest, or any other if it needs lost pairs."""
+    if not lost:
+      return self.pack(links, self._host_s)
+    with contextlib.suppress(ValueError):
+      forest = self.pack(links, self._host_s)
+      hops = (hop for tree in forest.trees for hop in (*tree.up, *tree.down))
+      # Nodes of the cluster may forward for a lost pair; executors do not.
+      if not lost & {(hop[0], hop[-1]) for hop in hops}:
+        return forest
+    logging.warning('The forest of the route needs a link that is lost.')
+    return packing.pack(links)
+
+  def add_connected(self, index: int, digest: str) -> bool:
+    """Records that a member is connected; returns whether all are.
+
+    Args:
+      index: The member.
+      digest: Digest of its state.
+    """
+    self._digests[index] = digest
+    is_connecting = self._phase is _Phase.CONNECTING
+    if not is_connecting or len(self._digests) < len(self.members):
+      return False
+    self._phase = _Phase.RUNNING
+    return True
+
+  @property
+  def digests(self) -> Mapping[int, str]:
+    """Digests of the states that members had when they had connected."""
+    return self._digests
+
+  @property
+  def awaited(self) -> list[int]:
+    """Living members that have yet to report: they have stopped, or connected.
+
+    Empty in other phases.
+    """
+    if self._phase is _Phase.STOPPING:
+      return [index for index in self.living if index not in self._answers]
+    if self._phase is _Phase.CONNECTING:
+      return [index for index in self.living if index not in self._digests]
+    return []
+
+  def _exclude_most_disconnected(self, error: Exception) -> Exception:
+    """Excludes the member with the most lost connections; returns an error."""
+    counts = collections.Counter(
+      index
+      for pair in self._failed.lost
+      for index in pair
+      if index and {*pair} <= {*self.members}
+    )
+    if not counts:
+      return Unmendable(str(error))
+    return self._exclude(counts.most_common(1)[0][0])
+
+  def _exclude(self, worker: int, *reason: str) -> Unreachable:
+    """Excludes a worker for some time; returns the error to raise."""
+    self._failed.exclude(worker)
+    return Unreachable(worker, *reason)
+
+  def _find_used_links(self) -> list[tuple[int, int]]:
+    """Returns the links of the current forest, and each member with itself."""
+    links = [(index, index) for index in self.members]
+    if self.packed:
+      index_of = {name: k for k, name in enumerate(self.packed.cluster.workers)}
+      for tree in self.packed.forest.trees:
+        for hop in (*tree.up, *tree.down):
+          links.append((index_of[hop[0]], index_of[hop[-1]]))
+    return links

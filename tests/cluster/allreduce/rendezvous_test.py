@@ -1,0 +1,366 @@
+"""Tests for the rendezvous of allreduce runs, handover of state and faults."""
+
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.allreduce.faults import chunk_faults
+from cluster.allreduce.rendezvous import Rendezvous, Unreachable
+from cluster.membership import handover
+from cluster.network.errors import TransportError
+from cluster.network.streams import Security
+from cluster.probing.failed_links import FailedLinks
+from cluster.process.exits import Unmendable
+from cluster.process.faults import Faults
+from route import links, ring
+from tests.support import relays
+
+
+class RendezvousTest(parameterized.TestCase):
+  def _make_rendezvous(self, workers):
+    self.now = 0.0
+    rendezvous = Rendezvous(
+      links.believed('', workers),
+      ring.in_order,
+      size_bytes=1000,
+      failed=FailedLinks(timeout_s=10.0, clock=lambda: self.now),
+    )
+    for index in range(workers):
+      rendezvous.add(index, f'1.1.1.1:{index + 1}', f'2.2.2.2:{index + 1}')
+    return rendezvous
+
+  @settings(deadline=None, max_examples=30)
+  @given(st.integers(2, 5), st.randoms())
+  def test_members_fetch_the_newest_version(self, workers, random):
+    rendezvous = self._make_rendezvous(workers)
+    version = 0
+    rendezvous.form(range(workers), 0)
+    for round_ in range(4):
+      order = [*rendezvous.members]
+      random.shuffle(order)
+      done = [rendezvous.add_connected(k, 'same') for k in order]
+      self.assertEqual(done, [False] * (len(order) - 1) + [True])
+      self.assertTrue(rendezvous.stop())
+      self.assertFalse(rendezvous.stop())
+      self.assertEqual(rendezvous.membership_epoch, round_ + 1)
+      versions = {k: version + random.randint(0, 1) for k in order}
+      lost = {k for k in order if k and random.random() < 0.3}
+      newest = None
+      for k in order:
+        self.assertIsNone(newest)
+        if k in lost:
+          rendezvous.mark_lost(k, 'dead')
+        else:
+          rendezvous.add_stopped(k, versions[k], [float(k)])
+        newest = rendezvous.find_newest()
+      self.assertIsNone(rendezvous.find_newest())
+      version = max(versions[k] for k in order if k not in lost)
+      self.assertEqual(newest[0], version)
+      self.assertEqual(versions[int(newest[1][0])], version)
+      self.assertEqual(rendezvous.remove_lost(), dict.fromkeys(lost, 'dead'))
+      members = [k for k in order if k not in lost]
+      messages = dict(rendezvous.form(sorted(members), version))
+      source = int(newest[1][0])
+      for k in members:
+        had = versions[k] == version and (version or k == source)
+        expected = None if had else (source, f'2.2.2.2:{source + 1}')
+        self.assertEqual(messages[k]['source'], expected)
+        self.assertEqual(messages[k]['generation'], round_ + 1)
+
+  def test_an_earlier_answer_is_not_awaited_again(self):
+    rendezvous = self._make_rendezvous(2)
+    rendezvous.form((0, 1), 0)
+    rendezvous.stop()
+    self.assertEqual(rendezvous.awaited, [0, 1])
+    rendezvous.add_stopped(0, 3, [])
+    self.assertEqual(rendezvous.awaited, [1])
+    self.assertFalse(rendezvous.add_connected(0, ''))
+    rendezvous.add_stopped(1, 3, [])
+    self.assertIsNotNone(rendezvous.find_newest())
+
+  @parameterized.parameters(0, 5)
+  def test_the_coordinators_state_is_the_first_source(self, at):
+    rendezvous = self._make_rendezvous(3)
+    messages = dict(rendezvous.form((0, 1, 2), at))
+    sources = [messages[k]['source'] for k in range(3)]
+    self.assertEqual(sources, [None, (0, '2.2.2.2:1'), (0, '2.2.2.2:1')])
+
+  def test_a_lost_link_to_the_source_is_avoided_at_version_0(self):
+    rendezvous = self._make_rendezvous(3)
+    for _ in range(2):
+      rendezvous.form((0, 1, 2), 0)
+      rendezvous.suspect(0, 2)
+    messages = dict(rendezvous.form((0, 1, 2), 0))
+    self.assertEqual(rendezvous.packed.lost, {(0, 2), (2, 0)})
+    self.assertEqual(messages[2]['source'], (1, '2.2.2.2:2'))
+
+  def test_a_corrupt_replica_is_not_a_source(self):
+    rendezvous = self._make_rendezvous(3)
+    for corrupt, expected in ((0, 1), (1, 0)):
+      rendezvous.form((0, 1), 5)
+      rendezvous.mark_corrupt(corrupt)
+      rendezvous.stop()
+      for k in (0, 1):
+        rendezvous.add_stopped(k, 5, [])
+      rendezvous.find_newest()
+      messages = dict(rendezvous.form((0, 1, 2), 5))
+      self.assertEqual(messages[2]['source'][0], expected)
+      rendezvous.mark_sound(corrupt)
+
+  def test_members_use_different_reachable_sources(self):
+    rendezvous = self._make_rendezvous(6)
+    rendezvous.form(range(6), 0)
+    found = [rendezvous.find_source(k, (0, 1, 2))[0] for k in (3, 4, 5)]
+    self.assertEqual(found, [0, 1, 2])
+    for _ in range(2):
+      rendezvous.form(range(6), 0)
+      rendezvous.suspect(4, 1)
+    rendezvous.form(range(6), 0)
+    self.assertIn(rendezvous.find_source(4, (0, 1, 2))[0], (0, 2))
+    self.assertIsNone(rendezvous.find_source(4, (1,)))
+
+  def test_a_worker_that_rejoins_fetches_the_state(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.form((0, 1, 2), 5)
+    rendezvous.stop()
+    for k in range(3):
+      rendezvous.add_stopped(k, 5, [])
+    rendezvous.find_newest()
+    rendezvous.add(2, '1.1.1.1:9', '2.2.2.2:9')
+    messages = dict(rendezvous.form((0, 1, 2), 5))
+    sources = [messages[k]['source'] for k in range(3)]
+    self.assertEqual(sources, [None, None, (0, '2.2.2.2:1')])
+
+  def test_an_unreachable_worker_is_named(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.form((0, 1, 2), 0)
+    for other in (0, 1):
+      rendezvous.suspect(2, other)
+    rendezvous.form((0, 1, 2), 0)
+    for other in (0, 1):
+      rendezvous.suspect(other, 2)
+    with self.assertRaises(Unreachable) as cut:
+      rendezvous.form((0, 1, 2), 0)
+    self.assertEqual(cut.exception.worker, 2)
+    rendezvous.add(2, '1.1.1.1:9', '2.2.2.2:3')  # It only joins again.
+    self.assertFalse(rendezvous.admits(2))
+    with self.assertRaises(Unreachable):
+      rendezvous.form((0, 1, 2), 0)
+    rendezvous.add(2, '1.1.1.9:3', '2.2.2.2:3')  # On another host.
+    self.assertTrue(rendezvous.admits(2))
+    rendezvous.form((0, 1, 2), 0)
+
+  def test_a_link_that_has_failed_is_used_again_after_two_timeouts(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.form((0, 1, 2), 0)
+    first = rendezvous.packed
+    for _ in range(2):
+      rendezvous.suspect(1, 2)
+      rendezvous.form((0, 1, 2), 0)
+    self.assertEqual(rendezvous.packed.lost, {(1, 2), (2, 1)})
+    without = rendezvous.packed
+    rendezvous.mark_summed()
+    self.now = 19.9
+    self.assertEqual(rendezvous.retry_reason, '')
+    self.now = 20.0
+    self.assertIn('between workers 1 and 2', rendezvous.retry_reason)
+    rendezvous.form((0, 1, 2), 0)
+    self.assertEqual(rendezvous.retry_reason, '')
+    self.assertIs(rendezvous.packed, first)  # It is not packed again.
+    rendezvous.suspect(2, 1)
+    rendezvous.form((0, 1, 2), 0)
+    self.assertIs(rendezvous.packed, without)
+    self.now = 59.9
+    self.assertEqual(rendezvous.retry_reason, '')
+    self.now = 60.0
+    self.assertNotEqual(rendezvous.retry_reason, '')
+    rendezvous.form((0, 1, 2), 0)
+    rendezvous.mark_summed()
+    rendezvous.suspect(2, 1)  # The first failure after a success.
+    rendezvous.form((0, 1, 2), 0)
+    self.assertEmpty(rendezvous.packed.lost)
+
+  def test_a_worker_whose_executor_fails_is_excluded_for_some_time(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.form((0, 1, 2), 0)
+    rendezvous.suspect(1, 1)
+    rendezvous.form((0, 1, 2), 0)
+    rendezvous.suspect(1, 1)
+    with self.assertRaisesRegex(Unreachable, 'worker 1 has an executor') as cut:
+      rendezvous.form((0, 1, 2), 0)
+    self.assertEqual(cut.exception.worker, 1)
+    self.assertFalse(rendezvous.admits(1))
+    rendezvous.form((0, 2), 0)
+    self.assertEmpty(rendezvous.packed.lost)
+    self.now = 20.0
+    self.assertTrue(rendezvous.admits(1))
+    rendezvous.form((0, 1, 2), 0)
+
+  def test_a_link_that_failed_once_is_used_again(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.form((0, 1, 2), 0)
+    for _ in range(3):
+      rendezvous.suspect(1, 2)
+      rendezvous.form((0, 1, 2), 0)
+      self.assertEmpty(rendezvous.packed.lost)
+      rendezvous.mark_summed()
+
+  def test_lost_links_of_lost_workers_do_not_count(self):
+    rendezvous = self._make_rendezvous(4)
+    rendezvous.form((0, 1, 2, 3), 0)
+    for _ in range(2):
+      rendezvous.suspect(2, 3)
+      rendezvous.form((0, 1, 2, 3), 0)
+    rendezvous.suspect(0, 1)
+    rendezvous.form((0, 1), 0)
+    rendezvous.suspect(1, 0)
+    with self.assertRaises(Unreachable) as cut:
+      rendezvous.form((0, 1), 0)
+    self.assertEqual(cut.exception.worker, 1)
+
+  def test_a_run_without_a_forest_ends(self):
+    def none(*args):
+      raise ValueError('none')
+
+    rendezvous = Rendezvous(links.believed('', 2), none, size_bytes=1)
+    for k in (0, 1):
+      rendezvous.add(k, '1.1.1.1:1', '')
+    with self.assertRaisesRegex(Unmendable, 'There is no forest'):
+      rendezvous.form((0, 1), 0)
+
+
+class HandoverTest(parameterized.TestCase):
+  _TREE = {
+    'params': {
+      'a': np.arange(7, dtype=np.float32).reshape(7, 1) / 3,
+      'b': np.zeros((0, 3), np.float32),
+      'c': np.float32(0.1),
+    },
+    'count': np.int32(4),
+    'version': 3,
+    'big': np.arange(2_000_000, dtype=np.float32),
+  }
+
+  def _state(self, version):
+    if version != 3:
+      raise LookupError(f'expected to have version {version}, got 3')
+    return self._TREE, 'digest'
+
+  def test_a_fetched_state_is_equal_bit_for_bit(self):
+    source = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(source.close)
+    steps = []
+    found, digest = handover.fetch(
+      source.address, 3, Security(), 5.0, step=lambda: steps.append(1)
+    )
+    self.assertEqual(digest, 'digest')
+    self.assertEqual(found['version'], 3)
+    for name in ('a', 'b', 'c'):
+      one, other = found['params'][name], self._TREE['params'][name]
+      self.assertEqual(one.shape, other.shape)
+      self.assertEqual(one.dtype, other.dtype)
+      np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found['big'], self._TREE['big'])
+    self.assertGreater(len(steps), 1)
+
+  def test_a_slow_transfer_with_progress_completes(self):
+    source = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(source.close)
+    steps = []
+    with relays.Relay(source.address, back_Bps=4e6) as relay:
+      start = time.monotonic()
+      handover.fetch(
+        relay.address, 3, Security(), 1.5, step=lambda: steps.append(1)
+      )
+      self.assertGreater(time.monotonic() - start, 1.8)
+    self.assertGreater(len(steps), 20)
+
+  def test_a_known_state_is_not_transferred(self):
+    source = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(source.close)
+    for known, comes in (('digest', False), ('other', True)):
+      state, digest = handover.fetch(
+        source.address, 3, Security(), 5.0, known=known
+      )
+      self.assertEqual(state is not None, comes)
+      self.assertEqual(digest, 'digest')
+
+  def test_another_version_is_refused(self):
+    source = handover.Handover('127.0.0.1', Security(), self._state)
+    self.addCleanup(source.close)
+    with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
+      handover.fetch(source.address, 4, Security(), 5.0)
+
+  def test_a_source_that_is_gone_is_detected_in_time(self):
+    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source.close()
+    start = time.monotonic()
+    with self.assertRaises(TransportError):
+      handover.fetch(source.address, 3, Security(), 0.3)
+    self.assertLess(time.monotonic() - start, 10.0)
+
+
+class TravelTest(parameterized.TestCase):
+  """Faults injected into chunks."""
+
+  def _travel(self, *entries, whole=None):
+    faults = Faults(
+      entries,
+      num_workers=2,
+      num_servers=1,
+      directory=pathlib.Path(tempfile.mkdtemp()),
+      interface='eth0',
+      timeout_s=1.0,
+    )
+    self.happened = []
+    faults.happen = lambda fault: fault and self.happened.append(fault.phase)
+    fault = faults.due(1, 0) if whole else None
+    return chunk_faults(faults, 1, 0, fault)
+
+  def test_each_fault_is_injected_in_its_phase(self):
+    travel = self._travel(
+      *((1, 0, 'die', p) for p in ('pull', 'first', 'last'))
+    )
+    seen = []
+    for left in (3, 2, 1):
+      travel.damage(b'1234', left)
+      seen.append((*self.happened,))
+      travel.note_sent()
+      seen.append((*self.happened,))
+      travel.note_received()
+    self.assertEqual(seen[0], ())
+    self.assertEqual(seen[1], ('first',))
+    self.assertEqual(seen[2], ('first', 'pull'))
+    self.assertEqual(seen[3], ('first', 'pull'))
+    self.assertEqual(seen[4], ('first', 'pull', 'last'))
+    self.assertEqual(self.happened, ['first', 'pull', 'last'])
+
+  @parameterized.parameters(
+    ('compute', [1, 0, 0]), ('first', [1, 0, 0]), ('last', [0, 0, 1])
+  )
+  def test_one_chunk_is_corrupted(self, phase, expected):
+    travel = self._travel((1, 0, 'corrupt', phase), whole=phase == 'compute')
+    changed = []
+    for left in (3, 2, 1):
+      body, sent = travel.damage(b'1234', left)
+      self.assertEqual(body, b'1234')
+      changed.append(int(bytes(sent) != body))
+      travel.note_sent()
+    self.assertEqual(changed, expected)
+
+  def test_a_chunk_is_shortened(self):
+    travel = self._travel((1, 0, 'wrong_size'), whole=True)
+    self.assertEqual(travel.damage(b'12345678', 2), (b'1234', b'1234'))
+    self.assertEqual(travel.damage(b'12345678', 1), (b'12345678', b'12345678'))
+
+  def test_other_workers_have_no_fault(self):
+    self.assertIsNone(self._travel((0, 0, 'die', 'first')))
+
+
+if __name__ == '__main__':
+  absltest.main()
