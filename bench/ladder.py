@@ -49,7 +49,7 @@ from bench.peers import running as peers
 from bench.routes import write_links
 from bench.shaped import Case
 from cluster.speed import layers
-from learning.pool import Pool
+from learning.layout import Layout
 from topology.packing.pack import pack
 from wire import sparse
 from wire.codec import Room
@@ -347,9 +347,9 @@ def _talks(size: int, dtype: str = 'float32') -> Talks:
     warmup=(),
     warmup_epochs=1.0,
   )
-  of_pool = {'bucket_bytes': math.inf, 'books': 0}
+  of_pool = {'bucket_bytes': math.inf, 'step_statistics': 0}
   multiple = wire.push.multiple
-  blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
+  blank = Layout((), blank=size, multiple=multiple, **of_pool)
   return Talks(wire, blank.gradient, (), hosted=True)
 
 

@@ -29,10 +29,10 @@ def of_run(
   """
   if not wire.push.rounds:
     return None
-  sizes = {'bucket_bytes': math.inf, 'books': 0}
-  pool, hosted = learned.pool(**sizes), plan.forest is not None
+  sizes = {'bucket_bytes': math.inf, 'step_statistics': 0}
+  layout, hosted = learned.layout(**sizes), plan.forest is not None
   with named(f'config.wire.{config.wire.name}'):
     # What does not fit is refused.
-    Talks(wire, pool.gradient, pool.rows, hosted=hosted)
-    pool = learned.pool(**sizes, multiple=wire.push.multiple)
-    return Talks(wire, pool.gradient, pool.rows, hosted=hosted)
+    Talks(wire, layout.gradient_size, layout.matrices(), hosted=hosted)
+    layout = learned.layout(**sizes, multiple=wire.push.multiple)
+    return Talks(wire, layout.gradient_size, layout.matrices(), hosted=hosted)

@@ -17,7 +17,7 @@ from configs.checks import require
 from data.dataset import Split
 from data.stream import Ranges
 from learning.evaluation import check_each, padded
-from learning.pool import backward_order
+from learning.gradient_buffer import backward_order
 from models.task import Task
 from wire.codec import Payload
 

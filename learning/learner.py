@@ -11,7 +11,7 @@ import optax
 
 from configs.checks import require
 from learning.gradient import add_trees
-from learning.pool import Pool
+from learning.layout import Layout
 from learning.scaling import Scaling, factor
 from learning.schedule import Schedule
 from wire.codec import Payload
@@ -222,9 +222,9 @@ class TaskLearner:
     if self.scaling:
       self.scaling = self.scaling.after(finite=False)
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
@@ -245,13 +245,13 @@ class TaskLearner:
       pushes: How many it is the sum of.
       arrived: As of `Payload`.
     """
-    payload = pool.payload(vector)._replace(arrived=arrived)
+    payload = layout.payload(vector)._replace(arrived=arrived)
     applied = self._applied(self._state, payload, examples, pushes)
     self._take(jax.block_until_ready(applied), examples)
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
-    """Compiles what `apply_pool` needs, and changes nothing."""
-    payload = pool.payload(np.zeros(pool.size, np.float32))
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
+    """Compiles what `apply_buffer` needs, and changes nothing."""
+    payload = layout.payload(np.zeros(layout.size, np.float32))
     payload = payload._replace(arrived=arrived)
     twin = self.fork()
     # What comes out may be bound to a device that what went in was not.

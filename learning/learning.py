@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
-from learning.pool import FLOAT32, Into, Pool
+from learning.gradient_buffer import LeafSink
+from learning.layout import FLOAT32, Layout
 from learning.scaling import Scaling
 from learning.schedule import Schedule
+from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
-from wire.flat import Flat
 
 
 class Overlap(enum.StrEnum):
@@ -78,7 +79,7 @@ class Streaming(Gradient, Protocol):
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
     """Hands out the gradient; returns the statistics and the loss, summed."""
@@ -142,9 +143,9 @@ class Learner(Protocol):
   def skip(self, update: int | None = None) -> None:
     """Forgets an update, if there is any; the version becomes one higher."""
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
@@ -153,8 +154,8 @@ class Learner(Protocol):
   ) -> None:
     """Applies the sum of all pushes of an update, as a pool holds it."""
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
-    """Compiles all that `apply_pool` needs of such a payload."""
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
+    """Compiles all that `apply_buffer` needs of such a payload."""
 
   def state(self) -> dict[str, Any]:
     """Returns what commits and sums change."""
@@ -273,17 +274,17 @@ class Learning(Protocol):
   def epochs(self, *, examples: int, updates: int) -> float:
     """Returns how far a run is, as its schedule counts it, if it has one."""
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
     """Returns how parameters and statistics are divided among servers."""
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
+  ) -> Layout:
     """Returns what lies where in the pool of a replica."""
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
@@ -293,5 +294,5 @@ class Learning(Protocol):
       wanted: config.route.overlap.
     """
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:
+  def streaming(self, layout: Layout, *, overlap: bool) -> Streaming:
     """Returns what computes the gradient range by range."""

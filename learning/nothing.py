@@ -12,10 +12,11 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
+from learning.gradient_buffer import LeafSink
+from learning.layout import FLOAT32, Layout
 from learning.learning import Overlap
-from learning.pool import FLOAT32, Into, Pool
+from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
-from wire.flat import Flat
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -63,7 +64,7 @@ class NoGradient:
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[tuple[()], None]:
     """Hands out nothing; returns no statistics and no loss."""
@@ -130,9 +131,9 @@ class NoLearner:
     """Nothing is skipped that is never computed."""
     raise RuntimeError('Expected an update that can overflow, got none.')
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
@@ -143,7 +144,7 @@ class NoLearner:
     self.version += 1
     self.examples += examples
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
     """Nothing to compile."""
 
   def state(self) -> dict[str, Any]:
@@ -192,26 +193,32 @@ class Nothing:
     del updates
     return examples / self.num_train
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
     """Returns how zeros are divided among servers."""
     zeros = np.zeros(self.elements[0], np.float32)
-    flat = Flat(zeros, (), servers=servers, wire=wire)
-    flat.encode, flat.pulled = _once(flat.encode), _once(flat.pulled)
-    flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
-    return flat
+    codec = ShardCodec(zeros, (), servers=servers, wire=wire)
+    codec.encode, codec.decode = _once(codec.encode), _once(codec.decode)
+    codec.encode_pull = _once(codec.encode_pull)
+    codec.decode_pulls = _once(codec.decode_pulls)
+    return codec
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
+  ) -> Layout:
     """Returns a pool of as many numbers, in one range: nobody fills them."""
-    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
-    sizes['multiple'] = multiple
-    return Pool((), (), (), blank=self.elements[0], **sizes)
+    return Layout(
+      (),
+      blank=self.elements[0],
+      bucket_bytes=bucket_bytes,
+      step_statistics=step_statistics,
+      dtype=dtype,
+      multiple=multiple,
+    )
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
     """Returns that a simulated backward pass overlaps with sending, if wanted.
@@ -229,7 +236,7 @@ class Nothing:
       'gone by: config.route.overlap is False.'
     )
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:
+  def streaming(self, layout: Layout, *, overlap: bool) -> NoGradient:
     """Returns what hands out nothing."""
     return self.gradient
 

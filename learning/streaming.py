@@ -21,8 +21,8 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from data.stream import Ranges
 from learning.gradient import TaskGradient
+from learning.gradient_buffer import LeafSink
 from learning.learning import Overlap
-from learning.pool import Into
 from wire.codec import Payload
 
 
@@ -78,7 +78,7 @@ class StreamingGradient:
     Args:
       gradient: What is computed.
       groups: Leaves of the gradient, by index, that are handed out together;
-        as `Pool.leaves_of`.
+        as `Bucket.leaves`.
       overlap: Whether leaves may come before all of them are on the host.
     """
     self.overlap, _ = find_overlap(gradient, wanted=overlap)
@@ -124,7 +124,7 @@ class StreamingGradient:
       gradient.warm_up(params, examples, changing=True)
     for batch in gradient.batches(examples, changing=changing):
       ranges, stamp = ((0, batch),), {'worker': 0, 'iteration': 0}
-      self.stream(params, ranges, **stamp, into=_Nowhere())
+      self.stream(params, ranges, **stamp, sink=_Nowhere())
     gradient.computed = before
 
   def stream(
@@ -134,7 +134,7 @@ class StreamingGradient:
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array]:
     """Hands out the gradient; returns the statistics and the loss, summed.
@@ -144,22 +144,22 @@ class StreamingGradient:
       ranges: Positions of the examples in the stream.
       worker: Whose iteration this is, for its random key.
       iteration: Which one.
-      into: Gets each leaf once, by its index, from any thread.
+      sink: Gets each leaf once, by its index, from any thread.
       scale: As of `TaskGradient`.
 
     Raises:
-      Exception: What `into` raises, which gets no other leaf from then on.
+      Exception: What `sink` raises, which gets no other leaf from then on.
     """
     stamp = {'worker': worker, 'iteration': iteration}
     parts = self._gradient.parts(ranges, **stamp, scale=scale)
     if self.overlap == Overlap.BACKWARD:
-      return self._overlapped(params, parts, into)
+      return self._overlapped(params, parts, sink)
     payload, loss = self._gradient.summed(params, parts)
     copies = self._copies(payload, loss)
     if self.overlap == Overlap.NONE:
       copies = iter([*copies])
     for leaf, array in copies:
-      into.put(leaf, array)
+      sink.put(leaf, array)
     return jax.block_until_ready((payload.stats, loss))
 
   def _copies(
@@ -182,7 +182,7 @@ class StreamingGradient:
       yield leaf, np.asarray(leaves[leaf])
 
   def _overlapped(
-    self, params: Any, parts: list[tuple[Any, ...]], into: Into
+    self, params: Any, parts: list[tuple[Any, ...]], sink: LeafSink
   ) -> tuple[Any, jax.Array]:
     *earlier, last = parts
     before = self._gradient.summed(params, earlier)
@@ -199,7 +199,7 @@ class StreamingGradient:
       try:
         if sums:
           array = np.add(sums[leaf], array, out=self._sums[leaf])
-        into.put(leaf, array)
+        sink.put(leaf, array)
       # XLA would make something else of it, whatever it is.
       except BaseException as error:
         errors.append(error)

@@ -22,15 +22,14 @@ from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
+from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
 from learning.learning import Overlap
-from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling
+from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
 from models.task import Task, classification
-from wire import trees
 from wire.codec import Wire
-from wire.flat import Flat
 
 
 @dataclasses.dataclass
@@ -51,12 +50,12 @@ class TaskLearning:
   @property
   def elements(self) -> tuple[int, int]:
     """How many float32 numbers parameters and statistics have."""
-    return trees.elements(self.params), trees.elements(self.stats)
+    return count_float32(self.params), count_float32(self.stats)
 
   @property
   def other_bytes(self) -> int:
     """Bytes of their other numbers."""
-    return trees.other_bytes((self.params, self.stats))
+    return other_bytes((self.params, self.stats))
 
   @property
   def sizes(self) -> list[int]:
@@ -69,31 +68,37 @@ class TaskLearning:
     """Returns how far a run is, as the schedule counts it."""
     return self.schedule.epochs(examples=examples, updates=updates)
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
     """Returns how parameters and statistics are divided among servers."""
-    return Flat(self.params, self.stats, servers=servers, wire=wire)
+    return ShardCodec(self.params, self.stats, servers=servers, wire=wire)
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
+  ) -> Layout:
     """Returns what lies where in the pool of a replica."""
-    order = self.gradient.order(self.params)
-    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
-    sizes['multiple'] = multiple
-    return Pool(self.params, self.stats, order, **sizes)
+    return Layout(
+      self.params,
+      self.stats,
+      order=self.gradient.order(self.params),
+      bucket_bytes=bucket_bytes,
+      step_statistics=step_statistics,
+      dtype=dtype,
+      multiple=multiple,
+    )
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
     """Returns what sending gradients overlaps with, and a sentence about it."""
     return find_overlap(self.gradient, wanted=wanted)
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:
+  def streaming(self, layout: Layout, *, overlap: bool) -> StreamingGradient:
     """Returns what computes the gradient range by range."""
-    return StreamingGradient(self.gradient, pool.leaves_of, overlap=overlap)
+    groups = [bucket.leaves for bucket in layout.buckets]
+    return StreamingGradient(self.gradient, groups, overlap=overlap)
 
 
 def make(

@@ -41,15 +41,14 @@ from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning
 from learning.scaling import factor, of
+from learning.shard_codec import ShardCodec
 from outputs import manifests as manifests_of_runs
 from outputs.files import counted
 from tools import replay
 from tools.reading import manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
-from wire import kept
 from wire.codec import Payload, Wire
-from wire.flat import Flat
 
 _WHERE = ('cluster', 'route', 'checkpoint')  # Sections.
 
@@ -167,14 +166,14 @@ def _again(
   """Returns who has gone through a run again."""
   learned = learning.of_config(config)
   wire, route = _wire(recorded), recorded['route']['server']
-  flat = learned.flat(servers=route['servers'], wire=wire)
-  own = jax.tree.leaves([state.own for state in flat.init(0)])
+  codec = learned.shard_codec(servers=route['servers'], wire=wire)
+  own = jax.tree.leaves([state.own for state in codec.init(0)])
   wanted = 'a run whose wire remembers nothing but what it has not sent'
   require(not own, f'{path}', wanted, 'another one')
   again = None
   for row in records.events(path, kept=True):
     if row['event'] == 'start':
-      again = _Again(config, learned, route, flat, again)
+      again = _Again(config, learned, route, codec, again)
     again.tell(row)
   require(again is not None, f'{path}', 'a run that has started', 'no event')
   return again
@@ -209,19 +208,19 @@ class _Again:
     config: ConfigDict,
     learned: Learning,
     route: Mapping[str, Any],
-    flat: Flat,
+    codec: ShardCodec,
     before: '_Again | None',
   ):
     self.version, workers = 0, config.cluster.workers
     self._learned = learned
     with placement.on_cpu():
       self.learners = [
-        learned.learner(*flat.initial(server))
-        for server in range(len(flat.sizes))
+        learned.learner(*codec.initial_shard(server))
+        for server in range(len(codec.sizes))
       ]
     first = learned.scaling
     self.scalings = [first] * workers if first else []
-    self._flat = flat
+    self._codec = codec
     # What workers remember, and what those do who are gone.
     self._states: dict[int, Any] = {}
     self._gone: dict[int, Any] = {}
@@ -258,9 +257,9 @@ class _Again:
       self.scalings = self._before.scalings
       self._pieces = self._before._pieces
       for worker, states in self._before._states.items():
-        others = [kept.named(self._flat, states)]
-        fresh = self._flat.init(worker)
-        self._states[worker] = kept.given(self._flat, fresh, others)
+        others = [self._codec.residuals(states)]
+        fresh = self._codec.init(worker)
+        self._states[worker] = self._codec.inherit(fresh, others)
       self._coordinator.rejoin(self._before._coordinator.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
@@ -287,13 +286,13 @@ class _Again:
       params, ranges, worker=worker, iteration=iteration, scale=scale
     )
     stage = self._coordinator.workers[worker].stage
-    before = self._states.get(worker) or self._flat.init(worker)
-    messages, after, finite = self._flat.encode(before, payload, stage, scale)
+    before = self._states.get(worker) or self._codec.init(worker)
+    messages, after, finite = self._codec.encode(before, payload, stage, scale)
     self._states[worker] = after if finite else before
     messages = jax.device_get(messages)  # They travel.
     with placement.on_cpu():
       self._pushed[worker] = [
-        self._flat.taken(message, server, stage)
+        self._codec.decode(message, server, stage)
         for server, message in enumerate(messages)
       ]
     self._coordinator.push(
@@ -309,7 +308,7 @@ class _Again:
   def _stage(self) -> int:
     examples = self.learners[0].examples
     done = self._learned.epochs(examples=examples, updates=self.version)
-    return self._flat.wire.stage(done)
+    return self._codec.wire.stage(done)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
@@ -356,8 +355,8 @@ class _Again:
   def _release(self, index: int) -> None:
     worker = self._coordinator.workers[index]
     with placement.on_cpu():
-      sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
-    params, _ = self._flat.pulled(jax.device_get(sent))
+      sent = [self._codec.encode_pull(x.params, x.stats) for x in self.learners]
+    params, _ = self._codec.decode_pulls(jax.device_get(sent))
     self._released[index] = params, worker.ranges, worker.iteration
 
 

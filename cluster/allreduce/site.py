@@ -30,8 +30,8 @@ from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import named
+from learning.layout import FLOAT32
 from learning.learning import Overlap
-from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from wire.codec import Payload
@@ -60,23 +60,23 @@ class AllreduceSite(Process):
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._books = Books(self._workers, factors)
-    self._pool = learned.pool(
+    self._layout = learned.layout(
       bucket_bytes=plan.bucket_bytes,
-      books=self._books.size,
+      step_statistics=self._books.size,
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.multiple,
     )
     self._talks = talks.of_run(config, plan, parts.wire, learned)
-    self._sizes = [self._pool.size_bytes]
+    self._sizes = [self._layout.size_bytes]
     if self._talks:
-      rest = talks.ITEM * (self._pool.size - self._pool.gradient)
+      rest = talks.ITEM * (self._layout.size - self._layout.gradient_size)
       stages = range(len(self._talks.said))
       self._sizes = [sum(self._talks.size_bytes(n)) + rest for n in stages]
     self._pace: Sequence[layers.Range] = ()
     early = self._talks is None or any(self._talks.early)
     if early and speed and learned.schedule is None:
       self._pace = layers.of_run(
-        config, learned, plan.bucket_bytes, self._pool.dtypes[0]
+        config, learned, plan.bucket_bytes, self._layout.buckets[0].dtype
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
@@ -179,14 +179,14 @@ class AllreduceSite(Process):
         )
       summing = native(
         gradient,
-        self._pool,
+        self._layout,
         like,
         books=self._books.size,
         workers=self._workers,
         combine_bytes=self._combine_bytes,
       )
     else:
-      gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
+      gradient = learned.streaming(self._layout, overlap=self._plan.overlap)
       host = HostSumming
       if self._talks:
         host = functools.partial(
@@ -199,7 +199,7 @@ class AllreduceSite(Process):
         self.meeting.role.index,
         workers=self._workers,
         gradient=gradient,
-        pool=self._pool,
+        layout=self._layout,
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,

@@ -82,7 +82,7 @@ class VirtualRuntime:
     self._speed = speed
     self._store = store
     count = len(coordinator.workers)
-    self._workers = [_InFlight(store.trees.init(k)) for k in range(count)]
+    self._workers = [_InFlight(store.codec.init(k)) for k in range(count)]
     self._transfers = transfers
     self._looked = looked
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
@@ -232,7 +232,7 @@ class VirtualRuntime:
     )
     worker.params, worker.computed = None, self.gradient.computed - before
     worker.before = worker.codec
-    worker.message, worker.codec = self._store.trees.encode(
+    worker.message, worker.codec = self._store.codec.encode(
       worker.codec, payload, known.stage, scale
     )
     self.coordinator.enter(index, 'push', self.time)
@@ -294,7 +294,7 @@ class VirtualRuntime:
     l1 = self._store.forget(index, _counted(worker))
     if any(l1.values()):
       self.coordinator.recorder.forgot(index, self.time, l1)
-    codec = self._store.trees.init(index)
+    codec = self._store.codec.init(index)
     self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)

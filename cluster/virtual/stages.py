@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 from cluster import talks
 from cluster.speed import layers
 from cluster.speed.layers import Range
+from learning.layout import FLOAT32
 from learning.learning import Learning
-from learning.pool import FLOAT32
 from route.route import Allreduce
 from wire.codec import Wire
 from wire.talks import Talks

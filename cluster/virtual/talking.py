@@ -7,12 +7,12 @@ import jax
 from cluster.virtual.store import LocalParameterStore
 from learning import scaling
 from learning.gradient import add_trees
+from learning.layout import Layout
 from learning.learning import Learner
-from learning.pool import Pool
-from wire import kept
+from learning.local_codec import LocalCodec
+from learning.residuals import l1_norms, named_leaves
 from wire.codec import Payload, State, Summed
 from wire.talks import Talks
-from wire.trees import plain
 
 
 class MultiRoundStore(LocalParameterStore):
@@ -21,25 +21,27 @@ class MultiRoundStore(LocalParameterStore):
   Gradients are vectors as they lie in a pool, as between real hosts.
   """
 
-  def __init__(self, learner: Learner, talks: Talks, pool: Pool, workers: int):
+  def __init__(
+    self, learner: Learner, talks: Talks, layout: Layout, workers: int
+  ):
     """Nobody remembers anything.
 
     Args:
       learner: Its `scaling` is that of all workers.
       talks: Of vectors as large as the gradient in the pool.
-      pool: What lies where.
+      layout: Of these vectors.
       workers: How many there are.
     """
-    super().__init__(learner, plain(), scalings=[], summed=True)
-    self._talks, self._pool = talks, pool
+    super().__init__(learner, LocalCodec(), scalings=[], summed=True)
+    self._talks, self._layout = talks, layout
     self._looks |= talks.overflows
     self._states: dict[int, State] = dict(
       enumerate(map(talks.init, range(workers)))
     )
     self._stage = 0
     self._pushes: dict[int, dict[int, tuple[Payload, int, bool]]] = {}
-    self._whole, self._add = jax.jit(pool.whole), jax.jit(add_trees)
-    self._leaves = jax.jit(pool.leaves)
+    self._whole, self._add = jax.jit(layout.flatten), jax.jit(add_trees)
+    self._leaves = jax.jit(layout.unflatten)
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles what pushes like these need, and updates."""
@@ -94,7 +96,9 @@ class MultiRoundStore(LocalParameterStore):
     """Forgets what a worker keeps; returns sums of it, by parameter."""
     state, fresh = self._states[worker], self._talks.init(worker)
     self._states[worker] = fresh._replace(common=state.common)
-    return kept.norms(self._pool.named(state.kept))
+    vectors = jax.device_get(state.kept)
+    residuals = jax.tree.map(self._layout.unflatten, vectors)
+    return l1_norms(dict(named_leaves(residuals)))
 
   def state(self) -> dict[str, Any]:
     """Returns what is to be kept, with what workers remember."""

@@ -20,8 +20,9 @@ import train
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
+from learning.gradient_buffer import BucketFiller
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.pool import Filling, Pool
 from learning.streaming import StreamingGradient
 from models import gradients, norm, task
 from tests.support import accelerators, small, stopping
@@ -113,8 +114,12 @@ def _pushes():
 def _updated(gradient, params, expected):
   """Returns how streams and updates of pools differ, and compile late."""
   learned, order = gradient.task, gradient.order(params)
-  pool = Pool(params, learned.stats, order, bucket_bytes=0, books=0)
-  streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+  layout = Layout(
+    params, learned.stats, order=order, bucket_bytes=0, step_statistics=0
+  )
+  streaming = StreamingGradient(
+    gradient, [each.leaves for each in layout.buckets], overlap=True
+  )
   streaming.warm_up_stream(params, _EXAMPLES, changing=False)
   learner = TaskLearner(
     params=params,
@@ -125,16 +130,16 @@ def _updated(gradient, params, expected):
     num_workers=1,
     worker_batch=8,
   )
-  learner.warm_up_pool(pool)
+  learner.warm_up_buffer(layout)
   before = compilations.count()
   for _ in range(2):
-    vector = np.zeros(pool.size, np.float32)
-    filling = Filling(pool, vector, lambda number: None)
-    call = {'worker': 1, 'iteration': _EXAMPLES, 'into': filling}
+    vector = np.zeros(layout.size, np.float32)
+    filling = BucketFiller(layout, vector, lambda number: None)
+    call = {'worker': 1, 'iteration': _EXAMPLES, 'sink': filling}
     stats, _ = streaming.stream(params, ((0, _EXAMPLES),), **call)
     filling.finish(stats)
-    learner.apply_pool(pool, vector, _EXAMPLES, pushes=1)
-  same = jax.tree.map(np.array_equal, pool.payload(vector), expected)
+    learner.apply_buffer(layout, vector, _EXAMPLES, pushes=1)
+  same = jax.tree.map(np.array_equal, layout.payload(vector), expected)
   return {
     'same': all(jax.tree.leaves(same)),
     'overlap': streaming.overlap,

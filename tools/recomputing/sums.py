@@ -14,7 +14,7 @@ import numpy as np
 from cluster.allreduce.executor import program
 from cluster.allreduce.executor.frames import DTYPES
 from configs.checks import require
-from learning.pool import FLOAT32
+from learning.layout import FLOAT32
 from tools.reading.traffic import Generation
 from wire.hosted import rounded
 

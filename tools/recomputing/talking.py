@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from cluster.allreduce.sums.packing import Packing
-from learning.pool import FLOAT32, Pool
+from learning.layout import FLOAT32, Layout
 from tools.recomputing.sums import Sums
 from wire.codec import Room, State
 from wire.talks import Talks
@@ -23,7 +23,7 @@ class Summed(NamedTuple):
   """What all have got.
 
   Attributes:
-    vector: Float32 [n], of a pool.
+    vector: Float32 [n], of a layout.
     arrived: As of `Payload`.
     finite: Whether no sum was too large for float16.
   """
@@ -41,17 +41,17 @@ class Conversations:
   """
 
   def __init__(
-    self, talks: Talks, pool: Pool, *, bucket_bytes: float, overlap: bool
+    self, talks: Talks, layout: Layout, *, bucket_bytes: float, overlap: bool
   ):
     """Nobody has kept anything.
 
     Args:
       talks: Of the run; of one stage.
-      pool: What lies where.
+      layout: Layout of the vectors.
       bucket_bytes: Of what travels early, if something does.
       overlap: Whether it does.
     """
-    self._talks, self._pool = talks, pool
+    self._talks, self._layout = talks, layout
     self._range_bytes, self._overlap = bucket_bytes, overlap
     self.states: dict[int, State] = {}
 
@@ -80,7 +80,7 @@ class Conversations:
       vectors: Float32 [n] by worker.
       scale: By which gradients are multiplied.
     """
-    size, talks = self._pool.gradient, {}
+    size, talks = self._layout.gradient_size, {}
     for worker, vector in vectors.items():
       talks[worker] = self._talks.talk(
         self._state(worker),
@@ -100,7 +100,7 @@ class Conversations:
         for worker, talk in talks.items()
       }
     count = said[0].size
-    ranges, dtypes = self._layout(count, rest[0].size, scale, rounds == 1)
+    ranges, dtypes = self._ranges(count, rest[0].size, scale, rounds == 1)
     total = sums(
       {worker: np.concatenate([said[worker], rest[worker]]) for worker in said},
       ranges,
@@ -114,7 +114,7 @@ class Conversations:
     vector = np.concatenate([np.asarray(summed.vector), total[count:]])
     arrived = summed.arrived
     if not isinstance(arrived, tuple):
-      arrived = self._pool.leaves(np.asarray(arrived))
+      arrived = self._layout.unflatten(np.asarray(arrived))
     return Summed(vector, arrived, finite_halves(total, ranges, dtypes))
 
   def _state(self, worker: int) -> State:
@@ -125,7 +125,7 @@ class Conversations:
       self.states[worker] = fresh._replace(common=common)
     return self.states[worker]
 
-  def _layout(
+  def _ranges(
     self, count: int, rest: int, scale: float, first: bool
   ) -> tuple[list[tuple[int, int]], list[np.dtype]]:
     """Returns the ranges in which the last that is said travels.
@@ -139,7 +139,7 @@ class Conversations:
     halves, dtype = self._talks.halves[_STAGE]
     early = self._talks.early[_STAGE]
     if early and first and self._overlap:
-      state, size = self._state(0), self._pool.gradient
+      state, size = self._state(0), self._layout.gradient_size
       packing = Packing(
         early,
         early.chosen(state, size).tolist(),

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from learning import placement
-from learning.pool import Pool
+from learning.layout import Layout
 from wire.codec import State, Summed
 from wire.talks import Talks
 
@@ -46,7 +46,7 @@ class Memory:
   Attributes:
     keeps: True.
     talks: The conversations.
-    pool: What lies where.
+    layout: Of the vectors.
     version: Of the learner, at which it is known.
     total: What all workers together keep; None if nobody has asked.
   """
@@ -56,7 +56,7 @@ class Memory:
   def __init__(
     self,
     talks: Talks,
-    pool: Pool,
+    layout: Layout,
     index: int,
     placed: Callable[[Any], Any] = lambda tree: tree,
   ):
@@ -64,13 +64,13 @@ class Memory:
 
     Args:
       talks: The conversations.
-      pool: What lies where.
+      layout: Of the vectors.
       index: Which worker.
       placed: Returns a tree with its arrays where vectors will be.
     """
-    self.talks, self.pool = talks, pool
+    self.talks, self.layout = talks, layout
     self._index, self._placed = index, placed
-    self._whole = jax.jit(pool.whole)
+    self._whole = jax.jit(layout.flatten)
     self.forget()
 
   def forget(self) -> None:
@@ -164,7 +164,9 @@ class Memory:
       return None
     leaves, tree = jax.tree.flatten(self._state.kept)
     parts = np.split(self.total, len(leaves))
-    kept = jax.tree.unflatten(tree, [self.pool.leaves(part) for part in parts])
+    kept = jax.tree.unflatten(
+      tree, [self.layout.unflatten(part) for part in parts]
+    )
     return {'kept': kept, 'common': self._state.common}
 
   def restore(self, version: int, saved: dict[str, Any] | None) -> None:

@@ -21,7 +21,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ from cluster.process.exits import Unmendable
 from cluster.process.faults import Fault, spoilt
 from configs.checks import require
 from data.stream import Ranges
+from learning.layout import Layout
 from learning.learning import Gradient, Learner
-from learning.pool import Pool
 from learning.scaling import factor
 from wire.codec import Payload
 
@@ -194,42 +194,6 @@ def _listens(address: str) -> bool:
   return False
 
 
-class Bucket(NamedTuple):
-  """Numbers of a pool that one collective sums.
-
-  Attributes:
-    start: Position of the first of them.
-    end: Position after the last of them.
-    dtype: Dtype that they travel as.
-  """
-
-  start: int
-  end: int
-  dtype: np.dtype
-
-  @property
-  def bytes(self) -> int:
-    """Bytes that a worker adds, as they travel."""
-    return (self.end - self.start) * self.dtype.itemsize
-
-
-def buckets_of(pool: Pool, combine_bytes: float) -> list[Bucket]:
-  """Returns the ranges of a pool, joined until they have so many bytes.
-
-  Args:
-    pool: What lies where.
-    combine_bytes: 0 for one bucket for each range.  A range is never divided.
-  """
-  found: list[Bucket] = []
-  for (start, end), dtype in zip(pool.ranges, pool.dtypes, strict=True):
-    last = found[-1] if found else None
-    if last and last.dtype == dtype and last.bytes < combine_bytes:
-      found[-1] = last._replace(end=end)
-    else:
-      found.append(Bucket(start, end, dtype))
-  return found
-
-
 class NativeSum:
   """Sums vectors of all workers bucket by bucket, on the first device of each.
 
@@ -242,7 +206,7 @@ class NativeSum:
 
   def __init__(
     self,
-    pool: Pool,
+    layout: Layout,
     devices: Sequence[jax.Device],
     *,
     combine_bytes: float = 0.0,
@@ -250,12 +214,12 @@ class NativeSum:
     """Compiles nothing yet.
 
     Args:
-      pool: What lies where.
+      layout: Of what is summed.
       devices: The first of each worker, in order.
-      combine_bytes: As of `buckets_of`.
+      combine_bytes: As of `Layout.combined_buckets`.
     """
-    self._pool, self._count = pool, len(devices)
-    self.sent = buckets_of(pool, combine_bytes)
+    self._layout, self._count = layout, len(devices)
+    self.sent = layout.combined_buckets(combine_bytes)
     mesh = Mesh(np.array(devices), (AXIS,))
     self._split = NamedSharding(mesh, PartitionSpec(AXIS))
     self.device = next(
@@ -303,10 +267,7 @@ class NativeSum:
 
     Halves of float32 look like integers, of which XLA makes nothing else.
     """
-    whole = jnp.zeros(self._pool.size, jnp.float32)
-    for start, part in self._pool.parts(payload, books):
-      # XLA's concatenation is many times slower on CPUs.
-      whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
+    whole = self._layout.pack(payload, books)
     return [
       narrowed(whole[None, each.start : each.end], each.dtype)
       for each in self.sent
@@ -320,12 +281,12 @@ class NativeSum:
 
   def _joined(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
     """Returns payload and books that lie in buckets, [1, n], as they travel."""
-    whole = jnp.zeros(self._pool.size, jnp.float32)
+    whole = jnp.zeros(self._layout.size, jnp.float32)
     for part, each in zip(sums, self.sent, strict=True):
       whole = jax.lax.dynamic_update_slice(
         whole, widened(part[0], each.dtype), (each.start,)
       )
-    return self._pool.payload(whole), self._pool.books(whole)
+    return self._layout.payload(whole), self._layout.step_statistics(whole)
 
 
 class NativeSumming:
@@ -340,7 +301,7 @@ class NativeSumming:
   def __init__(
     self,
     gradient: Gradient,
-    pool: Pool,
+    layout: Layout,
     like: Payload,
     *,
     books: int,
@@ -351,7 +312,7 @@ class NativeSumming:
 
     Args:
       gradient: Computes.
-      pool: What lies where.
+      layout: Of what is summed.
       like: What a payload looks like.
       books: How many numbers they are.
       workers: How many there are.
@@ -360,11 +321,11 @@ class NativeSumming:
     Raises:
       ValueError: If XLA does not see the devices of all workers.
     """
-    self._gradient, self._pool, self._like = gradient, pool, like
+    self._gradient, self._layout, self._like = gradient, layout, like
     self._devices = devices(workers)
     least = 0.0 if jax.default_backend() == 'cpu' else combine_bytes
-    self._sum = NativeSum(pool, self._devices, combine_bytes=least)
-    self._looks = jnp.float16 in pool.dtypes
+    self._sum = NativeSum(layout, self._devices, combine_bytes=least)
+    self._looks = any(each.dtype == jnp.float16 for each in layout.buckets)
     self._payload: Payload = like
     self._numbers = np.zeros(books, np.float32)
     self._is_finite = jax.jit(_is_finite)

@@ -16,8 +16,9 @@ from cluster.network.handshake import Security
 from cluster.process.faults import Fault, Faults, Kind
 from cluster.speed.layers import Range
 from data.stream import Ranges
+from learning.gradient_buffer import BucketFiller
+from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
-from learning.pool import FLOAT32, Filling, Pool
 from learning.scaling import factor
 
 _ITEM = np.dtype(np.float32).itemsize
@@ -158,7 +159,7 @@ class HostSumming:
     *,
     workers: int,
     gradient: Streaming,
-    pool: Pool,
+    layout: Layout,
     host: str,
     security: Security,
     timeout_s: float,
@@ -171,7 +172,7 @@ class HostSumming:
       index: Of this worker.
       workers: How many there are.
       gradient: Computes, and hands out what is there.
-      pool: What lies where.
+      layout: Of what is summed.
       host: Address to listen on.
       security: Of all connections.
       timeout_s: After which a peer that does not answer is gone.
@@ -182,14 +183,15 @@ class HostSumming:
     self.memory: Memory | Nothing = Nothing()
     self._index, self._pace, self._faults = index, pace, faults
     self.paced = bool(pace)
-    self._ranges, self._dtypes = pool.ranges, pool.dtypes
+    self._ranges = [bucket.bounds for bucket in layout.buckets]
+    self._dtypes = [bucket.dtype for bucket in layout.buckets]
     if pace:
-      first = pool.dtypes[0]
+      first = layout.buckets[0].dtype
       ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
-      cuts = [0, *ends, *(end for _, end in pool.ranges)]
-      self._ranges = tuple(itertools.pairwise(cuts))
-      self._dtypes = (*[first] * len(pace), *pool.dtypes[1:])
-    self._gradient, self._pool = gradient, pool
+      cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
+      self._ranges = list(itertools.pairwise(cuts))
+      self._dtypes = [*[first] * len(pace), *self._dtypes[1:]]
+    self._gradient, self._layout = gradient, layout
     self._of_executor: dict[str, Any] = {
       'host': host,
       'security': security,
@@ -199,7 +201,7 @@ class HostSumming:
     # Of the iteration before, which the update may still read, and of this one.
     # What lies between leaves stays 0.
     self._vectors = [
-      memory.aligned(pool.size * _ITEM).view(np.float32) for _ in range(2)
+      memory.aligned(layout.size * _ITEM).view(np.float32) for _ in range(2)
     ]
     for vector in self._vectors:
       vector[:] = 0.0
@@ -221,7 +223,7 @@ class HostSumming:
   ) -> None:
     """Compiles everything."""
     self._gradient.warm_up_stream(learner.params, examples, changing=changing)
-    learner.warm_up_pool(self._pool)
+    learner.warm_up_buffer(self._layout)
 
   def placed(self, tree: Any) -> Any:
     """Returns a tree with its arrays where those of a push will be."""
@@ -280,17 +282,17 @@ class HostSumming:
     )
     ready = reduction.ready
     if self.paced:
-      passed = len(self._ranges) - len(self._pool.ranges)
+      passed = len(self._ranges) - len(self._layout.buckets)
       self._let_pass(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
-    filling = CheckedFilling(self._pool, vector, ready, fault)
+    filling = CheckedFilling(self._layout, vector, ready, fault)
     self._progress, self._filling = (0, reduction), filling
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
       worker=worker,
       iteration=iteration,
-      into=filling,
+      sink=filling,
       scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filling.finite
@@ -315,12 +317,14 @@ class HostSumming:
       reduction.wait()
     finally:
       self._progress = 0, None  # The next iteration counts from 0.
-    return self._pool.books(self._vectors[0]).tolist(), reduction.finite
+    return self._layout.step_statistics(
+      self._vectors[0]
+    ).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the summed pool to the learner."""
-    learner.apply_pool(
-      self._pool, self._vectors[0], examples=examples, pushes=pushes
+    learner.apply_buffer(
+      self._layout, self._vectors[0], examples=examples, pushes=pushes
     )
 
   def collect(self, version: int) -> None:
@@ -333,7 +337,7 @@ class HostSumming:
     return self._executor
 
 
-class CheckedFilling(Filling):
+class CheckedFilling(BucketFiller):
   """A filling that notices numbers that are not finite.
 
   Attributes:
@@ -342,7 +346,7 @@ class CheckedFilling(Filling):
 
   def __init__(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     ready: Callable[[int], None],
     fault: Fault | None,
@@ -350,12 +354,12 @@ class CheckedFilling(Filling):
     """Creates a filling of a pool that is still empty.
 
     Args:
-      pool: What lies where.
-      vector: Float32 [pool.size].
+      layout: Of what is summed.
+      vector: Float32 [layout.size].
       ready: Told of each range that is full.
       fault: What goes wrong with the gradient on purpose, if anything.
     """
-    super().__init__(pool, vector, ready)
+    super().__init__(layout, vector, ready)
     self.finite = True
     self._spoils = fault is not None and fault.kind == Kind.NAN
 

@@ -15,8 +15,8 @@ from cluster.allreduce.sums.summing import CheckedFilling, HostSumming
 from cluster.network import memory as memories
 from cluster.process.faults import Fault
 from data.stream import Ranges
+from learning.layout import FLOAT32
 from learning.learning import Learner
-from learning.pool import FLOAT32
 from learning.scaling import factor
 from wire.codec import Room
 from wire.talks import Talks
@@ -50,11 +50,11 @@ class TalkingSumming(HostSumming):
     """
     super().__init__(index, **of_host)
     self._range_bytes, self._overlap = bucket_bytes, overlap
-    self.memory = Memory(talks, self._pool, index)
+    self.memory = Memory(talks, self._layout, index)
     # Of what all have summed.
-    self._total = memories.aligned(4 * self._pool.size).view(np.float32)
+    self._total = memories.aligned(4 * self._layout.size).view(np.float32)
     self._total[:] = 0.0
-    self._own = Room(sum=self._total[: self._pool.gradient])
+    self._own = Room(sum=self._total[: self._layout.gradient_size])
     self._said: dict[int, np.ndarray] = {}
     self._vector = self._vectors[0]
     self._travel: Travel | None = None
@@ -69,9 +69,9 @@ class TalkingSumming(HostSumming):
   ) -> None:
     """Compiles everything."""
     super().warm_up(learner, examples, changing=changing)
-    vector = np.zeros(self._pool.gradient, np.float32)
+    vector = np.zeros(self._layout.gradient_size, np.float32)
     for summed in self.memory.warm_up(vector):
-      learner.warm_up_pool(self._pool, self._arrived(summed.arrived))
+      learner.warm_up_buffer(self._layout, self._arrived(summed.arrived))
 
   def close(self) -> None:
     """Listens no more; another life begins anew."""
@@ -101,16 +101,17 @@ class TalkingSumming(HostSumming):
     if reach:
       if self.paced:
         self._pass(reach, least_s)
-      reached = Reached(self._pool.ranges, self._pool.gradient)
+      bounds = [bucket.bounds for bucket in self._layout.buckets]
+      reached = Reached(bounds, self._layout.gradient_size)
       ready = lambda number: reach(reached.full(number))  # noqa: E731
-    filling = CheckedFilling(self._pool, self._vector, ready, fault)
+    filling = CheckedFilling(self._layout, self._vector, ready, fault)
     self._filling = filling
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
       worker=worker,
       iteration=iteration,
-      into=filling,
+      sink=filling,
       scale=self._scale,
     )
     return None if loss is None else float(loss), filling.finite
@@ -123,7 +124,7 @@ class TalkingSumming(HostSumming):
       self._progress = 0, None  # The next iteration counts from 0.
 
   def _converse(self) -> tuple[list[float], bool]:
-    gradient, rest = np.split(self._vector, [self._pool.gradient])
+    gradient, rest = np.split(self._vector, [self._layout.gradient_size])
     talking = self.memory.talk(
       gradient, stage=self._stage, scale=self._scale, room=self._own
     )
@@ -149,13 +150,13 @@ class TalkingSumming(HostSumming):
     summed, self._total[gradient.size :] = talking.summed.vector, rest
     if not np.may_share_memory(summed, self._total):
       self._total[: gradient.size] = summed
-    return self._pool.books(self._total).tolist(), self._finite
+    return self._layout.step_statistics(self._total).tolist(), self._finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the pool, or the part of it that has arrived, to the learner."""
     talking = self._talking
-    learner.apply_pool(
-      self._pool,
+    learner.apply_buffer(
+      self._layout,
       self._total,
       examples=examples,
       pushes=pushes,
@@ -180,7 +181,7 @@ class TalkingSumming(HostSumming):
     early = memory.talks.early[stage]
     if early is None or not self._overlap:
       return None
-    size = self._pool.gradient
+    size = self._layout.gradient_size
     packing = Packing(
       early,
       early.chosen(memory.state, size).tolist(),
@@ -189,7 +190,7 @@ class TalkingSumming(HostSumming):
       scale=self._scale,
       bucket_bytes=self._range_bytes,
     )
-    end = memory.talks.said[stage][0] + self._pool.size - size
+    end = memory.talks.said[stage][0] + self._layout.size - size
     vector = self._room(end)
     ranges = [*packing.ranges, (packing.ranges[-1][1], end)]
     _, dtype = memory.talks.halves[stage]
@@ -215,7 +216,7 @@ class TalkingSumming(HostSumming):
     """Adds what does not travel early, and waits for the sum; ends it."""
     (reduction, vector, last), self._begun = self._begun, None
     early = self.memory.talks.early[self._stage]
-    packed = early.count(self._pool.gradient) * early.chunk
+    packed = early.count(self._layout.gradient_size) * early.chunk
     vector[packed : said.size] = np.asarray(said)[packed:]
     vector[said.size :] = rest
     try:
@@ -290,7 +291,7 @@ class TalkingSumming(HostSumming):
     """Returns which numbers an update has, as views, or () for all."""
     if isinstance(arrived, tuple):
       return ()
-    return self._pool.leaves(np.asarray(arrived))
+    return self._layout.unflatten(np.asarray(arrived))
 
 
 def _nobody(number: int) -> None:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums import native
 from cluster.allreduce.sums.memory import Memory, Talking
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeSumming
+from learning.layout import FLOAT32, Layout
 from learning.learning import Gradient, Learner
-from learning.pool import FLOAT32, Pool
 from learning.scaling import factor
 from wire.codec import Payload, Room
 from wire.talks import Talks
@@ -30,7 +30,7 @@ class TalkingNative(NativeSumming):
   def __init__(
     self,
     gradient: Gradient,
-    pool: Pool,
+    layout: Layout,
     like: Payload,
     *,
     talks: Talks,
@@ -41,17 +41,18 @@ class TalkingNative(NativeSumming):
 
     Args:
       gradient: Computes.
-      pool: What lies where.
+      layout: Of what is summed.
       like: What a payload looks like.
       talks: The conversations.
       index: Of this worker.
       **of_native: As of `NativeSumming`.
     """
-    super().__init__(gradient, pool, like, **of_native)
-    self.memory = Memory(talks, pool, index, self.placed)
+    super().__init__(gradient, layout, like, **of_native)
+    self.memory = Memory(talks, layout, index, self.placed)
     self._looks |= talks.overflows
     self._stage, self._scale = 0, 1.0
-    self._whole, self._leaves = jax.jit(pool.whole), jax.jit(pool.leaves)
+    self._whole = jax.jit(layout.flatten)
+    self._leaves = jax.jit(layout.unflatten)
     self._each = _sums(self._devices)
     self._ended: Talking | None = None
 

@@ -10,7 +10,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce.sums.talking_native import TalkingNative
-from learning.pool import Pool
+from learning.layout import Layout
 from outputs import checkpoints
 from tests.support import processes
 from wire import sparse
@@ -35,11 +35,18 @@ class AloneTest(parameterized.TestCase):
     self, dtype, select_lag
   ):
     wire = sparse.make(**_SPARSE, dtype=dtype, select_lag=select_lag)
-    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS, multiple=4)
-    talks = Talks(wire, pool.gradient, pool.rows, hosted=False)
+    layout = Layout(
+      _PARAMS,
+      (),
+      order=(1, 0),
+      bucket_bytes=0,
+      step_statistics=_BOOKS,
+      multiple=4,
+    )
+    talks = Talks(wire, layout.gradient_size, layout.matrices(), hosted=False)
     like = Payload(_PARAMS, ())
     worker = TalkingNative(
-      *(None, pool, like),
+      *(None, layout, like),
       books=_BOOKS,
       workers=1,
       combine_bytes=0.0,
@@ -58,12 +65,12 @@ class AloneTest(parameterized.TestCase):
       )
       talking.end(version)
 
-      vectors = {0: pool.whole(gradient)}
+      vectors = {0: layout.flatten(gradient)}
       summed, states = talks.together(states, vectors, stage=0, scale=1.0)
       jax.tree.map(
         np.testing.assert_array_equal,
         payload.gradient,
-        pool.leaves(np.asarray(summed.vector)),
+        layout.unflatten(np.asarray(summed.vector)),
       )
       jax.tree.map(
         np.testing.assert_array_equal, worker.memory.state, states[0]

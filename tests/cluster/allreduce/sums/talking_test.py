@@ -24,7 +24,7 @@ from cluster.allreduce.sums.talking import TalkingSumming
 from cluster.network.handshake import Security
 from cluster.process.deadlines import Deadlines, Pace, Seen
 from cluster.process.faults import Faults
-from learning.pool import Pool
+from learning.layout import Layout
 from route import links, ring
 from wire import sparse
 from wire.talks import Talks
@@ -68,13 +68,13 @@ class _Learner:
     self.version, self.params, self.scaling = 0, (), None
     self.applied = None
 
-  def apply_pool(self, pool, vector, examples, *, pushes, arrived):
+  def apply_buffer(self, layout, vector, examples, *, pushes, arrived):
     del examples, pushes
     self.version += 1
-    self.applied = pool.payload(vector.copy())._replace(arrived=arrived)
+    self.applied = layout.payload(vector.copy())._replace(arrived=arrived)
 
 
-def _talks(pool, **changed):
+def _talks(layout, **changed):
   fields = {
     'dtype': 'float32',
     'sparsity': 0.6,
@@ -86,7 +86,7 @@ def _talks(pool, **changed):
     'warmup_epochs': 1.0,
   }
   wire = sparse.make(**fields | changed)
-  return Talks(wire, pool.gradient, pool.rows, hosted=True)
+  return Talks(wire, layout.gradient_size, layout.matrices(), hosted=True)
 
 
 def _members(dtype):
@@ -123,8 +123,8 @@ class _Watched(executor.Executor):
     self.watch = lambda begin, ranges: begin()
     super().__init__(*args, **kwargs)
 
-  def begin(self, number, pool, ranges, *args):
-    begin = functools.partial(super().begin, number, pool, ranges, *args)
+  def begin(self, number, layout, ranges, *args):
+    begin = functools.partial(super().begin, number, layout, ranges, *args)
     return self.watch(begin, ranges)
 
 
@@ -166,7 +166,9 @@ def _note(events, begin, ranges):
 
 class TalkingTest(parameterized.TestCase):
   def _made(self, count, *, overlap=False, make=_Watched, **changed):
-    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS)
+    layout = Layout(
+      _PARAMS, (), order=(1, 0), bucket_bytes=0, step_statistics=_BOOKS
+    )
     faults = Faults(
       (),
       num_workers=count,
@@ -175,7 +177,7 @@ class TalkingTest(parameterized.TestCase):
       interface='lo',
       timeout_s=20.0,
     )
-    self.talks = _talks(pool, **changed)
+    self.talks = _talks(layout, **changed)
     self.gradients = [_Gradient() for _ in range(count)]
     self.workers = [
       TalkingSumming(
@@ -185,7 +187,7 @@ class TalkingTest(parameterized.TestCase):
         overlap=overlap,
         workers=count,
         gradient=self.gradients[index],
-        pool=pool,
+        layout=layout,
         host='127.0.0.1',
         security=Security(),
         timeout_s=20.0,
@@ -206,8 +208,8 @@ class TalkingTest(parameterized.TestCase):
       self.addCleanup(worker.close)
     # The same in one place.
     self.states = {k: self.talks.init(k) for k in range(count)}
-    self.whole = jax.jit(pool.whole)
-    self.pool = pool
+    self.whole = jax.jit(layout.flatten)
+    self.pool = layout
 
   def _each(self, function, members):
     with ThreadPoolExecutor(len(members)) as threads:
@@ -268,13 +270,13 @@ class TalkingTest(parameterized.TestCase):
     jax.tree.map(
       np.testing.assert_array_equal,
       applied.gradient,
-      self.pool.leaves(summed.vector),
+      self.pool.unflatten(summed.vector),
     )
     if not isinstance(summed.arrived, tuple):
       jax.tree.map(
         np.testing.assert_array_equal,
         applied.arrived,
-        self.pool.leaves(summed.arrived),
+        self.pool.unflatten(summed.arrived),
       )
     jax.tree.map(
       np.testing.assert_array_equal, memory.state, self.states[index]
@@ -427,7 +429,7 @@ class TalkingTest(parameterized.TestCase):
     jax.tree.map(
       np.testing.assert_array_equal,
       saved['kept'],
-      jax.tree.map(self.pool.leaves, total),
+      jax.tree.map(self.pool.unflatten, total),
     )
     again = Memory(self.talks, self.pool, 0)
     again.restore(2, saved)
