@@ -54,7 +54,7 @@ class LocalCodec:
     self._shards: ShardCodec | None = None
     self.dtype: np.dtype | None = np.dtype(np.float32)
     self.overflows, self.stages, self.has_residual = False, 1, False
-    # Without parameters, as in runs without a model, there is nothing to encode.
+    # Runs without a model have no parameters, and nothing to encode.
     if wire is None or wire.plain or not jax.tree.leaves(params):
       return
     self.overflows = wire.push.overflows
@@ -66,7 +66,9 @@ class LocalCodec:
     self._stats = stats
     self.dtype, self.stages = None, len(wire.pushes)
     self.has_residual = self._shards.has_residual
-    self._decode = jax.jit(self._decode_shards, static_argnums=1)
+    self._decode: Callable[[Message, int], Payload] = jax.jit(
+      self._decode_shards, static_argnums=1
+    )
 
   def init(self, worker: int) -> Any:
     """Returns the initial codec states of a worker."""

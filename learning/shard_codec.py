@@ -7,7 +7,7 @@ statistics; the second is () without statistics.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ import numpy as np
 from learning.layout import Layout, concatenate
 from learning.residuals import Residuals, named_leaves
 from wire.codec import Message, Payload, State, Wire, decoded, scaled
+
+_Compiled = Callable[..., Any]
 
 
 class ShardCodec:
@@ -68,13 +70,13 @@ class ShardCodec:
       ]
       for codec in wire.pushes
     ]
-    self.init = jax.jit(self._init)
-    self.encode = jax.jit(self._encode, static_argnums=2)
-    self.decode = jax.jit(self._decode, static_argnums=(1, 2))
-    self.encode_pull = jax.jit(self._encode_pull)
-    self.encode_pulls = jax.jit(self._encode_pulls)
-    self.decode_pulls = jax.jit(self._decode_pulls)
-    self.join = jax.jit(self._join)
+    self.init: _Compiled = jax.jit(self._init)
+    self.encode: _Compiled = jax.jit(self._encode, static_argnums=2)
+    self.decode: _Compiled = jax.jit(self._decode, static_argnums=(1, 2))
+    self.encode_pull: _Compiled = jax.jit(self._encode_pull)
+    self.encode_pulls: _Compiled = jax.jit(self._encode_pulls)
+    self.decode_pulls: _Compiled = jax.jit(self._decode_pulls)
+    self.join: _Compiled = jax.jit(self._join)
     states = jax.eval_shape(self._init, 0)
     self.has_residual = bool(jax.tree.leaves([state.kept for state in states]))
     payload = Payload(params, stats)

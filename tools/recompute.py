@@ -40,7 +40,7 @@ from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning
-from learning.scaling import factor, of
+from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import manifests as manifests_of_runs
 from outputs.files import counted
@@ -99,7 +99,7 @@ def compared(path: pathlib.Path) -> Comparison:
     expected = 'none, as it is not recorded which iterations had which'
     stages = len(wire.pushes) - 1
     require(not stages, f'{path}: stages of the wire before', expected, stages)
-    return allreduce.compared(path, config, learning.of_config(config), wire)
+    return allreduce.compared(path, config, learning.from_config(config), wire)
   again = _again(path, config, recorded)
   saved = _saved(path, len(again.learners))
   pairs = zip(again.learners, saved, strict=True)
@@ -164,7 +164,7 @@ def _again(
   path: pathlib.Path, config: ConfigDict, recorded: Mapping[str, Any]
 ) -> '_Again':
   """Returns who has gone through a run again."""
-  learned = learning.of_config(config)
+  learned = learning.from_config(config)
   wire, route = _wire(recorded), recorded['route']['server']
   codec = learned.shard_codec(servers=route['servers'], wire=wire)
   own = jax.tree.leaves([state.own for state in codec.init(0)])
@@ -281,7 +281,7 @@ class _Again:
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']
     params, ranges, iteration = self._released.pop(worker)
-    scale = factor(of(self.scalings, worker))
+    scale = factor(worker_scaling(self.scalings, worker))
     payload, loss = self._gradient(
       params, ranges, worker=worker, iteration=iteration, scale=scale
     )
@@ -314,7 +314,7 @@ class _Again:
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Sums the push of a worker into an update."""
-    shares, own = self._pushed.pop(worker), of(self.scalings, worker)
+    shares, own = self._pushed.pop(worker), worker_scaling(self.scalings, worker)
     if own:
       self.scalings[worker] = own.after(finite=finite)
     pieces = self._pieces.setdefault(update, {}) if self._pipelined else None

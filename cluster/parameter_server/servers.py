@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learning.scaling import Scaling, factor, of
+from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
 
@@ -86,7 +86,7 @@ class Orders:
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Sums a worker's push, which all servers have, into an update."""
-    own, examples = of(self.scalings, worker), examples if finite else 0
+    own, examples = worker_scaling(self.scalings, worker), examples if finite else 0
     self._orders.append(
       ['add', worker, self.lives[worker], update, examples, factor(own)]
     )

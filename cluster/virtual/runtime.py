@@ -97,10 +97,10 @@ class VirtualRuntime:
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
     learner, batching = self._store.learner, self.coordinator.batching
-    learner.restore(self.gradient.placed(learner.state()))
+    learner.restore(self.gradient.place(learner.state()))
     for worker in self._workers:
-      worker.message = self.gradient.placed(worker.message)
-      worker.codec = self.gradient.placed(worker.codec)
+      worker.message = self.gradient.place(worker.message)
+      worker.codec = self.gradient.place(worker.codec)
     payloads = self.gradient.warm_up(
       self._store.pulled(), batching.largest, changing=batching.changes
     )
@@ -222,7 +222,7 @@ class VirtualRuntime:
     """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     before, scalings = self.gradient.computed, self._store.scalings
-    scale = scaling.factor(scaling.of(scalings, index)) if scalings else 1.0
+    scale = scaling.factor(scaling.worker_scaling(scalings, index)) if scalings else 1.0
     payload, worker.loss = self.gradient(
       worker.params,
       known.ranges,

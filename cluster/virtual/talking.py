@@ -16,7 +16,7 @@ from wire.talks import Talks
 
 
 class MultiRoundStore(LocalParameterStore):
-  """A LocalParameterStore that has what all workers remember, and sums what they push.
+  """A LocalParameterStore that sums pushes in several rounds.
 
   Gradients are vectors as they lie in a pool, as between real hosts.
   """

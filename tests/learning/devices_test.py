@@ -91,7 +91,7 @@ def _pushes():
         seed=0,
         devices=jax.local_devices()[:count],
       )
-      params = gradient.placed(learned.params)
+      params = gradient.place(learned.params)
       changing = kind == 'mask' and count == 4
       gradient.warm_up(params, _EXAMPLES, changing=changing)
       before = compilations.count()
@@ -123,7 +123,7 @@ def _updated(gradient, params, expected):
   streaming.warm_up_stream(params, _EXAMPLES, changing=False)
   learner = TaskLearner(
     params=params,
-    stats=gradient.placed(learned.stats),
+    stats=gradient.place(learned.stats),
     tx=optax.sgd(1.0, momentum=0.9),
     schedule=lambda examples, updates: 0.1,
     reduction='sum',

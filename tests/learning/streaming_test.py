@@ -21,7 +21,7 @@ from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
 from learning.learning import Overlap
-from learning.nothing import Nothing
+from learning.nothing import NoLearning
 from learning.streaming import StreamingGradient, find_overlap
 from models import mlp, norm, task, transformer
 from models.task import Task
@@ -93,7 +93,7 @@ def _digests():
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
-    params = gradient.placed(gradient.task.params)
+    params = gradient.place(gradient.task.params)
     streaming.warm_up_stream(params, 15, changing=False)
     before = compilations.count()
     vector, told = _streamed(streaming, gradient, layout, 15)
@@ -204,7 +204,7 @@ class StreamingTest(parameterized.TestCase):
       self.assertGreater(np.count_nonzero(vector), layout.size // 2)
     leaves = len(layout.order) - (kind == 'conv')  # One is not used.
     streams = overlap and not accelerators.is_fake()
-    self.assertEqual(streaming.early, 3 * leaves if streams else 0)
+    self.assertEqual(streaming.streamed, 3 * leaves if streams else 0)
 
   def test_nothing_is_compiled_late(self):
     gradient = _made('mlp')
@@ -283,7 +283,7 @@ class StreamingTest(parameterized.TestCase):
       vector, _ = _streamed(streaming, gradient, layout, examples)
       expected = _expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
-    self.assertEqual(streaming.early, 0 if accelerators.is_fake() else 6)
+    self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
   def test_it_is_a_gradient_too(self):
     gradient = _made('mlp')
@@ -291,7 +291,7 @@ class StreamingTest(parameterized.TestCase):
     params, ranges = gradient.task.params, ((0, 4),)
     streaming.prepare(ranges)
     call = {'worker': 0, 'iteration': 0}
-    got = streaming(streaming.placed(params), ranges, **call)
+    got = streaming(streaming.place(params), ranges, **call)
     expected = gradient(params, ranges, **call)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
     self.assertLen(streaming.warm_up(params, 4, changing=False), 1)
@@ -386,7 +386,7 @@ class AcceleratorTest(parameterized.TestCase):
 
 class NothingTest(absltest.TestCase):
   def test_a_pool_of_nothing_is_as_large_and_full_at_once(self):
-    learning = Nothing(size_bytes=4000, num_train=10, stream=None)
+    learning = NoLearning(size_bytes=4000, num_train=10, stream=None)
     layout = learning.layout(bucket_bytes=0, step_statistics=2)
     self.assertBetween(layout.size, 1002, 1017)
     streaming = learning.streaming(layout, overlap=True)

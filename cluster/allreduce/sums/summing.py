@@ -227,7 +227,7 @@ class HostSumming:
 
   def placed(self, tree: Any) -> Any:
     """Returns a tree with its arrays where those of a push will be."""
-    return self._gradient.placed(tree)
+    return self._gradient.place(tree)
 
   def open(self) -> str:
     """Listens; returns the address."""
