@@ -18,7 +18,7 @@ def keep_cpu() -> None:
   """Appends the CPU to JAX's platforms if it is not among them.
 
   JAX_PLATFORMS=cuda omits the CPU, which servers and predictors need.  The
-  first platform remains the default.  The call has no effect once JAX has started.
+  first platform remains the default.  Has no effect once JAX has started.
   """
   platforms = _platforms()
   if platforms and _CPU not in platforms.split(','):

@@ -135,7 +135,7 @@ class _Copied:
 
 def _with_copies(gradient, log, may_land):
   """Returns what makes a gradient that has to be copied to the host."""
-  summed = gradient.summed
+  sum_parts = gradient.sum_parts
 
   def wrapped(params, parts):
     payload, loss = summed(params, parts)
@@ -145,7 +145,7 @@ def _with_copies(gradient, log, may_land):
     ]
     return payload._replace(gradient=jax.tree.unflatten(tree, copied)), loss
 
-  return mock.patch.object(gradient, 'summed', wrapped)
+  return mock.patch.object(gradient, 'sum_parts', wrapped)
 
 
 def _layout(gradient, bucket_bytes=0.0):
