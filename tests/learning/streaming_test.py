@@ -138,7 +138,7 @@ def _with_copies(gradient, log, may_land):
   sum_parts = gradient.sum_parts
 
   def wrapped(params, parts):
-    payload, loss = summed(params, parts)
+    payload, loss = sum_parts(params, parts)
     leaves, tree = jax.tree.flatten(payload.gradient)
     copied = [
       _Copied(leaf, array, log, may_land) for leaf, array in enumerate(leaves)
