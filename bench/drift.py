@@ -32,8 +32,8 @@ from cluster.membership import handover
 from cluster.network.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.pool import Pool
 from outputs import plain
 
 _OLDER = {'XLA_FLAGS': '--xla_cpu_max_isa=AVX'}
@@ -72,7 +72,7 @@ def _optimizers() -> dict[str, optax.GradientTransformation]:
 
 def _learner(
   numbers: int, tx: optax.GradientTransformation
-) -> tuple[TaskLearner, Pool]:
+) -> tuple[TaskLearner, Layout]:
   """Returns a learner of a matrix and a vector, and its gradient buffer."""
   rng, width = np.random.default_rng(0), max(numbers // 1000, 1)
   shapes = {'kernel': (1000, width), 'bias': (width,)}
@@ -89,23 +89,23 @@ def _learner(
     num_workers=4,
     worker_batch=_BATCH,
   )
-  pool = Pool(params, (), range(len(params)), bucket_bytes=0, books=0)
-  learner.warm_up_pool(pool)
-  return learner, pool
+  layout = Layout(params, (), bucket_bytes=0)
+  learner.warm_up_buffer(layout)
+  return learner, layout
 
 
-def _apply(learner: TaskLearner, pool: Pool, vector: np.ndarray) -> None:
-  learner.apply_pool(pool, vector, 4 * _BATCH, pushes=4)
+def _apply(learner: TaskLearner, layout: Layout, vector: np.ndarray) -> None:
+  learner.apply_buffer(layout, vector, 4 * _BATCH, pushes=4)
 
 
 def _write_states(folder: pathlib.Path, updates: int) -> None:
   """Applies fixed sums with each optimizer; writes states after some."""
   for name, tx in _optimizers().items():
-    learner, pool = _learner(300_000, tx)
+    learner, layout = _learner(300_000, tx)
     rng = np.random.default_rng(1)
     for count in range(1, updates + 1):
-      vector = rng.standard_normal(pool.size, np.float32)
-      _apply(learner, pool, vector)
+      vector = rng.standard_normal(layout.size, np.float32)
+      _apply(learner, layout, vector)
       if count in _AFTER or count == updates:
         data, arrays = plain.write(jax.device_get(learner.state()))
         np.savez(folder / f'{name}-{count}.npz', *arrays, data=data)
@@ -142,9 +142,9 @@ def _read(path: pathlib.Path) -> Any:
 
 
 def _print_costs(numbers: int, workers: int) -> None:
-  learner, pool = _learner(numbers, optimizer.sgd(**_SGD))
+  learner, layout = _learner(numbers, optimizer.sgd(**_SGD))
   share, share_pool = _learner(numbers // workers, optimizer.sgd(**_SGD))
-  vector = np.ones(pool.size, np.float32)
+  vector = np.ones(layout.size, np.float32)
   part = np.ones(share_pool.size, np.float32)
   # Copies, because updates reuse the memory of the learner's state.
   state, other = (
@@ -154,7 +154,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   word = digest(state)
   giving = handover.Handover('127.0.0.1', Security(), lambda _: (state, word))
   calls = {
-    'update of all numbers': lambda: _apply(learner, pool, vector),
+    'update of all numbers': lambda: _apply(learner, layout, vector),
     f'update of one of {workers} shares': lambda: _apply(
       share, share_pool, part
     ),

@@ -49,7 +49,7 @@ from bench.peers import running as peers
 from bench.routes import write_links
 from bench.shaped import Case
 from cluster.speed import layers
-from learning.pool import Pool
+from learning.layout import Layout
 from topology.packing.pack import pack
 from wire import sparse
 from wire.codec import Workspace
@@ -348,10 +348,10 @@ def _multi_round(size: int, dtype: str = 'float32') -> MultiRoundAllreduce:
     warmup=(),
     warmup_epochs=1.0,
   )
-  of_pool = {'bucket_bytes': math.inf, 'books': 0}
+  of_pool = {'bucket_bytes': math.inf, 'step_statistics': 0}
   multiple = wire.push.padding
-  blank = Pool((), (), (), blank=size, multiple=multiple, **of_pool)
-  return MultiRoundAllreduce(wire, blank.gradient, (), uses_numpy=True)
+  blank = Layout((), blank=size, multiple=multiple, **of_pool)
+  return MultiRoundAllreduce(wire, blank.gradient_size, (), uses_numpy=True)
 
 
 def _bound(given: argparse.Namespace, size_bytes: int) -> float:

@@ -27,13 +27,15 @@ def build(
   """
   if wire.push.allreduce is None:
     return None
-  sizes = {'bucket_bytes': math.inf, 'books': 0}
+  sizes = {'bucket_bytes': math.inf, 'step_statistics': 0}
   uses_numpy = plan.forest is not None
-  pool = learned.pool(**sizes)
+  layout = learned.layout(**sizes)
   with named(f'config.wire.{config.wire.name}'):
     # Checks the gradient before padding, which would hide that it is too short.
-    MultiRoundAllreduce(wire, pool.gradient, pool.rows, uses_numpy=uses_numpy)
-    pool = learned.pool(**sizes, multiple=wire.push.padding)
+    MultiRoundAllreduce(
+      wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
+    )
+    layout = learned.layout(**sizes, multiple=wire.push.padding)
     return MultiRoundAllreduce(
-      wire, pool.gradient, pool.rows, uses_numpy=uses_numpy
+      wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
     )

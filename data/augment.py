@@ -1,6 +1,6 @@
-"""Random changes of images that leave their classes as they are.
+"""Random changes of images that do not change their classes.
 
-Pure functions of a batch and a key, to run inside the jitted step.
+They are pure functions of a batch and a key, for use in compiled steps.
 """
 
 import functools
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_RATIO = 4 / 3  # Width over height of a crop, at most; and its inverse.
-_TRIES = 10  # Shapes that are drawn until one fits.
+_RATIO = 4 / 3  # Largest ratio of a crop's sides.
+_TRIES = 10  # Number of shapes that are drawn, of which the first fit is used.
 
 
 def make(
@@ -22,18 +22,18 @@ def make(
   flip: bool,
   input_shape: tuple[int, ...],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """Returns (inputs, key) -> inputs as a run changes them in training.
+  """Returns the function (inputs, key) -> inputs that a run trains with.
 
   Args:
-    crop_padding: Largest shift, pixels; 0 shifts nothing.
+    crop_padding: Largest shift in pixels; 0 for none.
     crop_area: Smallest share of an image that a crop of random size shows; 1
-      crops nothing.
-    flip: Whether to mirror.
-    input_shape: Of one example.
+      for no such crop.
+    flip: Whether to mirror images.
+    input_shape: Shape of one example.
 
   Raises:
     ValueError: If anything but images would be changed, or an argument is out
-      of its range.
+      of range.
   """
   if crop_padding < 0:
     raise ValueError(f'crop_padding: expected at least 0, got {crop_padding}.')
@@ -120,9 +120,9 @@ def flip_and_resize(
   """
   flip_key, crop_key = jax.random.split(key)
   images = jnp.asarray(inputs)
-  boxes = jax.vmap(functools.partial(_box, images.shape[1:3], area))(
-    jax.random.split(crop_key, len(images))
-  )
+  boxes = jax.vmap(
+    functools.partial(_box, (images.shape[1], images.shape[2]), area)
+  )(jax.random.split(crop_key, len(images)))
   images = jax.vmap(resized)(images, boxes)
   return _flipped(images, flip_key) if flip else images
 
@@ -135,26 +135,27 @@ def resized(image: jax.Array, box: jax.Array) -> jax.Array:
     box: Float32 [4]: top, left, height and width, pixels.
   """
   scale = jnp.array(image.shape[:2], jnp.float32) / box[2:]
-  return jax.image.scale_and_translate(
+  part: jax.Array = jax.image.scale_and_translate(
     image, image.shape, (0, 1), scale, -box[:2] * scale, 'linear'
   )
+  return part
 
 
 def _box(size: tuple[int, int], area: float, key: jax.Array) -> jax.Array:
-  """Returns where a random part lies: top, left, height and width."""
+  """Returns top, left, height and width of a random part of an image."""
   whole = jnp.array(size, jnp.float32)
   areas, ratios, place = jax.random.split(key, 3)
-  shares = jax.random.uniform(areas, _TRIES, minval=area, maxval=1.0)
+  shares = jax.random.uniform(areas, (_TRIES,), minval=area, maxval=1.0)
   bound = math.log(_RATIO)
   ratio = jnp.exp(
-    jax.random.uniform(ratios, _TRIES, minval=-bound, maxval=bound)
+    jax.random.uniform(ratios, (_TRIES,), minval=-bound, maxval=bound)
   )
   pixels = shares * whole.prod()
   drawn = jnp.sqrt(jnp.stack([pixels / ratio, pixels * ratio], axis=-1))
   fits = (drawn <= whole).all(axis=-1)
   first = jnp.where(fits.any(), drawn[jnp.argmax(fits)], whole)
   return jnp.concatenate(
-    [jax.random.uniform(place, 2) * (whole - first), first]
+    [jax.random.uniform(place, (2,)) * (whole - first), first]
   )
 
 

@@ -20,7 +20,7 @@ ARCHIVE_MD5 = 'c58f30108f718f92721af3b95e74349a'
 _MEMBERS = (*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch')
 _NUM_CLASSES = 10
 _SHAPE = (32, 32, 3)
-_MEAN = (0.4914, 0.4822, 0.4465)  # Of the official training images.
+_MEAN = (0.4914, 0.4822, 0.4465)  # Mean of the official training images.
 _STD = (0.2470, 0.2435, 0.2616)
 _CHUNK = 1000  # Images that one task of the thread pool decodes.
 
@@ -37,11 +37,11 @@ def make(
   `len[i]` bytes of `buf`, and `y[i]` is its class.
 
   Args:
-    directory: Where `file` lies.
+    directory: Path of the folder that has `file`.
     file: The official archive, .tar.gz, or JPEG images, .npz.
 
   Raises:
-    ValueError: If `file` is missing, or is not what it should be.
+    ValueError: If `file` is missing, or does not have that format.
   """
   readers = {'.tar.gz': _read_archive, '.npz': _read_npz}
   suffix = next((suffix for suffix in readers if file.endswith(suffix)), None)

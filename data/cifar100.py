@@ -8,7 +8,7 @@ from data.dataset import Dataset
 from data.files import locate_file, read_archive
 
 ARCHIVE_MD5 = 'eb9058c3a382ffc7106e4002c42a8d85'
-_MEAN = (0.5071, 0.4865, 0.4409)  # Of the official training images.
+_MEAN = (0.5071, 0.4865, 0.4409)  # Mean of the official training images.
 _STD = (0.2673, 0.2564, 0.2762)
 
 
@@ -20,7 +20,7 @@ def make(*, directory: str | None, file: str) -> Dataset:
   unpacked to disk.
 
   Args:
-    directory: Where `file` lies.
+    directory: Path of the folder that has `file`.
     file: The official archive, cifar-100-python.tar.gz.
 
   Raises:

@@ -1,24 +1,41 @@
-"""What every data set is: two splits and how to standardise their inputs."""
+"""Data sets: two splits of examples, and how to standardise their inputs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
+class LazyRows(Protocol):
+  """Rows of an array that are read when they are indexed."""
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the array."""
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Dtype of the array."""
+
+  def __len__(self) -> int:
+    """Returns the number of rows."""
+
+  def __getitem__(self, rows: Any) -> np.ndarray:
+    """Returns rows, given a slice or an array of integers."""
+
+
 class Split(NamedTuple):
   """Examples, in the order in which the data set stores them.
 
   Attributes:
-    inputs: Uint8 or float32 [N, H, W, C], or int32 [N, T], tokens from 0.
-      Inputs that are too large for memory are an object with an array's
-      `shape`, `dtype` and length which, indexed by a slice or by integers,
-      returns the array of these rows.
-    targets: Int32 [N], classes from 0; of tokens [N, T], what follows each.
+    inputs: Images, uint8 or float32 [N, H, W, C], or tokens, int32 [N, T].
+      Inputs that do not fit into memory are `LazyRows`.
+    targets: Classes from 0, int32 [N]; of tokens [N, T], the token that follows
+      each.
   """
 
-  inputs: np.ndarray
+  inputs: 'np.ndarray | LazyRows'
   targets: np.ndarray
 
 
@@ -28,12 +45,12 @@ class Dataset(NamedTuple):
   Attributes:
     train: Examples to learn from.
     test: Examples to measure accuracy on.
-    num_classes: Number of classes, or of different tokens.  This and what
-      follows is for `prepare` and the models of models/; a task of one's own
-      may do without.
-    mean: Per channel, of training inputs; of uint8 ones after scaling to 0..1.
-      Empty for tokens.
-    std: Per channel, likewise.
+    num_classes: Number of classes, or of different tokens.  This and the fields
+      below are for `prepare` and for the packaged models; a user's own task may
+      leave them out.
+    mean: Mean of each channel of the training inputs, of uint8 ones after
+      scaling to 0..1.  Empty for tokens.
+    std: Standard deviation of each channel, likewise.
   """
 
   train: Split
@@ -48,10 +65,10 @@ class Dataset(NamedTuple):
     return self.train.inputs.shape[1:]
 
   def check(self) -> None:
-    """Checks that both splits have as many targets as inputs, and any.
+    """Checks that both splits have as many targets as inputs, at least one.
 
     Raises:
-      ValueError: If they have not; names the split.
+      ValueError: If one has not; names it.
     """
     for name, split in (('train', self.train), ('test', self.test)):
       inputs, targets = len(split.inputs), len(split.targets)
@@ -62,14 +79,14 @@ class Dataset(NamedTuple):
         )
 
   def prepare(self, inputs: jax.Array | np.ndarray) -> jax.Array:
-    """Returns standardised inputs, float32 [B, H, W, C], or the same tokens.
+    """Returns standardised images, float32 [B, H, W, C], or the same tokens.
 
-    Pure, and meant to run inside the jitted step: images then travel to the
-    device as bytes, a quarter of their size as floats.
+    The function is pure.  In a compiled step, images are sent to the device as
+    bytes, a quarter of their size as floats.
 
     Args:
-      inputs: Uint8 or float32 [B, H, W, C], or int32 [B, T] if `mean` is empty;
-        rows of a split.
+      inputs: Rows of a split: uint8 or float32 [B, H, W, C], or int32 [B, T] if
+        `mean` is empty.
 
     Raises:
       ValueError: If `inputs` is of another type.
@@ -84,6 +101,6 @@ class Dataset(NamedTuple):
       )
     scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
     per_channel = (1, 1, 1, -1)
-    mean = np.reshape(np.float32(self.mean), per_channel)
-    std = np.reshape(np.float32(self.std), per_channel)
+    mean = np.reshape(np.array(self.mean, np.float32), per_channel)
+    std = np.reshape(np.array(self.std, np.float32), per_channel)
     return (jnp.asarray(inputs, np.float32) * scale - mean) / std

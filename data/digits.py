@@ -1,4 +1,4 @@
-"""Handwritten digits that come inside scikit-learn, enlarged to 32x32.
+"""Handwritten digits from scikit-learn, enlarged to 32x32 pixels.
 
 1,797 images of 8x8 pixels (Alpaydin and Kaynak, 'Optical Recognition of
 Handwritten Digits', UCI, 1998).  They need no download and a small network
@@ -20,13 +20,13 @@ _FOLDS = 5
 def make(*, directory: str | None, fold: int) -> Dataset:
   """Returns 1,437 training and 360 test digits, float32 [N, 32, 32, 1].
 
-  Every fifth example of each class is for testing, so the split is stratified
-  and the same in all runs.  All 1,797 are tested over the five folds, of which
+  Every fifth example of each class is for testing, so that the split is
+  stratified and the same in all runs.  The five folds together test all 1,797;
   the last three have 359.
 
   Args:
-    directory: Unused: the digits need no file.
-    fold: Which fifth is for testing, from 0 to 4.
+    directory: Unused; the digits need no file.
+    fold: Index of the fifth that is for testing, 0 to 4.
 
   Raises:
     ValueError: If there is no such fold.
@@ -41,27 +41,30 @@ def make(*, directory: str | None, fold: int) -> Dataset:
   by_class = np.argsort(targets, kind='stable')
   test = np.zeros(len(targets), bool)
   test[by_class[fold::_FOLDS]] = True
-  train = Split(inputs[~test], targets[~test])
+  known = inputs[~test]
   return Dataset(
-    train=train,
+    train=Split(known, targets[~test]),
     test=Split(inputs[test], targets[test]),
     num_classes=10,
-    mean=(float(train.inputs.mean()),),
-    std=(float(train.inputs.std()),),
+    mean=(float(known.mean()),),
+    std=(float(known.std()),),
   )
 
 
 def _path() -> pathlib.Path:
   # Every process of a run reads it: importing scikit-learn takes a second.
   package = importlib.util.find_spec('sklearn')
+  if package is None or not package.submodule_search_locations:
+    raise ModuleNotFoundError('Expected the package scikit-learn, got none.')
   return pathlib.Path(package.submodule_search_locations[0], _FILE)
 
 
 def _enlarge(images: np.ndarray) -> np.ndarray:
-  """Bilinear interpolation of [N, P, P] images, as one matrix per axis."""
+  """Interpolates images, [N, P, P], bilinearly, by one matrix per axis."""
   pixels = images.shape[1]
   centres = (np.arange(_PIXELS) + 0.5) * pixels / _PIXELS - 0.5
   centres = np.clip(centres, 0, pixels - 1)  # Repeats the border outwards.
   distance = np.abs(centres[:, np.newaxis] - np.arange(pixels))
   weights = np.maximum(0, 1 - distance)
-  return (weights @ images @ weights.T).astype(np.float32)
+  enlarged: np.ndarray = weights @ images @ weights.T
+  return enlarged.astype(np.float32)

@@ -10,7 +10,7 @@ _MODULE = 'pydoc_data.topics'
 
 
 def read() -> tuple[str, str]:
-  """Returns the text, and the name of the module that has it."""
+  """Returns the text, and the name of its module."""
   from pydoc_data import topics  # Half a megabyte, for runs on text alone.
 
   return '\n'.join(topics.topics.values()), _MODULE

@@ -18,7 +18,7 @@ from data.files import locate_folder
 _NUM_CLASSES = 10
 _PIXELS = 28
 _MARGIN = 2  # Five poolings halve 32 pixels down to one, but not 28.
-_MEAN = (0.2190,)  # Of the official training images with their margins.
+_MEAN = (0.2190,)  # Of the training images with their margins.
 _STD = (0.3318,)
 _UINT8 = 0x800  # The magic number is this plus the number of dimensions.
 
@@ -27,13 +27,13 @@ def make(*, directory: str | None, folder: str) -> Dataset:
   """Returns the images as uint8 [N, 32, 32, 1], with margins of zeros.
 
   Args:
-    directory: Where `folder` lies.
-    folder: Holds train-images-idx3-ubyte, train-labels-idx1-ubyte,
-      t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each as such or with
-      the ending .gz.
+    directory: Path of the folder that has `folder`.
+    folder: Name of a folder with train-images-idx3-ubyte,
+      train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+      t10k-labels-idx1-ubyte, each as such or with the ending .gz.
 
   Raises:
-    ValueError: If a file is missing, or is not what it should be.
+    ValueError: If a file is missing, or does not have that format.
   """
   path = locate_folder(directory, folder)
   return Dataset(

@@ -1,4 +1,4 @@
-"""What data sets share about files: where they lie, and CIFAR's archives."""
+"""Files of data sets: their paths, and the archives of CIFAR."""
 
 import hashlib
 import pathlib
@@ -34,20 +34,20 @@ def read_archive(
 ) -> list[Split]:
   """Returns pickled members of an official CIFAR archive.
 
-  Nothing is unpickled unless the archive's md5 is right, because unpickling
-  runs what a file says; and nothing is unpacked to disk.
+  The archive's md5 is checked first, because unpickling runs code that a file
+  contains.  Nothing is unpacked to disk.
 
   Args:
-    path: A .tar.gz file.
-    md5: Of the official archive, hexadecimal.
+    path: Path of a .tar.gz file.
+    md5: MD5 of the official archive, hexadecimal.
     members: Names of files in it, without folders.
-    labels: Key of the classes; the images' key is b'data'.
+    labels: Key of the classes; the key of the images is b'data'.
 
   Returns:
-    For each member its images, uint8 [N, 32, 32, 3], and their classes.
+    Images, uint8 [N, 32, 32, 3], and classes of each member.
 
   Raises:
-    ValueError: If the md5 is another; names the field `file`.
+    ValueError: If the md5 differs; names the field `file`.
   """
   with path.open('rb') as file:
     digest = hashlib.file_digest(file, 'md5').hexdigest()
@@ -68,7 +68,10 @@ def _unpickled(
   for member in archive:
     name = pathlib.PurePosixPath(member.name).name
     if name in members:
-      batch = pickle.load(archive.extractfile(member), encoding='bytes')
+      content = archive.extractfile(member)
+      if content is None:  # A folder or a link.
+        continue
+      batch = pickle.load(content, encoding='bytes')
       planes = batch[b'data'].reshape(-1, 3, 32, 32)
       inputs = np.ascontiguousarray(np.moveaxis(planes, 1, -1))
       yield name, Split(inputs, np.asarray(batch[labels], np.int32))

@@ -2,7 +2,7 @@
 
 From Russakovsky et al., 'ImageNet Large Scale Visual Recognition Challenge'
 (IJCV, 2015).  Photographs stay on disk and are decoded when they are used, by
-Grain, whose threads read and decode while Pillow releases Python's lock.
+threads of Grain, while Pillow releases Python's lock.
 """
 
 import os
@@ -19,22 +19,22 @@ _MEAN = (0.485, 0.456, 0.406)  # Of the official training images.
 _STD = (0.229, 0.224, 0.225)
 _SUFFIXES = ('.jpeg', '.jpg')
 _FORMATS = ('JPEG', 'PNG')  # One official file is a PNG in spite of its name.
-# What Pillow raises for files that are cut, spoilt, or of another kind.
+# Errors of Pillow for files that are truncated, corrupt, or of another kind.
 _BROKEN = (OSError, SyntaxError, Image.DecompressionBombError)
-_CROPPED = 224 / 256  # What the crop shows of the shorter side.
+_CROPPED = 224 / 256  # Share of the shorter side that the crop shows.
 
 
 def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   """Returns lazily decoded images, uint8 [N, pixels, pixels, 3].
 
   An image's shorter side is resized to 8/7 of `pixels`, 256 for 224, and the
-  centre is cropped, in one step: nothing is resized that is cropped afterwards.
+  centre is cropped.  Both are one step, which resizes only the centre.
   Classes are numbered in the order of their folders' names; the examples are
   sorted by class.
 
   Args:
-    directory: Where `folder` lies.
-    folder: Holds train/CLASS/*.JPEG and val/CLASS/*.JPEG.
+    directory: Path of the folder that has `folder`.
+    folder: Name of a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG.
     pixels: Height and width.
 
   Raises:
@@ -63,11 +63,11 @@ def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
 
 
 class Images:
-  """Image files that are indexed like the array of what they show.
+  """Image files that are indexed like an array of their pixels.
 
   `images[rows]` decodes the rows that NumPy would return, for an integer, a
-  slice or an array.  Nothing is cached: a row is decoded whenever it is asked
-  for, in the same way each time.
+  slice or an array.  Nothing is cached: a row is decoded whenever it is
+  indexed, with the same result.
 
   Attributes:
     shape: (N, pixels, pixels, 3), red, green and blue.
@@ -75,7 +75,13 @@ class Images:
   """
 
   def __init__(self, folder: pathlib.Path, names: list[str], *, pixels: int):
-    """Reads nothing yet; `names` are paths of files below `folder`."""
+    """Stores the paths.
+
+    Args:
+      folder: Folder of the files.
+      names: Paths of the files below it.
+      pixels: Height and width of the images.
+    """
     self.shape = (len(names), pixels, pixels, 3)
     self.dtype = np.dtype(np.uint8)
     # One array of bytes: a million strings would take several times as much.
@@ -94,7 +100,7 @@ class Images:
     """
     names = np.asarray(self._names[rows])
     images = np.empty((names.size, *self.shape[1:]), self.dtype)
-    threads = os.cpu_count()
+    threads = os.cpu_count() or 1
     decoded = (
       grain.MapDataset.source(names.ravel().tolist())
       .map(self._decoded)

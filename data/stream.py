@@ -1,6 +1,6 @@
-"""Which example every iteration of every worker uses.
+"""Assignment of examples to the iterations of workers.
 
-Examples are handed out by position: position p is entry p % N of a random
+Examples are assigned by position: position p is entry p % N of the random
 permutation of the N examples that belongs to epoch p // N.  A worker leases
 positions a little ahead of use, so that its input can be prepared in time.
 """
@@ -17,29 +17,30 @@ Ranges = tuple[tuple[int, int], ...]  # Positions from start up to stop.
 
 @dataclasses.dataclass(kw_only=True)
 class Stream:
-  """Hands out each position once, whatever the workers' batches and fates.
+  """A stream of positions, each of which is issued once.
 
   Positions below `cursor` are either done or outstanding: in use, leased, or
   returned by a worker that left.  Returned positions are issued again before
-  new ones, so an epoch loses none of its examples to a death.
+  new ones, so that an epoch loses no example if a worker dies.
 
-  The fields are the whole state: Stream(**dataclasses.asdict(stream)) goes on
-  as `stream` would, also after asdict's result has been through JSON.
-  Determined by `seed` and the order of the calls.  A call costs
-  O(ranges held by the worker + ranges returned).
+  The fields are the whole state: Stream(**dataclasses.asdict(stream)) continues
+  as `stream` would, also after a round trip through JSON.  Results depend only
+  on `seed` and the order of the calls.  A call costs O(ranges held by the
+  worker + ranges returned).
 
   Attributes:
-    num_examples: Examples of an epoch, N.
-    seed: Of the permutations, at least 0.
-    ahead: Iterations' worth of positions that a worker leases ahead of use.
-    cursor: Positions from here on were never issued.
+    num_examples: Number N of examples of an epoch.
+    seed: Seed of the permutations, at least 0.
+    ahead: Number of iterations whose positions a worker leases ahead of use.
+    cursor: First position that was never issued.
     used: Number of positions done.
-    returned: What workers that left gave back, ascending.
-    leases: By worker, what it holds and does not use yet, in order of use.
-    in_use: By worker, what its unfinished iteration uses, ascending.
+    returned: Positions returned by workers that left, ascending.
+    leases: Positions that each worker holds but does not use yet, in order of
+      use.
+    in_use: Positions of each worker's unfinished iteration, ascending.
 
   Raises:
-    ValueError: If `num_examples`, `seed` or `ahead` is out of its range.
+    ValueError: If `num_examples`, `seed` or `ahead` is out of range.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -67,12 +68,12 @@ class Stream:
   def take(self, worker: int, count: int) -> Ranges:
     """Returns the positions of the worker's next iteration, ascending.
 
-    They are in use until `done` or `leave`.  They come from the worker's lease,
-    which is topped up so that `ahead * count` positions remain.
+    They are in use until `done` or `leave`.  They are taken from the worker's
+    lease, which is extended so that `ahead * count` positions remain.
 
     Args:
-      worker: Who asks; the first call makes it known.
-      count: Examples of this iteration, at least 1.
+      worker: Index of the worker.
+      count: Number of examples of the iteration, at least 1.
 
     Raises:
       ValueError: If `count` is less than 1, or an iteration is unfinished.
@@ -93,16 +94,18 @@ class Stream:
     return taken
 
   def reserve(self, worker: int, count: int) -> Ranges:
-    """Returns the positions that `take` of so many will give next.
+    """Returns the result of the next `take`, and leases its positions.
 
-    The lease is topped up to hold them.
+    Args:
+      worker: Index of the worker.
+      count: Number of examples of the iteration.
     """
     lease = self.leases.get(worker, ())
     self.leases[worker] = _joined(lease + self._issue(count - size(lease)))
     return self.upcoming(worker, count)
 
   def upcoming(self, worker: int, count: int) -> Ranges:
-    """Returns what `take` will give next, if the lease is long enough."""
+    """Returns the result of the next `take`, as far as the lease has it."""
     return _merged(_cut(self.leases.get(worker, ()), count)[0])
 
   def indices(self, ranges: Ranges) -> np.ndarray:
@@ -129,18 +132,19 @@ class Stream:
     self.used += size(self.in_use.pop(worker))
 
   def leave(self, worker: int) -> None:
-    """Takes back all that the worker holds; nothing if it never took any."""
+    """Returns all positions that the worker holds to the stream."""
     held = self.in_use.pop(worker, ()) + self.leases.pop(worker, ())
     self.returned = _merged(self.returned + held)
 
   def outstanding(self) -> Ranges:
-    """Returns the positions issued and not done, ascending."""
+    """Returns the positions that are issued but not done, ascending."""
     held = [*self.leases.values(), *self.in_use.values()]
     return _merged(sum(held, self.returned))
 
   def _issue(self, count: int) -> Ranges:
-    """Returns `count` positions that nobody holds, none if it is negative."""
-    issued, fresh = (), count
+    """Returns `count` positions that no worker holds; none if negative."""
+    issued: Ranges = ()
+    fresh = count
     if self.returned:
       issued, self.returned = _cut(self.returned, count)
       fresh -= size(issued)
@@ -160,15 +164,15 @@ def _tuples(ranges: Iterable[Iterable[int]]) -> Ranges:
 
 
 def size(ranges: Ranges) -> int:
-  """Returns how many positions there are."""
+  """Returns the number of positions in ranges."""
   total = 0
-  for start, stop in ranges:  # Faster than a sum, and called for each push.
+  for start, stop in ranges:  # Called for each push, and faster than sum().
     total += stop - start
   return total
 
 
 def _cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
-  """Returns the first `count` positions, or all, and the others."""
+  """Returns the first `count` positions, or all, and the rest."""
   for i, (start, stop) in enumerate(ranges):
     if count < stop - start:
       middle = start + max(count, 0)
@@ -179,13 +183,13 @@ def _cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
 
 
 def _merged(ranges: Ranges) -> Ranges:
-  """Returns the positions in ascending order, in as few ranges as can be."""
+  """Returns the positions in ascending order, in as few ranges as possible."""
   return _joined(sorted(ranges)) if len(ranges) > 1 else ranges
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-  """Returns the positions in the same order, in as few ranges as can be."""
-  joined = []
+  """Returns the positions in the same order, in as few ranges as possible."""
+  joined: list[tuple[int, int]] = []
   for start, stop in ranges:
     if joined and joined[-1][1] == start:
       start = joined.pop()[0]

@@ -1,7 +1,7 @@
-"""Any text as a language model's examples, character by character.
+"""Examples for language models from any text, character by character.
 
-The model is to name the character that follows, at every place of a window of
-the text, as in Graves, 'Generating Sequences With Recurrent Neural Networks'
+A model predicts the next character at every position of a window of the text,
+as in Graves, 'Generating Sequences With Recurrent Neural Networks'
 (2013).
 """
 
@@ -20,20 +20,19 @@ def make(
   """Returns windows of the text, int32 [N, length].
 
   The text is cut into windows of `length` + 1 characters that do not overlap:
-  the inputs are all but the last of them, the targets all but the first.  What
-  is left at the end is dropped.  The last windows are for testing, so no test
-  text was seen in training; but the vocabulary is that of the whole file, so
-  every character can be named.
+  the inputs are all but the last of them, the targets all but the first.  The
+  rest at the end is dropped.  The last windows are for testing, so that no test
+  text is seen in training; the vocabulary is that of the whole file.
 
   Args:
-    directory: Where `file` lies.
-    file: A text in UTF-8; '' takes the one that comes with Python.
+    directory: Path of the folder that has `file`.
+    file: Name of a text in UTF-8; '' for the one that comes with Python.
     length: Characters of an input.
     test_share: Share of the windows that is for testing, between 0 and 1.
 
   Raises:
     ValueError: If `file` is missing or not UTF-8, if it is too short for a
-      window in each split, or if another argument is out of its range.
+      window in each split, or if another argument is out of range.
   """
   if length < 1:
     raise ValueError(f'length: expected at least 1, got {length}.')
@@ -73,7 +72,7 @@ def encode(text: str) -> tuple[np.ndarray, str]:
   """Returns the text's tokens, int32 [characters], and its vocabulary.
 
   The vocabulary is the text's different characters in the order of their code
-  points, and a token is a place in it.  Takes linear time.
+  points, and a token is an index into it.  The function takes linear time.
 
   Example:
     >>> tokens, vocabulary = encode('banana')

@@ -1,4 +1,4 @@
-"""Makes what a run learns of its config: of a model and data, or nothing."""
+"""Creates the `Learning` of a config."""
 
 import functools
 import os
@@ -13,14 +13,14 @@ from data.dataset import Dataset
 from data.stream import Stream
 from learning import compilations
 from learning.learning import Learning
-from learning.nothing import Nothing
+from learning.nothing import NoLearning
 
 if TYPE_CHECKING:
   from models.task import Task
 
-# Examples and bytes of what stands for data and a model.
-_MANY = 10**9
-_STANDS_FOR = 2**20
+# Examples and bytes of a stand-in for data and model.
+_STAND_IN_EXAMPLES = 10**9
+_STAND_IN_BYTES = 2**20
 
 
 def make(
@@ -30,22 +30,22 @@ def make(
   dataset: Dataset | None,
   devices: int,
 ) -> Learning:
-  """Returns what a config says, or a task and a dataset in its place.
+  """Returns the learning of a config, or of a task and a data set.
 
   Args:
-    config: Checked.
-    choose: Chooses a section of it.
-    task: Replaces the one of the model that config.model names.
-    dataset: Replaces the one that config.data names.
-    devices: How many of this process's compute gradients; 0 if none will be
-      computed here.
+    config: Checked config.
+    choose: Function that chooses a section of it.
+    task: Task that replaces the model of the config; None for the model.
+    dataset: Data set that replaces that of the config; None for that one.
+    devices: Number of this process's devices that compute gradients; 0 if none
+      does.
 
   Raises:
-    ValueError: If anything is wrong; names the field.
+    ValueError: If a setting is wrong; names the field.
   """
   if config.model.name == 'none':
-    return _nothing(config, choose)
-  from learning import tasks  # Who learns nothing starts without Flax.
+    return _no_model(config, choose)
+  from learning import tasks  # Runs without a model start without Flax.
 
   directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
   dataset = dataset or made('data', choose, directory=directory)
@@ -55,34 +55,37 @@ def make(
 
 
 def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
-  """Returns what learns nothing in the place of what a config says.
+  """Returns a learning without a model in place of that of a config.
 
-  It takes no time to make.  Optimiser and schedule are checked; model and data
-  are not.
+  It takes no time to create.  Optimizer and schedule are checked; model and
+  data are not.
 
   Args:
-    config: As of `make`, and so are the others.
-    choose: The same.
-    devices: The same.
+    config: Checked config.
+    choose: Function that chooses a section of it.
+    devices: Unused, as nothing is computed.
 
   Raises:
-    ValueError: If anything that is checked is wrong; names the field.
+    ValueError: If a setting that is checked is wrong; names the field.
   """
+  del devices
   if config.model.name == 'none':
-    return _nothing(config, choose)
+    return _no_model(config, choose)
   from learning import tasks
 
   choose('data')
   tasks.check(config, choose)
-  stream = _stream(config, _MANY)
-  return Nothing(size_bytes=_STANDS_FOR, num_train=_MANY, stream=stream)
+  stream = _stream(config, _STAND_IN_EXAMPLES)
+  return NoLearning(
+    size_bytes=_STAND_IN_BYTES, num_train=_STAND_IN_EXAMPLES, stream=stream
+  )
 
 
-def of_config(config: ConfigDict) -> Learning:
-  """Returns what a config says to learn, for tools that make no run.
+def from_config(config: ConfigDict) -> Learning:
+  """Returns the learning of a config, for tools that start no run.
 
   Raises:
-    ValueError: If there is no model, or if anything is wrong; names the field.
+    ValueError: If there is no model, or a setting is wrong; names the field.
   """
   defaults = default.get_config()
   sections.check_fields(config, defaults)
@@ -94,11 +97,11 @@ def of_config(config: ConfigDict) -> Learning:
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 
-def _nothing(config: ConfigDict, choose: Choose) -> Nothing:
+def _no_model(config: ConfigDict, choose: Choose) -> NoLearning:
   _, own = choose('model')
   stream = _stream(config, own['num_train'])
   with named('config.model.none'):
-    return Nothing(stream=stream, **own)
+    return NoLearning(stream=stream, **own)
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:

@@ -1,9 +1,9 @@
-"""Flags and precision of compilations, and their number: none happens late.
+"""Flags and precision of XLA's programs, and a count of compilations.
 
-Kernels of GPUs repeat bit for bit with --xla_gpu_deterministic_ops: it refuses
-or replaces operations whose order of sums is up to chance, and switches
-autotuning off, which takes the kernel that was the fastest at the moment, and
-so other ones, with other roundings, in the next process.  The narrower
+Kernels of GPUs repeat bit for bit with --xla_gpu_deterministic_ops.  The flag
+refuses or replaces operations that sum in a random order.  It also disables
+autotuning, which takes the kernel that was fastest at the moment, and therefore
+another one, with other rounding, in another process.  The narrower flag
 --xla_gpu_exclude_nondeterministic_ops does the first, and the second only in
 some versions of XLA (openxla/xla#12520, and `select_first_config` there).
 """
@@ -20,37 +20,37 @@ import jax
 from jax._src import xla_bridge
 from ml_collections import ConfigDict
 
-# Of the environment: what of XLA_FLAGS was appended here, by this process or by
-# one that has started it, and so was not asked for by the user.
+# Environment variable with the flags that this module, here or in the parent
+# process, has appended to XLA_FLAGS: the user has not set them.
 _ADDED = 'SYNCOPATE_XLA_FLAGS'
 DETERMINISTIC = '--xla_gpu_deterministic_ops'
 _EVENT = '/jax/core/compile/backend_compile_duration'
-_TF32 = 8  # Compute capability of the first NVIDIA GPUs that multiply in it.
+_TF32 = 8  # Compute capability of the first NVIDIA GPUs with TF32.
 _TRUE, _FALSE = ('true', '1'), ('false', '0')  # As XLA reads them.
-_seen: list[float] = []
+_durations_s: list[float] = []  # Of every compilation.
 
 
 def configure(config: ConfigDict) -> None:
-  """Sets XLA's flags as a config asks for them; call it before XLA starts.
+  """Sets XLA's flags for a config; has to be called before XLA starts.
 
   XLA reads XLA_FLAGS once, when it starts.
 
   Args:
-    config: Checked; config.deterministic is read.
+    config: Checked config, of which config.deterministic is read.
 
   Raises:
     ValueError: If XLA_FLAGS contradicts the config, or if XLA has started with
       other flags on a GPU; names both.
   """
-  # JAX logs each kind of accelerator that is not there.
+  # JAX logs every kind of accelerator that it does not find.
   logging.getLogger('jax').setLevel(logging.WARNING)
   wanted = config.deterministic
   flags = _read(os.environ.get('XLA_FLAGS', ''))
   given = flags.removesuffix(os.environ.get(_ADDED, '')).strip()
-  asked = _value(given)
-  if asked not in (None, wanted):
+  chosen = _value(given)
+  if chosen not in (None, wanted):
     raise ValueError(
-      f'XLA_FLAGS: expected no {DETERMINISTIC}={str(asked).lower()}, because '
+      f'XLA_FLAGS: expected no {DETERMINISTIC}={str(chosen).lower()}, because '
       f'config.deterministic is {wanted}, got {given!r}.'
     )
   if is_started() and bool(_value(flags)) != wanted and _has_gpu():
@@ -60,36 +60,36 @@ def configure(config: ConfigDict) -> None:
       f'{wanted}.  Call learning.compilations.configure(config) before JAX is '
       'used, or use a new process.'
     )
-  added = f'{DETERMINISTIC}=true' if wanted and not asked else ''
+  added = f'{DETERMINISTIC}=true' if wanted and not chosen else ''
   _set('XLA_FLAGS', f'{given} {added}'.strip())
   _set(_ADDED, added)
 
 
 def matmul(config: Mapping[str, Any]) -> str | None:
-  """Returns the precision of a run's programs for jax.default_matmul_precision.
+  """Returns a run's argument of jax.default_matmul_precision.
 
-  It is that of the config where layers compute in float32.  None, JAX's own
-  default, has no effect on products of half precision.
+  It is the precision of the config if layers compute in float32, and None,
+  JAX's default, if they compute in half precision.
 
   Args:
-    config: Checked.
+    config: Checked config.
   """
   precision = config['precision']
   return precision['matmul'] if precision['dtype'] == 'float32' else None
 
 
 def numerics(config: Mapping[str, Any], device: jax.Device) -> dict[str, Any]:
-  """Returns how a device computes what a config asks for.
+  """Returns the determinism and precision that a device has under a config.
 
   Args:
-    config: Checked; its XLA flags are set.
-    device: That computes gradients.
+    config: Checked config; `configure` was called with it.
+    device: Device that computes gradients.
 
   Returns:
     A dictionary with `deterministic`, whether programs repeat bit for bit, and
-    `matmul`, the precision of products of float32, None if there are none.
-    CPUs have float32 alone, and NVIDIA GPUs float32 and, from Ampere on, TF32:
-    XLA takes both other precisions for it.
+    `matmul`, the precision of float32 products, None if there are none.  CPUs
+    have float32 alone; NVIDIA GPUs have float32 and, from Ampere on, TF32,
+    which XLA uses for both other precisions.
   """
   deterministic = device.platform == 'cpu' or config['deterministic']
   found = matmul(config) if config['model']['name'] != 'none' else None
@@ -103,17 +103,17 @@ def numerics(config: Mapping[str, Any], device: jax.Device) -> dict[str, Any]:
 
 
 def is_started() -> bool:
-  """Returns whether XLA has started, and so has read its flags."""
+  """Returns whether XLA has started, and has therefore read its flags."""
   return xla_bridge.backends_are_initialized()
 
 
 def count() -> int:
-  """Returns how many programs have been compiled since the import."""
-  return len(_seen)
+  """Returns the number of programs compiled since this module was imported."""
+  return len(_durations_s)
 
 
 def _read(flags: str) -> str:
-  """Returns XLA's flags, from the file that they name if they name one."""
+  """Returns XLA's flags, read from a file if a file is named."""
   flags = flags.strip()
   if not flags or flags.startswith('-'):
     return flags
@@ -133,7 +133,7 @@ def _set(variable: str, value: str) -> None:
 
 
 def _value(flags: str) -> bool | None:
-  """Returns the deterministic flag, whose last value counts; None without."""
+  """Returns the last value of the deterministic flag; None without it."""
   found = None
   for flag in flags.split():
     name, has_value, value = flag.partition('=')
@@ -152,9 +152,10 @@ def _has_gpu() -> bool:
   return any(device.platform == 'gpu' for device in jax.local_devices())
 
 
-def _listen(event: str, duration_s: float, **_: str | int) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+  del kwargs
   if event == _EVENT:
-    _seen.append(duration_s)
+    _durations_s.append(duration_secs)
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

@@ -1,4 +1,4 @@
-"""Digest of a learner's state, by which replicas are compared."""
+"""Digest of a learner's state, for comparing replicas."""
 
 from typing import Any
 
@@ -24,5 +24,5 @@ def digest(state: Any) -> str:
     array = np.ascontiguousarray(number)
     key = jax.tree_util.keystr(path)
     found.update(f'{key} {array.dtype} {np.shape(number)};'.encode())
-    found.update(array.reshape(-1).view(np.uint8))
+    found.update(array.reshape(-1).view(np.uint8).data)
   return found.hexdigest()

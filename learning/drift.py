@@ -46,18 +46,20 @@ def relative_difference(state: Any, reference: Any) -> float:
   if state.keys() != reference.keys():
     return math.inf
   return max(
-    (_of_item(state[name], reference[name]) for name in reference), default=0.0
+    (_item_difference(state[name], reference[name]) for name in reference),
+    default=0.0,
   )
 
 
-def _of_item(state: Any, reference: Any) -> float:
-  if jax.tree.structure(state) != jax.tree.structure(reference):
+def _item_difference(state: Any, reference: Any) -> float:
+  structure: object = jax.tree.structure(state)
+  if structure != jax.tree.structure(reference):
     return math.inf
-  apart = norm = 0.0
-  for own, its in zip(
+  distance = norm = 0.0  # Squared.
+  for leaf, reference_leaf in zip(
     jax.tree.leaves(state), jax.tree.leaves(reference), strict=True
   ):
-    own, its = np.asarray(own), np.asarray(its)
+    own, its = np.asarray(leaf), np.asarray(reference_leaf)
     if (own.dtype, own.shape) != (its.dtype, its.shape):
       return math.inf
     if own.dtype.kind != 'f' and own.dtype.name != 'bfloat16':
@@ -71,9 +73,9 @@ def _of_item(state: Any, reference: Any) -> float:
         exact = its[part].astype(np.float64)
         error = own[part].astype(np.float64) - exact
         # Not BLAS, whose threads would compete with those of the gradients.
-        apart += float(np.einsum('i,i', error, error))
+        distance += float(np.einsum('i,i', error, error))
         norm += float(np.einsum('i,i', exact, exact))
-  if apart == 0:
+  if distance == 0:
     return 0.0
-  ratio = math.sqrt(apart / norm) if norm else math.inf
+  ratio = math.sqrt(distance / norm) if norm else math.inf
   return ratio if math.isfinite(ratio) else math.inf

@@ -1,4 +1,4 @@
-"""How good a version of a model is."""
+"""Evaluation of versions of a model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from models.task import Task
 
 
 class TaskEvaluation:
-  """The shares of a split that a version of the model gets right."""
+  """Accuracy of versions of a model on a split."""
 
   def __init__(
     self,
@@ -21,13 +21,13 @@ class TaskEvaluation:
     batch: int = 512,
     matmul: str | None = 'float32',
   ):
-    """Keeps the split.
+    """Stores the split; compiles nothing yet.
 
     Args:
-      task: What is learned.
-      test: N examples.
-      batch: Examples computed at once, at most; the last ones are padded and
-        masked.
+      task: Task that is learned.
+      test: Examples.
+      batch: Most examples that are computed at once; the last batch is padded
+        and masked.
       matmul: Precision of products and convolutions, as of `TaskGradient`.
     """
     self._inputs, self._targets = test
@@ -35,7 +35,7 @@ class TaskEvaluation:
 
     functions = {'accuracy': task.correct, **task.others}
 
-    def right(
+    def count_correct(
       params: Any,
       stats: Any,
       inputs: jax.Array,
@@ -54,13 +54,13 @@ class TaskEvaluation:
       leaves = jax.tree.leaves(params)
       return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
-    self._right = jax.jit(right)
+    self._count = jax.jit(count_correct)
     self._is_finite = jax.jit(is_finite)
 
   def __call__(self, params: Any, stats: Any) -> dict[str, float]:
-    """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
+    """Returns the accuracy, 0 to 1, and other measures by name."""
     right = [
-      self._of_batch(params, stats, start)
+      self._count_batch(params, stats, start)
       for start in range(0, len(self._targets), self._batch)
     ]
     total = len(self._targets)
@@ -71,12 +71,12 @@ class TaskEvaluation:
 
   def warm_up(self, params: Any, stats: Any) -> None:
     """Compiles the evaluation of versions like this one."""
-    jax.block_until_ready(self._of_batch(params, stats, 0))
+    jax.block_until_ready(self._count_batch(params, stats, 0))
 
-  def _of_batch(self, params: Any, stats: Any, start: int) -> Any:
-    """Returns how many examples of a batch are right, by name."""
+  def _count_batch(self, params: Any, stats: Any, start: int) -> Any:
+    """Returns how many examples of a batch are correct, by measure."""
     stop = start + self._batch
-    return self._right(
+    return self._count(
       params,
       stats,
       padded(self._inputs[start:stop], self._batch),
@@ -93,12 +93,12 @@ def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
   """Checks that a task's values are one for each example.
 
   Args:
-    name: Whose they are, for the message.
-    values: What it gave.
-    mask: [N], which of the examples are real.
+    name: Name of the task's function, for the message.
+    values: Its result.
+    mask: Bool [N], whether each example is real and no padding.
 
   Raises:
-    ValueError: If their shape is another one.
+    ValueError: If their shape is not [N].
   """
   if values.shape != mask.shape:
     raise ValueError(
@@ -108,8 +108,8 @@ def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
 
 
 def padded(array: np.ndarray, length: int) -> np.ndarray:
-  """Returns an array, [n, ...], with as many rows as wanted, its own again."""
+  """Returns an array, [n, ...], with its rows repeated up to a length."""
   if len(array) == length:
     return array
-  # Rows of its own: zeros would bend the statistics of a normalised batch.
+  # Zeros would distort the statistics of a normalised batch.
   return array[np.arange(length) % len(array)]

@@ -17,23 +17,24 @@ from configs.checks import require
 from data.dataset import Split
 from data.stream import Ranges
 from learning.evaluation import check_each, padded
-from learning.pool import backward_order
+from learning.gradient_buffer import backward_order
 from models.task import Task
 from wire.codec import Payload
 
 
 def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
-  """Returns the micro-batches that a batch is computed in.
+  """Returns the micro-batches into which a batch is divided.
 
-  The fewest that keep padding within 1/8 of the computed examples; among these
-  the least padding.
+  They are the fewest that keep padding within 1/8 of the computed examples,
+  and among these those with the least padding.
 
   Args:
-    examples: Batch size, >= 1.
-    largest: Largest micro-batch, a power of two.
+    examples: Examples of the batch, at least 1.
+    largest: Examples of the largest micro-batch, a power of two.
 
   Returns:
-    Pairs (computed, real), largest first; only the last may be padded.
+    Pairs of computed examples (with padding) and real ones, largest first; only
+    the last may be padded.
 
   Example:
     >>> micro_batches(33, largest=64), micro_batches(63, largest=64)
@@ -48,17 +49,20 @@ def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
   return list(zip(sizes, real, strict=True))
 
 
+# Inputs, targets, and the number of real examples.
+_MicroBatch = tuple[np.ndarray, np.ndarray, int]
+
+
 class TaskGradient:
   """The gradient of a task's loss, summed over the examples of a batch.
 
   Batch statistics are those of each micro-batch, averaged over the examples.
 
   Attributes:
-    task: What is learned.
-    train: The training examples.
-    computed: Examples computed so far, with padding.
-    add: Compiled: the sum of two pytrees of one structure, in the memory of the
-      first.
+    task: Task that is learned.
+    train: Training examples.
+    computed: Number of examples computed so far, with padding.
+    add: Compiled `add_trees`, which reuses the memory of its first argument.
   """
 
   def __init__(
@@ -76,15 +80,16 @@ class TaskGradient:
     """Compiles nothing yet.
 
     Args:
-      task: What is learned.
-      train: The training examples.
-      indices: Positions of the stream -> examples, as `Stream.indices`.
-      micro_batch: Largest micro-batch, a power of two.
-      seed: Of the random keys: each iteration of each worker has its own.
-      devices: A power of two of them.  They split every micro-batch; the first
-        computes those that are smaller than their number.  With fewer than two
-        devices, JAX chooses where to compute.
-      scaled: Whether losses are multiplied by a scale: see `learning.scaling`.
+      task: Task that is learned.
+      train: Training examples.
+      indices: Function from positions of the stream to examples, as
+        `Stream.indices`.
+      micro_batch: Examples of the largest micro-batch, a power of two.
+      seed: Seed of the random keys, one for each iteration of each worker.
+      devices: Devices, a power of two of them, that split every micro-batch.
+        The first computes micro-batches that are smaller than their number.
+        With fewer than two devices, JAX chooses the device.
+      scaled: Whether losses have a scale: see `learning.scaling`.
       matmul: Precision of products and convolutions of float32, as
         `jax.default_matmul_precision` takes it.
 
@@ -103,17 +108,18 @@ class TaskGradient:
     self.task = task
     self.train = train
     self.computed = 0
-    self._prepared: tuple[Ranges, list] | None = None
+    self._prepared: Ranges | None = None
+    self._gathered: list[_MicroBatch] = []  # Of the prepared call.
     self._indices = indices
     self._micro_batch = micro_batch
     self._root = jax.random.key(seed)
     self._scaled = scaled
     self._matmul = matmul
+    self._spread: _Spread | None = None
+    self._part: Callable[..., Any] = jax.jit(self.part)
     if count > 1:
       self._spread = _Spread(self.part, devices, others=2 + scaled)
-    else:
-      self._spread = None
-    self._part = self._spread or jax.jit(self.part)
+      self._part = self._spread
     self.add = jax.jit(add_trees, donate_argnums=0)
 
   def __call__(
@@ -125,22 +131,24 @@ class TaskGradient:
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
-    """Returns what is pushed, and the loss summed over the examples.
+    """Returns a worker's push, and its loss summed over the examples.
 
     Args:
       params: Pytree of arrays.
       ranges: Positions of the examples in the stream.
-      worker: Whose iteration this is, for its random key.
-      iteration: Which one.
-      scale: What the gradient, but not the loss, is multiplied by; 1 unless it
-        was made to be scaled.
+      worker: Index of the worker, for its random key.
+      iteration: Number of its iteration, for its random key.
+      scale: Factor of the gradient, but not of the loss; 1 unless `scaled`.
     """
     parts = self.parts(ranges, worker=worker, iteration=iteration, scale=scale)
-    return self.summed(params, parts)
+    found = self.sum_parts(params, parts)
+    if found is None:
+      raise ValueError('ranges: expected at least one example, got none.')
+    return found
 
   @property
   def is_spread(self) -> bool:
-    """Whether several devices compute it."""
+    """Whether several devices compute it together."""
     return self._spread is not None
 
   def part(
@@ -154,16 +162,16 @@ class TaskGradient:
     *,
     seen: Callable[[Any], Any] = lambda params: params,
   ) -> tuple[Payload, jax.Array]:
-    """Returns what a micro-batch adds to a push and to its loss; pure.
+    """Returns payload and loss of a micro-batch, summed over it; pure.
 
     Args:
       params: Pytree of arrays.
-      inputs: [B, ...].
-      targets: [B, ...].
-      real: How many of the B are no padding.
-      stamp: Uint32 [3], worker, iteration and number, for its random key.
-      scale: What the gradient is multiplied by, float32; None for nothing.
-      seen: What the task gets of the parameters.
+      inputs: Inputs of the examples, [B, ...].
+      targets: Targets of the examples, [B, ...].
+      real: Number of the B examples that are no padding.
+      stamp: Worker, iteration and micro-batch, uint32 [3], for the random key.
+      scale: Factor of the gradient, float32; None for 1.
+      seen: Function of the parameters whose result the task receives.
     """
     key = self._root
     for number in range(3):
@@ -184,11 +192,12 @@ class TaskGradient:
   def parts(
     self, ranges: Ranges, *, worker: int, iteration: int, scale: float
   ) -> list[tuple[Any, ...]]:
-    """Returns what `part` takes beside parameters, for each micro-batch."""
+    """Returns the arguments of `part` behind `params`, for each micro-batch."""
     last = (np.float32(scale),) if self._scaled else ()
     self.prepare(ranges)
-    (_, inputs_of), self._prepared = self._prepared, None
-    self.computed += sum(len(targets) for _, targets, _ in inputs_of)
+    micro_batches = self._gathered
+    self._prepared, self._gathered = None, []
+    self.computed += sum(len(targets) for _, targets, _ in micro_batches)
     return [
       (
         inputs,
@@ -197,13 +206,18 @@ class TaskGradient:
         np.array([worker, iteration, number], np.uint32),
         *last,
       )
-      for number, (inputs, targets, real) in enumerate(inputs_of)
+      for number, (inputs, targets, real) in enumerate(micro_batches)
     ]
 
-  def summed(
+  def sum_parts(
     self, params: Any, parts: Sequence[tuple[Any, ...]]
   ) -> tuple[Payload, jax.Array] | None:
-    """Returns the sum over micro-batches; None if there are none."""
+    """Returns payload and loss summed over micro-batches; None without any.
+
+    Args:
+      params: Pytree of arrays.
+      parts: Results of `parts`.
+    """
     found = None
     if self._spread and parts:
       params = self._spread.copies(params)
@@ -213,7 +227,7 @@ class TaskGradient:
     return found
 
   def order(self, params: Any) -> tuple[int, ...]:
-    """Returns in which order the backward pass makes the gradient's leaves."""
+    """Returns the order in which the backward pass computes the leaves."""
     inputs, targets = (
       jax.ShapeDtypeStruct(
         (self._micro_batch, *array.shape[1:]),
@@ -229,14 +243,11 @@ class TaskGradient:
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a call, unless it has been done before."""
-    if self._prepared is None or self._prepared[0] != ranges:
-      self._prepared = ranges, list(self._inputs(ranges))
+    """Gathers the examples of a later call, unless that was done before."""
+    if self._prepared != ranges:
+      self._prepared, self._gathered = ranges, list(self._gather(ranges))
 
-  def _inputs(
-    self, ranges: Ranges
-  ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yields inputs, targets and how many are real, for each micro-batch."""
+  def _gather(self, ranges: Ranges) -> Iterator[_MicroBatch]:
     indices = self._indices(ranges)
     for start, computed, real in _spans(len(indices), self._micro_batch):
       rows = indices[start : start + real]
@@ -246,29 +257,29 @@ class TaskGradient:
         real,
       )
 
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of a push will be.
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the device of pushes.
 
-    JAX compiles a program again when an array that it may place meets one that
-    is bound to a device, as pushes are if there are several devices.
+    JAX compiles a program again when an array that is bound to a device, as
+    pushes are if there are several devices, takes the place of one that is not.
     """
     if not self._spread:
       return tree
-    return jax.tree.map(self._spread.bound, tree)
+    return jax.tree.map(self._spread.bind, tree)
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles all that batches need.
+    """Compiles every program that calls need.
 
     Args:
       params: Pytree of arrays.
-      examples: Of a batch; the largest one's if they are changing, or None if
+      examples: Examples of a batch, the largest one if batches change; None if
         there is no bound.
-      changing: Whether batches may be smaller.
+      changing: Whether later batches may be smaller.
 
     Returns:
-      Payloads, of every kind that may be pushed.
+      A payload of every kind that may be pushed.
     """
     before = self.computed
     payloads = []
@@ -279,8 +290,12 @@ class TaskGradient:
     return payloads
 
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
-    """Returns batches that together need all that a warm-up is to compile."""
+    """Returns sizes of batches that need every program; as of `warm_up`."""
     if not changing:
+      if examples is None:
+        raise ValueError(
+          'examples: expected the size of all batches, got None.'
+        )
       return [examples]
     most = self._micro_batch
     if examples is not None:
@@ -290,7 +305,7 @@ class TaskGradient:
 
 
 class _Spread:
-  """Computes parts of a batch on several devices, and sums over them."""
+  """Computation of micro-batches on several devices, which share each one."""
 
   def __init__(
     self,
@@ -312,14 +327,14 @@ class _Spread:
     )
 
   def copies(self, params: Any) -> tuple[Any, Any]:
-    """Returns parameters on the first device and on all, as calls take them."""
+    """Returns the parameters on the first device, and on all of them."""
     return (
       jax.device_put(params, self._first),
       jax.device_put(params, self._everywhere),
     )
 
-  def bound(self, leaf: Any) -> Any:
-    """Returns an array on the first device, and what is no array as it is."""
+  def bind(self, leaf: Any) -> Any:
+    """Returns an array on the first device, and anything else unchanged."""
     if isinstance(leaf, jax.Array | np.ndarray):
       return jax.device_put(leaf, self._first)
     return leaf
@@ -331,23 +346,31 @@ class _Spread:
     targets: np.ndarray,
     *rest: Any,
   ) -> Any:
-    """Returns the part's sums, on the first device."""
+    """Returns the result of `part`, on the first device.
+
+    Args:
+      copies: Parameters, as of `copies`.
+      inputs: As of `part`, and so are the others.
+      targets: Targets of the examples.
+      *rest: Other arguments.
+    """
     on_first, on_all = copies
     if len(inputs) < self._count:
       return self._one(on_first, inputs, targets, *rest)
     inputs, targets = jax.device_put((inputs, targets), self._split)
-    # XLA takes no array of the host where it has several processes.
+    # With several processes, XLA takes no arrays of the host.
     rest = jax.device_put(rest, self._everywhere)
     summed = self._all(on_all, inputs, targets, *rest)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), summed)
 
 
 def add_trees(one: Any, other: Any) -> Any:
-  """Returns the sum of two pytrees of one structure."""
+  """Returns the sum of two pytrees of the same structure."""
   return jax.tree.map(jnp.add, one, other)
 
 
 def _spans(examples: int, largest: int) -> Iterator[tuple[int, int, int]]:
+  """Yields start, computed examples and real ones of each micro-batch."""
   start = 0
   for computed, real in micro_batches(examples, largest=largest):
     yield start, computed, real

@@ -1,4 +1,4 @@
-"""The parameters, the optimiser and the sums of pushes not yet applied."""
+"""Parameters, optimizer state, and sums of pushes that are not yet applied."""
 
 import copy
 from collections.abc import Callable
@@ -11,42 +11,50 @@ import optax
 
 from configs.checks import require
 from learning.gradient import add_trees
-from learning.pool import Pool
+from learning.layout import Layout
 from learning.scaling import Scaling, factor
 from learning.schedule import Schedule
 from wire.codec import Payload
 
 Reduction = Literal['sum', 'mean', 'barrier_mean']
 
-_KEPT = 0.9  # Of the running statistics, by an update of X0 examples.
-# Attributes of a learner that change while it runs.
-_STATE = ('params', 'stats', 'version', 'examples', 'scaling')
-_STATE += ('_state', '_sums')
+# Decay of the running statistics by an update of X0 examples.
+_STATS_DECAY = 0.9
+# Attributes that change while a run proceeds.
+_STATE = (
+  'params',
+  'stats',
+  'version',
+  'examples',
+  'scaling',
+  '_state',
+  '_sums',
+)
 
 
 class TaskLearner:
-  """Holds one version of the parameters and makes the next.
+  """A `Learner` of a model.
 
-  An update applies `tx` to the mean gradient of the examples summed into it;
-  the result is multiplied by the learning rate and by their number over X0
-  (reduction 'sum': the same displacement per example under every scheme),
-  over n X0 ('mean'), or over X0 times the pushes summed ('barrier_mean': those
-  of a barrier are averaged, one alone counts in full).  Running statistics move
-  towards the mean of those that were pushed, at a rate that depends on the
-  number of examples likewise.
+  An update applies `tx` to the mean gradient of the examples summed into it.
+  The result is multiplied by the learning rate and by the number of examples
+  over X0 (reduction 'sum': the same displacement per example under every
+  scheme), over n X0 ('mean'), or over X0 times the number of pushes
+  ('barrier_mean': the pushes of a barrier are averaged, a single one counts in
+  full).  Running statistics move towards the mean of the pushed ones, at a rate
+  that depends on the number of examples likewise.
 
-  Gradients may come multiplied by a power of two, by which they are divided
-  first, without rounding: each push as it is added, or, if all workers have the
-  same `scaling`, their sum.
+  Gradients may be multiplied by a power of two.  They are divided by it first,
+  without rounding: each push when it is added, or, if all workers have the same
+  `scaling`, their sum.
 
   Attributes:
-    params: Pytree of arrays.  Never changed in place: who pulled a version
-      keeps it.
+    params: Pytree of arrays.  They are never changed in place, so that workers
+      may go on using a version that they have pulled.
     stats: Running statistics, a pytree of arrays.
-    version: Updates applied, or skipped.
-    examples: Examples in them.
-    scaling: Of all sums; it follows what is applied and skipped.  None if they
-      are not scaled, or each push by itself.
+    version: Number of updates applied or skipped.
+    examples: Number of examples in them.
+    scaling: Loss scale of all sums, which follows updates and skips.  None if
+      gradients are not scaled, or each push by its own scale.
   """
 
   def __init__(
@@ -66,12 +74,12 @@ class TaskLearner:
     Args:
       params: Initial parameters.
       stats: Initial running statistics; () if there are none.
-      tx: Built with learning rate 1; decay, clipping, momentum inside.
-      schedule: Of the learning rate.
+      tx: Optimizer with learning rate 1, with decay, clipping and momentum.
+      schedule: Schedule of the learning rate.
       reduction: 'sum', 'mean' or 'barrier_mean'.
-      num_workers: n, as configured.
-      worker_batch: X0, as configured.
-      scaled: Whether pushes may be scaled, each by itself.
+      num_workers: Number of workers n, as configured.
+      worker_batch: Examples of a worker's batch X0, as configured.
+      scaled: Whether each push may have a loss scale of its own.
 
     Raises:
       ValueError: If `reduction` is unknown.
@@ -87,7 +95,7 @@ class TaskLearner:
     self._scaled = scaled
     self._init = jax.jit(tx.init)
     self._state = self._init(params)
-    # Of each update not yet applied: the sum, its examples and pushes.
+    # Sum, examples and pushes of each update that is not yet applied.
     self._sums: dict[int, tuple[Payload, int, int]] = {}
     self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
@@ -104,7 +112,7 @@ class TaskLearner:
       examples: jax.Array,
       scaled: jax.Array,
       scale: jax.Array,
-      kept: jax.Array,
+      decay: jax.Array,
     ) -> tuple[Any, Any, Any]:
       mean = jax.tree.map(lambda total: total / scaled, gradient)
       updates, after = tx.update(mean, state, params)
@@ -113,53 +121,53 @@ class TaskLearner:
         updates, after = _masked(tx, arrived, (updates, after), state)
       seen = jax.tree.map(lambda total: total / examples, pushed)
       stats = jax.tree.map(
-        lambda old, new: kept * old + (1 - kept) * new, stats, seen
+        lambda old, new: decay * old + (1 - decay) * new, stats, seen
       )
       return optax.apply_updates(params, updates), stats, after
 
-    # An accelerator has new parameters where the gradient was.  On CPUs a pool
-    # lends its memory, and without that the program stays as it is.
-    lent = (3, 4) if _on_accelerator() else ()
-    self._apply = jax.jit(apply, donate_argnums=(2, *lent))
+    # An accelerator writes new parameters where the gradient was.  On CPUs the
+    # gradient may be a view of a gradient buffer, which must not be donated.
+    donated = (3, 4) if _uses_accelerator() else ()
+    self._apply = jax.jit(apply, donate_argnums=(2, *donated))
     self._add = jax.jit(add_trees, donate_argnums=0)
-    self._copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-    self._divided = jax.jit(
+    self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+    self._divide = jax.jit(
       lambda tree, scale: jax.tree.map(lambda leaf: leaf / scale, tree),
       donate_argnums=0,
     )
 
   def twin(self, params: Any, stats: Any) -> 'TaskLearner':
-    """Returns one of other parameters, with the same compiled programs."""
+    """Returns a learner of other parameters that shares compiled programs."""
     twin = copy.copy(self)
     twin.params, twin.stats = params, stats
     twin._state, twin._sums = self._init(params), {}
     return twin
 
   def fork(self) -> 'TaskLearner':
-    """Returns one that goes on from here, while this one stays as it is."""
+    """Returns an independent copy."""
     fork = copy.copy(self)
-    # Sums and updates use this memory again.
-    fork._state = self._copied(self._state)
+    # Later sums and updates reuse the memory of these arrays.
+    fork._state = self._copy(self._state)
     fork._sums = {
-      update: (self._copied(total), *counts)
-      for update, (total, *counts) in self._sums.items()
+      update: (self._copy(total), examples, pushes)
+      for update, (total, examples, pushes) in self._sums.items()
     }
     return fork
 
   def warm_up(self, like: Payload | None = None) -> None:
-    """Compiles the sum and the update, and changes nothing.
+    """Compiles the programs of `add` and `commit`, and changes nothing.
 
     Args:
-      like: Of payloads like this one; None for those of all numbers.
+      like: Payload of the kind that will come; None for one with all numbers.
     """
     like = like or Payload(self.params, self.stats)
     zero = jax.tree.map(jnp.zeros_like, like)
-    state = self._copied(self._state)
+    state = self._copy(self._state)
     payload = self._add(zero, jax.tree.map(jnp.copy, zero))
     if self._scaled and self.scaling is None:
-      gradient = self._divided(payload.gradient, np.float32(1.0))
+      gradient = self._divide(payload.gradient, np.float32(1.0))
       payload = payload._replace(gradient=gradient)
-    jax.block_until_ready(self._applied(state, payload, 1, 1))
+    jax.block_until_ready(self._update(state, payload, 1, 1))
 
   def add(
     self,
@@ -170,22 +178,22 @@ class TaskLearner:
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
-    """Sums a push, or a sum of some, into an update.
+    """Adds a push, or the sum of several, to an update.
 
     Args:
-      update: Id of the update.
-      payload: Is the learner's from now on: its memory is used again.
-      examples: How many it was summed over.
-      pushes: How many it is the sum of.
-      scale: That its gradient is to be divided by.
+      update: Number of the update.
+      payload: The push; the learner owns its memory from now on.
+      examples: Number of examples that it was summed over.
+      pushes: Number of pushes that it is the sum of.
+      scale: Loss scale by which its gradient is divided.
     """
     if scale != 1:
-      gradient = self._divided(payload.gradient, np.float32(scale))
+      gradient = self._divide(payload.gradient, np.float32(scale))
       payload = payload._replace(gradient=gradient)
     if update in self._sums:
       total, before, count = self._sums[update]
       if not (_is_partial(total) and _is_partial(payload)):
-        total, payload = _of_all(total), _of_all(payload)
+        total, payload = _complete(total), _complete(payload)
       total = self._add(total, payload)
       self._sums[update] = total, before + examples, count + pushes
     else:
@@ -194,86 +202,88 @@ class TaskLearner:
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Puts a function of an update's sum in its place, and returns that."""
-    total, *counts = self._sums[update]
-    self._sums[update] = function(total), *counts
-    return self._sums[update][0]
+    """Replaces an update's sum by a function of it, and returns the result."""
+    total, examples, pushes = self._sums[update]
+    total = function(total)
+    self._sums[update] = total, examples, pushes
+    return total
 
   def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher.
+    """Applies an update and increments the version.
 
-    One to which nothing was added changes nothing else.
+    An update to which nothing was added changes nothing else.
     """
     if update not in self._sums:
       self.version += 1
       return
     payload, examples, pushes = self._sums.pop(update)
-    applied = self._applied(self._state, payload, examples, pushes)
-    self._take(applied, examples)
+    updated = self._update(self._state, payload, examples, pushes)
+    self._take(updated, examples)
 
   def skip(self, update: int | None = None) -> None:
-    """Changes but version and scaling, after an overflow.
+    """Increments the version and lowers the scale, after an overflow.
 
     Args:
-      update: That is forgotten; None if nothing was added yet.
+      update: Number of the update to drop; None if nothing was added yet.
     """
-    self._sums.pop(update, None)
+    if update is not None:
+      self._sums.pop(update, None)
     self.version += 1
     if self.scaling:
       self.scaling = self.scaling.after(finite=False)
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
     pushes: int,
     arrived: Any = (),
   ) -> None:
-    """Applies the sum of all pushes of an update, as a pool holds it.
+    """Applies the sum of an update's pushes that is in a gradient buffer.
 
-    It is `commit` after `add` of the same numbers, in the same program, and so
-    to the last bit.  Giving XLA the memory of the parameters, too, would save a
-    third of the time and make another program.
+    The result equals that of `add` and `commit` bit for bit, as the program is
+    the same.  Donating the parameters' memory would save a third of the time,
+    but with another program.
 
     Args:
-      pool: What lies where.
-      vector: Float32 [pool.size]; it has been read when this returns.  Without
-        a copy if it starts at a multiple of 64 bytes.
-      examples: How many it was summed over.
-      pushes: How many it is the sum of.
-      arrived: As of `Payload`.
+      layout: Layout of the buffer.
+      vector: The buffer, float32 [layout.size], which has been read on return.
+        It is not copied if it starts at a multiple of 64 bytes.
+      examples: Number of examples that it was summed over.
+      pushes: Number of pushes that it is the sum of.
+      arrived: Mask of the numbers to apply, as of `Payload`.
     """
-    payload = pool.payload(vector)._replace(arrived=arrived)
-    applied = self._applied(self._state, payload, examples, pushes)
-    self._take(jax.block_until_ready(applied), examples)
+    payload = layout.payload(vector)._replace(arrived=arrived)
+    updated = self._update(self._state, payload, examples, pushes)
+    self._take(jax.block_until_ready(updated), examples)
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
-    """Compiles what `apply_pool` needs, and changes nothing."""
-    payload = pool.payload(np.zeros(pool.size, np.float32))
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
+    """Compiles the programs of `apply_buffer`, and changes nothing."""
+    payload = layout.payload(np.zeros(layout.size, np.float32))
     payload = payload._replace(arrived=arrived)
     twin = self.fork()
-    # What comes out may be bound to a device that what went in was not.
+    # Results may be bound to a device although the arguments were not.
     for _ in range(2):
       twin.params, twin.stats, twin._state = jax.block_until_ready(
-        twin._applied(twin._state, payload, 1, 1)
+        twin._update(twin._state, payload, 1, 1)
       )
 
   def state(self) -> dict[str, Any]:
-    """Returns what commits and sums change."""
+    """Returns everything that commits and sums change."""
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the learner's from now on.
+    """Restores the result of `state`; the learner owns its memory from now on.
 
     Raises:
-      ValueError: If it is of a model of other shapes.
+      ValueError: If the state belongs to a model of other shapes.
     """
-    mine, its = _shapes(self.params), _shapes(state['params'])
-    if mine != its:
+    got, expected = _shapes(self.params), _shapes(state['params'])
+    if got != expected:
       raise ValueError(
-        f'task: expected the shapes of the checkpoint, {its}, got {mine}.'
+        f'task: expected the shapes of the checkpoint, {expected}, got {got}.'
       )
     for name in _STATE:
       setattr(self, name, state[name])
@@ -283,18 +293,20 @@ class TaskLearner:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
 
-  def _take(self, applied: tuple[Any, Any, Any], examples: int) -> None:
-    self.params, self.stats, self._state = applied
+  def _take(self, updated: tuple[Any, Any, Any], examples: int) -> None:
+    """Stores the result of an update as the next version."""
+    self.params, self.stats, self._state = updated
     self.version += 1
     self.examples += examples
     if self.scaling:
       self.scaling = self.scaling.after(finite=True)
 
-  def _applied(
+  def _update(
     self, state: Any, payload: Payload, examples: int, pushes: int
-  ) -> Any:
+  ) -> tuple[Any, Any, Any]:
+    """Returns parameters, statistics and optimizer state after an update."""
     unit = self._unit * (pushes if self._averages else 1)
-    return self._apply(
+    updated: tuple[Any, Any, Any] = self._apply(
       self.params,
       self.stats,
       state,
@@ -302,37 +314,39 @@ class TaskLearner:
       np.float32(examples),
       np.float32(examples * factor(self.scaling)),
       np.float32(self.learning_rate * examples / unit),
-      np.float32(_KEPT ** (examples / self._worker_batch)),
+      np.float32(_STATS_DECAY ** (examples / self._worker_batch)),
     )
+    return updated
 
 
-def _on_accelerator() -> bool:
-  """Returns whether arrays are put on one where nothing else is said."""
+def _uses_accelerator() -> bool:
+  """Returns whether JAX puts arrays on an accelerator by default."""
   if jax.default_backend() == 'cpu':
     return False
   (device,) = jax.device_put(np.float32(0)).devices()
-  return device in jax.local_devices()  # And not `jax.default_device`.
+  return device in jax.local_devices()  # Not one of jax.default_device.
 
 
 def _is_partial(payload: Payload) -> bool:
   return bool(jax.tree.leaves(payload.arrived))
 
 
-def _of_all(payload: Payload) -> Payload:
+def _complete(payload: Payload) -> Payload:
+  """Returns a payload whose numbers are all to be applied."""
   return payload._replace(arrived=())
 
 
 def _masked(
   tx: optax.GradientTransformation, arrived: Any, new: Any, state: Any
 ) -> Any:
-  """Returns updates and state that leave what has not arrived as it is.
+  """Returns updates and state that change only numbers that have arrived.
 
   Args:
-    tx: The optimiser.
-    arrived: Which numbers have, bool, like the parameters.
-    new: Updates, and the optimiser's state after them.
-    state: Of before.  What it has for each parameter stays likewise; what it
-      has once, such as a count of updates, does not.
+    tx: The optimizer.
+    arrived: Mask of the numbers that have arrived, bool, like the parameters.
+    new: Updates, and the optimizer's state after them.
+    state: The optimizer's state before.  Arrays like the parameters are masked;
+      others, such as a count of updates, are not.
   """
   updates, after = new
   updates = jax.tree.map(lambda a, u: jnp.where(a, u, 0), arrived, updates)

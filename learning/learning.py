@@ -1,7 +1,8 @@
-"""What is learned, whoever learns it: the interfaces that runtimes rely on.
+"""Interfaces of what a run learns, as runtimes use it.
 
-`learning.build` makes a Learning of a config: of a model and its data, or of
-nothing (`learning.nothing`), which takes time and bytes alone.
+`learning.build` creates a `Learning` for a config: with a model and its data
+(`learning.tasks`), or without a model (`learning.nothing`), which costs time
+and bytes alone.
 """
 
 import enum
@@ -12,15 +13,16 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
-from learning.pool import FLOAT32, Into, Pool
+from learning.gradient_buffer import LeafSink
+from learning.layout import FLOAT32, Layout
 from learning.scaling import Scaling
 from learning.schedule import Schedule
+from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
-from wire.flat import Flat
 
 
 class Overlap(enum.StrEnum):
-  """What still runs while the first parts of a gradient are already sent."""
+  """Work that is still running while parts of a gradient are already sent."""
 
   BACKWARD = 'backward'  # The backward pass.
   COPIES = 'copies'  # Copies of later parts from an accelerator to its host.
@@ -28,13 +30,11 @@ class Overlap(enum.StrEnum):
 
 
 class Gradient(Protocol):
-  """Computes what is pushed.
+  """Computation of gradients."""
 
-  Attributes:
-    computed: Examples computed so far, with padding.
-  """
-
-  computed: int
+  @property
+  def computed(self) -> int:
+    """Number of examples computed so far, with padding."""
 
   def __call__(
     self,
@@ -45,31 +45,44 @@ class Gradient(Protocol):
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array | None]:
-    """Returns what is pushed, and the loss summed over the examples.
+    """Returns a worker's push, and its loss summed over the examples.
 
-    The gradient is multiplied by the scale, and the loss is not.
+    Args:
+      params: Pytree of arrays.
+      ranges: Positions of the examples in the stream.
+      worker: Index of the worker, for its random key.
+      iteration: Number of the worker's iteration, for its random key.
+      scale: Factor of the gradient; the loss is not multiplied.
     """
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a call ahead of it."""
+    """Gathers the examples of a later call."""
 
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of a push will be."""
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the device of pushes."""
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles all that batches need; returns payloads of every kind."""
+    """Compiles every program that calls need.
+
+    Args:
+      params: Pytree of arrays.
+      examples: Examples of a batch, the largest one if batches change; None if
+        there is no bound.
+      changing: Whether later batches may be smaller.
+
+    Returns:
+      A payload of every kind that may be pushed.
+    """
 
 
 class Streaming(Gradient, Protocol):
-  """Computes what is summed with others', and hands it out leaf by leaf.
+  """Computation of gradients whose leaves are handed over one by one."""
 
-  Attributes:
-    overlap: What still runs while leaves are handed out.
-  """
-
-  overlap: Overlap
+  @property
+  def overlap(self) -> Overlap:
+    """Work that is still running while leaves are handed over."""
 
   def stream(
     self,
@@ -78,27 +91,39 @@ class Streaming(Gradient, Protocol):
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
-    """Hands out the gradient; returns the statistics and the loss, summed."""
+    """Computes a gradient, and hands its leaves to a sink.
+
+    Args:
+      params: As of a call, and so are the others.
+      ranges: Positions of the examples.
+      worker: Index of the worker.
+      iteration: Number of its iteration.
+      sink: Receiver of each leaf, called once for each and from any thread.
+      scale: Factor of the gradient.
+
+    Returns:
+      Statistics and loss, summed over the examples.
+    """
 
   def warm_up_stream(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> None:
-    """Compiles all that streams need."""
+    """Compiles every program that `stream` needs; arguments of `warm_up`."""
 
 
 class Learner(Protocol):
-  """Holds parameters, optimiser state and the sums of what is not yet applied.
+  """Parameters, optimizer state, and sums of pushes that are not yet applied.
 
   Attributes:
-    params: Pytree of arrays, or a vector where it is a share of them.
+    params: Pytree of arrays; a vector if it is a shard of them.
     stats: Running statistics, likewise; () if there are none.
-    version: Updates applied, or skipped.
-    examples: Examples in them.
-    scaling: Of the sums that it applies, where all workers have the same: they
-      are divided by it.  None if they are not scaled.
+    version: Number of updates applied or skipped.
+    examples: Number of examples in them.
+    scaling: Loss scale by which sums are divided, if all workers have the same
+      one; None if sums are not scaled.
   """
 
   params: Any
@@ -109,16 +134,20 @@ class Learner(Protocol):
 
   @property
   def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None if nothing is learned."""
+    """The learning rate of the next update; None without a model."""
 
   def twin(self, params: Any, stats: Any) -> 'Learner':
-    """Returns one of other parameters, with the same compiled programs."""
+    """Returns a learner of other parameters that shares compiled programs."""
 
   def fork(self) -> 'Learner':
-    """Returns one that goes on from here, while this one stays as it is."""
+    """Returns an independent copy."""
 
   def warm_up(self, like: Payload | None = None) -> None:
-    """Compiles what payloads like this need; None: those of all numbers."""
+    """Compiles every program that a payload like this one needs.
+
+    Args:
+      like: The payload; None for one that has all numbers.
+    """
 
   def add(
     self,
@@ -129,97 +158,132 @@ class Learner(Protocol):
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
-    """Sums a push, or a sum of some, into an update, divided by its scale."""
+    """Adds a push, or the sum of several, to an update.
+
+    Args:
+      update: Number of the update.
+      payload: The push; the learner owns its memory from now on.
+      examples: Number of examples that it was summed over.
+      pushes: Number of pushes that it is the sum of.
+      scale: Loss scale by which its gradient is divided.
+    """
 
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Puts a function of an update's sum in its place, and returns that."""
+    """Replaces an update's sum by a function of it, and returns the result."""
 
   def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher."""
+    """Applies an update and increments the version."""
 
   def skip(self, update: int | None = None) -> None:
-    """Forgets an update, if there is any; the version becomes one higher."""
+    """Drops an update, if there is one, and increments the version."""
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
     pushes: int,
     arrived: Any = (),
   ) -> None:
-    """Applies the sum of all pushes of an update, as a pool holds it."""
+    """Applies the sum of an update's pushes that is in a gradient buffer.
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
-    """Compiles all that `apply_pool` needs of such a payload."""
+    Args:
+      layout: Layout of the buffer.
+      vector: The buffer, float32 [layout.size].
+      examples: Number of examples that it was summed over.
+      pushes: Number of pushes that it is the sum of.
+      arrived: Mask of the numbers to apply, as of `Payload`.
+    """
+
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
+    """Compiles every program that `apply_buffer` needs."""
 
   def state(self) -> dict[str, Any]:
-    """Returns what commits and sums change."""
+    """Returns everything that commits and sums change."""
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken."""
+    """Restores the result of `state`."""
 
 
 class ParameterStore(Protocol):
-  """Who holds the learner, as the coordinator and the recorder see it.
+  """Holder of the parameters, as coordinator and recorder use it.
 
-  The learner may be in this process, or in shares on many servers, which have
-  the pushes: the coordinator says only which push is summed into which update.
+  The learner may be in this process, or in shards on many servers, which then
+  have the pushes: the coordinator only decides which push is summed into which
+  update.
 
   Attributes:
-    version: Updates applied, or skipped.
-    examples: Examples in them.
-    scalings: Loss scales: of each worker, or of all; [] without.
+    version: Number of updates applied or skipped.
+    examples: Number of examples in them.
+    scalings: Loss scale of each worker, or one for all; [] without scaling.
   """
 
-  version: int
-  examples: int
-  scalings: list[Scaling]
+  @property
+  def version(self) -> int:
+    """Number of updates applied or skipped."""
+
+  @property
+  def examples(self) -> int:
+    """Number of examples in them."""
+
+  @property
+  def scalings(self) -> list[Scaling]:
+    """Loss scale of each worker, or one for all; [] without scaling."""
 
   @property
   def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None if nothing is learned."""
+    """The learning rate of the next update; None without a model."""
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Sums the push of a worker, which has arrived, into an update.
+    """Adds a worker's push, which has arrived, to an update.
 
-    What is not finite is left out, and changes its worker's scale.  Where
-    workers have the same scale it is all of the update that is skipped.
+    A push that is not finite is left out and lowers its worker's scale.  If all
+    workers have the same scale, the whole update is skipped instead.
+
+    Args:
+      update: Number of the update.
+      worker: Index of the worker.
+      examples: Number of examples of the push.
+      finite: Whether all of its numbers are finite.
     """
 
   def commit(self, update: int) -> bool:
-    """Applies an update; the version becomes one higher.
+    """Applies an update and increments the version.
 
     Returns:
-      Whether all of it was finite; else it is skipped.
+      Whether the update was finite; if not, it was skipped.
 
     Raises:
-      FloatingPointError: If it is not, for another reason than its scale.
+      FloatingPointError: If it was not finite for another reason than its loss
+        scale.
     """
 
   def hold(self) -> int:
-    """Keeps this version's parameters and statistics; returns a number.
+    """Keeps this version until `drop`, and returns its number.
 
-    What is held is part of checkpoints where time goes on while it is read.
+    Held versions are part of checkpoints if time passes while they are read.
     """
 
   def drop(self, held: int) -> None:
-    """Forgets a version that was held."""
+    """Drops a held version."""
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives a version that is held, in any thread."""
+    """Returns a function that returns parameters and statistics of a version.
+
+    It may be called in any thread, and may wait for servers.
+    """
 
 
 class Evaluation(Protocol):
-  """Says how good a version is."""
+  """Measurement of how good a version is."""
 
   def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
-    """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
+    """Returns the accuracy, 0 to 1, and other measures by name."""
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""
@@ -229,69 +293,84 @@ class Evaluation(Protocol):
 
 
 class Learning(Protocol):
-  """All that a run needs to know of what it learns.
+  """Everything that a run needs to know about its model and data."""
 
-  Attributes:
-    num_train: Examples of an epoch.
-    stream: Which examples an iteration uses.
-    gradient: Computes.
-    evaluate: Gives the accuracy of a version; None if nothing is learned.
-    schedule: Of the learning rate; None if nothing is learned.
-    scaling: What loss scales start with; None if there are none.
-    params: Initial parameters, as workers of one process share them.
-    stats: Initial running statistics; () if there are none.
-    elements: How many float32 numbers parameters and statistics have.
-    other_bytes: Of their other numbers, which travel as they are.
-    sizes: Bytes of the gradient's leaves, in the order in which the backward
-      pass makes them; none if nothing is learned.
-    devices: Kinds of this process's devices that compute gradients; none if no
-      gradient is computed here.
-  """
+  @property
+  def num_train(self) -> int:
+    """Number of examples of an epoch."""
 
-  num_train: int
-  stream: Stream
-  gradient: Gradient
-  evaluate: Evaluation | None
-  schedule: Schedule | None
-  scaling: Scaling | None
-  params: Any
-  stats: Any
-  elements: tuple[int, int]
-  other_bytes: int
+  @property
+  def stream(self) -> Stream:
+    """Assignment of examples to iterations."""
+
+  @property
+  def gradient(self) -> Gradient:
+    """Computation of gradients."""
+
+  @property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of versions; None without a model."""
+
+  @property
+  def schedule(self) -> Schedule | None:
+    """Schedule of the learning rate; None without a model."""
+
+  @property
+  def scaling(self) -> Scaling | None:
+    """Initial loss scale; None without scaling."""
+
+  @property
+  def params(self) -> Any:
+    """Initial parameters as workers of one process share them."""
+
+  @property
+  def stats(self) -> Any:
+    """Initial running statistics; () if there are none."""
+
+  @property
+  def elements(self) -> tuple[int, int]:
+    """Number of float32 numbers of parameters and of statistics."""
+
+  @property
+  def other_bytes(self) -> int:
+    """Bytes of their other numbers, which codecs leave as they are."""
+
+  @property
+  def leaf_bytes(self) -> Sequence[int]:
+    """Bytes of the gradient's leaves in the order of the backward pass.
+
+    Empty without a model.
+    """
 
   @property
   def devices(self) -> Sequence[str]:
-    """Kinds of this process's devices that compute gradients."""
-
-  @property
-  def sizes(self) -> list[int]:
-    """Bytes of the gradient's leaves, in the order of the backward pass."""
+    """Kinds of this process's devices that compute gradients; may be empty."""
 
   def learner(self, params: Any, stats: Any) -> Learner:
     """Returns a learner that starts at these parameters and statistics."""
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns how far a run is, as its schedule counts it, if it has one."""
+    """Returns the progress of a run in epochs, as its schedule counts them."""
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
-    """Returns how parameters and statistics are divided among servers."""
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
+    """Returns the codec of the messages between workers and servers."""
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
-    """Returns what lies where in the pool of a replica."""
+  ) -> Layout:
+    """Returns the layout of a replica's gradient buffer; see `Layout`."""
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns what sending gradients overlaps with, and a sentence about it.
+    """Returns the work that sending overlaps with, and a sentence for the log.
 
     Args:
       wanted: config.route.overlap.
     """
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> Streaming:
-    """Returns what computes the gradient range by range."""
+  def streaming(self, layout: Layout, *, overlap: bool) -> Streaming:
+    """Returns the computation of gradients bucket by bucket."""

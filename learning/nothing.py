@@ -1,7 +1,7 @@
-"""Nothing is learned: time and bytes alone, for as many workers as one likes.
+"""Learning without a model, for runs of time and bytes alone.
 
-Parameters are float32 numbers that stand for nothing.  Where they travel
-between real hosts they are zeros; in one process there are none.
+Parameters are float32 numbers without a meaning.  In real runs they are zeros;
+in a virtual run there are none, so that a thousand workers cost little.
 """
 
 import copy
@@ -12,16 +12,17 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
-from learning.learning import Overlap
-from learning.pool import FLOAT32, Into, Pool
+from learning.gradient_buffer import LeafSink
+from learning.layout import FLOAT32, Layout
+from learning.learning import Evaluation, Overlap
+from learning.scaling import Scaling
+from learning.schedule import Schedule
+from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
-from wire.flat import Flat
-
-_ITEM = np.dtype(np.float32).itemsize
 
 
 class NoGradient:
-  """Computes nothing; its attributes are those of a Gradient."""
+  """A `Gradient` and `Streaming` that computes nothing."""
 
   computed = 0
   overlap = Overlap.NONE
@@ -35,26 +36,26 @@ class NoGradient:
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, None]:
-    """Returns the parameters in the place of their gradient, and no loss."""
+    """Returns the parameters in place of their gradient, and no loss."""
     return Payload(params, ()), None
 
   def prepare(self, ranges: Ranges) -> None:
-    """Nothing to prepare."""
+    """Does nothing."""
 
-  def placed(self, tree: Any) -> Any:
-    """Returns the tree: nothing is computed anywhere."""
+  def place(self, tree: Any) -> Any:
+    """Returns the pytree."""
     return tree
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Nothing to compile; returns what is pushed."""
+    """Returns the only kind of payload; there is nothing to compile."""
     return [Payload(params, ())]
 
   def warm_up_stream(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> None:
-    """Nothing to compile."""
+    """Does nothing."""
 
   def stream(
     self,
@@ -63,26 +64,27 @@ class NoGradient:
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[tuple[()], None]:
-    """Hands out nothing; returns no statistics and no loss."""
+    """Hands over no leaf; returns no statistics and no loss."""
     return (), None
 
 
 class NoLearner:
-  """Counts versions of parameters that never change.
+  """A `Learner` that counts versions of parameters that never change.
 
   Attributes:
-    params: As given.
-    stats: As given.
-    version: Updates applied.
-    examples: Examples in them.
+    params: The parameters.
+    stats: The statistics.
+    version: Number of updates applied.
+    examples: Number of examples in them.
     learning_rate: None.
     scaling: None.
   """
 
-  learning_rate = scaling = None
+  learning_rate = None
+  scaling: Scaling | None = None
 
   def __init__(self, params: Any, stats: Any):
     """Starts at version 0."""
@@ -91,17 +93,17 @@ class NoLearner:
     self._sums: dict[int, int] = {}
 
   def twin(self, params: Any, stats: Any) -> 'NoLearner':
-    """Returns another one."""
+    """Returns a learner of other parameters."""
     return NoLearner(params, stats)
 
   def fork(self) -> 'NoLearner':
-    """Returns one that goes on from here, while this one stays as it is."""
+    """Returns an independent copy."""
     fork = copy.copy(self)
     fork._sums = dict(self._sums)
     return fork
 
   def warm_up(self, like: Payload | None = None) -> None:
-    """Nothing to compile."""
+    """Does nothing."""
 
   def add(
     self,
@@ -112,42 +114,42 @@ class NoLearner:
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
-    """Counts a push into an update."""
+    """Counts the examples of a push."""
     self._sums[update] = self._sums.get(update, 0) + examples
 
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Replaces nothing."""
+    """Returns an empty payload; replaces nothing."""
     return Payload((), ())
 
   def commit(self, update: int) -> None:
-    """Applies an update; the version becomes one higher."""
+    """Increments the version."""
     self.version += 1
     self.examples += self._sums.pop(update)
 
   def skip(self, update: int | None = None) -> None:
-    """Nothing is skipped that is never computed."""
+    """Raises RuntimeError: an update without numbers cannot overflow."""
     raise RuntimeError('Expected an update that can overflow, got none.')
 
-  def apply_pool(
+  def apply_buffer(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     examples: int,
     *,
     pushes: int,
     arrived: Any = (),
   ) -> None:
-    """Counts an update."""
+    """Increments the version."""
     self.version += 1
     self.examples += examples
 
-  def warm_up_pool(self, pool: Pool, arrived: Any = ()) -> None:
-    """Nothing to compile."""
+  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
+    """Does nothing."""
 
   def state(self) -> dict[str, Any]:
-    """Returns what commits and sums change."""
+    """Returns the counts."""
     return {
       'version': self.version,
       'examples': self.examples,
@@ -155,66 +157,79 @@ class NoLearner:
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken."""
+    """Restores the result of `state`."""
     self.version, self.examples = state['version'], state['examples']
     self._sums = state['sums']
 
 
-class Nothing:
-  """A Learning of nothing: see `learning.learning`."""
+class NoLearning:
+  """A `Learning` without a model: see `learning.learning`."""
 
-  evaluate = schedule = scaling = None
+  evaluate: Evaluation | None = None
+  schedule: Schedule | None = None
+  scaling: Scaling | None = None
   other_bytes = 0
-  params = stats = ()
-  sizes: Sequence[int] = ()
+  params: Any = ()
+  stats: Any = ()
+  leaf_bytes: Sequence[int] = ()
   devices: Sequence[str] = ()
 
   def __init__(self, *, size_bytes: int, num_train: int, stream: Stream):
-    """Keeps how much there is of it.
+    """Stores the sizes.
 
     Args:
-      size_bytes: Of the parameters, in float32.
-      num_train: Examples of an epoch.
-      stream: Which examples an iteration uses.
+      size_bytes: Bytes of the parameters in float32.
+      num_train: Number of examples of an epoch.
+      stream: Assignment of examples to iterations.
 
     Raises:
-      ValueError: If the bytes are no whole numbers of float32.
+      ValueError: If the bytes are not those of whole float32 numbers.
     """
-    whole = f'a multiple of {_ITEM}, the bytes of a float32'
-    require(size_bytes % _ITEM == 0, 'size_bytes', whole, size_bytes)
+    item = FLOAT32.itemsize
+    whole = f'a multiple of {item}, the bytes of a float32'
+    require(size_bytes % item == 0, 'size_bytes', whole, size_bytes)
     self.num_train, self.stream = num_train, stream
     self.gradient = NoGradient()
-    self.learner = NoLearner
-    self.elements = size_bytes // _ITEM, 0
+    self.elements = size_bytes // item, 0
+
+  def learner(self, params: Any, stats: Any) -> NoLearner:
+    """Returns a learner that counts updates."""
+    return NoLearner(params, stats)
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns how far a run is."""
+    """Returns the progress of a run in epochs."""
     del updates
     return examples / self.num_train
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
-    """Returns how zeros are divided among servers."""
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
+    """Returns a codec of zeros that encodes and decodes each of them once."""
     zeros = np.zeros(self.elements[0], np.float32)
-    flat = Flat(zeros, (), servers=servers, wire=wire)
-    flat.encode, flat.pulled = _once(flat.encode), _once(flat.pulled)
-    flat.taken, flat.sent = _once(flat.taken), _once(flat.sent)
-    return flat
+    codec = ShardCodec(zeros, (), servers=servers, wire=wire)
+    codec.encode, codec.decode = _once(codec.encode), _once(codec.decode)
+    codec.encode_pull = _once(codec.encode_pull)
+    codec.decode_pulls = _once(codec.decode_pulls)
+    return codec
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
-    """Returns a pool of as many numbers, in one range: nobody fills them."""
-    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
-    sizes['multiple'] = multiple
-    return Pool((), (), (), blank=self.elements[0], **sizes)
+  ) -> Layout:
+    """Returns a layout of as many numbers in one bucket, without leaves."""
+    return Layout(
+      (),
+      blank=self.elements[0],
+      bucket_bytes=bucket_bytes,
+      step_statistics=step_statistics,
+      dtype=dtype,
+      multiple=multiple,
+    )
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns that a simulated backward pass overlaps with sending, if wanted.
+    """Returns that sending overlaps with the time of a backward pass.
 
     Args:
       wanted: config.route.overlap.
@@ -229,22 +244,19 @@ class Nothing:
       'gone by: config.route.overlap is False.'
     )
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> NoGradient:
-    """Returns what hands out nothing."""
+  def streaming(self, layout: Layout, *, overlap: bool) -> NoGradient:
+    """Returns the gradient that hands over no leaf."""
     return self.gradient
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns what always returns what the function has returned at first.
+  """Returns a function that remembers results by its integer arguments."""
+  results: dict[tuple[int, ...], Any] = {}
 
-  That is, with the same whole numbers among its arguments.
-  """
-  found: dict[tuple[int, ...], Any] = {}
-
-  def known(*args: Any) -> Any:
+  def call(*args: Any) -> Any:
     numbers = tuple(arg for arg in args if isinstance(arg, int))
-    if numbers not in found:
-      found[numbers] = function(*args)
-    return found[numbers]
+    if numbers not in results:
+      results[numbers] = function(*args)
+    return results[numbers]
 
-  return known
+  return call

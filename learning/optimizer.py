@@ -1,9 +1,9 @@
-"""Optimisers by name, from optax.
+"""Optimizers by name, from optax.
 
-They are built with learning rate 1 and their result is multiplied by the rate
-of the moment, which is the same thing for transformations that end in a
-scaling by the learning rate.  LARS does not: its momentum then holds steps
-before that scaling, as SGD's does here.
+They are built with learning rate 1, and the learner multiplies their result by
+the current rate.  For transformations that end in a scaling by the learning
+rate this makes no difference.  LARS does not end so: its momentum then holds
+steps before that scaling, as that of SGD does here.
 """
 
 import math
@@ -19,7 +19,16 @@ from configs.checks import require
 def sgd(
   *, momentum: float, nesterov: bool, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns stochastic gradient descent; decay is added to the gradient."""
+  """Returns stochastic gradient descent with decay added to the gradient.
+
+  Args:
+    momentum: Share of the last step that is kept, 0 to 1.
+    nesterov: Whether momentum looks ahead.
+    weight_decay: Factor of the parameters that are added to the gradient.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
   _check_range('momentum', momentum)
   _check_decay(weight_decay)
   _check_nesterov(nesterov, momentum)
@@ -34,7 +43,17 @@ def sgd(
 def adamw(
   *, b1: float, b2: float, eps: float, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+  """Returns Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+  Args:
+    b1: Decay of the mean of gradients, 0 to 1.
+    b2: Decay of the mean of squared gradients, 0 to 1.
+    eps: Number added to the root of that mean, above 0.
+    weight_decay: Factor of the parameters in each step, at least 0.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
   _check_range('b1', b1)
   _check_range('b2', b2)
   _check_positive('eps', eps)
@@ -52,23 +71,24 @@ def lars(
 ) -> optax.GradientTransformation:
   """Returns layer-wise adaptive rate scaling (You et al., 2017).
 
-  A layer's gradient, with decay, is given the length of the layer's parameters
-  times the trust coefficient; one that is all zeros, or of zeros, stays as it
-  is.  Both norms are of whole layers: a wire that lets parts of a gradient wait
-  leaves them out of its norm.  The published rule has the sum of the gradient's
-  norm and the decay's in the place of the norm of their sum.
+  A layer's gradient, with decay, is scaled to the norm of the layer's
+  parameters times the trust coefficient.  It is left alone if it, or the
+  parameters, are all zeros.  Both norms are those of whole layers; parts of a
+  gradient that a codec holds back are not in them.  The published rule uses the
+  sum of the gradient's norm and the decay's instead of the norm of their sum.
 
   Args:
-    momentum: Kept of the last step.
+    momentum: Share of the last step that is kept, 0 to 1.
     nesterov: Whether momentum looks ahead.
-    weight_decay: Times parameters, added to gradients.
-    trust_coefficient: Step over parameter norm.
-    skip_vectors: Whether biases and scales, all that has fewer than two
-      dimensions, are neither adapted nor decayed (as in MLPerf's reference for
-      ResNet-50): zeros at first, they would take a whole step and then none.
+    weight_decay: Factor of the parameters that are added to the gradient.
+    trust_coefficient: Norm of a step over that of the parameters, above 0.
+    skip_vectors: Whether parameters of fewer than two dimensions, biases and
+      scales, are neither adapted nor decayed (as in MLPerf's reference for
+      ResNet-50): as they start at zero, they would take a whole step first and
+      none afterwards.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check_range('momentum', momentum)
   _check_decay(weight_decay)
@@ -89,11 +109,11 @@ def lars(
 def clipped(
   tx: optax.GradientTransformation, *, clip_norm: float
 ) -> optax.GradientTransformation:
-  """Returns `tx` of gradients whose global norm is at most `clip_norm`.
+  """Returns an optimizer of gradients that are clipped by global norm.
 
   Args:
-    tx: From a function above.
-    clip_norm: Above 0; infinity clips nothing.
+    tx: The optimizer.
+    clip_norm: Largest global norm, above 0; infinity clips nothing.
 
   Raises:
     ValueError: If `clip_norm` is out of range.
@@ -105,7 +125,7 @@ def clipped(
 
 
 def _matrices(params: Any) -> Any:
-  """Returns which leaves have two dimensions or more."""
+  """Returns a mask of the leaves with two dimensions or more."""
   return jax.tree.map(lambda leaf: np.ndim(leaf) > 1, params)
 
 

@@ -1,10 +1,9 @@
-"""Places of computations: gradients on accelerators, the rest on the host.
+"""Devices of computations: gradients on accelerators, the rest on the host.
 
 Gradients, their codecs in workers, evaluations and the updates of replicas run
-on JAX's default device, which is an accelerator where there is one.  All that
-belongs to a parameter server, the predictors of speeds (`predict.online`) and
-runs without a model use the CPU, and processes with none but these start no
-accelerator.  See docs/architecture.md.
+on JAX's default device, an accelerator if there is one.  Parameter servers,
+speed predictors (`predict.online`) and runs without a model use the CPU, and a
+process that runs nothing else starts no accelerator.  See docs/architecture.md.
 """
 
 import contextlib
@@ -16,10 +15,10 @@ _CPU = 'cpu'
 
 
 def keep_cpu() -> None:
-  """Adds the CPU to JAX's platforms, last, if JAX is to start without it.
+  """Appends the CPU to JAX's platforms if it is not among them.
 
-  JAX_PLATFORMS=cuda leaves the CPU out, which servers and predictors need.  The
-  first platform remains the default.  Does nothing once JAX has started.
+  JAX_PLATFORMS=cuda omits the CPU, which servers and predictors need.  The
+  first platform remains the default.  Has no effect once JAX has started.
   """
   platforms = _platforms()
   if platforms and _CPU not in platforms.split(','):
@@ -27,7 +26,7 @@ def keep_cpu() -> None:
 
 
 def use_cpu_only() -> None:
-  """Keeps JAX from starting accelerators in this process, if it has not yet."""
+  """Prevents JAX from starting accelerators in this process later on."""
   jax.config.update('jax_platforms', _CPU)
 
 
@@ -42,16 +41,17 @@ def has_accelerator() -> bool:
 
 
 def on_cpu() -> contextlib.AbstractContextManager[None]:
-  """Returns a context whose arrays and computations are the CPU's.
+  """Returns a context in which JAX creates arrays and computes on the CPU.
 
   Raises:
-    ValueError: If JAX has started without it.
+    ValueError: If JAX has started without the CPU.
   """
-  return jax.default_device(_cpu())
+  context: contextlib.AbstractContextManager[None] = jax.default_device(_cpu())
+  return context
 
 
 def _platforms() -> str:
-  """Returns JAX's platforms, with commas between; '' if they are not chosen."""
+  """Returns JAX's platforms, separated by commas; '' for its default."""
   return jax.config.jax_platforms or ''  # type: ignore[attr-defined]
 
 

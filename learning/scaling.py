@@ -1,13 +1,13 @@
 """Loss scales, so that float16 holds gradients which are small or large.
 
-Losses are multiplied by a power of two before they are differentiated, and so
-are gradients, which travel like that and are divided by it, exactly, before
-they are applied.  Where one overflows, nothing of it is applied and the scale
-halves; it doubles after some updates without (Micikevicius et al., 'Mixed
-Precision Training', ICLR 2018).
+Losses are multiplied by a power of two before they are differentiated.
+Gradients travel multiplied by it and are divided by it, exactly, before they
+are applied.  A gradient that overflows is not applied, and halves the scale;
+the scale doubles after some updates without overflow (Micikevicius et al.,
+'Mixed Precision Training', ICLR 2018).
 
-Who pushes to servers has a scale of its own.  Where gradients are summed among
-workers all have the same one: from what they have summed, all decide alike.
+A worker that pushes to servers has a scale of its own.  Workers that take part
+in an allreduce have the same one, and change it alike, as all see the same sum.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from configs import default, sections
 from configs.checks import require
 
 _FIRST = 2.0**15
-# Losses are summed over examples, of which each has its part in a gradient.
+# Losses are sums over examples, so that their scales may be small.
 _LEAST, _MOST = 2.0**-8, 2.0**24
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _KINDS = ('dynamic', 'none')
@@ -29,9 +29,9 @@ class Scaling(NamedTuple):
   """A loss scale; plain data.
 
   Attributes:
-    value: What losses are multiplied by, a power of two.
-    good: Gradients in turn that were finite, since it has changed.
-    grow_after: So many of them double it.
+    value: Factor of losses, a power of two.
+    good: Number of finite gradients in a row since the value has changed.
+    grow_after: Number of finite gradients in a row that doubles the value.
   """
 
   value: float
@@ -40,11 +40,15 @@ class Scaling(NamedTuple):
 
   @property
   def can_fall(self) -> bool:
-    """Whether a gradient that is not finite may be for a scale too large."""
+    """Whether the value can still be halved."""
     return self.value > _LEAST
 
   def after(self, *, finite: bool) -> 'Scaling':
-    """Returns the next one, after a gradient that is finite or not."""
+    """Returns the loss scale after another gradient.
+
+    Args:
+      finite: Whether the gradient was finite.
+    """
     if not finite:
       return self._replace(value=max(self.value / 2, _LEAST), good=0)
     if self.good + 1 < self.grow_after:
@@ -53,41 +57,47 @@ class Scaling(NamedTuple):
 
 
 def factor(scaling: Scaling | None) -> float:
-  """Returns what losses are multiplied by."""
+  """Returns the factor of losses; 1 without scaling."""
   return scaling.value if scaling else 1.0
 
 
-def of(scalings: Sequence[Scaling], worker: int) -> Scaling | None:
-  """Returns a worker's of those that all have; None if there are none."""
+def worker_scaling(scalings: Sequence[Scaling], worker: int) -> Scaling | None:
+  """Returns a worker's loss scale.
+
+  Args:
+    scalings: Loss scale of each worker, or one for all; [] without scaling.
+    worker: Index of the worker.
+  """
   return scalings[worker % len(scalings)] if scalings else None
 
 
 def check(scalings: Sequence[Scaling], worker: int, what: str) -> None:
-  """Raises unless what is not finite may be for a loss scale too large.
+  """Checks that a smaller loss scale may mend numbers that are not finite.
 
   Args:
-    scalings: As of `of`.
-    worker: Whose it is.
-    what: Is not finite.
+    scalings: As of `worker_scaling`.
+    worker: Index of the worker.
+    what: Name of the numbers, for the message.
 
   Raises:
-    FloatingPointError: If there is no scale, or no smaller one.
+    FloatingPointError: If there is no loss scale, or no smaller one.
   """
-  own = of(scalings, worker)
+  own = worker_scaling(scalings, worker)
   if own is None or not own.can_fall:
     scaled = f', with losses multiplied by {own.value:g}' if own else ''
     raise FloatingPointError(f'{what} is not finite{scaled}.')
 
 
 def make(config: ConfigDict, *, own_task: bool) -> Scaling | None:
-  """Returns the scale that a run starts with, as its config says; or None.
+  """Returns the loss scale that a run starts with; None without scaling.
 
   Args:
-    config: Of a run that learns something.
-    own_task: Whether the task is not of the config: it may compute in float16.
+    config: Config of a run with a model.
+    own_task: Whether the task is not that of the config; it may then compute in
+      float16.
 
   Raises:
-    ValueError: If the config makes no sense; names the field.
+    ValueError: If settings contradict each other; names the field.
   """
   own = config.precision
   dtype, kind = own.dtype, own.loss_scaling

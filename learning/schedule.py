@@ -1,9 +1,9 @@
-"""The learning rate over a run, by examples processed.
+"""Schedules of the learning rate over the examples of a run.
 
-The cluster's examples are what all schemes have in common.  Published
-comparisons often count server updates instead, of which asynchronous schemes
-make about n times as many, so that their rate drops n times too early;
-`counts='updates'` reproduces that.
+The cluster's examples mean the same under every scheme.  Published comparisons
+often count server updates instead.  Asynchronous schemes make about n times as
+many of these, so that their rate drops n times too early; `counts='updates'`
+reproduces that.
 """
 
 import math
@@ -16,14 +16,15 @@ Shape = Callable[[float], float]
 
 
 class Schedule(NamedTuple):
-  """A learning rate that depends on progress.
+  """Learning rate as a function of progress.
 
   Attributes:
-    rate: Learning rate, before warm-up and shape.
+    rate: Learning rate before warm-up and shape.
     warmup_epochs: Epochs over which the rate rises linearly.
-    shape: Epochs -> what the rate is multiplied by.
-    epoch: Examples of an epoch.
-    update: Examples that an update counts for; None counts examples.
+    shape: Function from epochs to the factor of the rate.
+    epoch: Number of examples of an epoch.
+    update: Number of examples that each update counts as; None to count the
+      examples themselves.
   """
 
   rate: float
@@ -36,8 +37,8 @@ class Schedule(NamedTuple):
     """Returns the rate of the next update; above 0 during warm-up.
 
     Args:
-      examples: Processed by the whole cluster so far.
-      updates: Applied so far.
+      examples: Number of examples that the cluster has processed.
+      updates: Number of updates applied.
     """
     epochs = self.epochs(examples=examples, updates=updates)
     rate = self.rate * self.shape(epochs)
@@ -47,7 +48,7 @@ class Schedule(NamedTuple):
     return rate
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns how far a run is, as this counts it; arguments are as above."""
+    """Returns the progress in epochs; arguments are those of a call."""
     done = examples if self.update is None else updates * self.update
     return done / self.epoch
 
@@ -56,7 +57,7 @@ def constant(*, total_epochs: float) -> Shape:
   """Returns the shape that is always 1.
 
   Args:
-    total_epochs: Unused: nothing ends.
+    total_epochs: Unused.
   """
   del total_epochs
   return lambda epochs: 1.0
@@ -68,9 +69,9 @@ def step(
   """Returns a shape that is multiplied by `factor` at each of `epochs`.
 
   Args:
-    total_epochs: Unused: steps may lie behind the end.
-    epochs: Increasing, above 0; fractions are allowed.
-    factor: Above 0.
+    total_epochs: Unused; steps may lie behind the end of a run.
+    epochs: Epochs of the steps, increasing, above 0; fractions are allowed.
+    factor: Factor of each step, above 0.
 
   Raises:
     ValueError: If an argument is out of range.
@@ -91,8 +92,8 @@ def cosine(*, total_epochs: float, final: float) -> Shape:
   """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017).
 
   Args:
-    total_epochs: Where it ends; it stays at `final` from there on.
-    final: 0 to 1.
+    total_epochs: Epoch from which on it stays at `final`.
+    final: Last value, 0 to 1.
 
   Raises:
     ValueError: If `final` is out of range.
@@ -119,11 +120,11 @@ def schedule(
 
   Args:
     rate: Learning rate, above 0.
-    warmup_epochs: At least 0.
+    warmup_epochs: Epochs over which the rate rises linearly, at least 0.
     counts: 'examples', or 'updates' to reproduce published comparisons.
-    shape: From a function above.
-    epoch: Examples of an epoch.
-    update: Examples that all workers' pushes together have, as configured.
+    shape: Function from epochs to the factor of the rate.
+    epoch: Number of examples of an epoch.
+    update: Number of examples of one push of every worker, as configured.
 
   Raises:
     ValueError: If an argument is out of range.

@@ -1,15 +1,15 @@
-"""Gradients that are handed out bucket by bucket, in the order of sending.
+"""Gradients whose leaves are handed over bucket by bucket, for sending.
 
-On one device of a CPU they are handed out during the backward pass.  The
-parameters of each range of the pool pass through an identity whose derivative
-shows their cotangents, which are leaves of the gradient, to a function of ours:
-in a thread of XLA's, in its memory, as soon as all of them have been computed.
-A callback takes about 0.1 ms of the processor, so one for each range costs less
-than one for each leaf, and makes none later.
+On one CPU device this happens during the backward pass.  The parameters of each
+bucket pass through an identity whose derivative calls back with their
+cotangents, which are leaves of the gradient: in a thread of XLA, in its memory,
+as soon as all of the bucket have been computed.  A callback takes about 0.1 ms
+of processor time, so that one per bucket costs less than one per leaf, and
+delays none.
 
 On an accelerator all leaves exist once its program ends.  Copies to the host
-are requested in the order in which the leaves lie in the pool, and each leaf is
-handed out when its copy has landed, while later ones are still copied.
+are requested in the order of the leaves' positions, and each leaf is handed
+over when its copy has landed, while later ones are still copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,18 +21,18 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from data.stream import Ranges
 from learning.gradient import TaskGradient
+from learning.gradient_buffer import LeafSink
 from learning.learning import Overlap
-from learning.pool import Into
 from wire.codec import Payload
 
 
 def find_overlap(
   gradient: TaskGradient, *, wanted: bool
 ) -> tuple[Overlap, str]:
-  """Returns what sending a gradient overlaps with, and a sentence about it.
+  """Returns the work that sending overlaps with, and a sentence for the log.
 
   Args:
-    gradient: What is computed.
+    gradient: The gradient that is sent.
     wanted: config.route.overlap.
   """
   platform = jax.default_backend()
@@ -57,13 +57,13 @@ def find_overlap(
 
 
 class StreamingGradient:
-  """A TaskGradient that hands out its leaves as soon as they are final.
+  """A `TaskGradient` that hands over its leaves as soon as they are final.
 
-  They are to the last bit those that the TaskGradient returns.
+  They equal those that the `TaskGradient` returns, bit for bit.
 
   Attributes:
-    overlap: What still runs while leaves are handed out.
-    early: Leaves that have come during backward passes so far.
+    overlap: Work that is still running while leaves are handed over.
+    streamed: Number of leaves handed over during backward passes so far.
   """
 
   def __init__(
@@ -76,55 +76,63 @@ class StreamingGradient:
     """Compiles nothing yet.
 
     Args:
-      gradient: What is computed.
-      groups: Leaves of the gradient, by index, that are handed out together;
-        as `Pool.leaves_of`.
-      overlap: Whether leaves may come before all of them are on the host.
+      gradient: The gradient that is computed.
+      groups: Indices of leaves that are handed over together, as
+        `Bucket.leaves`.
+      overlap: Whether leaves may be handed over before all of them are on the
+        host.
     """
     self.overlap, _ = find_overlap(gradient, wanted=overlap)
-    self.early = 0
+    self.streamed = 0
     self._gradient = gradient
     self._groups = groups
-    self._shown = jax.jit(self._show)
-    self._take: Callable[[int, np.ndarray], None] = _Nowhere().put
+    self._streaming: Callable[..., Any] = jax.jit(self._compute_streaming)
+    self._take: Callable[[int, np.ndarray], None] = _NoSink().put
     self._sums: list[np.ndarray] = []
 
   @property
   def computed(self) -> int:
-    """Examples computed so far, with padding."""
+    """Number of examples computed so far, with padding."""
     return self._gradient.computed
 
   def __call__(
-    self, params: Any, ranges: Ranges, **of_call: Any
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
-    """Returns what is pushed, and the loss summed over the examples."""
-    return self._gradient(params, ranges, **of_call)
+    """Returns payload and loss, as the `TaskGradient` does."""
+    return self._gradient(
+      params, ranges, worker=worker, iteration=iteration, scale=scale
+    )
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a call ahead of it."""
+    """Gathers the examples of a later call."""
     self._gradient.prepare(ranges)
 
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of a push will be."""
-    return self._gradient.placed(tree)
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the device of pushes."""
+    return self._gradient.place(tree)
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles all that calls need; returns payloads of every kind."""
+    """Compiles every program that calls need; see `TaskGradient`."""
     return self._gradient.warm_up(params, examples, changing=changing)
 
   def warm_up_stream(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> None:
-    """Compiles all that `stream` needs; arguments as of `warm_up`."""
+    """Compiles every program that `stream` needs; arguments of `warm_up`."""
     gradient = self._gradient
     before = gradient.computed
-    if changing:  # All but the last of a batch's parts are plain.
+    if changing:  # Only the last micro-batch of a batch is streamed.
       gradient.warm_up(params, examples, changing=True)
     for batch in gradient.batches(examples, changing=changing):
-      ranges, stamp = ((0, batch),), {'worker': 0, 'iteration': 0}
-      self.stream(params, ranges, **stamp, into=_Nowhere())
+      self.stream(params, ((0, batch),), worker=0, iteration=0, sink=_NoSink())
     gradient.computed = before
 
   def stream(
@@ -134,42 +142,49 @@ class StreamingGradient:
     *,
     worker: int,
     iteration: int,
-    into: Into,
+    sink: LeafSink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array]:
-    """Hands out the gradient; returns the statistics and the loss, summed.
+    """Computes a gradient, and hands its leaves to a sink.
 
     Args:
       params: Pytree of arrays.
       ranges: Positions of the examples in the stream.
-      worker: Whose iteration this is, for its random key.
-      iteration: Which one.
-      into: Gets each leaf once, by its index, from any thread.
-      scale: As of `TaskGradient`.
+      worker: Index of the worker, for its random key.
+      iteration: Number of its iteration, for its random key.
+      sink: Receiver of each leaf, called once for each and from any thread.
+      scale: Factor of the gradient, as of `TaskGradient`.
+
+    Returns:
+      Statistics and loss, summed over the examples.
 
     Raises:
-      Exception: What `into` raises, which gets no other leaf from then on.
+      Exception: The error that the sink has raised; it receives no other leaf.
     """
-    stamp = {'worker': worker, 'iteration': iteration}
-    parts = self._gradient.parts(ranges, **stamp, scale=scale)
+    parts = self._gradient.parts(
+      ranges, worker=worker, iteration=iteration, scale=scale
+    )
     if self.overlap == Overlap.BACKWARD:
-      return self._overlapped(params, parts, into)
-    payload, loss = self._gradient.summed(params, parts)
+      return self._overlapped(params, parts, sink)
+    found = self._gradient.sum_parts(params, parts)
+    if found is None:
+      raise ValueError('ranges: expected at least one example, got none.')
+    payload, loss = found
     copies = self._copies(payload, loss)
     if self.overlap == Overlap.NONE:
       copies = iter([*copies])
     for leaf, array in copies:
-      into.put(leaf, array)
-    return jax.block_until_ready((payload.stats, loss))
+      sink.put(leaf, array)
+    jax.block_until_ready((payload.stats, loss))
+    return payload.stats, loss
 
   def _copies(
     self, payload: Payload, loss: jax.Array
   ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the gradient's leaves, each as soon as it is on the host.
 
-    All copies are requested before the first one is waited for, in the order of
-    the buckets, as a device carries them out one after the other.  Those of the
-    statistics and the loss, which are asked for last, come last.
+    All copies are requested before the first wait, in the order of the buckets,
+    as a device makes them one after the other; statistics and loss come last.
     """
     leaves = jax.tree.leaves(payload.gradient)
     order = [leaf for group in self._groups for leaf in group]
@@ -182,15 +197,16 @@ class StreamingGradient:
       yield leaf, np.asarray(leaves[leaf])
 
   def _overlapped(
-    self, params: Any, parts: list[tuple[Any, ...]], into: Into
+    self, params: Any, parts: list[tuple[Any, ...]], sink: LeafSink
   ) -> tuple[Any, jax.Array]:
     *earlier, last = parts
-    before = self._gradient.summed(params, earlier)
+    before = self._gradient.sum_parts(params, earlier)
     sums = [] if before is None else jax.tree.leaves(before[0].gradient)
     sums = [np.asarray(leaf) for leaf in sums]
     if sums and not self._sums:
       self._sums = [np.empty_like(leaf) for leaf in sums]
-    taken, errors = set(), []
+    taken: set[int] = set()
+    errors: list[BaseException] = []
 
     def take(leaf: int, array: np.ndarray) -> None:
       if errors or leaf in taken:
@@ -199,16 +215,16 @@ class StreamingGradient:
       try:
         if sums:
           array = np.add(sums[leaf], array, out=self._sums[leaf])
-        into.put(leaf, array)
-      # XLA would make something else of it, whatever it is.
+        sink.put(leaf, array)
+      # XLA would replace any exception by one of its own.
       except BaseException as error:
         errors.append(error)
 
     self._take = take
-    # Returning the gradient, too, lets XLA compute more at a time.
-    payload, loss = jax.block_until_ready(self._shown(params, *last))
-    self.early += len(taken)
-    # Of parameters that the task does not use.
+    # As the gradient is a result, too, XLA fuses more of its computation.
+    payload, loss = jax.block_until_ready(self._streaming(params, *last))
+    self.streamed += len(taken)
+    # Parameters that the task does not use have no callback.
     for leaf, array in self._copies(payload, loss):
       take(leaf, array)
     if errors:
@@ -216,15 +232,19 @@ class StreamingGradient:
     if before is None:
       return payload.stats, loss
     sums_before = before[0].stats, before[1]
-    return jax.block_until_ready(
+    stats, loss = jax.block_until_ready(
       self._gradient.add(sums_before, (payload.stats, loss))
     )
+    return stats, loss
 
-  def _show(self, params: Any, *part: Any) -> tuple[Payload, jax.Array]:
-    """Computes a micro-batch, and shows its gradient meanwhile."""
-    return self._gradient.part(params, *part, seen=self._seen)
+  def _compute_streaming(
+    self, params: Any, *part: Any
+  ) -> tuple[Payload, jax.Array]:
+    """Computes a micro-batch, with a callback for each bucket."""
+    return self._gradient.part(params, *part, seen=self._with_callbacks)
 
-  def _seen(self, params: Any) -> Any:
+  def _with_callbacks(self, params: Any) -> Any:
+    """Returns the parameters, whose cotangents are given to callbacks."""
     leaves, tree = jax.tree.flatten(params)
     for group in self._groups:
       arrays = self._identity(group)(*(leaves[leaf] for leaf in group))
@@ -233,10 +253,10 @@ class StreamingGradient:
     return jax.tree.unflatten(tree, leaves)
 
   def _identity(self, group: Sequence[int]) -> Callable[..., Any]:
-    """Returns what shows the cotangents of a group of leaves."""
+    """Returns an identity of leaves whose derivative calls back."""
 
-    def show(context: Any, results: Any, *cotangents: Any) -> None:
-      # No function of jax.numpy may be called here.
+    def call_back(context: Any, results: Any, *cotangents: Any) -> None:
+      # Functions of jax.numpy must not be called here.
       for leaf, cotangent in zip(group, cotangents, strict=True):
         self._take(leaf, np.asarray(cotangent))
 
@@ -245,15 +265,15 @@ class StreamingGradient:
       return arrays
 
     def backward(_: None, cotangents: Any) -> tuple[jax.Array, ...]:
-      buffer_callback(show, (), has_side_effect=True)(*cotangents)
+      buffer_callback(call_back, (), has_side_effect=True)(*cotangents)
       return tuple(cotangents)
 
     identity.defvjp(lambda *arrays: (arrays, None), backward)
     return identity
 
 
-class _Nowhere:
-  """Takes what a warm-up computes."""
+class _NoSink:
+  """A `LeafSink` for warm-ups, which need no leaves."""
 
   def put(self, leaf: int, array: np.ndarray) -> None:
-    """Forgets it."""
+    """Does nothing."""

@@ -1,4 +1,4 @@
-"""What is learned of a model and its data: gradient, optimiser, schedule."""
+"""Learning of a model and its data: gradient, optimizer, schedule."""
 
 import dataclasses
 import functools
@@ -22,20 +22,19 @@ from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
+from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
 from learning.learning import Overlap
-from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling
+from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
 from models.task import Task, classification
-from wire import trees
 from wire.codec import Wire
-from wire.flat import Flat
 
 
 @dataclasses.dataclass
 class TaskLearning:
-  """A Learning of a task: see `learning.learning`."""
+  """A `Learning` of a task: see `learning.learning`."""
 
   num_train: int
   stream: Stream
@@ -50,50 +49,56 @@ class TaskLearning:
 
   @property
   def elements(self) -> tuple[int, int]:
-    """How many float32 numbers parameters and statistics have."""
-    return trees.elements(self.params), trees.elements(self.stats)
+    """Number of float32 numbers of parameters and of statistics."""
+    return count_float32(self.params), count_float32(self.stats)
 
   @property
   def other_bytes(self) -> int:
     """Bytes of their other numbers."""
-    return trees.other_bytes((self.params, self.stats))
+    return other_bytes((self.params, self.stats))
 
   @property
-  def sizes(self) -> list[int]:
-    """Bytes of the gradient's leaves, in the order of the backward pass."""
+  def leaf_bytes(self) -> list[int]:
+    """Bytes of the gradient's leaves in the order of the backward pass."""
     leaves = jax.tree.leaves(self.params)
     ordered = [leaves[k] for k in self.gradient.order(self.params)]
     return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns how far a run is, as the schedule counts it."""
+    """Returns the progress of a run in epochs, as its schedule counts them."""
     return self.schedule.epochs(examples=examples, updates=updates)
 
-  def flat(self, *, servers: int, wire: Wire) -> Flat:
-    """Returns how parameters and statistics are divided among servers."""
-    return Flat(self.params, self.stats, servers=servers, wire=wire)
+  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
+    """Returns the codec of the messages between workers and servers."""
+    return ShardCodec(self.params, self.stats, servers=servers, wire=wire)
 
-  def pool(
+  def layout(
     self,
     *,
     bucket_bytes: float,
-    books: int,
+    step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
-  ) -> Pool:
-    """Returns what lies where in the pool of a replica."""
-    order = self.gradient.order(self.params)
-    sizes = {'bucket_bytes': bucket_bytes, 'books': books, 'dtype': dtype}
-    sizes['multiple'] = multiple
-    return Pool(self.params, self.stats, order, **sizes)
+  ) -> Layout:
+    """Returns the layout of a replica's gradient buffer; see `Layout`."""
+    return Layout(
+      self.params,
+      self.stats,
+      order=self.gradient.order(self.params),
+      bucket_bytes=bucket_bytes,
+      step_statistics=step_statistics,
+      dtype=dtype,
+      multiple=multiple,
+    )
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns what sending gradients overlaps with, and a sentence about it."""
+    """Returns the work that sending overlaps with, and a sentence about it."""
     return find_overlap(self.gradient, wanted=wanted)
 
-  def streaming(self, pool: Pool, *, overlap: bool) -> StreamingGradient:
-    """Returns what computes the gradient range by range."""
-    return StreamingGradient(self.gradient, pool.leaves_of, overlap=overlap)
+  def streaming(self, layout: Layout, *, overlap: bool) -> StreamingGradient:
+    """Returns the computation of gradients bucket by bucket."""
+    groups = [bucket.leaves for bucket in layout.buckets]
+    return StreamingGradient(self.gradient, groups, overlap=overlap)
 
 
 def make(
@@ -104,19 +109,19 @@ def make(
   stream: Stream,
   devices: int,
 ) -> TaskLearning:
-  """Returns what a config says of a dataset, or a task in the model's place.
+  """Returns the learning of a config's model, or of a task in its place.
 
   Args:
-    config: Checked.
-    choose: Chooses a section of it.
-    task: Replaces the one of the model that config.model names.
-    dataset: Checked.
-    stream: Of its examples.
-    devices: How many of this process's compute gradients; 0 if none will be
-      computed here.
+    config: Checked config.
+    choose: Function that chooses a section of it.
+    task: Task that replaces the model of the config; None for the model.
+    dataset: Checked data set.
+    stream: Assignment of its examples to iterations.
+    devices: Number of this process's devices that compute gradients; 0 if none
+      does.
 
   Raises:
-    ValueError: If anything is wrong; names the field.
+    ValueError: If a setting is wrong; names the field.
   """
   num_train = len(dataset.train.targets)
   scaling = scalings.make(config, own_task=task is not None)
@@ -140,10 +145,10 @@ def make(
 
 
 def check(config: ConfigDict, choose: Choose) -> None:
-  """Checks optimiser and schedule, for any model and data.
+  """Checks the settings of optimizer and schedule, for any model and data.
 
   Raises:
-    ValueError: If anything is wrong; names the field.
+    ValueError: If a setting is wrong; names the field.
   """
   scaling = scalings.make(config, own_task=False)
   schedule = _schedule(config, choose, 1)
@@ -161,8 +166,8 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       flip=config.data.flip,
       input_shape=dataset.input_shape,
     )
-  # Drawn on the CPU, so that a seed means the same on all devices, as nearly as
-  # processors agree; and no copy of them stays in an accelerator's memory.
+  # On the CPU, a seed gives the same parameters whatever device is used, as
+  # nearly as processors agree, and no copy stays in an accelerator's memory.
   with placement.on_cpu():
     model = made(
       'model',
@@ -188,7 +193,7 @@ def _gradient(
   most = f'at most {len(devices)}, the devices of this process'
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)
-  _tell_precision(config, devices[0])
+  _warn_of_precision(config, devices[0])
   with named('config.batching'):
     return TaskGradient(
       task,
@@ -202,16 +207,14 @@ def _gradient(
     )
 
 
-def _tell_precision(config: ConfigDict, device: jax.Device) -> None:
-  """Logs a precision that the device does not have."""
-  asked, found = (
-    compilations.matmul(config),
-    compilations.numerics(config, device)['matmul'],
-  )
-  if asked != found:
+def _warn_of_precision(config: ConfigDict, device: jax.Device) -> None:
+  """Logs a warning if the device does not have the configured precision."""
+  wanted = compilations.matmul(config)
+  found = compilations.numerics(config, device)['matmul']
+  if wanted != found:
     logging.warning(
       'config.precision.matmul is %r, but %s multiplies in %s.',
-      asked,
+      wanted,
       device.device_kind,
       found,
     )

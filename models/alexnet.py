@@ -93,16 +93,16 @@ def make(
       convolutions and dense layers of 4096, 4096 and `num_classes`; 32 x 32
       pixels three convolutions and dense layers of 64 and `num_classes`.
     num_classes: Number of logits.
-    seed: Of the initial parameters.
-    width: Multiplies all channels and hidden widths; each is at least 1.
+    seed: Seed of the initial parameters.
+    width: Factor of all channels and hidden widths; each is at least 1.
     norm: 'group', 'batch' or 'none', behind each convolution; 'none' is the
       usual one.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, width, dropout)
   net = _NETS[input_shape[0]]
@@ -140,7 +140,7 @@ class AlexNet(nnx.Module):
   ):
     """Draws the parameters; `features` is the number of colours."""
     self.pools = tuple(layer.pool for layer in convs)
-    self.convs = nnx.List()
+    self.convs: nnx.List[norms.Conv] = nnx.List()
     for channels, kernel, padding, strides, _ in convs:
       conv = norms.Conv(
         features,
@@ -155,7 +155,7 @@ class AlexNet(nnx.Module):
       self.convs.append(conv)
       features = channels
     features *= pixels**2
-    self.hidden = nnx.List()
+    self.hidden: nnx.List[nnx.Linear] = nnx.List()
     for out in hidden:
       self.hidden.append(dense(features, out, rngs, dtype))
       features = out
@@ -169,7 +169,7 @@ class AlexNet(nnx.Module):
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
-      rngs: Stream `dropout` draws what is dropped; None evaluates.
+      rngs: Random streams, of which `dropout` is used; None in evaluation.
     """
     x = inputs
     for conv, pool in zip(self.convs, self.pools, strict=True):

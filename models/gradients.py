@@ -1,10 +1,10 @@
 """Pooling, embedding and cross-entropy whose gradients need no scatter.
 
-The derivatives that JAX has of these add numbers at computed places:
+JAX's derivatives of these add numbers at computed positions:
 `select_and_scatter` for max pooling, `scatter` for rows of an embedding and for
-the logit of a class.  On GPUs such sums depend on the order in which threads
-arrive; with `--xla_gpu_deterministic_ops` XLA makes sequential loops of them,
-one trip for each place.  The functions here return the same values as
+the logit of a class.  On GPUs such sums depend on the order of threads; with
+`--xla_gpu_deterministic_ops` XLA turns them into sequential loops with one trip
+for each position.  The functions here return the same values as
 `nnx.max_pool`, `nnx.Embed` and
 `optax.softmax_cross_entropy_with_integer_labels`, and their gradients are
 comparisons, paddings, sums and one matrix product.
@@ -42,8 +42,8 @@ def max_pool(
       spatial axes.
     window: Size of a window in each spatial axis.
     strides: Distance between windows in each spatial axis; 1 if None.
-    padding: 'VALID', 'SAME', or what to add, with a value of -inf, before and
-      after each spatial axis.
+    padding: 'VALID', 'SAME', or the numbers of -inf to add before and after
+      each spatial axis.
 
   Returns:
     Float [..., numbers of windows, C], of the type of `inputs`.
@@ -80,7 +80,7 @@ def embed(table: jax.Array, tokens: jax.Array, dtype: np.dtype) -> jax.Array:
     table: Float32 [N, C].
     tokens: Int [...], below N; negative ones count from the end.  A token that
       is out of range gets a row of NaNs.
-    dtype: Of the result.
+    dtype: Dtype of the result.
 
   Returns:
     [..., C].
@@ -106,9 +106,10 @@ def softmax_cross_entropy(logits: jax.Array, classes: jax.Array) -> jax.Array:
 def _max_pool(
   inputs: jax.Array, sizes: _Sizes, strides: _Sizes, pads: _Pads
 ) -> jax.Array:
-  return jax.lax.reduce_window(
+  pooled: jax.Array = jax.lax.reduce_window(
     inputs, -jnp.inf, jax.lax.max, sizes, strides, pads
   )
+  return pooled
 
 
 def _max_pool_forward(
@@ -130,7 +131,7 @@ def _max_pool_backward(
   inputs, cotangent = inputs.astype(dtype), cotangent.astype(dtype)
   chosen = _chosen(inputs, sizes, strides, pads, cotangent.shape)
   zero = np.zeros((), dtype)
-  total = None
+  total: Any = None
   # Of windows that hold an input, the first one holds it at the last offset.
   for number, offset in reversed([*enumerate(np.ndindex(sizes))]):
     part = jnp.where(chosen == number, cotangent, zero)

@@ -7,6 +7,7 @@ used in training only, is left out.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,9 @@ from models.initializers import FLOAT32, dense
 
 _SMALLEST = 75  # Pixels that leave one at the end.
 
-# From the number of channels that enter a layer to the layer, which has the
-# number of those that leave it as `features`.
-_Make = Callable[[int], nnx.Module]
+# Function from the number of a layer's input channels to the layer, a module
+# with the number of its output channels as `features`.
+_Make = Callable[[int], Any]
 
 
 def make(
@@ -42,15 +43,15 @@ def make(
     input_shape: Height, width and channels.  The published one is 299 x 299
       pixels; height and width are at least 75.
     num_classes: Number of logits.
-    seed: Of the initial parameters.
-    width: Multiplies all channels; each is at least 1.
+    seed: Seed of the initial parameters.
+    width: Factor of all channels; each is at least 1.
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
     dropout: Probability that training drops an input of the dense layer; 0.2
       in the released network.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, width, dropout)
   return InceptionV3(
@@ -110,7 +111,7 @@ class InceptionV3(nnx.Module):
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
-      rngs: Stream `dropout` draws what is dropped; None evaluates.
+      rngs: Random streams, of which `dropout` is used; None in evaluation.
     """
     x = self.layers(inputs, train=rngs is not None).mean(axis=(1, 2))
     x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
@@ -118,7 +119,7 @@ class InceptionV3(nnx.Module):
 
 
 class _Conv(norms.Conv):
-  """With ReLU."""
+  """A convolution, its normalisation, and a ReLU."""
 
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     return nnx.relu(super().__call__(inputs, train=train))
@@ -138,14 +139,17 @@ class _Halve(_Pool):
 class _Smooth(_Pool):
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     del train
-    return nnx.avg_pool(inputs, (3, 3), padding='SAME', count_include_pad=False)
+    outputs: jax.Array = nnx.avg_pool(
+      inputs, (3, 3), padding='SAME', count_include_pad=False
+    )
+    return outputs
 
 
 class _Chain(nnx.Module):
   """Layers, one after the other."""
 
   def __init__(self, features: int, makes: Sequence[_Make]):
-    self.layers = nnx.List()
+    self.layers: nnx.List[Any] = nnx.List()
     for make_layer in makes:
       layer = make_layer(features)
       self.layers.append(layer)

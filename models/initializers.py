@@ -1,4 +1,4 @@
-"""How kernels start, and what layers compute in."""
+"""Initial kernels and dense layers of the models."""
 
 import math
 from typing import Any
@@ -8,7 +8,8 @@ import numpy as np
 from flax import nnx
 
 FLOAT32 = np.dtype(np.float32)
-_TRUNCATED_STD = 0.87962566103423978  # Of a normal variable within -2 and 2.
+# Standard deviation of a normal variable truncated to -2 and 2.
+_TRUNCATED_STD = 0.87962566103423978
 
 
 def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -21,9 +22,9 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
   compile the drawing of a small kernel with four axes.
 
   Args:
-    key: Typed key.
-    shape: Of the kernel; the last axis counts outputs, the others inputs.
-    dtype: Of the kernel.
+    key: Typed random key.
+    shape: Shape of the kernel; the last axis is that of the outputs.
+    dtype: Dtype of the kernel.
   """
   row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
   sigma = math.sqrt(2 / math.prod(shape[:-1])) / _TRUNCATED_STD
@@ -33,9 +34,13 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 def dense(
   features: int, out: int, rngs: nnx.Rngs, dtype: np.dtype
 ) -> nnx.Linear:
-  """Returns a dense layer, `features` to `out`, whose kernel starts so.
+  """Returns a dense layer with an initial kernel of `he_normal`.
 
-  It computes in `dtype`, of parameters in float32.
+  Args:
+    features: Number of inputs.
+    out: Number of outputs.
+    rngs: Random streams of the parameters.
+    dtype: Dtype that it computes in; its parameters are float32.
   """
   return nnx.Linear(
     features, out, kernel_init=he_normal, dtype=dtype, rngs=rngs

@@ -29,12 +29,12 @@ def make(
   Args:
     input_shape: Height, width and channels.
     num_classes: Number of logits.
-    seed: Of the initial parameters.
+    seed: Seed of the initial parameters.
     hidden: Width of each hidden layer; none is logistic regression.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, hidden)
   return MLP(
@@ -61,7 +61,7 @@ class MLP(nnx.Module):
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
-      rngs: Unused: nothing here is random.
+      rngs: Unused, as nothing is random.
     """
     del rngs
     x = inputs.reshape(len(inputs), -1)

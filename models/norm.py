@@ -1,19 +1,18 @@
 """Normalisation by name: over groups of channels, over the batch, or none.
 
-Every layer here is called as layer(inputs, train=...), so that a model passes
-`rngs is not None` down and needs not know which kind it was built with.  Only
-'batch' behaves differently in training, and only 'batch' has state that is not
-a parameter.
+Every layer is called as layer(inputs, train=...), so that a model passes
+`rngs is not None` on without knowing the kind of its layers.  Only 'batch'
+differs in training, and only 'batch' has state that is not a parameter.
 
-What 'batch' means here: under every scheme a worker normalises with the
-statistics of its own micro-batch, which nobody synchronises before they are
-used.  They travel with the gradient, and the server's running statistics, which
-evaluation alone reads, move towards the mean of those in an update.  Under BSP
-that is the mean of n batches of one version; asynchronous schemes mix batches
-of versions that differ by as much as their gradients are stale.
+Under every scheme, 'batch' normalises with the statistics of the worker's own
+micro-batch; they are not synchronised before they are used.  They travel with
+the gradient, and the running statistics of the parameter store, which only
+evaluation reads, move towards the mean of those in an update.  Under BSP that
+is the mean of n batches of one version; asynchronous schemes mix batches of
+several versions, as they mix gradients.
 
-Whatever a model computes in, means and variances are float32, and so is what is
-done with them.
+Means and variances, and computations with them, are float32 whatever the dtype
+of the model.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from flax import nnx
 from models.initializers import he_normal
 
 _MAX_GROUPS = 32
-_EPSILON = 1e-5  # Of all kinds, added to the variance.
+_EPSILON = 1e-5  # Added to the variance, in every kind.
 
 
 def make(kind: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -59,10 +58,10 @@ def make(kind: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
 class Conv(nnx.Module):
   """A convolution and its normalisation, before any nonlinearity.
 
-  The convolution has a bias only where no normalisation brings one.
+  The convolution has a bias only if the normalisation has none.
 
   Attributes:
-    features: Channels of the outputs.
+    features: Number of channels of the outputs.
   """
 
   def __init__(
@@ -78,7 +77,7 @@ class Conv(nnx.Module):
     padding: str | int = 'SAME',
     kernel_init: Callable[..., jax.Array] = he_normal,
   ):
-    """Draws the kernel; `features` enter and `out` leave, in `dtype`."""
+    """Draws the kernel of a layer from `features` to `out` channels."""
     self.features, self.dtype = out, dtype
     self.norm = make(norm, out, rngs)
     self.conv = nnx.Conv(
@@ -95,7 +94,8 @@ class Conv(nnx.Module):
 
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     """Returns [B, H, W, features]."""
-    return self.norm(self.conv(inputs), train=train).astype(self.dtype)
+    outputs: jax.Array = self.norm(self.conv(inputs), train=train)
+    return outputs.astype(self.dtype)
 
 
 class _Group(nnx.GroupNorm):
@@ -105,9 +105,13 @@ class _Group(nnx.GroupNorm):
       features, groups, epsilon=_EPSILON, dtype=jnp.float32, rngs=rngs
     )
 
-  def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+  # Its layers are called alike, with other arguments than Flax's.
+  def __call__(  # type: ignore[override]
+    self, inputs: jax.Array, *, train: bool
+  ) -> jax.Array:
     del train
-    return super().__call__(inputs)
+    outputs: jax.Array = super().__call__(inputs)
+    return outputs
 
 
 class _Batch(nnx.BatchNorm):
@@ -122,8 +126,11 @@ class _Batch(nnx.BatchNorm):
       rngs=rngs,
     )
 
-  def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
-    return super().__call__(inputs, use_running_average=not train)
+  def __call__(  # type: ignore[override]
+    self, inputs: jax.Array, *, train: bool
+  ) -> jax.Array:
+    outputs: jax.Array = super().__call__(inputs, use_running_average=not train)
+    return outputs
 
 
 class _Identity(nnx.Module):

@@ -54,14 +54,14 @@ def make(
       convolution; 224 x 224 pixels, for depth 50 only, the published 7x7 one
       and a pooling, which leave 56 x 56.
     num_classes: Number of logits.
-    seed: Of the initial parameters.
+    seed: Seed of the initial parameters.
     depth: Weight layers: 20, 32, 50 or 110.
-    width: Multiplies all channels; each is at least 1.
+    width: Factor of all channels; each is at least 1.
     norm: 'group', 'batch' or 'none'; the published one is 'batch'.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, depth, width)
   return ResNet(
@@ -103,14 +103,14 @@ class ResNet(nnx.Module):
       dtype=dtype,
       rngs=rngs,
     )
-    common = {
+    common: dict[str, Any] = {
       'norm': norm,
       'dtype': dtype,
       'gain': 1 / math.sqrt(sum(n for _, n in stages)),
       'rngs': rngs,
     }
     block = _bottleneck if bottleneck else _basic
-    self.blocks = nnx.List()
+    self.blocks: nnx.List[_Block] = nnx.List()
     features = self.stem.features
     for stage, (channels, blocks) in enumerate(stages):
       for i in range(blocks):
@@ -126,7 +126,7 @@ class ResNet(nnx.Module):
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
-      rngs: None evaluates; nothing is drawn from it.
+      rngs: Any in training, None in evaluation; nothing is drawn from it.
     """
     train = rngs is not None
     x = nnx.relu(self.stem(inputs, train=train))
@@ -181,6 +181,7 @@ def _bottleneck(
   features: int, channels: int, strides: int, *, gain: float, **common: Any
 ) -> _Block:
   out = channels * _EXPANSION
+  shortcut: nnx.Module
   if strides == 1 and features == out:
     shortcut = _Subsample(1, 0)
   else:

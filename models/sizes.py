@@ -1,4 +1,4 @@
-"""What the models' sizes have in common: scaling, and what is refused."""
+"""Scaling and checks of the sizes that models have in common."""
 
 import math
 
@@ -15,11 +15,11 @@ def check(
 
   Args:
     num_classes: Number of logits.
-    width: Multiplies all channels.
+    width: Factor of all channels.
     dropout: Probability that training drops a value.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   if num_classes < 1:
     raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')

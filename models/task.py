@@ -1,6 +1,6 @@
-"""What a run learns: parameters, a loss per example, and what counts as right.
+"""Tasks: initial parameters, a loss per example, and a measure of accuracy.
 
-The runtimes know a model only as a Task, so anything that JAX can
+Runtimes know a model only as a `Task`, so that anything that JAX can
 differentiate can be trained under every scheme.
 """
 
@@ -19,18 +19,17 @@ class Task(NamedTuple):
   """A learning problem.
 
   Attributes:
-    params: Initial parameters, a pytree of arrays: of dictionaries, lists,
-      tuples and dataclasses if there are to be checkpoints.
-    loss: (params, inputs [B, ...], targets [B, ...], key) -> (float32 [B], the
-      loss of each example; the batch's statistics, like `stats`).  `key` is for
-      dropout and the like.
-    correct: (params, stats, inputs [B, ...], targets [B, ...]) -> float32 [B],
-      the share of each example's targets that is right.
-    stats: Initial running statistics, of batch normalisation say: a pytree of
-      arrays, averaged over the batches that were trained on and read by
-      `correct` alone.  () if the model has none.
-    others: What is evaluated beside accuracy: functions like `correct`, by
-      name.
+    params: Initial parameters, a pytree of arrays.  For checkpoints its nodes
+      have to be dictionaries, lists, tuples and dataclasses.
+    loss: Function (params, inputs [B, ...], targets [B, ...], key) -> (float32
+      [B], the loss of each example; the batch's statistics, like `stats`).
+      `key` is for dropout and the like.
+    correct: Function (params, stats, inputs [B, ...], targets [B, ...]) ->
+      float32 [B], the share of each example's targets that is correct.
+    stats: Initial running statistics, such as those of batch normalisation: a
+      pytree of arrays, averaged over the batches of training, and read only by
+      `correct`.  () if the model has none.
+    others: Other measures than accuracy: functions like `correct`, by name.
   """
 
   params: Any
@@ -56,21 +55,23 @@ def supervised(
   """Returns the task of fitting a Flax NNX model to targets.
 
   Args:
-    model: Called as model(inputs, rngs=...), with rngs None in evaluation.  Its
-      state is parameters (`nnx.Param`) and running statistics (`nnx.BatchStat`)
-      which hold, after a call in training, those of this very batch.  It may
-      compute in bfloat16 or float16; losses are of what comes out in float32.
-    loss: (outputs [B, ...], targets [B, ...]) -> float32 [B].
-    correct: Likewise -> float32 [B], 0 to 1.
-    others: Functions like `correct`, evaluated beside it, by name.
-    prepare: Stored inputs -> the model's inputs; part of the compiled step.
-    augment: (the model's inputs, key) -> those to train on, likewise.
+    model: Module that is called as model(inputs, rngs=...), with rngs None in
+      evaluation.  Its state is parameters (`nnx.Param`) and running statistics
+      (`nnx.BatchStat`), which after a call in training are those of its batch.
+      It may compute in bfloat16 or float16; its outputs are cast to float32.
+    loss: Function (outputs [B, ...], targets [B, ...]) -> float32 [B].
+    correct: Function of the same arguments -> float32 [B], 0 to 1.
+    others: Other measures than accuracy: functions like `correct`, by name.
+    prepare: Function from stored inputs to those of the model; compiled.
+    augment: Function (inputs of the model, key) -> inputs to train on;
+      compiled.
 
   Raises:
     ValueError: If the model has state of another kind, or averages running
       statistics by itself.
   """
-  graph, params, stats, other = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
+  graph, *states = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
+  params, stats, other = states
   if jax.tree.leaves(other):
     kinds = sorted(
       {type(leaf).__name__ for _, leaf in nnx.to_flat_state(other)}
@@ -86,17 +87,17 @@ def supervised(
         f'averages over batches, got {module.momentum}.'
       )
 
-  def loss_of(
+  def loss_function(
     params: Any, inputs: jax.Array, targets: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, Any]:
     augment_key, dropout_key = jax.random.split(key)
     changed = augment(prepare(inputs), augment_key)
     merged = nnx.merge(graph, params, start, {})
-    outputs = _widened(merged(changed, rngs=nnx.Rngs(dropout=dropout_key)))
+    outputs = _to_float32(merged(changed, rngs=nnx.Rngs(dropout=dropout_key)))
     seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
     return loss(outputs, targets), seen
 
-  def correct_of(
+  def correct_function(
     params: Any,
     stats: Any,
     inputs: jax.Array,
@@ -105,15 +106,17 @@ def supervised(
     correct: Callable[[jax.Array, jax.Array], jax.Array] = correct,
   ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
-    return correct(_widened(merged(prepare(inputs), rngs=None)), targets)
+    return correct(_to_float32(merged(prepare(inputs), rngs=None)), targets)
 
-  # Dicts of arrays: JAX takes Variables apart in Python at every call.
+  # Dictionaries of arrays: JAX flattens Variables in Python at every call.
   start = nnx.to_pure_dict(stats)
   more = {
-    name: functools.partial(correct_of, correct=function)
+    name: functools.partial(correct_function, correct=function)
     for name, function in others.items()
   }
-  return Task(nnx.to_pure_dict(params), loss_of, correct_of, start, more)
+  return Task(
+    nnx.to_pure_dict(params), loss_function, correct_function, start, more
+  )
 
 
 def classification(
@@ -123,31 +126,31 @@ def classification(
   *,
   top: int = 0,
 ) -> Task:
-  """Returns the task of naming the class of each target, by cross-entropy.
+  """Returns the task of predicting the class of each target, by cross-entropy.
 
-  Examples have one target, or one at each of T places, which count alike.
+  Examples have one target, or one at each of T positions, which count alike.
 
   Args:
-    model: As in `supervised`; it returns logits [B, classes] or
+    model: Module as in `supervised` that returns logits, [B, classes] or
       [B, T, classes].
     prepare: As in `supervised`.
     augment: As in `supervised`.
-    top: Beside accuracy, how often the class is among so many of the largest
-      logits; of equal ones, the first are taken.  0 for accuracy alone.
+    top: Number of largest logits among which the class is counted as another
+      measure beside accuracy; the first of equal ones are taken.  0 for none.
 
   Raises:
     ValueError: As in `supervised`.
   """
 
   def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return _mean_of_places(gradients.softmax_cross_entropy(logits, targets))
+    return _mean_per_example(gradients.softmax_cross_entropy(logits, targets))
 
   def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return _mean_of_places(jnp.argmax(logits, axis=-1) == targets)
+    return _mean_per_example(jnp.argmax(logits, axis=-1) == targets)
 
   def among(logits: jax.Array, targets: jax.Array) -> jax.Array:
     _, largest = jax.lax.top_k(logits, top)
-    return _mean_of_places((largest == targets[..., None]).any(axis=-1))
+    return _mean_per_example((largest == targets[..., None]).any(axis=-1))
 
   return supervised(
     model,
@@ -159,14 +162,17 @@ def classification(
   )
 
 
-def _widened(outputs: Any) -> Any:
-  """Returns what a model puts out, in float32 where it is in half of that."""
-  halves = jnp.bfloat16, jnp.float16
+def _to_float32(outputs: Any) -> Any:
+  """Returns a model's outputs, cast to float32 if in half precision."""
+  half_precision = jnp.bfloat16, jnp.float16
   return jax.tree.map(
-    lambda leaf: leaf.astype(jnp.float32) if leaf.dtype in halves else leaf,
+    lambda leaf: (
+      leaf.astype(jnp.float32) if leaf.dtype in half_precision else leaf
+    ),
     outputs,
   )
 
 
-def _mean_of_places(values: jax.Array) -> jax.Array:
+def _mean_per_example(values: jax.Array) -> jax.Array:
+  """Returns the mean over all axes but the first, float32 [B]."""
   return values.reshape(len(values), -1).astype(jnp.float32).mean(axis=1)

@@ -37,16 +37,16 @@ def make(
   Args:
     input_shape: The number of tokens of an input, the longest that it reads.
     num_classes: Size of the vocabulary, whose tokens count from 0.
-    seed: Of the initial parameters.
+    seed: Seed of the initial parameters.
     layers: Pairs of an attention and a dense branch.
     width: Units per token, a multiple of `heads`.
     heads: Of each attention.
     dropout: Probability that training drops a unit of the embedding or of what
       a branch adds.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, dropout)
   _check_sizes(layers, width, heads)
@@ -99,7 +99,7 @@ class Transformer(nnx.Module):
 
     Args:
       inputs: Int [B, T], tokens; T is at most that of `input_shape`.
-      rngs: Stream `dropout` draws what is dropped; None evaluates.
+      rngs: Random streams, of which `dropout` is used; None in evaluation.
     """
     drop = functools.partial(
       self.dropout, deterministic=rngs is None, rngs=rngs

@@ -43,15 +43,15 @@ def make(
       pixels, which five poolings reduce to one, get 512, 512 and
       `num_classes`, as is common for CIFAR.
     num_classes: Number of logits.
-    seed: Of the initial parameters.
+    seed: Seed of the initial parameters.
     depth: Weight layers: 11, 16 or 19.
-    width: Multiplies all channels and hidden widths; each is at least 1.
+    width: Factor of all channels and hidden widths; each is at least 1.
     dropout: Probability that training drops an output of a hidden dense layer;
       the published one is 0.5.
-    dtype: That layers compute in.
+    dtype: Dtype that layers compute in.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If an argument is out of range.
   """
   _check(input_shape, num_classes, depth, width, dropout)
   return VGG(
@@ -86,9 +86,9 @@ class VGG(nnx.Module):
   ):
     """Draws the parameters; `channels` lists the convolutions of each block."""
     height, width, features = input_shape
-    self.blocks = nnx.List()
+    self.blocks: nnx.List[nnx.List[nnx.Conv]] = nnx.List()
     for block in channels:
-      convs = nnx.List()
+      convs: nnx.List[nnx.Conv] = nnx.List()
       for out in block:
         convs.append(_conv(features, out, rngs, dtype))
         features = out
@@ -111,7 +111,7 @@ class VGG(nnx.Module):
 
     Args:
       inputs: Float32 [B, H, W, C], standardised.
-      rngs: Stream `dropout` draws what is dropped; None evaluates.
+      rngs: Random streams, of which `dropout` is used; None in evaluation.
     """
     x = inputs
     for convs in self.blocks:
@@ -144,8 +144,10 @@ def _convolve(conv: nnx.Conv, x: jax.Array) -> jax.Array:
   )
   kernel = conv.kernel[...].astype(conv.dtype)
   flat_kernel = kernel.reshape(-1, kernel.shape[-1])
-  bias = conv.bias[...].astype(conv.dtype).reshape(1, 1, 1, -1)
-  return jnp.tensordot(patches, flat_kernel, axes=1) + bias
+  outputs = jnp.tensordot(patches, flat_kernel, axes=1)
+  if conv.bias is None:
+    return outputs
+  return outputs + conv.bias[...].astype(conv.dtype).reshape(1, 1, 1, -1)
 
 
 def _conv(features: int, out: int, rngs: nnx.Rngs, dtype: np.dtype) -> nnx.Conv:

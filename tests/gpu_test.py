@@ -31,7 +31,7 @@ class GradientTest(parameterized.TestCase):
 
   def _gradient(self, config):
     """Returns the leaves of a gradient and the loss, on the default device."""
-    learned = build.of_config(config)
+    learned = build.from_config(config)
     payload, loss = learned.gradient(
       learned.params, ((0, 8),), worker=0, iteration=0
     )

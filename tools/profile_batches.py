@@ -87,14 +87,14 @@ def measure(
   Raises:
     ValueError: If an argument is wrong, or if times do not grow.
   """
-  learned = learning.of_config(config)
+  learned = learning.from_config(config)
   largest = config.batching.micro_batch
   batches = batches or _default(2 * largest)
   ascending = all(a < b for a, b in itertools.pairwise(batches))
   valid = len(batches) >= 3 and batches[0] > 0 and ascending
   require(valid, 'batches', 'at least three, ascending', list(batches))
   require(rounds > 0, 'rounds', 'at least 1', rounds)
-  params = learned.gradient.placed(learned.params)
+  params = learned.gradient.place(learned.params)
   for batch in batches:
     learned.gradient.warm_up(params, batch, changing=False)
   times = [

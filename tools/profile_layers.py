@@ -92,7 +92,7 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   require(rounds > 0, 'rounds', 'at least 1', rounds)
   batch = config.batching.worker_batch if batch is None else batch
   require(batch > 0, 'batch', 'at least 1', batch)
-  learned = learning.of_config(config)
+  learned = learning.from_config(config)
   params, task = learned.params, learned.gradient.task
   shown = _Shown(task.loss, compilations.matmul(config))
   train = learned.gradient.train

@@ -38,15 +38,14 @@ from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning, ParameterStore
-from learning.scaling import factor, of
+from learning.scaling import factor, worker_scaling
+from learning.shard_codec import ShardCodec
 from outputs.files import counted
 from tools.reading import checking, manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
 from tools.recomputing.silent_recorder import silent_recorder
-from wire import residuals
 from wire.codec import Payload
-from wire.flat import Flat
 
 # Sections of the config that recomputing does not use.
 _UNUSED = ('cluster', 'route', 'checkpoint')
@@ -92,7 +91,7 @@ def compare(path: pathlib.Path) -> Comparison:
     expected = 'none, as it is not recorded which iterations had which'
     stages = len(wire.pushes) - 1
     require(not stages, f'{path}: stages of the wire before', expected, stages)
-    return allreduce.compared(path, config, learning.of_config(config), wire)
+    return allreduce.compared(path, config, learning.from_config(config), wire)
   recomputed = _recompute(path, config, recorded)
   saved = _read_params(path, len(recomputed.learners))
   pairs = zip(recomputed.learners, saved, strict=True)
@@ -155,17 +154,17 @@ def _recompute(
   path: pathlib.Path, config: ConfigDict, recorded: Mapping[str, Any]
 ) -> '_RecomputedRun':
   """Returns the state of a run after all its recorded events."""
-  learned = learning.of_config(config)
+  learned = learning.from_config(config)
   wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
   route = recorded['route']['server']
-  flat = learned.flat(servers=route['servers'], wire=wire)
-  own = jax.tree.leaves([state.local for state in flat.init(0)])
+  codec = learned.shard_codec(servers=route['servers'], wire=wire)
+  own = jax.tree.leaves([state.local for state in codec.init(0)])
   expected = 'a run whose codec has no local state but residuals'
   require(not own, f'{path}', expected, 'another one')
   run: _RecomputedRun | None = None
   for row in records.read_events(path, with_residuals=True):
     if row['event'] == 'start':
-      run = _RecomputedRun(config, learned, route, flat, run)
+      run = _RecomputedRun(config, learned, route, codec, run)
     if run is None:
       raise ValueError(
         f'{path}: expected a start as the first event, got {row}.'
@@ -201,19 +200,19 @@ class _RecomputedRun:
     config: ConfigDict,
     learned: Learning,
     route: Mapping[str, Any],
-    flat: Flat,
+    codec: ShardCodec,
     before: '_RecomputedRun | None',
   ):
     self.version, workers = 0, config.cluster.workers
     self._learned = learned
     with placement.on_cpu():
       self.learners = [
-        learned.learner(*flat.initial(server))
-        for server in range(len(flat.sizes))
+        learned.learner(*codec.initial_shard(server))
+        for server in range(len(codec.sizes))
       ]
     first = learned.scaling
     self.scalings = [first] * workers if first else []
-    self._flat = flat
+    self._codec = codec
     # Codec state of workers, and of workers that have left.
     self._states: dict[int, Any] = {}
     self._left: dict[int, Any] = {}
@@ -246,9 +245,9 @@ class _RecomputedRun:
       self.scalings = self._before.scalings
       self._pieces = self._before._pieces
       for worker, states in self._before._states.items():
-        others = [residuals.by_parameter(self._flat, states)]
-        fresh = self._flat.init(worker)
-        self._states[worker] = residuals.take_over(self._flat, fresh, others)
+        others = [self._codec.residuals(states)]
+        fresh = self._codec.init(worker)
+        self._states[worker] = self._codec.inherit(fresh, others)
       self._coordinator.rejoin(self._before._coordinator.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
@@ -270,18 +269,18 @@ class _RecomputedRun:
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']
     params, ranges, iteration = self._released.pop(worker)
-    scale = factor(of(self.scalings, worker))
+    scale = factor(worker_scaling(self.scalings, worker))
     payload, loss = self._gradient(
       params, ranges, worker=worker, iteration=iteration, scale=scale
     )
     stage = self._coordinator.workers[worker].stage
-    before = self._states.get(worker) or self._flat.init(worker)
-    messages, after, finite = self._flat.encode(before, payload, stage, scale)
+    before = self._states.get(worker) or self._codec.init(worker)
+    messages, after, finite = self._codec.encode(before, payload, stage, scale)
     self._states[worker] = after if finite else before
     messages = jax.device_get(messages)  # As on the wire.
     with placement.on_cpu():
       self._pushed[worker] = [
-        self._flat.taken(message, server, stage)
+        self._codec.decode(message, server, stage)
         for server, message in enumerate(messages)
       ]
     self._coordinator.push(
@@ -297,13 +296,16 @@ class _RecomputedRun:
   def _stage(self) -> int:
     examples = self.learners[0].examples
     done = self._learned.epochs(examples=examples, updates=self.version)
-    return self._flat.wire.stage(done)
+    return self._codec.wire.stage(done)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Sums the push of a worker into an update."""
-    shares, own = self._pushed.pop(worker), of(self.scalings, worker)
+    shares, own = (
+      self._pushed.pop(worker),
+      worker_scaling(self.scalings, worker),
+    )
     if own:
       self.scalings[worker] = own.after(finite=finite)
     pieces = self._pieces.setdefault(update, {}) if self._pipelined else None
@@ -344,8 +346,8 @@ class _RecomputedRun:
   def _release(self, index: int) -> None:
     worker = self._coordinator.workers[index]
     with placement.on_cpu():
-      sent = [self._flat.sent(x.params, x.stats) for x in self.learners]
-    params, _ = self._flat.pulled(jax.device_get(sent))
+      sent = [self._codec.encode_pull(x.params, x.stats) for x in self.learners]
+    params, _ = self._codec.decode_pulls(jax.device_get(sent))
     self._released[index] = params, worker.ranges, worker.iteration
 
 

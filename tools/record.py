@@ -110,7 +110,7 @@ def record(
 
 def _step(batch: int) -> Callable[[], None]:
   """Returns what makes one training step of the config's model."""
-  learned = learning.of_config(flags.FLAGS.config)
+  learned = learning.from_config(flags.FLAGS.config)
   learner = learned.learner(learned.params, learned.stats)
   numbers = itertools.count()
 

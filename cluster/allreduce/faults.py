@@ -208,7 +208,7 @@ class FaultyHostReducer(HostReducer):
   ) -> CheckedFilling:
     push = self._faults.push
     if push and push.kind == Kind.NAN:
-      return _NanFilling(self._pool, vector, ready)
+      return _NanFilling(self._layout, vector, ready)
     return super()._make_filling(vector, ready)
 
 

@@ -31,8 +31,8 @@ from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import named
+from learning.layout import FLOAT32
 from learning.learning import Overlap
-from learning.pool import FLOAT32
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from wire.codec import Payload
@@ -69,25 +69,25 @@ class AllreduceSite(Process):
     learned = parts.learned
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
-    self._layout = StatisticsLayout(self._workers, factors)
-    self._pool = learned.pool(
+    self._statistics = StatisticsLayout(self._workers, factors)
+    self._layout = learned.layout(
       bucket_bytes=plan.chosen_bucket_bytes,
-      books=self._layout.size,
+      step_statistics=self._statistics.size,
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.padding,
     )
     own = multi_round.build(config, plan, parts.wire, learned)
     self._multi_round = own
-    self._sizes = [self._pool.size_bytes]
+    self._sizes = [self._layout.size_bytes]
     if own:
-      rest = FLOAT32.itemsize * (self._pool.size - self._pool.gradient)
+      rest = FLOAT32.itemsize * (self._layout.size - self._layout.gradient_size)
       stages = range(len(own.codecs))
       self._sizes = [sum(own.size_bytes(n)) + rest for n in stages]
     self._pace: Sequence[layers.Range] = ()
     streams = own is None or any(own.streamable)
     if streams and speed and learned.schedule is None:
       self._pace = layers.of_run(
-        config, learned, plan.chosen_bucket_bytes, self._pool.dtypes[0]
+        config, learned, plan.chosen_bucket_bytes, self._layout.buckets[0].dtype
       )
       if not plan.overlap:
         self._pace = [part._replace(ready=1.0) for part in self._pace]
@@ -147,7 +147,7 @@ class AllreduceSite(Process):
         adaptation if self._plan.adapt else None,
         workers=self._workers,
       ),
-      layout=self._layout,
+      layout=self._statistics,
       overlap=self._overlap,
       local=lambda address: functools.partial(self._replica, address),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
@@ -193,14 +193,14 @@ class AllreduceSite(Process):
         )
       reducer = native(
         gradient,
-        self._pool,
+        self._layout,
         like,
-        books=self._layout.size,
+        step_statistics=self._statistics.size,
         workers=self._workers,
         combine_bytes=self._combine_bytes,
       )
     else:
-      gradient = learned.streaming(self._pool, overlap=self._plan.overlap)
+      gradient = learned.streaming(self._layout, overlap=self._plan.overlap)
       host = self._host_type
       if self._multi_round:
         host = functools.partial(
@@ -213,7 +213,7 @@ class AllreduceSite(Process):
         self.meeting.role.index,
         workers=self._workers,
         gradient=gradient,
-        pool=self._pool,
+        layout=self._layout,
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,
@@ -226,7 +226,7 @@ class AllreduceSite(Process):
       gradient=gradient,
       learner=learner,
       summing=reducer,
-      layout=self._layout,
+      layout=self._statistics,
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),

@@ -16,8 +16,8 @@ import numpy as np
 from absl import logging
 
 from cluster.network.streams import TransportError, chunked
+from learning.shard_codec import byte_views
 from outputs import checkpoints, stores
-from wire.flat import views
 
 # Called with what happened, by name, and with bytes that belong to it.
 Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
@@ -63,7 +63,7 @@ class Keeping:
       number: Of the coordinator's question.
       held: The version's.
     """
-    told = number, views(self._held[held])
+    told = number, byte_views(self._held[held])
     threading.Thread(target=self._tell, args=told, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:

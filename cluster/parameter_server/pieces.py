@@ -21,9 +21,10 @@ import numpy as np
 
 from cluster.network import memory
 from cluster.parameter_server.servers import Key
+from learning.layout import reshard, split_evenly
 from learning.learning import Learner
+from learning.shard_codec import byte_views
 from wire.codec import Payload, Wire
-from wire.flat import even, share, views
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -76,7 +77,7 @@ class Pieces:
       count: How many pieces, as far as there are so many elements.
     """
     self._wire = wire
-    self.sizes = even(len(params), min(count, len(params)))
+    self.sizes = split_evenly(len(params), min(count, len(params)))
     first = make_learner(params[: self.sizes[0]], ())
     self._pieces = [_Piece(first, self.sizes[0])]
     ends = np.cumsum(self.sizes)
@@ -215,7 +216,7 @@ class Pieces:
     """Goes back to where `state` was taken, whoever's it was."""
     sizes = [(size, 0) for size in self.sizes]
     for number, piece in enumerate(self._pieces):
-      piece.learner.restore(share([state], sizes, number))
+      piece.learner.restore(reshard([state], sizes, number))
       self._renew(piece)
 
   @property
@@ -278,7 +279,7 @@ class Pieces:
 
   def _renew(self, piece: _Piece) -> None:
     params = (piece.ahead or piece.learner).params
-    (piece.sent,) = views(self._encode(params))
+    (piece.sent,) = byte_views(self._encode(params))
 
 
 def _joined(*leaves: Any) -> Any:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cluster.network.errors import TransportError
+from learning.shard_codec import ShardCodec
 from outputs import stores
-from wire import residuals
-from wire.flat import Flat
 
 _LAST = 3  # Iterations whose states are there; an order to save may come late.
 
@@ -45,15 +44,15 @@ class Remembered:
     recalled: Whether this life goes on with what was remembered before it.
   """
 
-  def __init__(self, flat: Flat, index: int, directory: pathlib.Path):
+  def __init__(self, codec: ShardCodec, index: int, directory: pathlib.Path):
     """Remembers nothing.
 
     Args:
-      flat: Of what travels.
+      codec: Of what travels.
       index: Which worker.
       directory: Of the run's checkpoints.
     """
-    self._flat = flat
+    self._codec = codec
     self._index = index
     self._directory = directory
     self._known: dict[int | None, Any] = {}
@@ -70,7 +69,7 @@ class Remembered:
     self.recalled = self._begins and states is not None and since.any
     self._begins = False
     if states is None:
-      states = self._flat.init(self._index)
+      states = self._codec.init(self._index)
     self._known.pop(since.after, None)  # It is the newest from here on.
     self._known[since.after] = states
     return states
@@ -102,7 +101,7 @@ class Remembered:
     states = self._of(since)
     if states is None:
       return False
-    tree = residuals.by_parameter(self._flat, states)
+    tree = self._codec.residuals(states)
     stores.write(of_worker(self._directory, self._index) / str(step), tree)
     return True
 
@@ -119,10 +118,8 @@ class Remembered:
     ]
     if not all(folder.is_dir() for folder in folders):
       return None
-    fresh = self._flat.init(self._index)
-    return residuals.take_over(
-      self._flat, fresh, list(map(stores.read, folders))
-    )
+    fresh = self._codec.init(self._index)
+    return self._codec.inherit(fresh, list(map(stores.read, folders)))
 
 
 def shared(step: int, workers: Sequence[int], count: int) -> list[Since]:

@@ -20,7 +20,7 @@ from cluster.parameter_server.residuals import Since, shared
 from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
 from cluster.process.exits import Unmendable
-from learning.scaling import factor, of
+from learning.scaling import factor, worker_scaling
 
 _MOST = 64  # Events whose orders wait for one another.
 
@@ -250,7 +250,7 @@ class ParameterServerRuntime(Leading):
         'iteration': worker.iteration,
         'ranges': worker.ranges,
         'examples': worker.examples,
-        'scale': factor(of(self._orders.scalings, index)),
+        'scale': factor(worker_scaling(self._orders.scalings, index)),
         'next': self.coordinator.upcoming(index),
         'stage': worker.stage,
         'since': self._remembers(index),

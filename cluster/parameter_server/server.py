@@ -33,8 +33,8 @@ from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.servers import Key
 from learning import placement
 from learning.learning import Learner
+from learning.shard_codec import ShardCodec, byte_views
 from wire.codec import Payload
-from wire.flat import Flat, views
 
 _LAST_S = 10.0  # That the last orders may take.
 
@@ -66,7 +66,7 @@ class Server:
     index: int,
     *,
     learner: Learner | Pieces,
-    flat: Flat,
+    codec: ShardCodec,
     keeping: Keeping,
     report: Report,
   ):
@@ -75,7 +75,7 @@ class Server:
     Args:
       index: Which server.
       learner: Of the share's flat vectors.
-      flat: Of all shares.
+      codec: Of all shares.
       keeping: Keeps what the coordinator wants to keep of this share.
       report: Tells the coordinator that a push has arrived or that a stream failed;
         called from many threads.
@@ -83,9 +83,9 @@ class Server:
     self.index = index
     self.learner = learner
     self.address = ''
-    self._flat = flat
+    self._codec = codec
     self._report = report
-    self._pull_bytes = flat.pull_bytes(index)
+    self._pull_bytes = codec.pull_bytes(index)
     self._keeping = keeping
     self._ports: dict[Key, _Port] = {}
     # Arrived, not yet added; pieces know whose they are.
@@ -125,7 +125,7 @@ class Server:
       if self._pieces:
         self._pieces.warm_up()
       else:
-        for stage in range(len(self._flat.wire.pushes)):
+        for stage in range(len(self._codec.wire.pushes)):
           self._warm_up(stage)
     self._listener = Listener(host, 0, self._welcome, security)
     self.address = self._listener.address
@@ -238,7 +238,7 @@ class Server:
 
   def _warm_up(self, stage: int) -> None:
     """Compiles what pushes of a stage of the wire need."""
-    sent = memory.aligned(self._flat.push_bytes(self.index, stage))
+    sent = memory.aligned(self._codec.push_bytes(self.index, stage))
     sent[:] = 0
     payload = jax.block_until_ready(self._payload(sent, stage))
     self.learner.warm_up(payload)
@@ -249,21 +249,21 @@ class Server:
     got = message.header['iteration']
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
-    size = self._flat.push_bytes(self.index, stage)
+    size = self._codec.push_bytes(self.index, stage)
     if message.size_bytes != size:
       raise WrongPush(f'Expected {size} bytes, got {message.size_bytes}.')
 
   def _taken(self, message: Incoming, stage: int) -> Payload:
     """Returns the payload of a push once it has arrived whole."""
-    sent = memory.aligned(self._flat.push_bytes(self.index, stage))
+    sent = memory.aligned(self._codec.push_bytes(self.index, stage))
     message.read(sent)
     with placement.on_cpu():
       return self._payload(sent, stage)
 
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
     """Returns what bytes stand for, in their place: they must not change."""
-    message = self._flat.push_of(sent, self.index, stage)
-    return self._flat.taken(message, self.index, stage)
+    message = self._codec.push_message(sent, self.index, stage)
+    return self._codec.decode(message, self.index, stage)
 
   def _pipe(
     self, stream: Stream, message: Incoming, key: Key
@@ -370,8 +370,8 @@ class Server:
     if self._pieces:
       return self._pieces.outgoing()
     if self._current[0] != self.learner.version:
-      message = self._flat.sent(self.learner.params, self.learner.stats)
-      self._current = self.learner.version, views(message)
+      message = self._codec.encode_pull(self.learner.params, self.learner.stats)
+      self._current = self.learner.version, byte_views(message)
     return self._current[1]
 
 

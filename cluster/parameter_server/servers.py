@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learning.scaling import Scaling, factor, of
+from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
-from wire.flat import Flat
+from learning.shard_codec import ShardCodec
 
 _ITEM = np.dtype(np.float32).itemsize
 Key = tuple[int, int]  # A worker and which life of it.
@@ -41,7 +41,7 @@ class Orders:
   def __init__(
     self,
     *,
-    flat: Flat,
+    codec: ShardCodec,
     schedule: Schedule | None,
     num_workers: int,
     scaling: Scaling | None = None,
@@ -49,7 +49,7 @@ class Orders:
     """Starts at version 0, without servers.
 
     Args:
-      flat: Of the servers' shares.
+      codec: Codec of the servers' shares.
       schedule: Of the learning rate; None if nothing is learned.
       num_workers: Number of workers.
       scaling: That each starts with; None without.
@@ -58,7 +58,7 @@ class Orders:
     self.version = self.examples = 0
     self.lives = [-1] * num_workers
     self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
-    self._flat = flat
+    self._codec = codec
     self._schedule = schedule
     self._servers: list[Ordered] = []
     self._orders: list[list[Any]] = []
@@ -86,7 +86,10 @@ class Orders:
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Sums a worker's push, which all servers have, into an update."""
-    own, examples = of(self.scalings, worker), examples if finite else 0
+    own, examples = (
+      worker_scaling(self.scalings, worker),
+      examples if finite else 0,
+    )
     self._orders.append(
       ['add', worker, self.lives[worker], update, examples, factor(own)]
     )
@@ -142,14 +145,14 @@ class Orders:
 
   def held_bytes(self, server: int) -> int:
     """Returns how long a version of a server's share is, when it is sent."""
-    return _ITEM * sum(self._flat.sizes[server])
+    return _ITEM * sum(self._codec.sizes[server])
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
     """Returns what gives a version that is held; it waits for the servers."""
     parts = self._ask('send', held)
-    return lambda: self._flat.joined(
+    return lambda: self._codec.join(
       [
-        self._flat.split(part.result(), server)
+        self._codec.split_shard(part.result(), server)
         for server, part in enumerate(parts)
       ]
     )
@@ -227,14 +230,14 @@ class Orders:
   @property
   def keeps(self) -> bool:
     """Whether workers keep what they have not sent of gradients."""
-    return self._flat.keeps
+    return self._codec.has_residual
 
   @functools.cached_property
   def sizes_bytes(self) -> list[int]:
     """Bytes of a push and a pull together, by the stage of the wire."""
-    flat = self._flat
-    servers = range(len(flat.sizes))
+    codec = self._codec
+    servers = range(len(codec.sizes))
     return [
-      sum(flat.push_bytes(k, stage) + flat.pull_bytes(k) for k in servers)
-      for stage in range(len(flat.wire.pushes))
+      sum(codec.push_bytes(k, stage) + codec.pull_bytes(k) for k in servers)
+      for stage in range(len(codec.wire.pushes))
     ]

@@ -31,14 +31,15 @@ from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.worker import Worker
+from cluster.pipelining import pieces_per_share
 from cluster.process.exits import LOST, STOPPED, Unmendable, end
 from cluster.runtime import Parts
 from configs.checks import require
 from configs.sections import named
 from learning import placement
+from learning.layout import check_servers, reshard
 from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
-from wire.flat import check_servers, pieces, share
 
 
 class ParameterServerSite(Process):
@@ -74,9 +75,9 @@ class ParameterServerSite(Process):
     with named(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
     with named(f'config.wire.{config.wire.name}'):
-      self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
+      self._codec = learned.shard_codec(servers=plan.servers, wire=parts.wire)
     self.store = Orders(
-      flat=self._flat,
+      codec=self._codec,
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
       scaling=learned.scaling,
@@ -169,10 +170,10 @@ class ParameterServerSite(Process):
     return self._worker_type(
       self.meeting.role.index,
       gradient=self.parts.learned.gradient,
-      flat=self._flat,
+      codec=self._codec,
       batching=self.parts.batching,
       remembered=Remembered(
-        self._flat, self.meeting.role.index, self._directory
+        self._codec, self.meeting.role.index, self._directory
       ),
       speed=self.parts.speed,
       coordinator=coordinator,
@@ -264,7 +265,7 @@ class ParameterServerSite(Process):
     return Server(
       index,
       learner=learner,
-      flat=self._flat,
+      codec=self._codec,
       keeping=self._make_keeping(index, held, report),
       report=report,
     )
@@ -285,19 +286,19 @@ class ParameterServerSite(Process):
       restore: Number of a checkpoint and of the servers in it, to resume from;
         None to start from scratch.
     """
-    params, stats = self._flat.initial(index)
+    params, stats = self._codec.initial_shard(index)
     make = self.parts.learned.learner
     if self._plan.pipelined:
       servers = self._plan.servers
-      push_bytes = sum(map(self._flat.push_bytes, range(servers)))
-      count = pieces(servers, push_bytes)
+      push_bytes = sum(map(self._codec.push_bytes, range(servers)))
+      count = pieces_per_share(servers, push_bytes)
       learner = Pieces(make, params, wire=self.parts.wire, count=count)
     else:
       learner = make(params, stats)
     if restore is None:
       return learner, {}
     states = sharded.read_servers(self._directory, *restore)
-    state = share(states, self._flat.sizes, index)
+    state = reshard(states, self._codec.sizes, index)
     held = state.pop('held')
     learner.restore(state)
     return learner, held

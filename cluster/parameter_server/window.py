@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cluster.network.streams import Closed
-from wire.flat import AHEAD
+from cluster.pipelining import AHEAD
 
 
 class Window:

@@ -33,8 +33,8 @@ from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations
 from learning.learning import Gradient
+from learning.shard_codec import ShardCodec, byte_views
 from wire.codec import Payload
-from wire.flat import Flat, views
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
     index: int,
     *,
     gradient: Gradient,
-    flat: Flat,
+    codec: ShardCodec,
     batching: Batching,
     remembered: Remembered,
     speed: Speed | None,
@@ -59,7 +59,7 @@ class Worker:
     Args:
       index: Which worker.
       gradient: Computes.
-      flat: Of what travels.
+      codec: Of what travels.
       batching: How many examples iterations have.
       remembered: By its codecs.
       speed: How long iterations take at least; None for as long as they take.
@@ -71,7 +71,7 @@ class Worker:
     """
     self.index = index
     self._gradient = gradient
-    self._flat = flat
+    self._codec = codec
     self._remembered = remembered
     self._batching = batching
     self._coordinator, self._settings = coordinator, settings
@@ -79,8 +79,8 @@ class Worker:
     self._evaluator = evaluator
     self._warm = False
     self._host = Host(index, batching, speed)
-    servers = range(len(flat.sizes))
-    self._buffers = [memory.aligned(flat.pull_bytes(k)) for k in servers]
+    servers = range(len(codec.sizes))
+    self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
     # A pull and a push at a time of each server; the next input; a checkpoint;
     # an evaluation.
@@ -94,12 +94,12 @@ class Worker:
     """Compiles everything that iterations need."""
     batching = self._batching
     payloads = self._gradient.warm_up(
-      self._flat.params, batching.largest, changing=batching.changes
+      self._codec.params, batching.largest, changing=batching.changes
     )
-    for stage in range(len(self._flat.wire.pushes)):
-      state = self._flat.init(self.index)
+    for stage in range(len(self._codec.wire.pushes)):
+      state = self._codec.init(self.index)
       for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
-        sent = self._flat.encode(state, payload, stage, 1.0)
+        sent = self._codec.encode(state, payload, stage, 1.0)
         _, state, _ = jax.block_until_ready(sent)
     for buffer in self._buffers:
       buffer[:] = 0
@@ -236,10 +236,10 @@ class Worker:
       whether loss and gradient are finite.
     """
     states = self._remembered.recall(Since(*header['since']))
-    messages, after, finite = self._flat.encode(
+    messages, after, finite = self._codec.encode(
       states, payload, header['stage'], header['scale']
     )
-    messages = list(map(views, messages))
+    messages = list(map(byte_views, messages))
     loss = None if loss is None else float(loss)
     lost = loss is not None and not math.isfinite(loss)
     finite = bool(finite) and not lost
@@ -343,10 +343,10 @@ class Worker:
   def _pulled(self) -> Any:
     """Returns the parameters of which the buffers hold the messages."""
     messages = [
-      self._flat.pull_of(buffer, server)
+      self._codec.pull_message(buffer, server)
       for server, buffer in enumerate(self._buffers)
     ]
-    return self._flat.pulled(messages)[0]
+    return self._codec.decode_pulls(messages)[0]
 
 
 def receive_version(

@@ -223,7 +223,7 @@ def of_run(
     ValueError: If the profile is of another model; names the field.
   """
   params, stats = (_ITEM * each for each in learned.elements)
-  sizes = learned.sizes
+  sizes = learned.leaf_bytes
   if path := config.cluster.speed.layers:
     field = 'config.cluster.speed.layers'
     found = read(field, path)

@@ -6,8 +6,8 @@ from ml_collections import ConfigDict
 
 from cluster.speed import layers
 from cluster.speed.layers import Range
+from learning.layout import FLOAT32
 from learning.learning import Learning
-from learning.pool import FLOAT32
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
 

@@ -7,18 +7,18 @@ import jax
 from cluster.virtual.store import LocalParameterStore
 from learning import scaling
 from learning.gradient import add_trees
+from learning.layout import Layout
 from learning.learning import Learner
-from learning.pool import Pool
-from wire import residuals
+from learning.local_codec import LocalCodec
+from learning.residuals import l1_norms, named_leaves
 from wire.codec import PartialVector, Payload, State
 from wire.multi_round import MultiRoundAllreduce
-from wire.trees import plain
 
 
 class MultiRoundStore(LocalParameterStore):
   """A LocalParameterStore that runs the allreduce of all workers' pushes.
 
-  It holds the codec states of all workers.  Gradients are vectors in a pool, as
+  It holds the codec states of all workers.  Gradients are vectors in a layout, as
   between real hosts.
   """
 
@@ -26,19 +26,19 @@ class MultiRoundStore(LocalParameterStore):
     self,
     learner: Learner,
     multi_round: MultiRoundAllreduce,
-    pool: Pool,
+    layout: Layout,
     workers: int,
   ):
     """Starts with the first state of each worker's codec.
 
     Args:
       learner: Learner whose `scaling` is that of all workers.
-      multi_round: Allreduce of vectors as large as the pool's gradient.
-      pool: Layout of gradients.
+      multi_round: Allreduce of vectors as large as the layout's gradient.
+      layout: Layout of gradients.
       workers: Number of workers.
     """
-    super().__init__(learner, plain(), scalings=[], summed=True)
-    self._multi_round, self._pool = multi_round, pool
+    super().__init__(learner, LocalCodec(), scalings=[], summed=True)
+    self._multi_round, self._layout = multi_round, layout
     self._looks |= multi_round.overflows
     self._states: dict[int, State] = dict(
       enumerate(map(multi_round.init, range(workers)))
@@ -46,8 +46,8 @@ class MultiRoundStore(LocalParameterStore):
     self._stage = 0
     # By update and worker: payload, examples, and whether it is finite.
     self._pushes: dict[int, dict[int, tuple[Payload, int, bool]]] = {}
-    self._to_vector, self._add = jax.jit(pool.whole), jax.jit(add_trees)
-    self._to_leaves = jax.jit(pool.leaves)
+    self._to_vector, self._add = jax.jit(layout.flatten), jax.jit(add_trees)
+    self._to_leaves = jax.jit(layout.unflatten)
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles the allreduce of pushes like these, and updates."""
@@ -102,7 +102,9 @@ class MultiRoundStore(LocalParameterStore):
     """Resets a worker's codec; returns L1 norms of the residual it had."""
     state, fresh = self._states[worker], self._multi_round.init(worker)
     self._states[worker] = fresh._replace(replicated=state.replicated)
-    return residuals.l1_norms(self._pool.named(state.residual))
+    vectors = jax.device_get(state.residual)
+    residual = jax.tree.map(self._layout.unflatten, vectors)
+    return l1_norms(dict(named_leaves(residual)))
 
   def state(self) -> dict[str, Any]:
     """Returns what a checkpoint holds, with the states of codecs."""

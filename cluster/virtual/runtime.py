@@ -82,7 +82,7 @@ class VirtualRuntime:
     self._speed = speed
     self._store = store
     count = len(coordinator.workers)
-    self._workers = [_InFlight(store.trees.init(k)) for k in range(count)]
+    self._workers = [_InFlight(store.codec.init(k)) for k in range(count)]
     self._transfers = transfers
     self._looked = looked
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
@@ -97,10 +97,10 @@ class VirtualRuntime:
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
     learner, batching = self._store.learner, self.coordinator.batching
-    learner.restore(self.gradient.placed(learner.state()))
+    learner.restore(self.gradient.place(learner.state()))
     for worker in self._workers:
-      worker.message = self.gradient.placed(worker.message)
-      worker.codec = self.gradient.placed(worker.codec)
+      worker.message = self.gradient.place(worker.message)
+      worker.codec = self.gradient.place(worker.codec)
     payloads = self.gradient.warm_up(
       self._store.pulled(), batching.largest, changing=batching.changes
     )
@@ -222,7 +222,11 @@ class VirtualRuntime:
     """A worker has its gradient and sends it."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     before, scalings = self.gradient.computed, self._store.scalings
-    scale = scaling.factor(scaling.of(scalings, index)) if scalings else 1.0
+    scale = (
+      scaling.factor(scaling.worker_scaling(scalings, index))
+      if scalings
+      else 1.0
+    )
     payload, worker.loss = self.gradient(
       worker.params,
       known.ranges,
@@ -232,7 +236,7 @@ class VirtualRuntime:
     )
     worker.params, worker.computed = None, self.gradient.computed - before
     worker.before = worker.codec
-    worker.message, worker.codec = self._store.trees.encode(
+    worker.message, worker.codec = self._store.codec.encode(
       worker.codec, payload, known.stage, scale
     )
     self.coordinator.enter(index, 'push', self.time)
@@ -294,7 +298,7 @@ class VirtualRuntime:
     l1 = self._store.forget(index, _counted(worker))
     if any(l1.values()):
       self.coordinator.recorder.forgot(index, self.time, l1)
-    codec = self._store.trees.init(index)
+    codec = self._store.codec.init(index)
     self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)

@@ -23,16 +23,15 @@ from cluster.virtual.store import LocalParameterStore
 from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, named
+from learning.layout import check_servers, split_evenly
 from learning.learning import Learner
+from learning.local_codec import LocalCodec
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
 from route.route import ParameterServer, Plan
 from topology.forests.dealing import CHUNK_BYTES
-from wire import trees
-from wire.flat import check_servers, even
 from wire.multi_round import MultiRoundAllreduce
-from wire.trees import Trees
 
 _OF_SERVERS = ('cluster.network.server*',)
 
@@ -151,14 +150,14 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 
 def _travel(
   config: ConfigDict, parts: Parts, servers: int
-) -> tuple[Trees, transfers.Sizes]:
+) -> tuple[LocalCodec, transfers.Sizes]:
   """Returns what becomes of pushes and pulls, and how long they are."""
   learned = parts.learned
   if not parts.wire.elementwise:
     with named(f'config.route.{config.route.name}'):
       check_servers(learned.elements, servers)
   with named(f'config.wire.{config.wire.name}'):
-    travel = trees.make(
+    travel = LocalCodec(
       parts.wire, learned.params, learned.stats, servers=servers
     )
     return travel, _sizes(parts, travel, servers)
@@ -173,13 +172,13 @@ def _allreduce_store(
   """Returns the parameter store of workers that allreduce gradients."""
   learned, wire = parts.learned, parts.wire
   if own and jax.tree.leaves(learned.params):
-    pool = learned.pool(
-      bucket_bytes=math.inf, books=0, multiple=wire.push.padding
+    layout = learned.layout(
+      bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
     )
-    return MultiRoundStore(learner, own, pool, workers)
-  travel = trees.plain()
+    return MultiRoundStore(learner, own, layout, workers)
+  travel = LocalCodec()
   if own is None:
-    travel = trees.make(wire, learned.params, learned.stats, servers=1)
+    travel = LocalCodec(wire, learned.params, learned.stats, servers=1)
   return LocalParameterStore(learner, travel, scalings=[], summed=True)
 
 
@@ -246,14 +245,11 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
     return Network(**links), servers
 
 
-def _sizes(parts: Parts, travel: Trees, servers: int) -> transfers.Sizes:
+def _sizes(parts: Parts, travel: LocalCodec, servers: int) -> transfers.Sizes:
   wire = parts.wire
   pushes = [
     travel.push_bytes(stage)
-    if travel.push_bytes
-    else _shares(
-      parts, servers, functools.partial(wire.push_bytes, stage=stage)
-    )
+    or _shares(parts, servers, functools.partial(wire.push_bytes, stage=stage))
     for stage in range(len(wire.pushes))
   ]
   return transfers.Sizes(pushes, _shares(parts, servers, wire.pull_bytes))
@@ -265,6 +261,8 @@ def _shares(
   """Returns how much travels to or from each server."""
   elements = parts.learned.elements
   if parts.wire.elementwise:  # Any part of a message is one.
-    return even(size_bytes(*elements) + parts.learned.other_bytes, servers)
-  params, stats = (even(count, servers) for count in elements)
+    return split_evenly(
+      size_bytes(*elements) + parts.learned.other_bytes, servers
+    )
+  params, stats = (split_evenly(count, servers) for count in elements)
   return [size_bytes(*share) for share in zip(params, stats, strict=True)]

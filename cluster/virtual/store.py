@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from learning import scaling
 from learning.learning import Learner
+from learning.local_codec import LocalCodec
 from learning.scaling import Scaling
 from wire.codec import Message, Payload
-from wire.trees import Trees
 
 
 class LocalParameterStore:
@@ -19,13 +19,13 @@ class LocalParameterStore:
 
   Attributes:
     learner: Holds the parameters.
-    trees: What becomes of pushes and pulls on their way.
+    codec: What becomes of pushes and pulls on their way.
   """
 
   def __init__(
     self,
     learner: Learner,
-    trees: Trees,
+    codec: LocalCodec,
     *,
     scalings: list[Scaling],
     summed: bool,
@@ -34,17 +34,17 @@ class LocalParameterStore:
 
     Args:
       learner: Its `scaling` is that of all workers if what they push is summed.
-      trees: What becomes of pushes and pulls on their way.
+      codec: What becomes of pushes and pulls on their way.
       scalings: Of each worker that pushes to servers; [] without.
       summed: Whether workers sum what they push: then sums are rounded, too.
     """
     self.learner = learner
-    self.trees = trees
+    self.codec = codec
     self._scalings, self._summed = scalings, summed
     # Losses tell soon enough of what is not finite but for float16.
     scaled = bool(scalings or learner.scaling)
-    self._looks = scaled or trees.overflows
-    self._rounds = summed and (self._looks or trees.dtype != jnp.float32)
+    self._looks = scaled or codec.overflows
+    self._rounds = summed and (self._looks or codec.dtype != jnp.float32)
     self._is_finite = jax.jit(_is_finite)
     self._arrived: dict[int, Payload] = {}  # Pushes, by worker.
     self._held: dict[int, tuple[Any, Any]] = {}
@@ -58,11 +58,11 @@ class LocalParameterStore:
 
   def warm_up(self, payloads: list[Payload]) -> None:
     """Compiles what pushes like these need, and updates."""
-    for stage in range(self.trees.stages):
-      state = self.trees.init(0)
+    for stage in range(self.codec.stages):
+      state = self.codec.init(0)
       for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
-        message, state = self.trees.encode(state, payload, stage, 1.0)
-        arrived = jax.block_until_ready(self.trees.decode(message, stage))
+        message, state = self.codec.encode(state, payload, stage, 1.0)
+        arrived = jax.block_until_ready(self.codec.decode(message, stage))
         if self._looks:
           self._is_finite(arrived.gradient)
       self.learner.warm_up(arrived)
@@ -73,7 +73,7 @@ class LocalParameterStore:
       return self.learner.params
     if self._newest[0] is not self.learner.params:
       params = self.learner.params
-      self._newest = params, self.trees.pull(params)
+      self._newest = params, self.codec.pull(params)
     return self._newest[1]
 
   def arrived(self, worker: int, message: Message, stage: int) -> bool:
@@ -84,7 +84,7 @@ class LocalParameterStore:
       message: What has come.
       stage: Of the wire.
     """
-    self._arrived[worker] = payload = self.trees.decode(message, stage)
+    self._arrived[worker] = payload = self.codec.decode(message, stage)
     return not self._looks or bool(self._is_finite(payload.gradient))
 
   def add(
@@ -124,7 +124,7 @@ class LocalParameterStore:
       states: What its codec remembers.
     """
     del worker
-    return self.trees.kept_l1(states) if self.trees.kept_l1 else {}
+    return self.codec.residual_norms(states)
 
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number."""
@@ -166,8 +166,8 @@ class LocalParameterStore:
 
   def _rounded(self, payload: Payload) -> Payload:
     """Returns what all workers get of a sum."""
-    message, _ = self.trees.encode(self.trees.init(0), payload, 0, 1.0)
-    return self.trees.decode(message, 0)
+    message, _ = self.codec.encode(self.codec.init(0), payload, 0, 1.0)
+    return self.codec.decode(message, 0)
 
 
 def _is_finite(gradient: Any) -> jax.Array:

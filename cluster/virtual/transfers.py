@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cluster.pipelining import pieces_per_share
 from cluster.virtual.network import Network
-from wire.flat import even, pieces
+from learning.layout import split_evenly
 
 
 class Sizes(NamedTuple):
@@ -207,9 +208,9 @@ class Pipelined:
     del num_workers
     self.network = network
     self._hosts = servers
-    self._count = pieces(len(servers), sum(sizes.push[0]))  # Of each share.
+    self._count = pieces_per_share(len(servers), sum(sizes.push[0]))
     self._pushes, self._pulls = (
-      [even(size, self._count) for size in shares]
+      [split_evenly(size, self._count) for size in shares]
       for shares in (sizes.push[0], sizes.pull)  # There is but one stage.
     )
     # By server and piece: of how many pushes it has not arrived.

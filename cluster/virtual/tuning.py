@@ -27,8 +27,8 @@ from cluster.virtual.allreduce import Sums
 from configs import sections
 from configs.checks import require
 from configs.sections import Choose
+from learning.layout import FLOAT32
 from learning.learning import Learning, Overlap
-from learning.pool import FLOAT32
 from route import links
 from route.links import Links
 from route.route import LATENCY_S, Allreduce, Plan

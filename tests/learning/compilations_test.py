@@ -260,7 +260,7 @@ def _lowered(**fields):
     model__vgg__depth=11,
     **fields,
   )
-  learned = build.of_config(config)
+  learned = build.from_config(config)
   inputs, targets = (part[:8] for part in learned.gradient.train)
   traced = jax.jit(learned.gradient.part).trace(
     *(learned.params, inputs, targets, np.int32(8), np.zeros(3, np.uint32))

@@ -20,8 +20,9 @@ import train
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
+from learning.gradient_buffer import BucketFiller
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.pool import Filling, Pool
 from learning.streaming import StreamingGradient
 from models import gradients, norm, task
 from tests.support import accelerators, small, stopping
@@ -90,7 +91,7 @@ def _pushes():
         seed=0,
         devices=jax.local_devices()[:count],
       )
-      params = gradient.placed(learned.params)
+      params = gradient.place(learned.params)
       changing = kind == 'mask' and count == 4
       gradient.warm_up(params, _EXAMPLES, changing=changing)
       before = compilations.count()
@@ -113,28 +114,32 @@ def _pushes():
 def _updated(gradient, params, expected):
   """Returns how streams and updates of pools differ, and compile late."""
   learned, order = gradient.task, gradient.order(params)
-  pool = Pool(params, learned.stats, order, bucket_bytes=0, books=0)
-  streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+  layout = Layout(
+    params, learned.stats, order=order, bucket_bytes=0, step_statistics=0
+  )
+  streaming = StreamingGradient(
+    gradient, [each.leaves for each in layout.buckets], overlap=True
+  )
   streaming.warm_up_stream(params, _EXAMPLES, changing=False)
   learner = TaskLearner(
     params=params,
-    stats=gradient.placed(learned.stats),
+    stats=gradient.place(learned.stats),
     tx=optax.sgd(1.0, momentum=0.9),
     schedule=lambda examples, updates: 0.1,
     reduction='sum',
     num_workers=1,
     worker_batch=8,
   )
-  learner.warm_up_pool(pool)
+  learner.warm_up_buffer(layout)
   before = compilations.count()
   for _ in range(2):
-    vector = np.zeros(pool.size, np.float32)
-    filling = Filling(pool, vector, lambda number: None)
-    call = {'worker': 1, 'iteration': _EXAMPLES, 'into': filling}
+    vector = np.zeros(layout.size, np.float32)
+    filling = BucketFiller(layout, vector, lambda number: None)
+    call = {'worker': 1, 'iteration': _EXAMPLES, 'sink': filling}
     stats, _ = streaming.stream(params, ((0, _EXAMPLES),), **call)
     filling.finish(stats)
-    learner.apply_pool(pool, vector, _EXAMPLES, pushes=1)
-  same = jax.tree.map(np.array_equal, pool.payload(vector), expected)
+    learner.apply_buffer(layout, vector, _EXAMPLES, pushes=1)
+  same = jax.tree.map(np.array_equal, layout.payload(vector), expected)
   return {
     'same': all(jax.tree.leaves(same)),
     'overlap': streaming.overlap,

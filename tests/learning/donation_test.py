@@ -13,8 +13,8 @@ import optax
 from absl.testing import absltest, parameterized
 
 from cluster.network import memory
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.pool import Pool
 from tests.support import accelerators, small
 from wire.codec import Payload
 
@@ -62,24 +62,24 @@ def _updated():
   """Returns what updates by payloads and by pools make, and what is deleted."""
   learner, other = _learner(), _learner()
   stats = {'mean': np.full(3, 5.0, np.float32)}
-  pool = Pool(_tree(0), stats, (1, 0), bucket_bytes=0, books=0)
+  layout = Layout(
+    _tree(0), stats, order=(1, 0), bucket_bytes=0, step_statistics=0
+  )
   given, pulled, kept = [], [learner.params], True
   for seed in range(1, 4):
     payload = jax.device_put(Payload(_tree(seed), stats))
-    vector = memory.aligned(4 * pool.size).view(np.float32)  # Is not copied.
-    vector[:] = 0.0
-    for start, leaf in pool.parts(payload, np.zeros(0)):
-      vector[start : start + leaf.size] = np.ravel(leaf)
+    vector = memory.aligned(4 * layout.size).view(np.float32)  # Is not copied.
+    vector[:] = layout.pack(payload, np.zeros(0, np.float32))
     before = vector.copy()
     learner.add(learner.version, payload, 8)
     learner.commit(learner.version)
-    other.apply_pool(pool, vector, 8, pushes=1)
+    other.apply_buffer(layout, vector, 8, pushes=1)
     kept = kept and np.array_equal(vector, before)
     given += jax.tree.leaves(payload)
     pulled.append(learner.params)
   return {
     'deleted': sum(leaf.is_deleted() for leaf in given) / len(given),
-    'kept': kept,  # The pool is not written to.
+    'kept': kept,  # The buffer is not written to.
     'digest': _digest(pulled),  # And who pulled a version keeps it.
     'same': _digest(learner.state()) == _digest(other.state()),
   }

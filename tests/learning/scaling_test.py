@@ -13,8 +13,8 @@ from data.dataset import Split
 from learning import scaling
 from learning.digest import digest
 from learning.gradient import TaskGradient
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.pool import Pool
 from learning.scaling import Scaling
 from models import mlp, task
 from tests.support import drawn
@@ -189,15 +189,17 @@ class LearnerTest(parameterized.TestCase):
   def test_sums_of_one_scale_are_as_without(self):
     plain, scaled, pooled = _learner(), _learner(), _learner()
     scaled.scaling = pooled.scaling = _FIRST
-    pool = Pool(plain.params, plain.stats, (0, 1), bucket_bytes=0, books=1)
+    layout = Layout(
+      plain.params, plain.stats, order=(0, 1), bucket_bytes=0, step_statistics=1
+    )
     for update in range(3):  # The scale doubles after two.
       scale = scaled.scaling.value
       payload = _payload(update, scale)
-      vector = np.zeros(pool.size, np.float32)
+      vector = np.zeros(layout.size, np.float32)
       for leaf, array in enumerate(jax.tree.leaves(payload.gradient)):
-        pool.put(vector, leaf, array)
-      pool.put_stats(vector, payload.stats)
-      pooled.apply_pool(pool, vector, 16, pushes=2)
+        layout.write_leaf(vector, leaf, array)
+      layout.write_stats(vector, payload.stats)
+      pooled.apply_buffer(layout, vector, 16, pushes=2)
       scaled.add(update, payload, 16, pushes=2)
       plain.add(update, _payload(update), 16, pushes=2)
       for each in (plain, scaled):

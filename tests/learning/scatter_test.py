@@ -19,10 +19,10 @@ from learning import optimizer
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
+from learning.shard_codec import ShardCodec
 from models.task import classification
 from tests.support import lowering, small_models
 from wire.codec import Payload, Rows, Workspace
-from wire.flat import Flat
 
 _BATCH = 2
 _CLASSES = 10
@@ -185,14 +185,19 @@ class NoLoopTest(parameterized.TestCase):
         own = own | {'chunk': 8}
       wire = importlib.import_module(f'wire.{name}').make(**own)
       with self.subTest(**own), lowering.instead_of_runs() as programs:
-        flat = Flat(params, stats, servers=2, wire=wire)
-        states = flat.init(0)
+        codec = ShardCodec(params, stats, servers=2, wire=wire)
+        states = codec.init(0)
         for stage in range(len(wire.pushes)):
           payload = Payload(params, stats)
-          messages, states, _ = flat.encode(states, payload, stage)
+          messages, states, _ = codec.encode(states, payload, stage)
           for server, message in enumerate(messages):
-            flat.taken(message, server, stage)
-        flat.pulled([flat.sent(*flat.initial(server)) for server in range(2)])
+            codec.decode(message, server, stage)
+        codec.decode_pulls(
+          [
+            codec.encode_pull(*codec.initial_shard(server))
+            for server in range(2)
+          ]
+        )
         self._assert_none(programs, 'encode', 'decode', 'outgoing', 'pulled')
       with self.subTest(**own):
         self._assert_no_loops_in_allreduces(wire)

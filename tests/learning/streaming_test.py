@@ -18,9 +18,10 @@ from flax import nnx
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
+from learning.gradient_buffer import BucketFiller
+from learning.layout import Layout
 from learning.learning import Overlap
-from learning.nothing import Nothing
-from learning.pool import Filling, Pool
+from learning.nothing import NoLearning
 from learning.streaming import StreamingGradient, find_overlap
 from models import mlp, norm, task, transformer
 from models.task import Task
@@ -88,12 +89,14 @@ def _digests():
   found = {'backend': jax.default_backend()}
   for kind, count in (('conv', 1), ('mlp', 2)):
     gradient = _made(kind, tuple(jax.local_devices()[:count]))
-    pool = _pool(gradient, bucket_bytes=100.0)
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
-    params = gradient.placed(gradient.task.params)
+    layout = _layout(gradient, bucket_bytes=100.0)
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=True
+    )
+    params = gradient.place(gradient.task.params)
     streaming.warm_up_stream(params, 15, changing=False)
     before = compilations.count()
-    vector, told = _streamed(streaming, gradient, pool, 15)
+    vector, told = _streamed(streaming, gradient, layout, 15)
     found[f'{kind} {count}'] = {
       'digest': hashlib.sha256(vector.tobytes()).hexdigest(),
       'some': int(np.count_nonzero(vector)),
@@ -132,45 +135,45 @@ class _Copied:
 
 def _with_copies(gradient, log, may_land):
   """Returns what makes a gradient that has to be copied to the host."""
-  summed = gradient.summed
+  sum_parts = gradient.sum_parts
 
   def wrapped(params, parts):
-    payload, loss = summed(params, parts)
+    payload, loss = sum_parts(params, parts)
     leaves, tree = jax.tree.flatten(payload.gradient)
     copied = [
       _Copied(leaf, array, log, may_land) for leaf, array in enumerate(leaves)
     ]
     return payload._replace(gradient=jax.tree.unflatten(tree, copied)), loss
 
-  return mock.patch.object(gradient, 'summed', wrapped)
+  return mock.patch.object(gradient, 'sum_parts', wrapped)
 
 
-def _pool(gradient, bucket_bytes=0.0):
+def _layout(gradient, bucket_bytes=0.0):
   learned = gradient.task
   order = gradient.order(learned.params)
-  sizes = {'bucket_bytes': bucket_bytes, 'books': 1}
-  return Pool(learned.params, learned.stats, order, **sizes)
+  sizes = {'bucket_bytes': bucket_bytes, 'step_statistics': 1}
+  return Layout(learned.params, learned.stats, order=order, **sizes)
 
 
-def _streamed(streaming, gradient, pool, examples):
-  """Returns the pool after a call, and which ranges were told of when."""
-  vector, told = np.zeros(pool.size, np.float32), []
-  filling = Filling(pool, vector, told.append)
-  call = {'worker': 1, 'iteration': examples, 'into': filling}
+def _streamed(streaming, gradient, layout, examples):
+  """Returns the buffer after a call, and which ranges were told of when."""
+  vector, told = np.zeros(layout.size, np.float32), []
+  filling = BucketFiller(layout, vector, told.append)
+  call = {'worker': 1, 'iteration': examples, 'sink': filling}
   params = gradient.task.params
   stats, loss = streaming.stream(params, ((0, examples),), **call)
   filling.finish(stats, [loss])
   return vector, told
 
 
-def _expected(gradient, pool, examples):
-  vector = np.zeros(pool.size, np.float32)
+def _expected(gradient, layout, examples):
+  vector = np.zeros(layout.size, np.float32)
   call = {'worker': 1, 'iteration': examples}
   payload, loss = gradient(gradient.task.params, ((0, examples),), **call)
   for leaf, array in enumerate(jax.tree.leaves(payload.gradient)):
-    pool.put(vector, leaf, array)
-  pool.put_stats(vector, payload.stats)
-  pool.books(vector)[...] = loss
+    layout.write_leaf(vector, leaf, array)
+  layout.write_stats(vector, payload.stats)
+  layout.step_statistics(vector)[...] = loss
   return vector
 
 
@@ -188,40 +191,46 @@ class StreamingTest(parameterized.TestCase):
 
   def _check_same(self, kind, overlap):
     gradient = _made(kind)
-    pool = _pool(gradient, bucket_bytes=100.0)
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=overlap)
+    layout = _layout(gradient, bucket_bytes=100.0)
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=overlap
+    )
     self.assertEqual(streaming.overlap, _OVERLAP if overlap else 'none')
     for examples in (4, 15, 7):  # Of 4 each: few programs.
-      vector, told = _streamed(streaming, gradient, pool, examples)
-      expected = _expected(gradient, pool, examples)
+      vector, told = _streamed(streaming, gradient, layout, examples)
+      expected = _expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
-      self.assertCountEqual(told, range(len(pool.ranges)))
-      self.assertGreater(np.count_nonzero(vector), pool.size // 2)
-    leaves = len(pool.order) - (kind == 'conv')  # One is not used.
+      self.assertCountEqual(told, range(len(layout.buckets)))
+      self.assertGreater(np.count_nonzero(vector), layout.size // 2)
+    leaves = len(layout.order) - (kind == 'conv')  # One is not used.
     streams = overlap and not accelerators.is_fake()
-    self.assertEqual(streaming.early, 3 * leaves if streams else 0)
+    self.assertEqual(streaming.streamed, 3 * leaves if streams else 0)
 
   def test_nothing_is_compiled_late(self):
     gradient = _made('mlp')
-    pool = _pool(gradient, math.inf)
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+    layout = _layout(gradient, math.inf)
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=True
+    )
     params = gradient.task.params
     computed = gradient.computed
     streaming.warm_up_stream(params, 6, changing=True)
     self.assertEqual(streaming.computed, computed)
     before = compilations.count()
     for examples in range(1, 7):
-      _streamed(streaming, gradient, pool, examples)
+      _streamed(streaming, gradient, layout, examples)
     self.assertEqual(compilations.count(), before)
 
   def test_one_size_compiles_what_it_needs(self):
     for overlap in (True, False):
       gradient = _made.__wrapped__('mlp')
-      pool = _pool(gradient)
-      streaming = StreamingGradient(gradient, pool.leaves_of, overlap=overlap)
+      layout = _layout(gradient)
+      streaming = StreamingGradient(
+        gradient, [each.leaves for each in layout.buckets], overlap=overlap
+      )
       streaming.warm_up_stream(gradient.task.params, 8, changing=False)
       before = compilations.count()
-      _streamed(streaming, gradient, pool, 8)
+      _streamed(streaming, gradient, layout, 8)
       self.assertEqual(compilations.count(), before)
 
   @parameterized.parameters(KeyError, KeyboardInterrupt)
@@ -233,16 +242,18 @@ class StreamingTest(parameterized.TestCase):
           raise raised
 
     gradient = _made('mlp')
-    pool = _pool(gradient)
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+    layout = _layout(gradient)
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=True
+    )
     leaves, raised = [], kind('its own')
-    call = {'worker': 0, 'iteration': 0, 'into': Into()}
+    call = {'worker': 0, 'iteration': 0, 'sink': Into()}
     with self.assertRaises(kind) as caught:
       streaming.stream(gradient.task.params, ((0, 4),), **call)
     self.assertIs(caught.exception, raised)
     self.assertLen(leaves, 2)
-    vector, _ = _streamed(streaming, gradient, pool, 4)  # It goes on.
-    np.testing.assert_array_equal(vector, _expected(gradient, pool, 4))
+    vector, _ = _streamed(streaming, gradient, layout, 4)  # It goes on.
+    np.testing.assert_array_equal(vector, _expected(gradient, layout, 4))
 
   def test_tied_parameters_loops_and_remat(self):
     def loss(params, inputs, targets, key):
@@ -264,13 +275,15 @@ class StreamingTest(parameterized.TestCase):
     inputs = rng.normal(size=(_EXAMPLES, 9)).astype(np.float32)
     learned = Task(params, loss, loss)
     gradient = _gradient(learned, inputs, np.zeros(_EXAMPLES, np.int32))
-    pool = _pool(gradient)
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
+    layout = _layout(gradient)
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=True
+    )
     for examples in (4, 7):
-      vector, _ = _streamed(streaming, gradient, pool, examples)
-      expected = _expected(gradient, pool, examples)
+      vector, _ = _streamed(streaming, gradient, layout, examples)
+      expected = _expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
-    self.assertEqual(streaming.early, 0 if accelerators.is_fake() else 6)
+    self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
   def test_it_is_a_gradient_too(self):
     gradient = _made('mlp')
@@ -278,7 +291,7 @@ class StreamingTest(parameterized.TestCase):
     params, ranges = gradient.task.params, ((0, 4),)
     streaming.prepare(ranges)
     call = {'worker': 0, 'iteration': 0}
-    got = streaming(streaming.placed(params), ranges, **call)
+    got = streaming(streaming.place(params), ranges, **call)
     expected = gradient(params, ranges, **call)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
     self.assertLen(streaming.warm_up(params, 4, changing=False), 1)
@@ -288,12 +301,16 @@ class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_a_bucket_is_sent_before_later_copies_land(self):
     gradient = _made('transformer')
-    pool = _pool(gradient, bucket_bytes=300.0)
-    buckets = [leaves for leaves in pool.leaves_of if leaves]
+    layout = _layout(gradient, bucket_bytes=300.0)
+    buckets = [
+      leaves for leaves in [each.leaves for each in layout.buckets] if leaves
+    ]
     self.assertGreater(len(buckets), 4)
-    log, may_land = [], [threading.Event() for _ in pool.order]
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=True)
-    vector = np.zeros(pool.size, np.float32)
+    log, may_land = [], [threading.Event() for _ in layout.order]
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=True
+    )
+    vector = np.zeros(layout.size, np.float32)
 
     def ready(number):
       log.append(('send', number))
@@ -302,37 +319,41 @@ class AcceleratorTest(parameterized.TestCase):
 
     for leaf in buckets[0]:
       may_land[leaf].set()
-    filling = Filling(pool, vector, ready)
-    call = {'worker': 1, 'iteration': 7, 'into': filling}
+    filling = BucketFiller(layout, vector, ready)
+    call = {'worker': 1, 'iteration': 7, 'sink': filling}
     with _with_copies(gradient, log, may_land):
       stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
     filling.finish(stats, [loss])
 
-    self.assertNotEqual(pool.order, tuple(sorted(pool.order)))
-    count = len(pool.order)
-    self.assertEqual(log[:count], [('request', leaf) for leaf in pool.order])
+    self.assertNotEqual(layout.order, tuple(sorted(layout.order)))
+    count = len(layout.order)
+    self.assertEqual(log[:count], [('request', leaf) for leaf in layout.order])
     events = []
-    for number, leaves in enumerate(pool.leaves_of):
+    for number, leaves in enumerate([each.leaves for each in layout.buckets]):
       events += [('land', leaf) for leaf in leaves] + [('send', number)]
     self.assertEqual(log[count:], events)
-    expected = _expected(gradient, pool, 7)
+    expected = _expected(gradient, layout, 7)
     np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
 
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_without_overlap_all_copies_land_before_the_first_is_sent(self):
     gradient = _made('mlp')
-    pool = _pool(gradient)
-    log, may_land = [], [threading.Event() for _ in pool.order]
+    layout = _layout(gradient)
+    log, may_land = [], [threading.Event() for _ in layout.order]
     for event in may_land:
       event.set()
-    streaming = StreamingGradient(gradient, pool.leaves_of, overlap=False)
-    vector = np.zeros(pool.size, np.float32)
-    filling = Filling(pool, vector, lambda number: log.append(('send', number)))
-    call = {'worker': 0, 'iteration': 0, 'into': filling}
+    streaming = StreamingGradient(
+      gradient, [each.leaves for each in layout.buckets], overlap=False
+    )
+    vector = np.zeros(layout.size, np.float32)
+    filling = BucketFiller(
+      layout, vector, lambda number: log.append(('send', number))
+    )
+    call = {'worker': 0, 'iteration': 0, 'sink': filling}
     with _with_copies(gradient, log, may_land):
       streaming.stream(gradient.task.params, ((0, 4),), **call)
     kinds = [kind for kind, _ in log]
-    count = len(pool.order)
+    count = len(layout.order)
     self.assertEqual(kinds[: 2 * count], ['request'] * count + ['land'] * count)
     self.assertEqual({*kinds[2 * count :]}, {'send'})
 
@@ -365,15 +386,15 @@ class AcceleratorTest(parameterized.TestCase):
 
 class NothingTest(absltest.TestCase):
   def test_a_pool_of_nothing_is_as_large_and_full_at_once(self):
-    learning = Nothing(size_bytes=4000, num_train=10, stream=None)
-    pool = learning.pool(bucket_bytes=0, books=2)
-    self.assertBetween(pool.size, 1002, 1017)
-    streaming = learning.streaming(pool, overlap=True)
+    learning = NoLearning(size_bytes=4000, num_train=10, stream=None)
+    layout = learning.layout(bucket_bytes=0, step_statistics=2)
+    self.assertBetween(layout.size, 1002, 1017)
+    streaming = learning.streaming(layout, overlap=True)
     streaming.warm_up_stream((), 4, changing=True)
-    vector, told = np.zeros(pool.size, np.float32), []
-    filling = Filling(pool, vector, told.append)
+    vector, told = np.zeros(layout.size, np.float32), []
+    filling = BucketFiller(layout, vector, told.append)
     stats, loss = streaming.stream(
-      (), ((0, 4),), worker=0, iteration=0, into=filling
+      (), ((0, 4),), worker=0, iteration=0, sink=filling
     )
     self.assertIsNone(loss)
     self.assertEqual(told, [])

@@ -29,12 +29,12 @@ from cluster.parameter_server.servers import Orders
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.nothing import NoGradient, NoLearner
+from learning.shard_codec import ShardCodec
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Milestones, Recorder
 from sync import asp
 from wire import dense
-from wire.flat import Flat
 
 TIMEOUT_S = 1.0  # Of what is in this process.
 START_S = 20.0
@@ -103,14 +103,14 @@ class Coordinator:
     self._parts = directory or pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
     self.address = f'127.0.0.1:{port}'
-    self._flat = Flat(
+    self._codec = ShardCodec(
       np.zeros(16, np.float32),
       (),
       servers=num_servers,
       wire=wire or dense.make(dtype='float32'),
     )
     self.orders = Orders(
-      flat=self._flat, schedule=None, num_workers=num_workers
+      codec=self._codec, schedule=None, num_workers=num_workers
     )
     recorder = Recorder(
       milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
@@ -171,8 +171,8 @@ class Coordinator:
     del greeting
     server = Server(
       index,
-      learner=self._learner(*self._flat.initial(index)),
-      flat=self._flat,
+      learner=self._learner(*self._codec.initial_shard(index)),
+      codec=self._codec,
       keeping=Keeping(self._parts / str(index), held={}, report=report),
       report=report,
     )
@@ -216,9 +216,9 @@ class Coordinator:
     worker = worker_.Worker(
       index,
       gradient=gradient or NoGradient(),
-      flat=self._flat,
+      codec=self._codec,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
-      remembered=Remembered(self._flat, index, self._parts),
+      remembered=Remembered(self._codec, index, self._parts),
       speed=None,
       coordinator=self._way(self.address),
       settings=_SETTINGS._replace(**settings),

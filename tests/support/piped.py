@@ -27,8 +27,10 @@ from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.window import Window
+from cluster.pipelining import AHEAD, MAX_PIECES
 from cluster.process.deadlines import Deadlines
 from learning.learner import TaskLearner
+from learning.shard_codec import ShardCodec
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Milestones, Recorder
@@ -36,7 +38,6 @@ from sync import bsp
 from tests.support import pipes
 from wire import dense
 from wire.codec import Payload
-from wire.flat import AHEAD, PIECES, Flat
 
 BATCH = 2
 _EXAMPLES = 64  # Different ones.
@@ -70,13 +71,13 @@ class _Death:
 
 
 class Cluster:
-  def __init__(self, *, workers, servers, size=3 * PIECES + 5):
+  def __init__(self, *, workers, servers, size=3 * MAX_PIECES + 5):
     rng = np.random.default_rng(7)
     self._gradients = rng.integers(-8, 8, (_EXAMPLES, size)).astype(np.float32)
     self._params = rng.normal(size=size).astype(np.float32)
-    self._flat = Flat(self._params, (), servers=servers, wire=_WIRE)
-    self._ends = np.cumsum([size for size, _ in self._flat.sizes])[:-1]
-    self.orders = Orders(flat=self._flat, schedule=None, num_workers=workers)
+    self._codec = ShardCodec(self._params, (), servers=servers, wire=_WIRE)
+    self._ends = np.cumsum([size for size, _ in self._codec.sizes])[:-1]
+    self.orders = Orders(codec=self._codec, schedule=None, num_workers=workers)
     self.counted = {}  # Examples of each push that counts, by update.
     self.saved = None
     self._asked = threading.Event()
@@ -130,7 +131,7 @@ class Cluster:
       Server(
         index,
         learner=self.pieces(index),
-        flat=self._flat,
+        codec=self._codec,
         keeping=_Keeping(self, index),
         report=lambda event, body, k=index: self._told(k, event),
       )
@@ -140,8 +141,8 @@ class Cluster:
     self._streams, self._windows = [], []
 
   def pieces(self, index):
-    params, _ = self._flat.initial(index)
-    return Pieces(_LEARNER.twin, params, wire=_WIRE, count=PIECES)
+    params, _ = self._codec.initial_shard(index)
+    return Pieces(_LEARNER.twin, params, wire=_WIRE, count=MAX_PIECES)
 
   def die(self, index, *, after, unseen=(), back=False, meanwhile=None):
     self._deaths[index] = _Death(after, unseen, back, meanwhile)
@@ -270,7 +271,7 @@ class Cluster:
 
   def _iterate(self, index, life, iteration, streams, windows):
     buffers = [
-      np.zeros(self._flat.pull_bytes(k), np.uint8) for k in range(len(streams))
+      np.zeros(self._codec.pull_bytes(k), np.uint8) for k in range(len(streams))
     ]
     pulls = [
       self._threads.submit(worker.receive_version, *each)
@@ -336,7 +337,7 @@ class Cluster:
       for index in range(len(self._sent))
       if index not in self._deaths or self._deaths[index].counts(self.servers)
     ]
-    if all(few > PIECES - AHEAD for few in fewest):  # They push it whole.
+    if all(few > MAX_PIECES - AHEAD for few in fewest):  # They push it whole.
       _wait(lambda: len(self.counted.get(1, ())) >= len(whole) or self._over)
     if death.meanwhile:
       death.meanwhile()

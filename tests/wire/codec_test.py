@@ -14,10 +14,11 @@ from absl.testing import absltest, parameterized
 
 import train
 from configs import default
+from learning.local_codec import LocalCodec
+from learning.shard_codec import ShardCodec, byte_views
 from tests.support import small, stopping
-from wire import dense, trees
+from wire import dense
 from wire.codec import Codec, PartialVector, Payload, State, Wire
-from wire.flat import Flat, views
 
 
 def _half(n):
@@ -59,28 +60,30 @@ class InterfaceTest(parameterized.TestCase):
   def test_trees_and_flat_vectors_give_equal_results(self, servers):
     stats = {'mean': jnp.arange(5.0)}
     wire, params = _wire(), _tree(0)
-    flat = Flat(params, stats, servers=servers, wire=wire)
-    made = trees.make(wire, params, stats, servers=servers)
-    state, states, sent = made.init(0), flat.init(0), []
+    codec = ShardCodec(params, stats, servers=servers, wire=wire)
+    made = LocalCodec(wire, params, stats, servers=servers)
+    state, states, sent = made.init(0), codec.init(0), []
     for step in range(3):
       payload = Payload(_tree(step + 1), stats)
       message, state = made.encode(state, payload, 0, 1.0)
-      messages, states, _ = flat.encode(states, payload)
+      messages, states, _ = codec.encode(states, payload)
       got = made.decode(message, 0)
       vectors = []
       for server, each in enumerate(messages):
-        carried = np.concatenate(views(each))
-        self.assertLen(carried, flat.push_bytes(server))
-        vectors.append(flat.decode(flat.push_of(carried, server), server))
+        carried = np.concatenate(byte_views(each))
+        self.assertLen(carried, codec.push_bytes(server))
+        vectors.append(
+          codec.decode(codec.push_message(carried, server), server)
+        )
       jax.tree.map(
-        np.testing.assert_array_equal, Payload(*flat.joined(vectors)), got
+        np.testing.assert_array_equal, Payload(*codec.join(vectors)), got
       )
       jax.tree.map(np.testing.assert_array_equal, got.stats, stats)
       sent.append(got.gradient)
 
     # The residual is what was not sent.
-    without = Flat(params, (), servers=servers, wire=wire)
-    rest, _ = without.joined([(each.residual, ()) for each in state])
+    without = ShardCodec(params, (), servers=servers, wire=wire)
+    rest, _ = without.join([(each.residual, ()) for each in state])
     total = jax.tree.map(lambda *parts: sum(parts), rest, *sent)
     expected = jax.tree.map(
       lambda *parts: sum(parts), *[_tree(step + 1) for step in range(3)]

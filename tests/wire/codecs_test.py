@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from learning.shard_codec import ShardCodec, byte_views
 from tests.support import collectives
 from tests.support.collectives import jitted as _jitted
 from wire import lowrank, quantised, topk
 from wire.codec import Payload, Rows
-from wire.flat import Flat, views
 from wire.multi_round import MultiRoundAllreduce
 
 
@@ -232,15 +232,19 @@ class LowRankTest(parameterized.TestCase):
       'conv': jnp.asarray(_vectors(0, 3, 3, 2, 8)),
       'dense': jnp.asarray(_vectors(1, 20, 6)),
     }
-    flat = Flat(params, (), servers=servers, wire=lowrank.make(rank=1))
-    messages, states, _ = flat.encode(flat.init(0), Payload(params, ()), 0, 1.0)
+    codec = ShardCodec(params, (), servers=servers, wire=lowrank.make(rank=1))
+    messages, states, _ = codec.encode(
+      codec.init(0), Payload(params, ()), 0, 1.0
+    )
     for server, message in enumerate(messages):
-      self.assertLen(np.concatenate(views(message)), flat.push_bytes(server))
-    arrived, _ = flat.joined(
-      [flat.decode(each, server) for server, each in enumerate(messages)]
+      self.assertLen(
+        np.concatenate(byte_views(message)), codec.push_bytes(server)
+      )
+    arrived, _ = codec.join(
+      [codec.decode(each, server) for server, each in enumerate(messages)]
     )
     np.testing.assert_array_equal(arrived['bias'], params['bias'])
-    kept, _ = flat.joined([(state.residual, ()) for state in states])
+    kept, _ = codec.join([(state.residual, ()) for state in states])
     jax.tree.map(
       lambda *parts: np.testing.assert_allclose(
         parts[0] + parts[1], parts[2], atol=1e-5
@@ -249,7 +253,7 @@ class LowRankTest(parameterized.TestCase):
     )
     if servers == 1:  # 18 x 8 and 20 x 6.
       size = 4 * (18 + 8 + 20 + 6 + 7)
-      self.assertEqual(flat.push_bytes(0), size)
+      self.assertEqual(codec.push_bytes(0), size)
 
   def test_rejects_a_rank_below_1_and_vectors_without_matrices(self):
     with self.assertRaisesRegex(ValueError, 'rank: expected at least 1, got 0'):
@@ -259,7 +263,7 @@ class LowRankTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       wire.push_bytes(1000, 0)
     with self.assertRaisesRegex(ValueError, message):
-      Flat(jnp.zeros(9), (), servers=1, wire=wire)
+      ShardCodec(jnp.zeros(9), (), servers=1, wire=wire)
 
 
 if __name__ == '__main__':

@@ -13,9 +13,10 @@ from data.dataset import Dataset, Split
 from data.stream import Stream
 from learning import compilations
 from learning.learner import TaskLearner
+from learning.local_codec import LocalCodec
 from models.task import Task
 from tests.support import small
-from wire import dense, trees
+from wire import dense
 from wire.codec import Payload, State
 
 _RATE = 2.0**-6
@@ -82,10 +83,10 @@ class DenseTest(parameterized.TestCase):
       self.assertEqual(wire.pull_bytes(15, 7), item * 15 + 4 * 7)
 
 
-class TreesTest(parameterized.TestCase):
+class LocalCodecTest(parameterized.TestCase):
   def test_other_numbers_travel_as_they_are(self):
     params = {'w': jnp.full(3, 1.001), 'n': jnp.arange(2**20, 2**20 + 7)}
-    made = trees.make(dense.make(dtype='bfloat16'), params, (), servers=1)
+    made = LocalCodec(dense.make(dtype='bfloat16'), params, (), servers=1)
     message, _ = made.encode(made.init(0), Payload(params, ()), 0, 1.0)
     self.assertEqual(message.gradient['w'].dtype, jnp.bfloat16)
     for got in (made.decode(message, 0).gradient, made.pull(params)):
@@ -94,7 +95,7 @@ class TreesTest(parameterized.TestCase):
 
   def test_float32_costs_nothing(self):
     params, before = {'w': jnp.ones(3)}, compilations.count()
-    made = trees.make(dense.make(dtype='float32'), params, (), servers=1)
+    made = LocalCodec(dense.make(dtype='float32'), params, (), servers=1)
     message, _ = made.encode(made.init(0), Payload(params, ()), 0, 1.0)
     self.assertIs(made.decode(message, 0).gradient['w'], params['w'])
     self.assertIs(made.pull(params)['w'], params['w'])

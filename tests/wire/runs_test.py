@@ -2,7 +2,6 @@
 
 import functools
 import tempfile
-from unittest import mock
 
 import jax
 import numpy as np
@@ -10,7 +9,6 @@ from absl.testing import absltest, parameterized
 
 import train
 from tests.support import small, stopping
-from wire import trees
 
 _SPARSE = {
   'wire__name': 'sparse',
@@ -34,12 +32,17 @@ class _Watched:
 
   def __init__(self, **changed):
     self.pushed = self.arrived = self.lost = 0.0
-    self._made = None
-    with mock.patch.object(trees, 'make', self._make):
-      self.run = small.build(small.config(**changed))
+    self.run = small.build(small.config(**changed))
     # Gradients of pushes that are on their way, by worker.
     self._under_way = {}
     runtime, store = self.run.runtime, self.run.runtime.coordinator.store
+    encode = store.codec.encode
+
+    def watch(states, payload, stage, scale):
+      self._gradient = _flat(payload.gradient) / scale
+      return encode(states, payload, stage, scale)
+
+    store.codec.encode = watch
     computed, arrived, leave = runtime._computed, store.arrived, runtime._leave
 
     def note(index):
@@ -61,15 +64,6 @@ class _Watched:
 
     runtime._computed, store.arrived, runtime._leave = note, take, lose
 
-  def _make(self, *args, **kwargs):
-    made = _MAKE(*args, **kwargs)
-
-    def encode(states, payload, stage, scale):
-      self._gradient = _flat(payload.gradient) / scale
-      return made.encode(states, payload, stage, scale)
-
-    return made._replace(encode=encode)
-
   @staticmethod
   def kept(states):
     """Returns what is still to be sent, of all servers."""
@@ -83,9 +77,6 @@ class _Watched:
       self.kept(worker.codec if worker.before is None else worker.before)
       for worker in workers
     )
-
-
-_MAKE = trees.make
 
 
 def _flat(tree):

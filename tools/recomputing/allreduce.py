@@ -21,8 +21,8 @@ from cluster.allreduce.sums.host import CheckedFilling
 from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
+from learning.layout import FLOAT32, Layout
 from learning.learning import Learning
-from learning.pool import FLOAT32, Pool
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
 from tools.reading import manifests, records, traffic
@@ -116,7 +116,7 @@ class _Again:
       self._multi_round = before._multi_round
       with placement.on_cpu():
         self._multi_round.restart(before._sums)
-    self._pool: Pool | None = None
+    self._layout: Layout | None = None
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
     self._before = before
@@ -153,30 +153,38 @@ class _Again:
     planned, wire = generation.plan, self._wire
     route = self._config.route
     lay = functools.partial(
-      self._learned.pool,
+      self._learned.layout,
       bucket_bytes=route.bucket_bytes,
       dtype=wire.push.dtype or FLOAT32,
       multiple=wire.push.padding,
     )
-    self._pool, self.exact = lay(books=0), self.exact and planned is not None
+    self._layout, self.exact = (
+      lay(step_statistics=0),
+      self.exact and planned is not None,
+    )
     if planned:
-      own_bytes, multi_round = self._pool.size_bytes, None
+      own_bytes, multi_round = self._layout.size_bytes, None
       if wire.push.allreduce:
         multi_round = MultiRoundAllreduce(
-          wire, self._pool.gradient, self._pool.rows, uses_numpy=True
+          wire,
+          self._layout.gradient_size,
+          self._layout.matrices(),
+          uses_numpy=True,
         )
-        rest = self._pool.size - self._pool.gradient
+        rest = self._layout.size - self._layout.gradient_size
         own_bytes = sum(multi_round.size_bytes(0)) + _ITEM * rest
-      self._pool = lay(books=(planned.size_bytes - own_bytes) // _ITEM)
+      self._layout = lay(
+        step_statistics=(planned.size_bytes - own_bytes) // _ITEM
+      )
       if multi_round and not self._multi_round:
         self._multi_round = RecomputedAllreduce(
           multi_round,
-          self._pool,
+          self._layout,
           bucket_bytes=route.bucket_bytes,
           overlap=route.overlap,
         )
     self._sums = Sums(generation)
-    self._gradient = self._learned.streaming(self._pool, overlap=False)
+    self._gradient = self._learned.streaming(self._layout, overlap=False)
 
   def tell(self, row: Mapping[str, Any]) -> None:
     """Passes the event of a row of events.jsonl to the coordinator."""
@@ -197,23 +205,23 @@ class _Again:
       self._coordinator.leave(row['worker'], time, '')
 
   def _push(self, row: Mapping[str, Any]) -> None:
-    index, pool = row['worker'], self._pool
+    index, layout = row['worker'], self._layout
     worker, vector = (
       self._coordinator.workers[index],
-      np.zeros(pool.size, np.float32),
+      np.zeros(layout.size, np.float32),
     )
-    filling = CheckedFilling(pool, vector, lambda number: None)
+    filling = CheckedFilling(layout, vector, lambda number: None)
     stats, loss = self._gradient.stream(
       self.learner.params,
       worker.ranges,
       worker=index,
       iteration=worker.iteration,
-      into=filling,
+      sink=filling,
       scale=factor(self.learner.scaling),
     )
     finite = filling.finite and bool(np.isfinite(loss))
     self._finite = self._finite and finite
-    filling.finish(stats, [0.0] * pool.books(vector).size)
+    filling.finish(stats, [0.0] * layout.step_statistics(vector).size)
     self._pushed[index] = vector, worker.examples
     self._coordinator.push(
       index,
@@ -242,16 +250,20 @@ class _Again:
       with placement.on_cpu():  # As the workers' codecs.
         reduced = self._multi_round(self._sums, vectors, scale=scale)
     else:
-      layout = self._pool.ranges, self._pool.dtypes
-      total = self._sums(vectors, *layout)
-      reduced = ReducedPool(total, (), is_finite(total, *layout))
+      buckets = self._layout.buckets
+      parts = (
+        [bucket.bounds for bucket in buckets],
+        [bucket.dtype for bucket in buckets],
+      )
+      total = self._sums(vectors, *parts)
+      reduced = ReducedPool(total, (), is_finite(total, *parts))
     if not (finite and reduced.finite):
       self.learner.skip()
       if self._multi_round:
         self._multi_round.states = before
       return False
-    self.learner.apply_pool(
-      self._pool,
+    self.learner.apply_buffer(
+      self._layout,
       reduced.vector,
       examples=sum(examples for _, examples in pushed.values()),
       pushes=len(pushed),

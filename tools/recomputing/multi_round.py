@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cluster.allreduce.sums.streaming import ChunkPacker
-from learning.pool import FLOAT32, Pool
+from learning.layout import FLOAT32, Layout
 from tools.recomputing.sums import Sums
 from wire.codec import State, Workspace
 from wire.multi_round import MultiRoundAllreduce
@@ -24,7 +24,7 @@ class ReducedPool(NamedTuple):
   """The sum of all workers' pools.
 
   Attributes:
-    vector: Float32 [n], in the layout of a pool.
+    vector: Float32 [n], in the layout of a layout.
     arrived: As of `Payload`.
     finite: Whether no sum was too large for float16.
   """
@@ -44,7 +44,7 @@ class RecomputedAllreduce:
   def __init__(
     self,
     multi_round: MultiRoundAllreduce,
-    pool: Pool,
+    layout: Layout,
     *,
     bucket_bytes: float,
     overlap: bool,
@@ -53,11 +53,11 @@ class RecomputedAllreduce:
 
     Args:
       multi_round: Allreduce of the run; it has one stage.
-      pool: Layout of gradient, statistics and step statistics.
+      layout: Layout of gradient, statistics and step statistics.
       bucket_bytes: Least bytes of a bucket of the streamable prefix.
       overlap: Whether the prefix is sent before the gradient is complete.
     """
-    self._multi_round, self._pool = multi_round, pool
+    self._multi_round, self._layout = multi_round, layout
     self._bucket_bytes, self._overlap = bucket_bytes, overlap
     self.states: dict[int, State] = {}
 
@@ -85,7 +85,7 @@ class RecomputedAllreduce:
       vectors: Pools by worker, float32 [n].
       scale: Power of two that gradients are multiplied by.
     """
-    size, rounds = self._pool.gradient, {}
+    size, rounds = self._layout.gradient_size, {}
     for worker, vector in vectors.items():
       rounds[worker] = self._multi_round.start(
         self._state(worker),
@@ -106,7 +106,9 @@ class RecomputedAllreduce:
     end = parts[0].size
     ranges, dtypes = self._last_ranges(end, rest[0].size, scale, count == 1)
     total = sums(
-      {worker: np.concatenate([parts[worker], rest[worker]]) for worker in rest},
+      {
+        worker: np.concatenate([parts[worker], rest[worker]]) for worker in rest
+      },
       ranges,
       dtypes,
     )
@@ -118,7 +120,7 @@ class RecomputedAllreduce:
     vector = np.concatenate([np.asarray(reduced.vector), total[end:]])
     arrived = reduced.arrived
     if not isinstance(arrived, tuple):
-      arrived = self._pool.leaves(np.asarray(arrived))
+      arrived = self._layout.unflatten(np.asarray(arrived))
     return ReducedPool(vector, arrived, is_finite(total, ranges, dtypes))
 
   def _state(self, worker: int) -> State:
@@ -143,7 +145,7 @@ class RecomputedAllreduce:
     halves, dtype = self._multi_round.half_precision[_STAGE]
     prefix = self._multi_round.streamable[_STAGE]
     if prefix and is_first and self._overlap:
-      state, size = self._state(0), self._pool.gradient
+      state, size = self._state(0), self._layout.gradient_size
       packer = ChunkPacker(
         prefix,
         prefix.choose(state, size).tolist(),

@@ -15,7 +15,7 @@ from cluster.allreduce.executor import program
 from cluster.allreduce.executor.frames import DTYPES
 from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
-from learning.pool import FLOAT32
+from learning.layout import FLOAT32
 from tools.reading.traffic import MembershipEpoch
 from wire.sparse_numpy import round_to
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from learning import placement
-from learning.pool import Pool
+from learning.layout import Layout
 from wire.codec import PartialVector, State, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
@@ -46,7 +46,7 @@ class CodecState:
   Attributes:
     has_residual: True.
     multi_round: The allreduce that the state belongs to.
-    pool: Layout of gradients.
+    layout: Layout of gradients.
     version: Version of the learner that the state belongs to.
     residual_sum: Sum of all workers' residuals, float32, one after the other;
       None if it has not been collected at this version.
@@ -57,7 +57,7 @@ class CodecState:
   def __init__(
     self,
     multi_round: MultiRoundAllreduce,
-    pool: Pool,
+    layout: Layout,
     index: int,
     place_arrays: Callable[[Any], Any] = lambda tree: tree,
   ):
@@ -65,13 +65,13 @@ class CodecState:
 
     Args:
       multi_round: The allreduce.
-      pool: Layout of gradients.
+      layout: Layout of gradients.
       index: Index of the worker.
       place_arrays: Returns a tree with its arrays on the device of gradients.
     """
-    self.multi_round, self.pool = multi_round, pool
+    self.multi_round, self.layout = multi_round, layout
     self._index, self._place_arrays = index, place_arrays
-    self._to_vector = jax.jit(pool.whole)
+    self._to_vector = jax.jit(layout.flatten)
     self.reset()
 
   def reset(self) -> None:
@@ -167,7 +167,9 @@ class CodecState:
       return None
     leaves, tree = jax.tree.flatten(self._state.residual)
     parts = np.split(self.residual_sum, len(leaves))
-    residual = jax.tree.unflatten(tree, [self.pool.leaves(p) for p in parts])
+    residual = jax.tree.unflatten(
+      tree, [self.layout.unflatten(p) for p in parts]
+    )
     return {'residual': residual, 'replicated': self._state.replicated}
 
   def restore(self, version: int, saved: dict[str, Any] | None) -> None:

@@ -15,8 +15,9 @@ from cluster.network import memory
 from cluster.network.handshake import Security
 from cluster.speed.layers import Range
 from data.stream import Ranges
+from learning.gradient_buffer import BucketFiller
+from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
-from learning.pool import FLOAT32, Filling, Pool
 from learning.scaling import factor
 
 _ITEM = np.dtype(np.float32).itemsize
@@ -33,7 +34,7 @@ class HostReducer:
     *,
     workers: int,
     gradient: Streaming,
-    pool: Pool,
+    layout: Layout,
     host: str,
     security: Security,
     timeout_s: float,
@@ -45,24 +46,25 @@ class HostReducer:
       index: Index of this worker.
       workers: Number of workers.
       gradient: Computes gradients, and hands out leaves as they are complete.
-      pool: Layout of gradient, statistics and step statistics.
+      layout: Layout of gradient, statistics and step statistics.
       host: Address to listen on.
       security: Credentials of all connections.
       timeout_s: Seconds after which a silent peer is lost.
-      pace: Without a model: parts of the pool with the times at which they
+      pace: Without a model: parts of the layout with the times at which they
         become ready, as shares of an iteration's computing time.
     """
     self.codec_state: CodecState | NoCodecState = NoCodecState()
     self._index, self._pace = index, pace
     self.simulates_time = bool(pace)
-    self._ranges, self._dtypes = pool.ranges, pool.dtypes
+    self._ranges = [bucket.bounds for bucket in layout.buckets]
+    self._dtypes = [bucket.dtype for bucket in layout.buckets]
     if pace:
-      first = pool.dtypes[0]
+      first = layout.buckets[0].dtype
       ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
-      cuts = [0, *ends, *(end for _, end in pool.ranges)]
-      self._ranges = tuple(itertools.pairwise(cuts))
-      self._dtypes = (*[first] * len(pace), *pool.dtypes[1:])
-    self._gradient, self._pool = gradient, pool
+      cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
+      self._ranges = list(itertools.pairwise(cuts))
+      self._dtypes = [*[first] * len(pace), *self._dtypes[1:]]
+    self._gradient, self._layout = gradient, layout
     self._of_executor: dict[str, Any] = {
       'host': host,
       'security': security,
@@ -72,7 +74,7 @@ class HostReducer:
     # One of the iteration before, which the update may still read, and one of
     # this iteration.  Numbers between leaves stay 0.
     self._vectors = [
-      memory.aligned(pool.size * _ITEM).view(np.float32) for _ in range(2)
+      memory.aligned(layout.size * _ITEM).view(np.float32) for _ in range(2)
     ]
     for vector in self._vectors:
       vector[:] = 0.0
@@ -94,11 +96,11 @@ class HostReducer:
   ) -> None:
     """Compiles everything."""
     self._gradient.warm_up_stream(learner.params, examples, changing=changing)
-    learner.warm_up_pool(self._pool)
+    learner.warm_up_buffer(self._layout)
 
   def placed(self, tree: Any) -> Any:
     """Returns a tree with its arrays where those of pushes are."""
-    return self._gradient.placed(tree)
+    return self._gradient.place(tree)
 
   def open(self) -> str:
     """Starts an executor; returns its address."""
@@ -153,7 +155,7 @@ class HostReducer:
     )
     ready = reduction.ready
     if self.simulates_time:
-      passed = len(self._ranges) - len(self._pool.ranges)
+      passed = len(self._ranges) - len(self._layout.buckets)
       self._wait_as_computing(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
     filling = self._make_filling(vector, ready)
@@ -163,7 +165,7 @@ class HostReducer:
       ranges,
       worker=worker,
       iteration=iteration,
-      into=filling,
+      sink=filling,
       scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filling.finite
@@ -193,7 +195,7 @@ class HostReducer:
   def _make_filling(
     self, vector: np.ndarray, ready: Callable[[int], None]
   ) -> 'CheckedFilling':
-    return CheckedFilling(self._pool, vector, ready)
+    return CheckedFilling(self._layout, vector, ready)
 
   def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
@@ -205,13 +207,13 @@ class HostReducer:
       reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Fills the rest of the pool."""
+    """Fills the rest of the layout."""
     if self._filling is None:
       raise RuntimeError('Expected a computed gradient, got none.')
     self._filling.finish(self._stats, numbers)
 
   def total(self) -> tuple[list[float], bool]:
-    """Waits until the whole pool is summed."""
+    """Waits until the whole layout is summed."""
     _, reduction = self._progress
     if reduction is None:
       raise RuntimeError('Expected a sum that is under way, got none.')
@@ -219,12 +221,14 @@ class HostReducer:
       reduction.wait()
     finally:
       self._progress = 0, None  # The next iteration counts from 0.
-    return self._pool.books(self._vectors[0]).tolist(), reduction.finite
+    return self._layout.step_statistics(
+      self._vectors[0]
+    ).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Applies the summed pool to the learner."""
-    learner.apply_pool(
-      self._pool, self._vectors[0], examples=examples, pushes=pushes
+    """Applies the summed layout to the learner."""
+    learner.apply_buffer(
+      self._layout, self._vectors[0], examples=examples, pushes=pushes
     )
 
   def collect(self, version: int) -> None:
@@ -237,7 +241,7 @@ class HostReducer:
     return self._executor
 
 
-class CheckedFilling(Filling):
+class CheckedFilling(BucketFiller):
   """A filling that checks that numbers are finite.
 
   Attributes:
@@ -246,18 +250,18 @@ class CheckedFilling(Filling):
 
   def __init__(
     self,
-    pool: Pool,
+    layout: Layout,
     vector: np.ndarray,
     ready: Callable[[int], None],
   ):
-    """Creates a filling of a pool that is still empty.
+    """Creates a filling of a layout that is still empty.
 
     Args:
-      pool: Layout of the vector.
-      vector: Float32 [pool.size].
+      layout: Layout of the vector.
+      vector: Float32 [layout.size].
       ready: Called with the index of each range that is full.
     """
-    super().__init__(pool, vector, ready)
+    super().__init__(layout, vector, ready)
     self.finite = True
 
   def put(self, leaf: int, array: np.ndarray) -> None:

@@ -13,8 +13,8 @@ from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.streaming import ChunkPacker, FilledPrefix
 from cluster.network import memory
 from data.stream import Ranges
+from learning.layout import FLOAT32
 from learning.learning import Learner
-from learning.pool import FLOAT32
 from learning.scaling import factor
 from wire.codec import StreamablePrefix, Workspace
 from wire.multi_round import MultiRoundAllreduce
@@ -67,10 +67,10 @@ class MultiRoundReducer(HostReducer):
     super().__init__(index, **host_arguments)
     self._multi_round = multi_round
     self._bucket_bytes, self._overlap = bucket_bytes, overlap
-    self.codec_state = CodecState(multi_round, self._pool, index)
-    self._total = memory.aligned(_ITEM * self._pool.size).view(np.float32)
+    self.codec_state = CodecState(multi_round, self._layout, index)
+    self._total = memory.aligned(_ITEM * self._layout.size).view(np.float32)
     self._total[:] = 0.0
-    self._workspace = Workspace(sum=self._total[: self._pool.gradient])
+    self._workspace = Workspace(sum=self._total[: self._layout.gradient_size])
     self._contributions: dict[int, np.ndarray] = {}  # By size, used again.
     self._vector = self._vectors[0]
     self._streamed: _StreamedSum | None = None
@@ -83,9 +83,9 @@ class MultiRoundReducer(HostReducer):
   ) -> None:
     """Compiles everything."""
     super().warm_up(learner, examples, changing=changing)
-    vector = np.zeros(self._pool.gradient, np.float32)
+    vector = np.zeros(self._layout.gradient_size, np.float32)
     for reduced in self.codec_state.warm_up(vector):
-      learner.warm_up_pool(self._pool, self._leaves(reduced.arrived))
+      learner.warm_up_buffer(self._layout, self._leaves(reduced.arrived))
 
   def close(self) -> None:
     """Ends the executor; the codec starts anew in the next session."""
@@ -121,7 +121,7 @@ class MultiRoundReducer(HostReducer):
       ranges,
       worker=worker,
       iteration=iteration,
-      into=filling,
+      sink=filling,
       scale=self._scale,
     )
     return None if loss is None else float(loss), filling.finite
@@ -134,7 +134,7 @@ class MultiRoundReducer(HostReducer):
       self._progress = 0, None  # The next iteration counts from 0.
 
   def _run_rounds(self) -> tuple[list[float], bool]:
-    gradient, rest = np.split(self._vector, [self._pool.gradient])
+    gradient, rest = np.split(self._vector, [self._layout.gradient_size])
     rounds = self.codec_state.start(
       gradient,
       stage=self._stage,
@@ -165,14 +165,14 @@ class MultiRoundReducer(HostReducer):
     reduced, self._total[gradient.size :] = rounds.reduced.vector, rest
     if not np.may_share_memory(reduced, self._total):
       self._total[: gradient.size] = reduced
-    return self._pool.books(self._total).tolist(), self._finite
+    return self._layout.step_statistics(self._total).tolist(), self._finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the sum, or the part of it that has arrived, to the learner."""
     if self._ended is None:
       raise RuntimeError('Expected an allreduce that has ended, got none.')
-    learner.apply_pool(
-      self._pool,
+    learner.apply_buffer(
+      self._layout,
       self._total,
       examples=examples,
       pushes=pushes,
@@ -195,7 +195,7 @@ class MultiRoundReducer(HostReducer):
     prefix = self._multi_round.streamable[self._stage]
     if prefix is None or not self._overlap:
       return None
-    state, size = self.codec_state.state, self._pool.gradient
+    state, size = self.codec_state.state, self._layout.gradient_size
     packer = ChunkPacker(
       prefix,
       prefix.choose(state, size).tolist(),
@@ -205,7 +205,7 @@ class MultiRoundReducer(HostReducer):
       bucket_bytes=self._bucket_bytes,
     )
     first_size = self._multi_round.contribution_sizes[self._stage][0]
-    end = first_size + self._pool.size - size
+    end = first_size + self._layout.size - size
     vector = self._array(end)
     ranges = [*packer.ranges, (packer.ranges[-1][1], end)]
     _, dtype = self._multi_round.half_precision[self._stage]
@@ -218,8 +218,9 @@ class MultiRoundReducer(HostReducer):
     return packer
 
   def _advance_when_full(self, packer: ChunkPacker) -> Callable[[int], None]:
-    """Returns a function to be called with each bucket of the pool that is full."""
-    filled = FilledPrefix(self._pool.ranges, self._pool.gradient)
+    """Returns a function to be called with each bucket of the layout that is full."""
+    bounds = [bucket.bounds for bucket in self._layout.buckets]
+    filled = FilledPrefix(bounds, self._layout.gradient_size)
     return lambda bucket: packer.advance(filled.mark_full(bucket))
 
   def _advance_as_computing(self, packer: ChunkPacker, seconds: float) -> None:
@@ -243,7 +244,7 @@ class MultiRoundReducer(HostReducer):
     self._streamed = None
     prefix, reduction, vector, last = streamed
     own, start = np.asarray(contribution), prefix.chunk
-    start *= prefix.count(self._pool.gradient)
+    start *= prefix.count(self._layout.gradient_size)
     vector[start : own.size] = own[start:]
     vector[own.size :] = rest
     try:
@@ -311,7 +312,7 @@ class MultiRoundReducer(HostReducer):
     """Returns which numbers have arrived, as views like leaves; () for all."""
     if isinstance(arrived, tuple):
       return ()
-    return self._pool.leaves(np.asarray(arrived))
+    return self._layout.unflatten(np.asarray(arrived))
 
 
 def _ignore(bucket: int) -> None:

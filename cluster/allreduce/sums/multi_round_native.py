@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums import native
 from cluster.allreduce.sums.codec_state import CodecState, WorkerRounds
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeReducer
+from learning.layout import FLOAT32, Layout
 from learning.learning import Gradient, Learner
-from learning.pool import FLOAT32, Pool
 from learning.scaling import factor
 from wire.codec import PartialVector, Payload, Workspace
 from wire.multi_round import MultiRoundAllreduce
@@ -30,7 +30,7 @@ class NativeMultiRoundReducer(NativeReducer):
   def __init__(
     self,
     gradient: Gradient,
-    pool: Pool,
+    layout: Layout,
     like: Payload,
     *,
     multi_round: MultiRoundAllreduce,
@@ -41,19 +41,19 @@ class NativeMultiRoundReducer(NativeReducer):
 
     Args:
       gradient: Computes gradients.
-      pool: Layout of gradient, statistics and step statistics.
+      layout: Layout of gradient, statistics and step statistics.
       like: Payload of the shapes of all payloads.
       multi_round: The allreduce.
       index: Index of this worker.
       **native_arguments: As of `NativeReducer`.
     """
-    super().__init__(gradient, pool, like, **native_arguments)
+    super().__init__(gradient, layout, like, **native_arguments)
     self._multi_round = multi_round
-    self.codec_state = CodecState(multi_round, pool, index, self.placed)
+    self.codec_state = CodecState(multi_round, layout, index, self.placed)
     self._checks_sums |= multi_round.overflows
     self._stage, self._scale = 0, 1.0
-    self._to_vector = jax.jit(pool.whole)
-    self._to_leaves = jax.jit(pool.leaves)
+    self._to_vector = jax.jit(layout.flatten)
+    self._to_leaves = jax.jit(layout.unflatten)
     self._sum_arrays = _compiled_sum(self._devices)
     self._ended: WorkerRounds | None = None
 

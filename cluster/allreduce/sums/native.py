@@ -21,7 +21,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ from cluster.network.errors import Closed
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
+from learning.layout import Layout
 from learning.learning import Gradient, Learner
-from learning.pool import Pool
 from learning.scaling import factor
 from wire.codec import Payload
 
@@ -190,43 +190,6 @@ def _listens(address: str) -> bool:
   return False
 
 
-class Bucket(NamedTuple):
-  """Numbers of a pool that one collective sums, or two if they are rounded.
-
-  Attributes:
-    start: Position of the first of them.
-    end: Position after the last of them.
-    dtype: Dtype that they are sent as.
-  """
-
-  start: int
-  end: int
-  dtype: np.dtype
-
-  @property
-  def bytes(self) -> int:
-    """Bytes of a worker's contribution."""
-    return (self.end - self.start) * self.dtype.itemsize
-
-
-def combine_buckets(pool: Pool, combine_bytes: float) -> list[Bucket]:
-  """Returns the buckets of a pool, joined until they have so many bytes.
-
-  Args:
-    pool: Layout of gradient, statistics and step statistics.
-    combine_bytes: Least bytes of a joined bucket; 0 joins none.  Buckets are
-      never divided.
-  """
-  found: list[Bucket] = []
-  for (start, end), dtype in zip(pool.ranges, pool.dtypes, strict=True):
-    last = found[-1] if found else None
-    if last and last.dtype == dtype and last.bytes < combine_bytes:
-      found[-1] = last._replace(end=end)
-    else:
-      found.append(Bucket(start, end, dtype))
-  return found
-
-
 class CollectiveSum:
   """Compiled sum of pools of all workers, on the first device of each.
 
@@ -241,7 +204,7 @@ class CollectiveSum:
 
   def __init__(
     self,
-    pool: Pool,
+    layout: Layout,
     devices: Sequence[jax.Device],
     *,
     combine_bytes: float = 0.0,
@@ -249,12 +212,12 @@ class CollectiveSum:
     """Compiles nothing yet.
 
     Args:
-      pool: Layout of gradient, statistics and step statistics.
+      layout: Layout of gradient, statistics and step statistics.
       devices: First device of each worker, in order.
-      combine_bytes: As of `combine_buckets`.
+      combine_bytes: As of `Layout.combined_buckets`.
     """
-    self._pool, self._count = pool, len(devices)
-    self.buckets = combine_buckets(pool, combine_bytes)
+    self._layout, self._count = layout, len(devices)
+    self.buckets = layout.combined_buckets(combine_bytes)
     mesh = Mesh(np.array(devices), (AXIS,))
     self._sharding = NamedSharding(mesh, PartitionSpec(AXIS))
     self.device = next(
@@ -306,10 +269,7 @@ class CollectiveSum:
 
     Those of 16 bits are integers, which XLA does not convert.
     """
-    whole = jnp.zeros(self._pool.size, jnp.float32)
-    for start, part in self._pool.parts(payload, numbers):
-      # XLA's concatenation is many times slower on CPUs.
-      whole = jax.lax.dynamic_update_slice(whole, part.ravel(), (start,))
+    whole = self._layout.pack(payload, numbers)
     return [
       narrow(whole[None, each.start : each.end], each.dtype)
       for each in self.buckets
@@ -323,12 +283,12 @@ class CollectiveSum:
 
   def _join_buckets(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
     """Returns payload and step statistics of the sums of buckets, [1, n]."""
-    whole = jnp.zeros(self._pool.size, jnp.float32)
+    whole = jnp.zeros(self._layout.size, jnp.float32)
     for part, each in zip(sums, self.buckets, strict=True):
       whole = jax.lax.dynamic_update_slice(
         whole, widen(part[0], each.dtype), (each.start,)
       )
-    return self._pool.payload(whole), self._pool.books(whole)
+    return self._layout.payload(whole), self._layout.step_statistics(whole)
 
 
 class NativeReducer:
@@ -342,10 +302,10 @@ class NativeReducer:
   def __init__(
     self,
     gradient: Gradient,
-    pool: Pool,
+    layout: Layout,
     like: Payload,
     *,
-    books: int,
+    step_statistics: int,
     workers: int,
     combine_bytes: float,
   ):
@@ -353,22 +313,24 @@ class NativeReducer:
 
     Args:
       gradient: Computes gradients.
-      pool: Layout of gradient, statistics and step statistics.
+      layout: Layout of gradient, statistics and step statistics.
       like: Payload of the shapes of all payloads.
-      books: Numbers of the step statistics.
+      step_statistics: Number of step statistics.
       workers: Number of workers.
       combine_bytes: Value of config.route.native.combine_bytes.
 
     Raises:
       ValueError: If XLA does not see the devices of all workers.
     """
-    self._gradient, self._pool, self._like = gradient, pool, like
+    self._gradient, self._layout, self._like = gradient, layout, like
     self._devices = devices(workers)
     least = 0.0 if jax.default_backend() == 'cpu' else combine_bytes
-    self._sum = CollectiveSum(pool, self._devices, combine_bytes=least)
-    self._checks_sums = jnp.float16 in pool.dtypes
+    self._sum = CollectiveSum(layout, self._devices, combine_bytes=least)
+    self._checks_sums = any(
+      bucket.dtype == jnp.float16 for bucket in layout.buckets
+    )
     self._payload: Payload = like
-    self._numbers = np.zeros(books, np.float32)
+    self._numbers = np.zeros(step_statistics, np.float32)
     self._is_finite = jax.jit(_is_finite)
 
   def warm_up(

@@ -20,8 +20,8 @@ from cluster.network.streams import Security
 from cluster.probing import traffic
 from cluster.process.faults import Faults
 from learning import digest
+from learning.layout import Layout
 from learning.nothing import NoGradient, NoLearner
-from learning.pool import Pool
 from route import links, ring
 from tests.support import descriptors
 
@@ -69,7 +69,7 @@ class _ReplicaThread:
     self.hung = mock.Mock()
     layout = StatisticsLayout(workers, 0)
     security = Security()
-    pool = Pool((), (), (), blank=100, bucket_bytes=0, books=layout.size)
+    layout = Layout((), blank=100, bucket_bytes=0, step_statistics=layout.size)
     gradient = gradient or NoGradient()
     faults = Faults(
       faults,
@@ -87,7 +87,7 @@ class _ReplicaThread:
         index,
         workers=workers,
         gradient=gradient,
-        pool=pool,
+        layout=layout,
         host=_HOST,
         security=security,
         timeout_s=5.0,

@@ -17,9 +17,9 @@ from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
 from cluster.process.deadlines import Pace
 from learning.nothing import NoLearner
+from learning.shard_codec import ShardCodec
 from tests.support.relays import Relay
 from wire import dense
-from wire.flat import Flat
 
 _FLOATS = 2 * 10**6
 _WHO = {'fingerprint': 'x', 'process': '09af' * 8}
@@ -41,7 +41,7 @@ _REPORT = {
 class VanishingTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    flat = Flat(
+    codec = ShardCodec(
       np.zeros(_FLOATS, np.float32),
       (),
       servers=1,
@@ -54,8 +54,8 @@ class VanishingTest(parameterized.TestCase):
 
     self.server = Server(
       0,
-      learner=NoLearner(*flat.initial(0)),
-      flat=flat,
+      learner=NoLearner(*codec.initial_shard(0)),
+      codec=codec,
       keeping=Keeping(pathlib.Path('none'), held={}, report=report),
       report=report,
     )

@@ -17,10 +17,11 @@ from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.process.deadlines import Deadlines, Jobs
+from learning.layout import reshard
+from learning.shard_codec import ShardCodec
 from outputs import stores
 from tests.support import crashes
 from wire import dense
-from wire.flat import Flat, share
 
 _SIZE = 12
 _KEEP = 2
@@ -48,9 +49,9 @@ class _Learner:
 
 
 @functools.cache
-def _flat(servers):
+def _codec(servers):
   wire = dense.make(dtype='float32')
-  return Flat(np.zeros(_SIZE, np.float32), (), servers=servers, wire=wire)
+  return ShardCodec(np.zeros(_SIZE, np.float32), (), servers=servers, wire=wire)
 
 
 _JOBS = Jobs(Deadlines(timeout_s=1.0, start_s=10.0, windows=False))
@@ -60,8 +61,8 @@ class _Life:
   """A coordinator and its servers, from a start to a death."""
 
   def __init__(self, directory, num_servers):
-    flat = _flat(num_servers)
-    self.orders = Orders(flat=flat, schedule=None, num_workers=1)
+    codec = _codec(num_servers)
+    self.orders = Orders(codec=codec, schedule=None, num_workers=1)
     self.checkpoints = sharded.ShardedCheckpoints(
       directory,
       orders=self.orders,
@@ -74,10 +75,10 @@ class _Life:
     self.state = self.checkpoints.restore()
     self._servers, self._keeping = [], []
     for index in range(num_servers):
-      learner = _Learner(flat.initial(index)[0])
+      learner = _Learner(codec.initial_shard(index)[0])
       if self.state:
         found = sharded.read_servers(directory, *self.checkpoints.found)
-        learner.restore(share(found, flat.sizes, index))
+        learner.restore(reshard(found, codec.sizes, index))
       report = self._reporter(index)
       folder = sharded.of_server(directory, index)
       self._keeping.append(Keeping(folder, held={}, report=report))
@@ -85,7 +86,7 @@ class _Life:
         Server(
           index,
           learner=learner,
-          flat=flat,
+          codec=codec,
           keeping=self._keeping[-1],
           report=report,
         )

@@ -19,11 +19,12 @@ from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.process.deadlines import Deadlines, Jobs
+from learning.layout import reshard
 from learning.learner import TaskLearner
+from learning.shard_codec import ShardCodec
 from outputs import checkpoints, stores
 from wire import dense
 from wire.codec import Payload
-from wire.flat import Flat, share
 
 _SIZE = 1000
 _LIMIT_S = 10.0
@@ -35,9 +36,9 @@ class _Lead:
   def __init__(self, directory, num_servers, step=None):
     params = np.linspace(-1, 1, _SIZE, dtype=np.float32)
     wire = dense.make(dtype='float32')
-    self.flat = Flat(params, (), servers=num_servers, wire=wire)
+    self.codec = ShardCodec(params, (), servers=num_servers, wire=wire)
     self.reads = threading.Event()
-    self.orders = Orders(flat=self.flat, schedule=None, num_workers=1)
+    self.orders = Orders(codec=self.codec, schedule=None, num_workers=1)
     self.learners, self.servers = [], []
     deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
     reception = ParameterServerReception(
@@ -65,10 +66,10 @@ class _Lead:
       return report
 
     for index in range(num_servers):
-      learner, held = _learner(self.flat.initial(index)[0]), {}
+      learner, held = _learner(self.codec.initial_shard(index)[0]), {}
       if step is not None:
         states = sharded.read_servers(directory, step, 2)
-        state = share(states, self.flat.sizes, index)
+        state = reshard(states, self.codec.sizes, index)
         held = state.pop('held')
         learner.restore(state)
       folder = sharded.of_server(directory, index)
@@ -76,7 +77,7 @@ class _Lead:
       server = Server(
         index,
         learner=learner,
-        flat=self.flat,
+        codec=self.codec,
         keeping=keeping,
         report=reporter(index),
       )
@@ -89,7 +90,7 @@ class _Lead:
     for _ in range(times):
       version = self.orders.version
       for index, server in enumerate(self.servers):
-        size = self.flat.sizes[index][0]
+        size = self.codec.sizes[index][0]
         gradient = jnp.full(size, 0.1 * (version + 1))
         server._payloads[0, -1] = Payload(gradient, ())
       self.orders.add(version, 0, 8)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from cluster.pipelining import MAX_PIECES
 from tests.support import piped
 from wire.codec import Payload
-from wire.flat import PIECES
 
 _SOME = (0, 30, 61, 63)
 
@@ -16,7 +16,7 @@ class LostTest(parameterized.TestCase):
   def test_after_some_pieces(self, pieces):
     self._check_one(pieces)
 
-  @parameterized.parameters(*sorted({*range(PIECES)} - {*_SOME}))
+  @parameterized.parameters(*sorted({*range(MAX_PIECES)} - {*_SOME}))
   @pytest.mark.soak
   def test_after_any_pieces(self, pieces):
     self._check_one(pieces)
@@ -30,7 +30,7 @@ class LostTest(parameterized.TestCase):
 
   def test_after_all_pieces_it_counts(self):
     cluster = self._cluster(workers=3, servers=1)
-    cluster.die(2, after=[PIECES])
+    cluster.die(2, after=[MAX_PIECES])
     cluster.until_version(3)
     cluster.check(self, lost=1)
     self.assertLen(cluster.counted[1], 3)
@@ -38,11 +38,11 @@ class LostTest(parameterized.TestCase):
 
   def test_all_pieces_of_which_the_lead_does_not_know_are_void(self):
     cluster = self._cluster(workers=3, servers=2)
-    cluster.die(2, after=[PIECES, PIECES], unseen=[1])
+    cluster.die(2, after=[MAX_PIECES, MAX_PIECES], unseen=[1])
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
-  @parameterized.parameters((PIECES, 0), (63, 5))
+  @parameterized.parameters((MAX_PIECES, 0), (63, 5))
   def test_servers_of_which_some_have_more(self, *pieces):
     cluster = self._cluster(workers=3, servers=2)
     cluster.die(2, after=pieces)
@@ -67,7 +67,7 @@ class LostTest(parameterized.TestCase):
   def test_all_at_once_come_back(self):
     cluster = self._cluster(workers=2, servers=2)
     cluster.die(0, after=[62, 62], back=True)
-    cluster.die(1, after=[PIECES, 62], back=True)
+    cluster.die(1, after=[MAX_PIECES, 62], back=True)
     cluster.until_version(3)
     cluster.check(self, lost=2)
 

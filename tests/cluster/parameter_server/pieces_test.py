@@ -9,8 +9,9 @@ import optax
 from absl.testing import absltest
 
 from cluster.parameter_server.pieces import Pieces
+from cluster.pipelining import MAX_PIECES
 from learning.learner import TaskLearner
-from wire import dense, flat
+from wire import dense
 from wire.codec import Payload
 
 _KEYS = [(0, 0), (1, 0), (2, 3)]
@@ -35,7 +36,7 @@ def _params():
 
 def _made():
   return Pieces(
-    _server, _params(), wire=dense.make(dtype='float32'), count=flat.PIECES
+    _server, _params(), wire=dense.make(dtype='float32'), count=MAX_PIECES
   )
 
 
@@ -134,7 +135,7 @@ class PiecesTest(absltest.TestCase):
       _send(pipe, key, np.ones(100, np.float32))
     ahead = next(pieces[_KEYS[0]])  # Of all three.
     pipe.leave(_KEYS[2])
-    self.assertLen(list(pieces[_KEYS[0]]), flat.PIECES - 1)
+    self.assertLen(list(pieces[_KEYS[0]]), MAX_PIECES - 1)
     self.assertEmpty(list(pieces[_KEYS[2]]))
     for key in _KEYS[:2]:
       pipe.add(0, key, 4, scale=1.0)

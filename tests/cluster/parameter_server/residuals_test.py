@@ -16,12 +16,12 @@ from absl.testing import absltest
 from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import Remembered, Since
 from learning.nothing import NoGradient, NoLearner
+from learning.shard_codec import ShardCodec
 from outputs import stores
 from tests.support import coordinators, processes
 from tools import recompute
 from wire import sparse
 from wire.codec import Payload
-from wire.flat import Flat
 
 _SIZE = 16  # Numbers, of `coordinators`.
 
@@ -154,14 +154,14 @@ class RememberedTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     zeros = np.zeros(_SIZE, np.float32)
-    self.flat = Flat(zeros, (), servers=1, wire=_wire())
+    self.codec = ShardCodec(zeros, (), servers=1, wire=_wire())
     self.directory = pathlib.Path(tempfile.mkdtemp())
-    self.own = Remembered(self.flat, 1, self.directory)
+    self.own = Remembered(self.codec, 1, self.directory)
     self.own.begin()
 
   def _state(self, value):
     residual = {'unsent': np.full(_SIZE, value, np.float32)}
-    return [state._replace(residual=residual) for state in self.flat.init(0)]
+    return [state._replace(residual=residual) for state in self.codec.init(0)]
 
   def _left(self, since):
     (state,) = self.own.recall(since)

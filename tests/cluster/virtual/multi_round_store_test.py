@@ -89,7 +89,7 @@ class MassTest(parameterized.TestCase):
 
     def kept(worker, *_):
       left = jax.tree.leaves(store._states[worker].residual)[0]
-      return _flat(store._pool.leaves(np.asarray(left)))
+      return _flat(store._layout.unflatten(np.asarray(left)))
 
     with (
       mock.patch.object(store, 'commit', count('pushed', store.commit, pushes)),

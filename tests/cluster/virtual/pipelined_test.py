@@ -10,11 +10,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
+from cluster import pipelining
+from learning.layout import split_evenly
 from sync import record
 from tests.support import small, stopping
 from tools.reading import manifests, records
-from wire import flat
-from wire.flat import even
 
 _CHUNKS = 64
 _BYTES = 1768  # Of the model of small.config.
@@ -22,7 +22,7 @@ _INF = math.inf
 
 
 # Has models as small as these travel in all pieces.
-_PATCHED = mock.patch.object(flat, 'PIECE_BYTES', 1)
+_PATCHED = mock.patch.object(pipelining, 'MIN_PIECE_BYTES', 1)
 
 
 def setUpModule():
@@ -118,7 +118,7 @@ class _Oracle:
 
   def __init__(self, size_bytes):
     self.size_bytes = size_bytes
-    self.chunks = even(size_bytes, _CHUNKS)
+    self.chunks = split_evenly(size_bytes, _CHUNKS)
     self.starts = {}
     for worker in range(3):
       self.pull(worker, 0.0)

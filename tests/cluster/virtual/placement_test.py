@@ -3,8 +3,8 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from cluster.pipelining import pieces_per_share
 from tests.support import small
-from wire.flat import pieces
 
 _BYTES = 4 * 12 * 64 * 63 * 8  # A multiple of all shares' pieces.
 _B = 1e6
@@ -62,7 +62,7 @@ class PlacementTest(parameterized.TestCase):
     )
     bound = _COMPUTE_S + (4 + servers - 2) / servers * _ONE_S
     # The pulls of a share's last piece cannot overlap.
-    piece_s = 3 * _ONE_S / servers / pieces(servers, _BYTES)
+    piece_s = 3 * _ONE_S / servers / pieces_per_share(servers, _BYTES)
     self.assertGreaterEqual(got.min(), bound - 1e-9)
     self.assertLessEqual(got.max(), bound + piece_s + 1e-9)
 

@@ -10,7 +10,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
-from learning.pool import Pool
+from learning.layout import Layout
 from outputs import checkpoints
 from tests.support import processes
 from wire import sparse
@@ -35,13 +35,20 @@ class SingleWorkerTest(parameterized.TestCase):
     self, dtype, select_lag
   ):
     wire = sparse.make(**_SPARSE, dtype=dtype, select_lag=select_lag)
-    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS, multiple=4)
+    layout = Layout(
+      _PARAMS,
+      (),
+      order=(1, 0),
+      bucket_bytes=0,
+      step_statistics=_BOOKS,
+      multiple=4,
+    )
     multi_round = MultiRoundAllreduce(
-      wire, pool.gradient, pool.rows, uses_numpy=False
+      wire, layout.gradient_size, layout.matrices(), uses_numpy=False
     )
     like = Payload(_PARAMS, ())
     worker = NativeMultiRoundReducer(
-      *(None, pool, like),
+      *(None, layout, like),
       books=_BOOKS,
       workers=1,
       combine_bytes=0.0,
@@ -60,12 +67,12 @@ class SingleWorkerTest(parameterized.TestCase):
       )
       rounds.finish(version)
 
-      vectors = {0: pool.whole(gradient)}
+      vectors = {0: layout.flatten(gradient)}
       reduced, states = multi_round.reduce(states, vectors, stage=0, scale=1.0)
       jax.tree.map(
         np.testing.assert_array_equal,
         payload.gradient,
-        pool.leaves(np.asarray(reduced.vector)),
+        layout.unflatten(np.asarray(reduced.vector)),
       )
       jax.tree.map(
         np.testing.assert_array_equal, worker.codec_state.state, states[0]

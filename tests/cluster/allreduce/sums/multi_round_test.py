@@ -20,7 +20,7 @@ from cluster.allreduce.sums.codec_state import CodecState
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
 from cluster.process.deadlines import Deadlines, Pace, Seen
-from learning.pool import Pool
+from learning.layout import Layout
 from route import links, ring
 from wire import sparse
 from wire.multi_round import MultiRoundAllreduce
@@ -64,13 +64,13 @@ class _Learner:
     self.version, self.params, self.scaling = 0, (), None
     self.applied = None
 
-  def apply_pool(self, pool, vector, examples, *, pushes, arrived):
+  def apply_buffer(self, layout, vector, examples, *, pushes, arrived):
     del examples, pushes
     self.version += 1
-    self.applied = pool.payload(vector.copy())._replace(arrived=arrived)
+    self.applied = layout.payload(vector.copy())._replace(arrived=arrived)
 
 
-def _multi_round(pool, **changed):
+def _multi_round(layout, **changed):
   fields = {
     'dtype': 'float32',
     'sparsity': 0.6,
@@ -82,7 +82,9 @@ def _multi_round(pool, **changed):
     'warmup_epochs': 1.0,
   }
   wire = sparse.make(**fields | changed)
-  return MultiRoundAllreduce(wire, pool.gradient, pool.rows, uses_numpy=True)
+  return MultiRoundAllreduce(
+    wire, layout.gradient_size, layout.matrices(), uses_numpy=True
+  )
 
 
 def _members(dtype):
@@ -119,8 +121,8 @@ class _ObservedExecutor(executor.Executor):
     self.observe = lambda begin, ranges: begin()
     super().__init__(*args, **kwargs)
 
-  def begin(self, number, pool, ranges, *args):
-    begin = functools.partial(super().begin, number, pool, ranges, *args)
+  def begin(self, number, layout, ranges, *args):
+    begin = functools.partial(super().begin, number, layout, ranges, *args)
     return self.observe(begin, ranges)
 
 
@@ -162,8 +164,10 @@ def _record(events, begin, ranges):
 
 class MultiRoundTest(parameterized.TestCase):
   def _open(self, count, *, overlap=False, make=_ObservedExecutor, **changed):
-    pool = Pool(_PARAMS, (), (1, 0), bucket_bytes=0, books=_BOOKS)
-    self.multi_round = _multi_round(pool, **changed)
+    layout = Layout(
+      _PARAMS, (), order=(1, 0), bucket_bytes=0, step_statistics=_BOOKS
+    )
+    self.multi_round = _multi_round(layout, **changed)
     self.gradients = [_Gradient() for _ in range(count)]
     self.workers = [
       MultiRoundReducer(
@@ -173,7 +177,7 @@ class MultiRoundTest(parameterized.TestCase):
         overlap=overlap,
         workers=count,
         gradient=self.gradients[index],
-        pool=pool,
+        layout=layout,
         host='127.0.0.1',
         security=Security(),
         timeout_s=20.0,
@@ -193,15 +197,14 @@ class MultiRoundTest(parameterized.TestCase):
       self.addCleanup(worker.close)
     # Of the same workers in this process.
     self.states = {k: self.multi_round.init(k) for k in range(count)}
-    self.to_vector = jax.jit(pool.whole)
-    self.pool = pool
+    self.to_vector = jax.jit(layout.flatten)
+    self.layout = layout
 
   def _each(self, function, members):
     with ThreadPoolExecutor(len(members)) as threads:
       return list(threads.map(function, members))
 
   def _form(self, generation, members):
-    cluster = links.believed('', len(self.workers))
     cluster_of = links.believed('', len(members))
     description = membership.describe(
       membership.Membership(
@@ -254,13 +257,13 @@ class MultiRoundTest(parameterized.TestCase):
     jax.tree.map(
       np.testing.assert_array_equal,
       applied.gradient,
-      self.pool.leaves(reduced.vector),
+      self.layout.unflatten(reduced.vector),
     )
     if not isinstance(reduced.arrived, tuple):
       jax.tree.map(
         np.testing.assert_array_equal,
         applied.arrived,
-        self.pool.leaves(reduced.arrived),
+        self.layout.unflatten(reduced.arrived),
       )
     jax.tree.map(
       np.testing.assert_array_equal, codec_state.state, self.states[index]
@@ -417,9 +420,9 @@ class MultiRoundTest(parameterized.TestCase):
     jax.tree.map(
       np.testing.assert_array_equal,
       saved['residual'],
-      jax.tree.map(self.pool.leaves, total),
+      jax.tree.map(self.layout.unflatten, total),
     )
-    again = CodecState(self.multi_round, self.pool, 0)
+    again = CodecState(self.multi_round, self.layout, 0)
     again.restore(2, saved)
     for name in total:
       np.testing.assert_array_equal(again.state.residual[name], total[name])
@@ -482,7 +485,7 @@ class MultiRoundTest(parameterized.TestCase):
 
   def test_a_new_worker_has_no_residual_but_the_replicated_state(self):
     self._open(2, select_lag=1)
-    codec_state = CodecState(self.multi_round, self.pool, 1)
+    codec_state = CodecState(self.multi_round, self.layout, 1)
     norms = jnp.arange(8.0)
     codec_state.resume(7, norms)
     np.testing.assert_array_equal(codec_state.replicated, norms)

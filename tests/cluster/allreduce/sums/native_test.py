@@ -32,7 +32,7 @@ from cluster.process import roles
 from cluster.process.exits import Unmendable
 from configs import default
 from learning import compilations
-from learning.pool import Pool
+from learning.layout import Layout
 from tests.support import accelerators, processes, small
 from tools import recompute
 from wire.codec import Payload
@@ -77,15 +77,14 @@ def _summed(bucket_bytes, dtype='float32', combine_bytes=0.0):
   dtype = np.dtype(dtype)
   every = [_numbers(seed) for seed in range(_DEVICES)]
   payload, _ = every[0]
-  pool = Pool(
+  layout = Layout(
     payload.gradient,
     payload.stats,
-    range(5),
     bucket_bytes=bucket_bytes,
-    books=_BOOKS,
+    step_statistics=_BOOKS,
     dtype=dtype,
   )
-  collective = CollectiveSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  collective = CollectiveSum(layout, jax.devices(), combine_bytes=combine_bytes)
   split = NamedSharding(
     jax.sharding.Mesh(np.array(jax.devices()), ('workers',)),
     PartitionSpec('workers'),
@@ -126,11 +125,13 @@ def _summed(bucket_bytes, dtype='float32', combine_bytes=0.0):
   changed = sum(map(np.any, map(np.not_equal, halves, sums.gradient)))
   expected = Payload(halves, sums.stats), books
   same = jax.tree.map(
-    np.array_equal, (pool.payload(vector), pool.books(vector)), expected
+    np.array_equal,
+    (layout.payload(vector), layout.step_statistics(vector)),
+    expected,
   )
   return {
     'same': alike and all(jax.tree.leaves(same)),
-    'ranges': len(pool.ranges),
+    'ranges': len(layout.buckets),
     'cuda': len(re.findall('stablehlo.all_reduce', cuda.as_text())),
     'aliases': len(re.findall(r'may-alias|must-alias', text)),
     'in_place': in_place,
@@ -150,15 +151,14 @@ def _of_many(dtype, combine_bytes):
   """Returns the collectives of 97 ranges of 1 MiB, lowered for CUDA."""
   dtype = np.dtype(dtype)
   leaves = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 97
-  pool = Pool(
+  layout = Layout(
     leaves,
     (),
-    range(len(leaves)),
     bucket_bytes=2**20,
-    books=_BOOKS,
+    step_statistics=_BOOKS,
     dtype=dtype,
   )
-  collective = CollectiveSum(pool, jax.devices(), combine_bytes=combine_bytes)
+  collective = CollectiveSum(layout, jax.devices(), combine_bytes=combine_bytes)
   sizes = [each.end - each.start for each in collective.buckets]
   shared = [
     jax.ShapeDtypeStruct(

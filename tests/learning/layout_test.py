@@ -1,4 +1,4 @@
-"""Tests for learning.pool, learning.digest and the update of a pool's sums."""
+"""Tests for learning.layout and learning.gradient_buffer."""
 
 import functools
 import math
@@ -12,9 +12,10 @@ from absl.testing import absltest, parameterized
 
 from learning import compilations, optimizer, schedule
 from learning.digest import digest
+from learning.gradient_buffer import BucketFiller, backward_order
+from learning.layout import Layout, concatenate, reshard, split_evenly
 from learning.learner import TaskLearner
 from learning.nothing import NoLearner
-from learning.pool import Filling, Pool, backward_order
 from models import mlp, resnet, task, transformer, vgg
 from tests.support import drawn
 from wire.codec import Payload
@@ -35,118 +36,264 @@ _ORDER = (4, 2, 3, 0, 1)
 _BYTES = (64, 520, 0, 84, 4)  # Of the leaves in that order.
 
 
-def _pool(bucket_bytes=0.0, books=3):
-  return Pool(*_trees(0), _ORDER, bucket_bytes=bucket_bytes, books=books)
+def _layout(bucket_bytes=0.0, step_statistics=3):
+  return Layout(
+    *_trees(0),
+    order=_ORDER,
+    bucket_bytes=bucket_bytes,
+    step_statistics=step_statistics,
+  )
 
 
-def _filled(pool, seed):
-  """Returns a vector of XLA's taste with the numbers of a payload, and it."""
-  whole = np.zeros(pool.size + 16, np.float32)
+def _filled(layout, seed):
+  """Returns a buffer with the numbers of a payload, and the payload.
+
+  It starts at a multiple of 64 bytes, so that XLA reads it without a copy.
+  """
+  whole = np.zeros(layout.size + 16, np.float32)
   start = -whole.ctypes.data % 64 // 4
-  vector = whole[start : start + pool.size]
+  vector = whole[start : start + layout.size]
   params, stats = _trees(seed)
   for leaf, array in enumerate(jax.tree.leaves(params)):
-    pool.put(vector, leaf, array)
-  pool.put_stats(vector, stats)
+    layout.write_leaf(vector, leaf, array)
+  layout.write_stats(vector, stats)
   return vector, Payload(params, stats)
 
 
-class PoolTest(parameterized.TestCase):
-  def test_what_was_put_is_there_and_nothing_else(self):
-    pool = _pool()
-    vector, payload = _filled(pool, 1)
-    pool.books(vector)[...] = 1, 2, 3
+class LayoutTest(parameterized.TestCase):
+  def test_a_buffer_has_what_was_written_and_zeros(self):
+    layout = _layout()
+    vector, payload = _filled(layout, 1)
+    layout.step_statistics(vector)[...] = 1, 2, 3
     leaves = jax.tree.leaves(payload.gradient)
     numbers = [leaves[leaf] for leaf in _ORDER]
     numbers += [*payload.stats, np.arange(1, 4)]
     expected = np.concatenate([np.ravel(leaf) for leaf in numbers])
     np.testing.assert_array_equal(vector[vector != 0], expected)
 
-  def test_a_payload_of_numpy_is_views_and_in_a_program_the_same(self):
-    pool = _pool()
-    vector, expected = _filled(pool, 2)
-    payload = pool.payload(vector)
+  def test_a_payload_is_views_and_the_same_when_compiled(self):
+    layout = _layout()
+    vector, expected = _filled(layout, 2)
+    payload = layout.payload(vector)
     jax.tree.map(np.testing.assert_array_equal, payload, expected)
     for leaf in jax.tree.leaves(payload):
       if leaf.size:
         self.assertTrue(np.shares_memory(leaf, vector))
         self.assertEqual(leaf.ctypes.data % 64, 0)
-    in_program = jax.jit(pool.payload)(vector)
-    jax.tree.map(np.testing.assert_array_equal, in_program, expected)
+    compiled = jax.jit(layout.payload)(vector)
+    jax.tree.map(np.testing.assert_array_equal, compiled, expected)
+
+  @parameterized.parameters(4, 64)
+  def test_flattening_inverts_unflattening(self, alignment_bytes):
+    params, stats = _trees(3)
+    layout = Layout(
+      params,
+      stats,
+      order=_ORDER,
+      alignment_bytes=alignment_bytes,
+      step_statistics=2,
+      multiple=32,
+    )
+    vector = jax.jit(layout.flatten)(params)
+    self.assertEqual(vector.shape, (layout.gradient_size,))
+    self.assertEqual(layout.gradient_size % 32, 0)
+    got = (
+      layout.unflatten(vector),
+      layout.unflatten_stats(layout.flatten_stats(stats)),
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, (params, stats))
+    whole = layout.pack(Payload(params, stats), jnp.array([5.0, 6.0]))
+    expected = np.zeros(layout.size, np.float32)
+    for leaf, array in enumerate(jax.tree.leaves(params)):
+      layout.write_leaf(expected, leaf, array)
+    layout.write_stats(expected, stats)
+    layout.step_statistics(expected)[...] = 5, 6
+    np.testing.assert_array_equal(whole, expected)
 
   @parameterized.parameters(0, 1, 65, 100, 584, 600, math.inf)
-  def test_ranges_close_as_soon_as_they_may(self, bucket_bytes):
-    pool = _pool(bucket_bytes)
-    ranges, leaves = [], []
+  def test_buckets_close_as_soon_as_they_have_enough(self, bucket_bytes):
+    layout = _layout(bucket_bytes)
+    buckets, leaves = [], []
     for leaf, size in zip(_ORDER, _BYTES, strict=True):
       if size:
         leaves.append((leaf, size))
         if sum(size for _, size in leaves) >= bucket_bytes:
-          ranges.append({leaf for leaf, _ in leaves})
+          buckets.append({leaf for leaf, _ in leaves})
           leaves = []
-    # The rest goes with what comes last.
-    ranges.append({leaf for leaf, _ in leaves})
-    got = [set() for _ in pool.ranges]
-    for leaf, number in enumerate(pool.range_of):
-      if leaf != 3:  # It has no numbers.
-        got[number].add(leaf)
-    self.assertEqual(got, ranges)
-    ends = [0, *(end for _, end in pool.ranges)]
-    self.assertEqual([start for start, _ in pool.ranges], ends[:-1])
-    self.assertEqual(ends[-1], pool.size)
+    # The last bucket has what is left.
+    buckets.append({leaf for leaf, _ in leaves})
+    got = [set(bucket.leaves) - {3} for bucket in layout.buckets]  # 3 is empty.
+    self.assertEqual(got, buckets)
+    for number, bucket in enumerate(layout.buckets):
+      for leaf in bucket.leaves:
+        self.assertEqual(layout.bucket_of[leaf], number)
+    ends = [0, *(bucket.end for bucket in layout.buckets)]
+    self.assertEqual([bucket.start for bucket in layout.buckets], ends[:-1])
+    self.assertEqual(ends[-1], layout.size)
 
-  def test_ranges_of_leaves_alone(self):
+  def test_a_layout_needs_no_statistics_and_no_leaves(self):
     params = [np.zeros(3, np.float32), np.zeros(20, np.float32)]
-    pool = Pool(params, (), (1, 0), bucket_bytes=0, books=0)
-    self.assertEqual(pool.ranges, ((0, 32), (32, 48)))
-    self.assertEqual(pool.size, 48)
-    nothing = Pool((), (), (), bucket_bytes=0, books=2)
-    self.assertEqual(nothing.ranges, ((0, 2),))
+    layout = Layout(params, order=(1, 0), bucket_bytes=0)
+    bounds = [bucket.bounds for bucket in layout.buckets]
+    self.assertEqual(bounds, [(0, 32), (32, 48)])
+    self.assertEqual(layout.size, 48)
+    (bucket,) = Layout((), bucket_bytes=0, step_statistics=2).buckets
+    self.assertEqual(bucket.bounds, (0, 2))
+
+  def test_only_gradients_are_rounded(self):
+    half = np.dtype(np.float16)
+    layout = Layout(*_trees(0), bucket_bytes=0, dtype=half, step_statistics=3)
+    *rounded, last = layout.buckets
+    self.assertEqual({bucket.dtype for bucket in rounded}, {half})
+    self.assertEqual(last.dtype, np.float32)
+    self.assertEqual(last.bounds, (layout.gradient_size, layout.size))
+    self.assertEqual(
+      layout.size_bytes,
+      2 * layout.gradient_size + 4 * (layout.size - layout.gradient_size),
+    )
+
+  @parameterized.parameters(0, 64, 600, math.inf)
+  def test_combined_buckets_are_the_fewest_of_one_dtype(self, combine_bytes):
+    layout = Layout(
+      *_trees(0), bucket_bytes=0, dtype=np.dtype(np.float16), step_statistics=3
+    )
+    combined = layout.combined_buckets(combine_bytes)
+    starts = [bucket.start for bucket in combined]
+    self.assertEqual(starts, [0, *(bucket.end for bucket in combined[:-1])])
+    self.assertEqual(combined[-1].end, layout.size)
+    self.assertEqual(combined[-1].dtype, np.float32)
+    for bucket in combined[:-2]:
+      self.assertGreaterEqual(bucket.size_bytes, combine_bytes)
+    if combine_bytes == math.inf:
+      self.assertLen(combined, 2)
+
+  @parameterized.parameters(1, 2, 3, 5)
+  def test_shards_are_even_and_have_whole_rows(self, count):
+    params, stats = _trees(0)
+    layout = Layout(params, stats, alignment_bytes=4)
+    shards = layout.shards(count)
+    self.assertEqual(
+      [shard.sizes for shard in shards],
+      [*zip(split_evenly(168, count), split_evenly(5, count), strict=True)],
+    )
+    # Leaf 'a', 3 rows of 7, is at the start.
+    vector = layout.flatten(params)
+    rows = set()
+    for shard in shards:
+      part = np.asarray(vector[slice(*shard.params)])
+      for start, height, width in layout.matrices(*shard.params):
+        self.assertEqual(width, 7)
+        found = part[start : start + height * width].reshape(height, width)
+        rows |= {tuple(row) for row in found}
+    expected = {
+      tuple(row)
+      for number, row in enumerate(params['a'])
+      if any(
+        shard.params[0] <= 7 * number and 7 * (number + 1) <= shard.params[1]
+        for shard in shards
+      )
+    }
+    self.assertEqual(rows, expected)
+
+  def test_sizes_are_split_evenly(self):
+    self.assertEqual(split_evenly(10, 4), [3, 3, 2, 2])
+    self.assertEqual(split_evenly(2, 3), [1, 1, 0])
+
+  @parameterized.parameters(0, 1, 3)
+  def test_vectors_are_concatenated(self, count):
+    vectors = [jnp.arange(3.0) + number for number in range(count)]
+    expected = np.concatenate([np.zeros(0), *vectors])
+    np.testing.assert_array_equal(concatenate(vectors), expected)
 
   @parameterized.parameters(
-    ((0, 1, 2, 3, 3), {}, 'order: expected each of 0 to 4 once'),
-    (_ORDER, {'bucket_bytes': -1.0}, 'bucket_bytes: expected at least 0'),
-    (_ORDER, {'bucket_bytes': math.nan}, 'bucket_bytes: expected at least 0'),
-    (_ORDER, {'books': -1}, 'books: expected at least 0'),
+    ({'order': (0, 1, 2, 3, 3)}, 'order: expected each of 0 to 4 once'),
+    ({'bucket_bytes': -1.0}, 'bucket_bytes: expected at least 0'),
+    ({'bucket_bytes': math.nan}, 'bucket_bytes: expected at least 0'),
+    ({'step_statistics': -1}, 'step_statistics: expected at least 0'),
+    ({'blank': -1}, 'blank: expected at least 0'),
   )
-  def test_bad_arguments_are_refused(self, order, changed, message):
-    arguments = {'bucket_bytes': 0.0, 'books': 0} | changed
+  def test_bad_arguments_are_refused(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
-      Pool(*_trees(0), order, **arguments)
+      Layout(*_trees(0), **changed)
 
-  def test_other_numbers_are_refused(self):
-    params = [np.zeros(3, np.int32)]
+  def test_leaves_that_are_not_float32_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'float32 leaves, got int32'):
-      Pool(params, (), (0,), bucket_bytes=0, books=0)
+      Layout([np.zeros(3, np.int32)])
 
+  def test_more_servers_than_numbers_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'servers: expected at most 5'):
+      Layout(*_trees(0), alignment_bytes=4).shards(6)
+
+
+class ReshardTest(parameterized.TestCase):
+  @parameterized.product(before=[1, 2, 3, 5], now=[1, 2, 4])
+  def test_states_are_joined_and_cut_anew(self, before, now):
+    whole = {
+      'params': np.arange(11.0),
+      'stats': np.arange(100.0, 106.0),
+      'version': 3,
+      'sums': {2: (Payload(np.arange(11.0) * 2, np.arange(6.0)), 40)},
+    }
+
+    def cut(index, count):
+      first = np.cumsum([0, *split_evenly(11, count)])
+      second = np.cumsum([0, *split_evenly(6, count)])
+      one = slice(first[index], first[index + 1])
+      other = slice(second[index], second[index + 1])
+      payload, examples = whole['sums'][2]
+      return {
+        'params': jnp.array(whole['params'][one]),
+        'stats': jnp.array(whole['stats'][other]),
+        'version': 3,
+        'sums': {
+          2: (
+            Payload(
+              jnp.array(payload.gradient[one]), jnp.array(payload.stats[other])
+            ),
+            examples,
+          )
+        },
+      }
+
+    states = [cut(index, before) for index in range(before)]
+    sizes = list(zip(split_evenly(11, now), split_evenly(6, now), strict=True))
+    for index in range(now):
+      jax.tree.map(
+        np.testing.assert_array_equal,
+        reshard(states, sizes, index),
+        cut(index, now),
+      )
+
+
+class BucketFillerTest(parameterized.TestCase):
   @parameterized.parameters(0, 100, math.inf)
-  def test_a_range_is_told_of_when_it_is_full_and_once(self, bucket_bytes):
-    pool = _pool(bucket_bytes)
-    expected, payload = _filled(pool, 3)
-    pool.books(expected)[...] = 4
+  def test_a_bucket_is_reported_once_when_it_is_complete(self, bucket_bytes):
+    layout = _layout(bucket_bytes)
+    expected, payload = _filled(layout, 3)
+    layout.step_statistics(expected)[...] = 4
     leaves = jax.tree.leaves(payload.gradient)
     for seed in range(5):
-      vector = np.zeros(pool.size, np.float32)
-      told = []
+      vector = np.zeros(layout.size, np.float32)
+      reported = []
 
-      def ready(number, vector=vector, told=told):
-        start, end = pool.ranges[number]
-        np.testing.assert_array_equal(vector[start:end], expected[start:end])
-        told.append(number)
+      def ready(number, vector=vector, reported=reported):
+        part = slice(*layout.buckets[number].bounds)
+        np.testing.assert_array_equal(vector[part], expected[part])
+        reported.append(number)
 
-      filling = Filling(pool, vector, ready)
+      filler = BucketFiller(layout, vector, ready)
       jobs = [
-        threading.Thread(target=filling.put, args=(leaf, leaves[leaf]))
+        threading.Thread(target=filler.put, args=(leaf, leaves[leaf]))
         for leaf in _ORDER
       ]
       finish = (payload.stats, (4, 4, 4))
-      jobs.append(threading.Thread(target=filling.finish, args=finish))
+      jobs.append(threading.Thread(target=filler.finish, args=finish))
       random.Random(seed).shuffle(jobs)
       for job in jobs:
         job.start()
       for job in jobs:
         job.join()
-      self.assertCountEqual(told, range(len(pool.ranges)))
+      self.assertCountEqual(reported, range(len(layout.buckets)))
 
 
 def _classified(make, shape, targets=(), dtype=np.float32):
@@ -296,16 +443,16 @@ class UpdateTest(parameterized.TestCase):
     ('adamw', 'barrier_mean'),
   )
   def test_it_is_that_of_a_sum_to_the_last_bit(self, tx, reduction):
-    pool = _pool()
+    layout = _layout()
     replica, plain = (_learner(_TXS[tx](), reduction) for _ in 'ab')
     plain.warm_up()
-    replica.warm_up_pool(pool)
+    replica.warm_up_buffer(layout)
     before = compilations.count()
     for update in range(5):
       examples, pushes = 20 + 3 * update, 1 + update % 3
-      vector, payload = _filled(pool, update)
+      vector, payload = _filled(layout, update)
       payload = jax.tree.map(jnp.array, payload)
-      replica.apply_pool(pool, vector, examples, pushes=pushes)
+      replica.apply_buffer(layout, vector, examples, pushes=pushes)
       plain.add(update, payload, examples, pushes=pushes)
       plain.commit(update)
       self.assertEqual(digest(replica.state()), digest(plain.state()))
@@ -315,20 +462,20 @@ class UpdateTest(parameterized.TestCase):
     self.assertEqual(compilations.count(), before)
 
   def test_a_version_that_was_read_stays_as_it_was(self):
-    pool, replica = _pool(), _learner(_TXS['adamw']())
+    layout, replica = _layout(), _learner(_TXS['adamw']())
     params, fork = replica.params, replica.fork()
     before = digest(fork.state())
     for update in range(3):
-      vector, _ = _filled(pool, update)
-      replica.apply_pool(pool, vector, 8, pushes=1)
+      vector, _ = _filled(layout, update)
+      replica.apply_buffer(layout, vector, 8, pushes=1)
     jax.tree.map(np.testing.assert_array_equal, params, _trees(0)[0])
     self.assertEqual(digest(fork.state()), before)
 
   def test_nothing_is_counted(self):
     learner = NoLearner((), ())
-    pool = Pool((), (), (), bucket_bytes=0, books=1)
-    learner.warm_up_pool(pool)
-    learner.apply_pool(pool, np.zeros(1, np.float32), 24, pushes=3)
+    layout = Layout((), step_statistics=1)
+    learner.warm_up_buffer(layout)
+    learner.apply_buffer(layout, np.zeros(1, np.float32), 24, pushes=3)
     self.assertEqual((learner.version, learner.examples), (1, 24))
 
 
