@@ -59,7 +59,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_list(
     'submit_with', [], 'Of submitit: timeout_min=60,slurm_partition=gpu.'
   )
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file(
       'config',
       None,

@@ -4,7 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.sections import named
+from configs.sections import error_prefix
 from learning.learning import Learning
 from route.route import Allreduce
 from wire.codec import Wire
@@ -31,7 +31,7 @@ def of_run(
     return None
   sizes = {'bucket_bytes': math.inf, 'books': 0}
   pool, hosted = learned.pool(**sizes), plan.forest is not None
-  with named(f'config.wire.{config.wire.name}'):
+  with error_prefix(f'config.wire.{config.wire.name}'):
     # What does not fit is refused.
     Talks(wire, pool.gradient, pool.rows, hosted=hosted)
     pool = learned.pool(**sizes, multiple=wire.push.multiple)

@@ -12,7 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import Choose, made, named
+from configs.sections import Choose, build_section, error_prefix
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
@@ -154,7 +154,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   top, classes = config.eval_top, dataset.num_classes
   field, expected = 'config.eval_top', f'0, or 2 to {classes - 1}'
   require(not top or 1 < top < classes, field, expected, top)
-  with named('config.data'):
+  with error_prefix('config.data'):
     augment = augmentation.make(
       crop_padding=config.data.crop_padding,
       crop_area=config.data.crop_area,
@@ -164,7 +164,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   # Drawn on the CPU, so that a seed means the same on all devices, as nearly as
   # processors agree; and no copy of them stays in an accelerator's memory.
   with placement.on_cpu():
-    model = made(
+    model = build_section(
       'model',
       choose,
       input_shape=dataset.input_shape,
@@ -172,7 +172,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       seed=config.seed,
       dtype=jnp.dtype(config.precision.dtype),
     )
-  with named(f'config.model.{config.model.name}'):
+  with error_prefix(f'config.model.{config.model.name}'):
     return classification(model, dataset.prepare, augment, top=top)
 
 
@@ -189,7 +189,7 @@ def _gradient(
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)
   _tell_precision(config, devices[0])
-  with named('config.batching'):
+  with error_prefix('config.batching'):
     return TaskGradient(
       task,
       dataset.train,
@@ -226,9 +226,9 @@ def _learner(
   stats: Any,
 ) -> TaskLearner:
   name, own = choose('optimizer')
-  with named(f'config.optimizer.{name}'):
+  with error_prefix(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
-  with named('config.optimizer'):
+  with error_prefix('config.optimizer'):
     return TaskLearner(
       params=params,
       stats=stats,
@@ -245,9 +245,9 @@ def _schedule(
   config: ConfigDict, choose: Choose, epoch: int
 ) -> schedules.Schedule:
   name, own = choose('schedule')
-  with named(f'config.schedule.{name}'):
+  with error_prefix(f'config.schedule.{name}'):
     shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
-  with named('config.schedule'):
+  with error_prefix('config.schedule'):
     return schedules.schedule(
       rate=config.optimizer.learning_rate,
       warmup_epochs=config.schedule.warmup_epochs,

@@ -68,7 +68,7 @@ def virtual(config: ConfigDict) -> Links:
     ValueError: If a field is wrong; names it.
   """
   workers = config.cluster.workers
-  hosts = sections.links(config.cluster.network, worker=workers)
+  hosts = sections.host_links(config.cluster.network, worker=workers)
   if config.cluster.links:
     cluster = _read('config.cluster.links', config.cluster.links, workers)
   else:

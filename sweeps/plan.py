@@ -132,7 +132,7 @@ def config(line: Sequence[str]) -> ConfigDict:
     'config', None, '', flag_values=values, sys_argv=argv
   )
   try:
-    with warnings.catch_warnings(), sections.known_fields(argv):
+    with warnings.catch_warnings(), sections.reject_unknown_flags(argv):
       # Of ml_collections, which loads the file in an old way.
       warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
       values(argv)

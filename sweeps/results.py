@@ -81,7 +81,7 @@ def _line(row: Iterable[Any]) -> str:
   """Returns a row as a line of CSV; what breaks lines is quoted."""
   text = io.StringIO()
   # A carriage return is quoted only if it is part of what ends lines.
-  csv.writer(text).writerow(map(cells.neutral, row))
+  csv.writer(text).writerow(map(cells.escape, row))
   return text.getvalue().removesuffix('\r\n') + '\n'
 
 

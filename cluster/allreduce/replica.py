@@ -119,8 +119,8 @@ class Replica:
     batching, own = self._batching, handover.copied(self._shared())
     # As one that is fetched.
     self.learner.restore(self._summing.placed(own['learner']))
-    changing = batching.changes
-    self._summing.warm_up(self.learner, batching.largest, changing=changing)
+    changing = batching.is_adaptive
+    self._summing.warm_up(self.learner, batching.max_batch, changing=changing)
 
   @property
   def memory(self) -> Memory | Nothing:

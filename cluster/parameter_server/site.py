@@ -35,7 +35,7 @@ from cluster.process.exits import LOST, STOPPED, Unmendable, end
 from cluster.process.faults import Kind, Phase
 from cluster.runtime import Parts
 from configs.checks import require
-from configs.sections import named
+from configs.sections import error_prefix
 from learning import placement
 from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
@@ -74,9 +74,9 @@ class ParameterServerSite(Process):
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()
     self._stuck = False  # Whether the worker hangs in a process that stays.
-    with named(f'config.route.{config.route.name}'):
+    with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
-    with named(f'config.wire.{config.wire.name}'):
+    with error_prefix(f'config.wire.{config.wire.name}'):
       self._flat = learned.flat(servers=plan.servers, wire=parts.wire)
     self.store = Orders(
       flat=self._flat,
@@ -93,7 +93,7 @@ class ParameterServerSite(Process):
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
     """Checkpoints of the run, for the coordinator's process."""
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       return sharded.ShardedCheckpoints(
         self._directory,
         orders=self.store,

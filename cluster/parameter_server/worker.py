@@ -101,7 +101,7 @@ class Worker:
     """Compiles everything that iterations need."""
     batching = self._batching
     payloads = self._gradient.warm_up(
-      self._flat.params, batching.largest, changing=batching.changes
+      self._flat.params, batching.max_batch, changing=batching.is_adaptive
     )
     for stage in range(len(self._flat.wire.pushes)):
       state = self._flat.init(self.index)

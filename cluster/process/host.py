@@ -27,7 +27,7 @@ class Host:
     self._index = index
     self._speed = speed
     # What never changes makes no use of what drives a host's speed.
-    self._driving = Driving() if batching.changes and speed is None else None
+    self._driving = Driving() if batching.is_adaptive and speed is None else None
 
   def __enter__(self) -> Self:
     if self._driving:

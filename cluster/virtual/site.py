@@ -22,7 +22,7 @@ from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.talking import MultiRoundStore
 from configs import default, sections
 from configs.checks import require
-from configs.sections import Choose, named
+from configs.sections import Choose, error_prefix
 from learning.learning import Learner
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
@@ -89,7 +89,7 @@ class VirtualSite:
       learner.scaling = scaling
       self._talks = talks.of_run(config, parts.plan, parts.wire, parts.learned)
       self.store = _summing(parts, learner, self._talks, workers)
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
@@ -99,7 +99,7 @@ class VirtualSite:
   def runtime(self, coordinator: Coordinator) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
-    with named('config.cluster'):
+    with error_prefix('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
     moving, looked = self._moving(coordinator)
     return VirtualRuntime(
@@ -150,9 +150,9 @@ def _travel(
   """Returns what becomes of pushes and pulls, and how long they are."""
   learned = parts.learned
   if not parts.wire.elementwise:
-    with named(f'config.route.{config.route.name}'):
+    with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, servers)
-  with named(f'config.wire.{config.wire.name}'):
+  with error_prefix(f'config.wire.{config.wire.name}'):
     travel = trees.make(
       parts.wire, learned.params, learned.stats, servers=servers
     )
@@ -191,7 +191,7 @@ def _sums(
   require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
   reason = f'config.route.name is {plan.name!r}, which has no servers,'
   sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
-  with named(f'config.route.{plan.name}'):
+  with error_prefix(f'config.route.{plan.name}'):
     return allreduce.Sums(
       true,
       believed=plan.cluster,
@@ -233,8 +233,8 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
       require(same, f'config.cluster.network.{name}', expected, network[name])
     del kinds['server']
     servers = list(range(count))
-  links = sections.links(network, **kinds)
-  with named('config.cluster.network'):
+  links = sections.host_links(network, **kinds)
+  with error_prefix('config.cluster.network'):
     return Network(**links), servers
 
 

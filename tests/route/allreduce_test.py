@@ -246,7 +246,7 @@ class PlanTest(parameterized.TestCase):
       small.build(small.config(**{'route__name': 'ring'} | limited | changed))
 
   def test_what_links_say_is_not_said_by_the_network_too(self):
-    message = 'worker_down_Bps: .* because config.cluster.links says it'
+    message = 'worker_down_Bps: .* because config.cluster.links gives'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(route__name='ring', cluster__links='ring(3, 1)'))
 

@@ -96,7 +96,7 @@ class PlanTest(parameterized.TestCase):
     bounds = {run.config.sync.name: run.config.sync.ssp.bound for run in runs}
     self.assertEqual(bounds, {'bsp': 3, 'ssp': 5})
     for run in runs:
-      sections.chosen(run.config, default.get_config(), 'sync')
+      sections.choose_section(run.config, default.get_config(), 'sync')
 
   @parameterized.parameters(
     (

@@ -59,7 +59,7 @@ def _predicted(overlap, dtype, Gbps, **fields):
   """Returns what is chosen for real hosts, and the predicted times by size."""
   config = _config('auto', **fields)
   config.cluster.runtime = 'distributed'
-  choose = functools.partial(sections.chosen, config, default.get_config())
+  choose = functools.partial(sections.choose_section, config, default.get_config())
   plan = ring.make(cluster=f'star({[Gbps] * 4})').plan(
     None,
     num_workers=4,
