@@ -229,7 +229,7 @@ def _plan(
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
   made_ = build_section('route', choose)
-  known = links.virtual(config).cluster if virtual else None
+  known = links.read_virtual(config).cluster if virtual else None
   with error_prefix(f'config.route.{route.name}'):
     plan = made_.plan(
       known,

@@ -17,7 +17,7 @@ from absl import logging
 from cluster.allreduce import group
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
-from route.route import LATENCY_S, Forests
+from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster, Forest
 from topology.clusters import pruned
 from topology.packing import pack as packing
@@ -76,7 +76,7 @@ class Formation:
   def __init__(
     self,
     cluster: Cluster | None,
-    pack: Forests | None,
+    pack: ForestBuilder | None,
     *,
     size_bytes: int,
     failed: FailedLinks | None = None,

@@ -12,7 +12,7 @@ from cluster.allreduce.formation import Formation, Packed
 from cluster.probing import file_format
 from cluster.probing.repacking import Adapting, Ends, Switch
 from cluster.probing.traffic import Windows
-from route import choosing
+from route import selection
 from topology import Cluster
 from topology.baselines.moved import moved
 from topology.baselines.ways import ways_of
@@ -69,7 +69,7 @@ class Adaptation:
       if packed is not self._expected:
         self._adapting.forget()
       self._packed = packed
-      self._predicted_s = choosing.predicted(
+      self._predicted_s = selection.predict_time(
         'running', packed.links, packed.forest, self._size_bytes, 0.0
       ).seconds
 
@@ -175,7 +175,7 @@ class Adaptation:
         for src, dst, _ in cluster.links
       }
       old_s, new_s = (
-        choosing.predicted(
+        selection.predict_time(
           '', cluster, each, self._size_bytes, latency_s
         ).seconds
         for each in (old, forest)

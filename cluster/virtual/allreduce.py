@@ -21,7 +21,7 @@ from cluster.speed.layers import Range
 from cluster.traffic import Ends, Mark, Planned, Sent, Traffic, Window
 from cluster.virtual.transfers import Delivered, Left
 from route import links
-from route.route import LATENCY_S, Forests
+from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster
 from topology.baselines.moved import moved
 from topology.clusters.pruned import without
@@ -52,7 +52,7 @@ class Sums:
     true: links.Links,
     *,
     believed: Cluster | None,
-    forest: Forests,
+    forest: ForestBuilder,
     stages: Sequence[Sequence[Sequence[Range]]],
     overlap: bool,
     range_s: float,
@@ -148,7 +148,7 @@ class Sums:
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
     names = dict(zip(believed.workers, members, strict=True))
-    known = self._believed is not links.equal(len(true.workers))
+    known = self._believed is not links.make_equal(len(true.workers))
     planned = Planned(believed, forest, names, size, chunk_bytes, known)
     Bps = {ends: float(each) for ends, each in usage.between(used).items()}
     return planned, allreduce, Bps

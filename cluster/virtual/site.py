@@ -185,7 +185,7 @@ def _sums(
   Raises:
     ValueError: If a setting is wrong, or is of servers; names the field.
   """
-  plan, true = parts.plan, links.virtual(config)
+  plan, true = parts.plan, links.read_virtual(config)
   range_s = config.cluster.network.range_s
   field = 'config.cluster.network.range_s'
   require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
@@ -195,7 +195,7 @@ def _sums(
     return allreduce.Sums(
       true,
       believed=plan.cluster,
-      forest=plan.forest or ring.in_order,
+      forest=plan.forest or ring.build_in_order,
       stages=made,
       overlap=plan.overlap,
       range_s=range_s,

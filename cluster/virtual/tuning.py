@@ -141,6 +141,6 @@ def _virtual(config: ConfigDict) -> bool:
 def _links(config: ConfigDict, plan: Allreduce) -> Links:
   """Returns the true links, or what is believed of those of real hosts."""
   if _virtual(config):
-    return links.virtual(config)
+    return links.read_virtual(config)
   cluster = plan.cluster
   return Links(cluster, dict.fromkeys(cluster.capacity_Bps, LATENCY_S))

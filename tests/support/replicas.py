@@ -89,8 +89,8 @@ class World:
       ahead=True,
     )
     self.formation = Formation(
-      links.believed('', workers) if mends else None,
-      ring.in_order if mends else None,
+      links.read_cluster('', workers) if mends else None,
+      ring.build_in_order if mends else None,
       size_bytes=1000,
       failed=failed,
     )

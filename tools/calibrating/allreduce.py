@@ -22,7 +22,7 @@ from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
 from configs.checks import require
 from route import ring
-from route.links import Links, equal
+from route.links import Links, make_equal
 from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
@@ -219,7 +219,7 @@ class _Model:
   def _forest(self, cluster: Cluster, *args: Any) -> Any:
     """Returns the recorded forest, or XLA's ring, over links."""
     if self._planned is None:
-      return ring.in_order(cluster, *args)
+      return ring.build_in_order(cluster, *args)
     names = {
       node: cluster.workers[worker]
       for node, worker in self._planned.names.items()
@@ -250,7 +250,7 @@ def _shape(generation: Generation, workers: int) -> Cluster:
     return planned.cluster
   links = generation.links()
   if not any(link.Bps for link in links.values()):
-    return equal(workers)
+    return make_equal(workers)
   up, down = hosts_of(links, workers)
   return shapes.star([_GBps(each) for each in up], [_GBps(x) for x in down])
 

@@ -24,8 +24,8 @@ class FormationTest(parameterized.TestCase):
   def _formation(self, workers):
     self.now = 0.0
     formation = Formation(
-      links.believed('', workers),
-      ring.in_order,
+      links.read_cluster('', workers),
+      ring.build_in_order,
       size_bytes=1000,
       failed=FailedLinks(timeout_s=10.0, clock=lambda: self.now),
     )
@@ -226,7 +226,7 @@ class FormationTest(parameterized.TestCase):
     def none(*args):
       raise ValueError('none')
 
-    formation = Formation(links.believed('', 2), none, size_bytes=1)
+    formation = Formation(links.read_cluster('', 2), none, size_bytes=1)
     for k in (0, 1):
       formation.came(k, '1.1.1.1:1', '')
     with self.assertRaisesRegex(Unmendable, 'There is no forest'):

@@ -136,14 +136,14 @@ class _Played:
   def form(self, *others, generation=0, version=0, source=None):
     """Has it form a generation with others; does not wait."""
     own = (self, *others)
-    cluster = links.believed('', self.workers)
+    cluster = links.read_cluster('', self.workers)
     addresses = {p.replica.index: p.ready['executor'] for p in own}
     told = group.described(
       generation,
       dict(sorted(addresses.items())),
       cluster.workers,
       cluster,
-      ring.in_order(cluster),
+      ring.build_in_order(cluster),
     )
     told |= {'version': version, 'source': source}
     for played in own:

@@ -46,7 +46,7 @@ class AdaptationTest(absltest.TestCase):
     self.told, self.rows = queue.SimpleQueue(), []
     self.formation = Formation(
       shapes.star(_FAST),
-      forest.forest,
+      forest.build_forest,
       size_bytes=_SIZE,
     )
     for index in range(4):

@@ -26,7 +26,7 @@ class CarryingTest(absltest.TestCase):
     self.recorder = types.SimpleNamespace(
       accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
     )
-    self._make(Formation(links.equal(3), ring.in_order, size_bytes=1000))
+    self._make(Formation(links.make_equal(3), ring.build_in_order, size_bytes=1000))
 
   def _make(self, formation):
     self.formation = formation
@@ -135,7 +135,7 @@ class CarryingTest(absltest.TestCase):
 
   def test_measured_links_are_known(self):
     cluster = named('star([1, 1, 1])')
-    self._make(Formation(cluster, ring.in_order, size_bytes=1000))
+    self._make(Formation(cluster, ring.build_in_order, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.assertTrue(self.rows[0]['known'])
     self.assertEqual(self.rows[0]['rates'][0]['planned_Bps'], 1e9)

@@ -214,8 +214,8 @@ class TalkingTest(parameterized.TestCase):
       return list(threads.map(function, members))
 
   def _form(self, generation, members):
-    cluster = links.believed('', len(self.workers))
-    cluster_of = links.believed('', len(members))
+    cluster = links.read_cluster('', len(self.workers))
+    cluster_of = links.read_cluster('', len(members))
     said = group.described(
       generation,
       {index: self.addresses[index] for index in members},
@@ -224,7 +224,7 @@ class TalkingTest(parameterized.TestCase):
         for k in range(len(self.workers))
       ],
       cluster_of,
-      ring.in_order(cluster_of),
+      ring.build_in_order(cluster_of),
     )
     self._each(lambda k: self.workers[k].form(said, 20.0), members)
 
