@@ -102,7 +102,7 @@ def _GBps(Bps: float) -> Fraction:
 
 def _read_spec(field: str, spec: str, num_workers: int) -> Cluster:
   try:
-    cluster = files.cluster(spec)
+    cluster = files.read_cluster(spec)
   except (OSError, ValueError) as error:
     raise ValueError(
       f'{field}: expected a file of nodes and links, or a builder such as '

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from topology import Cluster, Forest, Tree, pack
 from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
-from topology.bounds.prices import Prices, proven
+from topology.bounds.prices import Prices, prove_rate
 from topology.clusters.cluster import Ends
 from topology.forests import dealing, timing, trees
 from topology.forests.dealing import CHUNK_BYTES, ahead_s
@@ -69,7 +69,7 @@ def make_empty(cluster: Cluster) -> Forest:
       (src, dst, Fraction(1)) for src, dst, _ in cluster.links if src in own
     )
   )
-  bound_Bps = proven(cluster, proof) * 10**9
+  bound_Bps = prove_rate(cluster, proof) * 10**9
   return Forest('allreduce', (), None, bound_Bps, proof)
 
 

@@ -372,7 +372,7 @@ class Formation:
     pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
     away = [w for k, w in enumerate(workers) if k not in self.members]
     try:
-      links = pruned.without(cluster, workers=away, pairs=pairs)
+      links = pruned.remove(cluster, workers=away, pairs=pairs)
     except ValueError as error:
       raise self._cut(error) from error
     try:

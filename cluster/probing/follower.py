@@ -14,7 +14,7 @@ from cluster.probing.repacking import Adapting, Ends, Switch
 from cluster.probing.traffic import Windows
 from route import selection
 from topology import Cluster
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.baselines.ways import ways_of
 from topology.clusters import cluster as clusters
 
@@ -169,7 +169,7 @@ class Adaptation:
       new = Packed(running.members, frozenset(), cluster, cluster, forest)
       before, there = running.cluster.workers, cluster.workers
       name_of = dict(zip(before, there, strict=True))
-      old = moved(running.forest, cluster, name_of)
+      old = transfer_forest(running.forest, cluster, name_of)
       latency_s = {
         (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
         for src, dst, _ in cluster.links

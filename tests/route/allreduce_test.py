@@ -14,7 +14,7 @@ from route.route import Allreduce
 from tests.support import small
 from topology.clusters import cluster as clusters
 from topology.clusters import measured, shapes
-from topology.clusters.pruned import without
+from topology.clusters.pruned import remove
 
 _ROUTES = ('ring', 'hierarchical', 'double_tree', 'forest', 'auto')
 _MB = 10**6
@@ -47,7 +47,7 @@ def _groups():
     if i // 3 != j // 3
   }
   rate = (Fraction('0.025'),) * 6
-  return measured.graph(measured.Rates(rate, rate, slow))
+  return measured.build_cluster(measured.Rates(rate, rate, slow))
 
 
 class ForestTest(parameterized.TestCase):
@@ -61,9 +61,9 @@ class ForestTest(parameterized.TestCase):
 
     for left in (
       cluster,
-      without(cluster, workers=['host1']),
-      without(cluster, workers=['host3', 'host4', 'host5']),
-      without(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
+      remove(cluster, workers=['host1']),
+      remove(cluster, workers=['host3', 'host4', 'host5']),
+      remove(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
     ):
       found = plan.forest(left, 5 * _MB)
       topology.check(left, found, relays=True)
@@ -71,7 +71,7 @@ class ForestTest(parameterized.TestCase):
 
   @parameterized.parameters(*_ROUTES)
   def test_the_last_worker_needs_no_trees(self, name):
-    alone = without(_groups(), workers=[f'host{i}' for i in range(5)])
+    alone = remove(_groups(), workers=[f'host{i}' for i in range(5)])
     found = _plan(name, cluster='probe').forest(alone, 5 * _MB)
     self.assertEqual(found.trees, ())
 

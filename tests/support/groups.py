@@ -37,11 +37,11 @@ def forests(seed):
 
 def two_groups(size):
   """Two groups of workers with slow links between all pairs across."""
-  names = parts.names('w', 2 * size)
+  names = parts.make_names('w', 2 * size)
   links = [
     (a, b, 10 if (i < size) == (j < size) else 1)
     for i, a in enumerate(names)
     for j, b in enumerate(names)
     if i != j
   ]
-  return parts.of(names, (), links)
+  return parts.make_cluster(names, (), links)

@@ -27,7 +27,7 @@ from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
 from tools.reading.traffic import Generation, Link
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
@@ -224,7 +224,7 @@ class _Model:
       node: cluster.workers[worker]
       for node, worker in self._planned.names.items()
     }
-    return moved(self._planned.forest, cluster, names)
+    return transfer_forest(self._planned.forest, cluster, names)
 
 
 def _factor(

@@ -14,7 +14,7 @@ import xxhash
 from cluster.allreduce.executor.frames import DTYPES, FLOAT32
 from configs.checks import require
 from topology.forests import dealing
-from topology.forests.dealing import dealt, window
+from topology.forests.dealing import deal, window
 from topology.forests.trees import Forest, Hop
 
 
@@ -196,7 +196,7 @@ def program(
   require(end == size, 'ranges', f'the last to end at {size}', end)
   items = [DTYPES[code].itemsize for code in each]
   sizes = np.subtract(stops, starts) * items
-  trees = dealt(own.shares, sizes)
+  trees = deal(own.shares, sizes)
   code = np.array(
     [size, own.chunk_bytes, own.window, *stops, *trees, *each], np.int64
   )

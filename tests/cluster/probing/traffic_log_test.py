@@ -12,7 +12,7 @@ from cluster.traffic import Traffic
 from outputs.accounting import Accounting
 from route import links, ring
 from tests.support import executors
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import dealing, export
 from topology.packing.pack import pack
 
@@ -134,7 +134,7 @@ class CarryingTest(absltest.TestCase):
     self.assertEqual((row['compute_s'], row['wait_s']), (0.5, 0.0))
 
   def test_measured_links_are_known(self):
-    cluster = named('star([1, 1, 1])')
+    cluster = build_cluster('star([1, 1, 1])')
     self._make(Formation(cluster, ring.build_in_order, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.assertTrue(self.rows[0]['known'])
@@ -144,7 +144,7 @@ class CarryingTest(absltest.TestCase):
 class BytesTest(executors.TestCase):
   def test_executors_count_each_chunk_on_each_hop(self):
     size, chunk = 50_001, 1024
-    cluster = named('random_mesh(4, 3)')
+    cluster = build_cluster('random_mesh(4, 3)')
     forest = pack(cluster)
     made, group = self.formed(4, (forest, cluster.workers), chunk_bytes=chunk)
     for iteration in range(3):
@@ -159,7 +159,7 @@ class BytesTest(executors.TestCase):
       ]
     wanted = {}
     shares = [float(tree.share) for tree in forest.trees]
-    for count, tree in zip(sizes, dealing.dealt(shares, sizes), strict=True):
+    for count, tree in zip(sizes, dealing.deal(shares, sizes), strict=True):
       for hop in (*forest.trees[tree].up, *forest.trees[tree].down):
         ends = group.names[hop[0]], group.names[hop[-1]]
         wanted[ends] = wanted.get(ends, 0) + 3 * (count + _HEADER)
