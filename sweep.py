@@ -63,7 +63,7 @@ def _parse(argv: list[str]) -> list[str]:
     [],
     'Parameters of submitit: timeout_min=60,slurm_partition=gpu.',
   )
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file(
       'config',
       None,

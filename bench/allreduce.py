@@ -146,7 +146,7 @@ def print_case(
     each: planned(
       make(cluster, best)
       if (make := _SCHEMES.get(each))
-      else forest.forest(cluster, round(size / _PLANNED))
+      else forest.build_forest(cluster, round(size / _PLANNED))
     )
     for each, size in jobs
     if each != _PSUM

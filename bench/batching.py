@@ -32,7 +32,7 @@ import numpy as np
 
 import train
 from batching import allocation, fixed, lb_bsp
-from batching.batching import Batching, Done
+from batching.batching import Batching, Measurement
 from bench import clusters, made, predict
 from cluster.speed import speed as speeds
 from configs import default
@@ -169,7 +169,7 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
     examples += sum(sizes.values())
     for worker in workers:
       batching.observe(
-        Done(
+        Measurement(
           worker=worker,
           time=time,
           compute_s=took[worker],
@@ -189,10 +189,10 @@ class _Oracle:
   speed: speeds.Speed
   total: int
   iteration: int = 0
-  barrier: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = True
 
-  def observe(self, done: Done) -> None:
-    del done
+  def observe(self, measurement: Measurement) -> None:
+    del measurement
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
     next_speeds = [

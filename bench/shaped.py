@@ -29,7 +29,7 @@ class Case(NamedTuple):
   @property
   def cluster(self) -> Cluster:
     """The hosts with nominal rates."""
-    return measured.graph(
+    return measured.build_cluster(
       measured.Rates(
         tuple(map(_GBps, self.up)),
         tuple(map(_GBps, self.down)),

@@ -269,7 +269,9 @@ def _iteration_s(size: int, iterations: int) -> float:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'run')
     clusters.run(path, 'configs/default.py', fields, workers=1)
-    times = [e['time'] for e in records.read_events(path) if e['event'] == 'push']
+    times = [
+      e['time'] for e in records.read_events(path) if e['event'] == 'push'
+    ]
   return statistics.median(np.diff(times)[2:])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import ml_collections
 
 import train
-from configs import default
+from configs import checks, default
 from sync import asp, bsp, scheme
 from sync.scheme import Decision, Push, Scheme
 
@@ -82,7 +82,7 @@ def make(*, num_workers: int, k: int) -> KAsync:
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('k', k, at_least=1)
+  checks.check_integer('k', k, at_least=1)
   return KAsync(k=k, members=scheme.make_members(num_workers))
 
 

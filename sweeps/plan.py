@@ -142,7 +142,7 @@ def parse_config(arguments: Sequence[str]) -> ConfigDict:
     'config', None, '', flag_values=values, sys_argv=argv
   )
   try:
-    with warnings.catch_warnings(), sections.known_fields(argv):
+    with warnings.catch_warnings(), sections.reject_unknown_flags(argv):
       # ml_collections loads the file by a deprecated function.
       warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
       values(argv)

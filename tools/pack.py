@@ -5,7 +5,7 @@
     [--size=100MB --latency_us=5 --message_us=0]
 
 FILE is a cluster as JSON, BUILDER a call of a function that
-topology/clusters/named.py knows, such as 'dgx_a100(2)'.  Prints a table: the
+topology/clusters/builders.py knows, such as 'dgx_a100(2)'.  Prints a table: the
 rate, the bound that no forest can exceed, the trees, what holds them back and,
 with --baselines, the rates of other schemes; with --size the time for that many
 bytes.
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
     _check_folder('dot', given.dot)
-    cluster = files.cluster(argv[1])
+    cluster = files.read_cluster(argv[1])
     with _progress() as progress:
       start_s = time.perf_counter()
       packed = topology.pack(
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
         rows += timed(cluster, packed, size, *delays_s)
       if given.baselines and packed.trees:
         progress('baselines')
-        rows += compared(packed, schemes.all_of(cluster, packed))
+        rows += compared(packed, schemes.build_all(cluster, packed))
     print(_table(rows))
     _write(cluster, packed, given.out, given.dot)
   except (OSError, ValueError) as error:

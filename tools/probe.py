@@ -249,7 +249,7 @@ def _setup(given: Any) -> Setup:
     OSError: If a file cannot be read.
   """
   config = given.config.cluster
-  with sections.named('config.cluster'):
+  with sections.error_prefix('config.cluster'):
     address = transport.interface_address(config.interface)
   role = roles.find(
     os.environ,
@@ -340,7 +340,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
   flags.DEFINE_alias('lead', 'coordinator')
   told = 'Of the run; --config.cluster.FIELD=VALUE changes a field.'
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file('config', str(_CONFIG), told)
     return app.parse_flags_with_usage(argv)
 

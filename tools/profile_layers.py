@@ -206,7 +206,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('batch', None, 'Examples; as configured if none.')
   flags.DEFINE_integer('rounds', 15, 'How often each leaf is measured.')
   told = 'Names model and data; --config.SECTION.FIELD=VALUE changes a field.'
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file('config', None, told)
     flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)

@@ -63,7 +63,7 @@ def drawn(path: pathlib.Path, *, trees: int) -> Figure:
     OSError: If it cannot be read.
   """
   if path.is_dir():
-    generation = reading.told(path)
+    generation = reading.longest_epoch(path)
     known, why = generation.plan is not None, generation.reason
     require(known, f'{path}', 'a run whose forest is known', why)
     return draw_run(generation, trees=trees)

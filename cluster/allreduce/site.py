@@ -30,7 +30,7 @@ from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
-from configs.sections import named
+from configs.sections import error_prefix
 from learning.layout import FLOAT32
 from learning.learning import Overlap
 from outputs.checkpoints import Checkpoints
@@ -101,7 +101,7 @@ class AllreduceSite(Process):
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
       return Checkpoints(folder, **self._checkpoint)
 

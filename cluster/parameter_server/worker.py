@@ -94,7 +94,7 @@ class Worker:
     """Compiles everything that iterations need."""
     batching = self._batching
     payloads = self._gradient.warm_up(
-      self._codec.params, batching.largest, changing=batching.changes
+      self._codec.params, batching.max_batch, changing=batching.is_adaptive
     )
     for stage in range(len(self._codec.wire.pushes)):
       state = self._codec.init(self.index)

@@ -41,8 +41,8 @@ def content(
   slower = {}
   for test, each in found.tests:
     if test.kind == 'both':
-      slower |= measured.shortfalls(each, rates, tolerance=2 * tolerance)
-  graph = clusters.to_json(measured.graph(rates))
+      slower |= measured.find_shortfalls(each, rates, tolerance=2 * tolerance)
+  graph = clusters.to_json(measured.build_cluster(rates))
   # Decimals are as exact, and easier to read, than fractions.
   graph['links'] = [
     link | {'GBps': _decimal(Fraction(link['GBps']))} for link in graph['links']

@@ -12,9 +12,9 @@ from cluster.allreduce.rendezvous import PackedForest, Rendezvous
 from cluster.probing import file_format
 from cluster.probing.repacking import Adapting, Ends, Switch
 from cluster.probing.traffic import Windows
-from route import choosing
+from route import selection
 from topology import Cluster
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.baselines.ways import ways_of
 from topology.clusters import cluster as clusters
 
@@ -69,7 +69,7 @@ class Adaptation:
       if packed is not self._expected:
         self._adapting.forget()
       self._packed = packed
-      self._predicted_s = choosing.predicted(
+      self._predicted_s = selection.predict_time(
         'running', packed.links, packed.forest, self._size_bytes, 0.0
       ).seconds
 
@@ -169,13 +169,13 @@ class Adaptation:
       new = PackedForest(running.members, frozenset(), cluster, cluster, forest)
       before, there = running.cluster.workers, cluster.workers
       name_of = dict(zip(before, there, strict=True))
-      old = moved(running.forest, cluster, name_of)
+      old = transfer_forest(running.forest, cluster, name_of)
       latency_s = {
         (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
         for src, dst, _ in cluster.links
       }
       old_s, new_s = (
-        choosing.predicted(
+        selection.predict_time(
           '', cluster, each, self._size_bytes, latency_s
         ).seconds
         for each in (old, forest)

@@ -66,7 +66,7 @@ class Linking:
       logging.info('Links are %s: all workers share one host.', done)
       self._adaptation = None
       if not self._formation.knows:
-        self._formation.know(links.equal(self._workers), {})
+        self._formation.know(links.make_equal(self._workers), {})
       return False
     self._begun = time.monotonic()
     self._surveyor.begin(members, anew=anew)

@@ -69,7 +69,7 @@ class Carrying:
         {workers[index]: index for index in packed.members},
         formation.size_bytes,
         CHUNK_BYTES,
-        known=packed.cluster is not links.equal(len(workers)),
+        known=packed.cluster is not links.make_equal(len(workers)),
       )
     self._traffic.formed(
       self._traffic.mark(time),

@@ -130,7 +130,7 @@ def explore(
   seen = [shown for _, shown in found]
   rates = measured.fit(seen, hosts=hosts, tolerance=tolerance)
   short = any(
-    measured.shortfalls(shown, rates, tolerance=2 * tolerance)
+    measured.find_shortfalls(shown, rates, tolerance=2 * tolerance)
     for test, shown in found
     if test.kind == 'both'
   )
@@ -147,16 +147,16 @@ def explore(
   every = more('all', itertools.permutations(range(hosts), 2))
   if not short and _independent(every, rates, tolerance=tolerance):
     return found, []
-  suspects = shared.suspects(every, rates, tolerance=tolerance)
+  suspects = shared.find_suspects(every, rates, tolerance=tolerance)
   for group in suspects:
-    for pairs in shared.loads(group, rates):
+    for pairs in shared.choose_loads(group, rates):
       more('group', pairs)
   sizes = {'hosts': hosts, 'tolerance': tolerance}
-  groups = shared.confirmed(suspects, [each for _, each in found], **sizes)
+  groups = shared.confirm_groups(suspects, [each for _, each in found], **sizes)
   for _ in range(_TRIES if groups else 0):
-    control = more('near', shared.nearest(every, rates))
+    control = more('near', shared.choose_control(every, rates))
     seen = [each for _, each in found]
-    if shared.explained(control, groups, seen, **sizes):
+    if shared.explains_control(control, groups, seen, **sizes):
       return found, groups
   return found, []
 
@@ -272,7 +272,7 @@ def _independent(
 
   What they share with others would leave each of them less.
   """
-  fair = shared.fair_Bps(rates, every)
+  fair = shared.compute_fair_Bps(rates, every)
   slow = rates.pairs_GBps
   want = sum(fair[pair] for pair in slow)
   return sum(every[pair] for pair in slow) >= (1 - 2 * tolerance) * want

@@ -150,6 +150,6 @@ def _is_virtual(config: ConfigDict) -> bool:
 def _links(config: ConfigDict, plan: Allreduce) -> Links:
   """Returns the true links, or those of real hosts that the plan assumes."""
   if _is_virtual(config):
-    return links.virtual(config)
+    return links.read_virtual(config)
   cluster = plan.cluster
   return Links(cluster, dict.fromkeys(cluster.capacity_Bps, LATENCY_S))

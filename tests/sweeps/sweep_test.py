@@ -342,7 +342,7 @@ class ResultsTest(absltest.TestCase):
     for _ in range(3000):
       letters = draw.choices('=+-@\t\r\'"1.e x', k=draw.randrange(6))
       text = ''.join(letters)
-      self.assertEqual(cells.original(cells.neutral(text)), text)
+      self.assertEqual(cells.unescape(cells.escape(text)), text)
 
 
 def _is_number(text):

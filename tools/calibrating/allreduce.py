@@ -22,12 +22,12 @@ from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
 from configs.checks import require
 from route import ring
-from route.links import Links, equal
+from route.links import Links, make_equal
 from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
 from tools.reading.traffic import Link, MembershipEpoch
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
@@ -219,12 +219,12 @@ class _Model:
   def _forest(self, cluster: Cluster, *args: Any) -> Any:
     """Returns the recorded forest, or XLA's ring, over links."""
     if self._planned is None:
-      return ring.in_order(cluster, *args)
+      return ring.build_in_order(cluster, *args)
     names = {
       node: cluster.workers[worker]
       for node, worker in self._planned.names.items()
     }
-    return moved(self._planned.forest, cluster, names)
+    return transfer_forest(self._planned.forest, cluster, names)
 
 
 def _factor(
@@ -250,7 +250,7 @@ def _shape(generation: MembershipEpoch, workers: int) -> Cluster:
     return planned.cluster
   links = generation.sum_links()
   if not any(link.Bps for link in links.values()):
-    return equal(workers)
+    return make_equal(workers)
   up, down = hosts_of(links, workers)
   return shapes.star([_GBps(each) for each in up], [_GBps(x) for x in down])
 

@@ -105,7 +105,7 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
   """Returns the table of a sweep, and adds to `runs` those that have ended."""
   path = folder / _RESULTS
   with path.open(encoding='utf-8', newline='') as file:
-    read = [list(map(cells.original, row)) for row in csv.reader(file)]
+    read = [list(map(cells.unescape, row)) for row in csv.reader(file)]
   columns, *rows = read or [[]]
   if not rows or columns[:2] != ['run', 'status']:
     raise ValueError(

@@ -32,7 +32,7 @@ _FAST, _SLOW = ['0.025'] * 4, ['0.025'] * 3 + ['0.00625']
 def _found(rates):
   """Returns what a measuring of hosts with such rates would write."""
   up = tuple(map(Fraction, rates))
-  graph = measured.graph(measured.Rates(up, up, {}))
+  graph = measured.build_cluster(measured.Rates(up, up, {}))
   latency_s = [
     {'src': f'host{i}', 'dst': f'host{j}', 's': 1e-4}
     for i, j in itertools.permutations(range(len(rates)), 2)
@@ -46,7 +46,7 @@ class AdaptationTest(absltest.TestCase):
     self.told, self.rows = queue.SimpleQueue(), []
     self.formation = Rendezvous(
       shapes.star(_FAST),
-      forest.forest,
+      forest.build_forest,
       size_bytes=_SIZE,
     )
     for index in range(4):

@@ -12,7 +12,7 @@ from cluster.traffic import Traffic
 from outputs.accounting import Accounting
 from route import links, ring
 from tests.support import executors
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import dealing, export
 from topology.packing.pack import pack
 
@@ -26,7 +26,9 @@ class CarryingTest(absltest.TestCase):
     self.recorder = types.SimpleNamespace(
       accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
     )
-    self._make(Rendezvous(links.equal(3), ring.in_order, size_bytes=1000))
+    self._make(
+      Rendezvous(links.make_equal(3), ring.build_in_order, size_bytes=1000)
+    )
 
   def _make(self, formation):
     self.formation = formation
@@ -134,8 +136,8 @@ class CarryingTest(absltest.TestCase):
     self.assertEqual((row['compute_s'], row['wait_s']), (0.5, 0.0))
 
   def test_measured_links_are_known(self):
-    cluster = named('star([1, 1, 1])')
-    self._make(Rendezvous(cluster, ring.in_order, size_bytes=1000))
+    cluster = build_cluster('star([1, 1, 1])')
+    self._make(Rendezvous(cluster, ring.build_in_order, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.assertTrue(self.rows[0]['known'])
     self.assertEqual(self.rows[0]['rates'][0]['planned_Bps'], 1e9)
@@ -144,7 +146,7 @@ class CarryingTest(absltest.TestCase):
 class BytesTest(executors.TestCase):
   def test_executors_count_each_chunk_on_each_hop(self):
     size, chunk = 50_001, 1024
-    cluster = named('random_mesh(4, 3)')
+    cluster = build_cluster('random_mesh(4, 3)')
     forest = pack(cluster)
     made, group = self.connect_executors(
       4, (forest, cluster.workers), chunk_bytes=chunk
@@ -163,7 +165,7 @@ class BytesTest(executors.TestCase):
       ]
     wanted = {}
     shares = [float(tree.share) for tree in forest.trees]
-    for count, tree in zip(sizes, dealing.dealt(shares, sizes), strict=True):
+    for count, tree in zip(sizes, dealing.deal(shares, sizes), strict=True):
       for hop in (*forest.trees[tree].up, *forest.trees[tree].down):
         ends = group.names[hop[0]], group.names[hop[-1]]
         wanted[ends] = wanted.get(ends, 0) + 3 * (count + _HEADER)
