@@ -1,5 +1,7 @@
 """Whether SSP's bound has to be tuned anew with the rate, and R has not."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -22,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _spread(scheme: str, rate: float) -> dict:
+def _spread(scheme: str, rate: float) -> dict[str, Any]:
   return {'sync.name': scheme, 'optimizer.learning_rate': rate}
 
 

@@ -248,8 +248,8 @@ class PageTest(absltest.TestCase):
     self.assertIn(str(_folders()[0]), names)
 
   def test_twenty_runs_are_of_a_size_that_opens_at_once(self):
-    one = len(page.made(sources.read(_folders()[:1])))
-    three = len(page.made(sources.read(_folders())))
+    one = len(page.render(sources.read(_folders()[:1])))
+    three = len(page.render(sources.read(_folders())))
 
     self.assertLess(three, 6e6)
     self.assertLess((three - one) / 2, 0.4e6)  # Of a run.
