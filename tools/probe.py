@@ -31,7 +31,8 @@ that.  H hosts need at most H (H - 1) + 3 H tests, or 5 H if there are more than
 hosts may be behind one link, `group` tests each such set twice, of at most
 H - 2 sets, and `near` runs up to 3 times.  A set is a group if its link carries
 less, by twice the tolerance, than all else explains, and `near` is not as slow.
-A group is found if the joint traffic of about half of its hosts exceeds its link.
+A group is found if the joint traffic of about half of its hosts exceeds its
+link.
 
 A rate is the best of all tests.  A pair that is slower than that in `both`, by
 twice the tolerance, and shares no link of a group, is listed in `shortfalls`,

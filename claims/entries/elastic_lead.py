@@ -1,4 +1,4 @@
-"""How far ElasticBSP lets a worker lead."""
+"""Largest lead of a worker under ElasticBSP."""
 
 from typing import Any
 

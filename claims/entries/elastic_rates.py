@@ -1,4 +1,4 @@
-"""Whether SSP's bound has to be tuned anew with the rate, and R has not."""
+"""SSP's bound needs tuning for each learning rate, and R does not."""
 
 from typing import Any
 

@@ -172,9 +172,9 @@ class _Model:
     """Initializes the model with relative rates of links.
 
     Args:
-      shape: Rates up to a factor; worker i is the i-th.
+      shape: Links with rates up to a common factor.
       epoch: Membership epoch of all workers.
-      config: The run's.
+      config: Config of the run.
       size_bytes: Bytes of the summed vector.
     """
     self._shape, self._planned = shape, epoch.plan
