@@ -137,7 +137,7 @@ class RankingTest(absltest.TestCase):
     self.assertEqual(self._row(BSP, 3.0, more).time, 0.5)
     self.assertEqual(self._row(BSP, 2.0, fewer).time, 0.5)
 
-  def test_what_is_staler_than_measured_is_not_advised(self):
+  def test_staler_combinations_than_measured_are_not_advised(self):
     few = BSP, Combination('asp')
     ranked = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 0.1))
     data = _data(slowdown=[1.0] * 7 + [10.0])
@@ -151,7 +151,7 @@ class RankingTest(absltest.TestCase):
 
 
 class NeededTest(absltest.TestCase):
-  def test_what_was_measured_is_told(self):
+  def test_measured_ratios_are_printed(self):
     found = needed.read_ratios()
     self.assertAlmostEqual(found[BSP].median, 1.0, places=3)
     self.assertEqual(found[Combination('asp')].runs, 18)
@@ -205,7 +205,7 @@ class FileTest(parameterized.TestCase):
     ),
     (_data(slowdown='x'), r'speed.slowdown: expected a list of numbers'),
   )
-  def test_what_is_wrong_is_named(self, data, message):
+  def test_wrong_fields_are_named(self, data, message):
     with self.assertRaisesRegex(ValueError, message):
       clusters.read(_file(data))
 
@@ -214,7 +214,9 @@ class FileTest(parameterized.TestCase):
     (_data(rates=[1e9] * 3), r'worker_up_Bps: expected one value or 8'),
     (_data(rates=[0.0]), r'worker_up_Bps: expected more than 0'),
   )
-  def test_what_does_not_fit_is_named_before_anything_runs(self, data, message):
+  def test_inconsistent_fields_are_named_before_anything_runs(
+    self, data, message
+  ):
     with self.assertRaisesRegex(ValueError, message):
       self._advise(data)
 

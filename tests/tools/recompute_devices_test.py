@@ -99,7 +99,7 @@ class SeveralDevicesTest(parameterized.TestCase):
     self.assertEqual([s['workers'] for s in starts], [{'0': two, '1': two}])
     self.assertEqual(difference, 0.0)
 
-  def test_a_process_with_fewer_devices_says_what_it_needs(self):
+  def test_a_process_with_fewer_devices_names_the_required_ones(self):
     *_, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')['server']
     with self.assertRaisesRegex(
       ValueError,
@@ -107,7 +107,7 @@ class SeveralDevicesTest(parameterized.TestCase):
     ):
       recompute.difference(pathlib.Path(folder))
 
-  def test_unlike_workers_are_told_recorded_and_refused(self):
+  def test_unlike_workers_are_logged_recorded_and_refused(self):
     warned, starts, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
       'unlike'
     ]
