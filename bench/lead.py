@@ -35,6 +35,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import train
+from cluster.membership import rendezvous
 from cluster.network.streams import Security, Stream, TransportError, connect
 from cluster.process import roles
 from configs import default
@@ -217,21 +218,23 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
   print_of = fingerprint(json.loads(path.read_text()))
+  token = (pathlib.Path(workdir) / rendezvous.TOKEN).read_text().strip()
+  security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:
     hello = {'worker': index, 'process': process, 'fingerprint': print_of}
-    controls.append(connect(coordinator, hello, Security(), _START_S))
-    work = threading.Thread(target=_work, args=(index, controls[-1]))
+    controls.append(connect(coordinator, hello, security, _START_S))
+    work = threading.Thread(target=_work, args=(index, controls[-1], security))
     work.start()
   _beat(controls)
 
 
-def _work(index: int, control: Stream) -> None:
+def _work(index: int, control: Stream, security: Security) -> None:
   with contextlib.suppress(TransportError):
     life = control.receive().header['life']
     servers = control.receive().header['servers']
     key = {'worker': index, 'life': life}
-    streams = [connect(each, key, Security(), _START_S) for each in servers]
+    streams = [connect(each, key, security, _START_S) for each in servers]
     for stream in streams:
       stream.receive()
     threading.Thread(target=_heed, args=(control,), daemon=True).start()

@@ -343,7 +343,7 @@ class CommandTest(absltest.TestCase):
     self.assertRegex(done.stdout, r'Medians: \|ratio - 1\| [0-4]\.\d%')
     self.assertTrue(out.exists() and out.with_suffix('.csv').exists())
 
-  def test_a_folder_without_a_run_is_refused(self):
+  def test_the_command_refuses_a_folder_without_a_run(self):
     done = small.python('-m', 'tools.calibrate', '/none', '--out=/none/a.py')
 
     self.assertEqual(done.returncode, 1)
