@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
       driver.Options(
         out=values.out,
         jobs=values.jobs,
-        is_dry=values['dry-run'].value,
+        is_dry=bool(values['dry-run'].value),
         command_list=values.list,
         submit=values.submit,
         submit_with=values.submit_with,
@@ -70,7 +70,7 @@ def _parse(argv: list[str]) -> list[str]:
       'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',
     )
-    flags.mark_flag_as_required('config')
+    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
     return app.parse_flags_with_usage(argv)
 
 

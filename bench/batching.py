@@ -156,9 +156,9 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
   """Returns the examples per second of bulk-synchronous supersteps.
 
   Args:
-    batching: Assigns; it is told of each superstep and keeps what it learns.
-    speed: How long workers compute; transfers take no time.
-    supersteps: How many.
+    batching: Batching, which observes each superstep.
+    speed: Compute times of workers; transfers take no time.
+    supersteps: Number of supersteps.
   """
   workers = range(speed.model.num_workers)
   time, examples = 0.0, 0
@@ -184,7 +184,7 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
 
 @dataclasses.dataclass
 class _Oracle:
-  """Knows the speeds of the iterations that it assigns."""
+  """Batching with the true speeds of the next iterations."""
 
   speed: speeds.Speed
   total: int

@@ -1,4 +1,4 @@
-"""How fast packed forests are beside other schemes, and how soon packed.
+"""Compares rates of packed forests with other schemes, and times packing.
 
   python -m bench.forest [--parts=speedups,spread,times,trees,chunks]
     [--topologies=FOLDER]

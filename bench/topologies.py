@@ -118,7 +118,7 @@ class Topology(NamedTuple):
   """A cluster to compare schemes on.
 
   Attributes:
-    name: For the table.
+    name: Name in the table.
     cluster: Workers, switches and links.
     optimum_GBps: The best rate of an allreduce, if it is known.
   """

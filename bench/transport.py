@@ -1,4 +1,4 @@
-"""What streams of messages, and whole runs, cost beside bare Flight.
+"""Measures streams of messages, and whole runs, relative to bare Flight.
 
   python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
     [--iterations=120]
@@ -112,7 +112,7 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
   """Gives a function that moves bytes between two new processes and back.
 
   Args:
-    environ: Of the processes, beside this one's.
+    environ: Further environment variables of the processes.
     size: Bytes each way.
     chunk: Bytes of a chunk of the stream.
   """

@@ -192,7 +192,8 @@ def compute_s(assumed: Assumed, model: str) -> float:
   """Returns the seconds that one GPU computes in an iteration."""
   config = _config(model)
   per_example_s = config.cluster.speed.per_example_s
-  return per_example_s * config.batching.worker_batch / assumed.rate
+  batch = config.batching.worker_batch
+  return float(per_example_s * batch / assumed.rate)
 
 
 def cluster_of(assumed: Assumed, gpus: int) -> Links:

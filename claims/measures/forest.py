@@ -6,6 +6,7 @@ import topology
 from bench import forest as bench
 from claims.measures import answering
 from topology.clusters import randomized
+from topology.clusters.builders import build_cluster
 
 NETWORKS = {
   'mesh': 'full_mesh(8, 25)',

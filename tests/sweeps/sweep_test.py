@@ -431,7 +431,7 @@ class FolderTest(absltest.TestCase):
 
 
 class SubmitTest(absltest.TestCase):
-  def test_without_submitit_it_is_named(self):
+  def test_a_missing_submitit_is_named(self):
     with (
       mock.patch.dict('sys.modules', submitit=None),
       self.assertRaisesRegex(ValueError, 'pip install submitit'),

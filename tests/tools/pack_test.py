@@ -41,7 +41,7 @@ def _folder():
 
 
 class CommandTest(parameterized.TestCase):
-  def test_a_builder_is_packed_told_and_written(self):
+  def test_a_builder_is_packed_printed_and_written(self):
     out, drawn = _folder() / 'mesh.json', _folder() / 'mesh.dot'
     line = ('full_mesh(4, 25)', '--collective=allgather', '--baselines')
     done = _run(*line, f'--out={out}', f'--dot={drawn}')
@@ -132,7 +132,7 @@ class SizeTest(parameterized.TestCase):
   @parameterized.parameters(
     '', '0', 'MB', '-1MB', '1mb', '1e3', '0.1B', 'infGB'
   )
-  def test_what_is_no_size_is_refused(self, text):
+  def test_an_invalid_size_is_refused(self, text):
     with self.assertRaisesRegex(ValueError, f"size: expected .* got '{text}'"):
       pack.size_bytes(text)
 

@@ -120,7 +120,7 @@ class PlacesTest(parameterized.TestCase):
     xs = [places[worker][0] for worker in cluster.workers]
     self.assertEqual(xs, sorted(xs))
 
-  def test_rails_are_below_what_boxes_are_above(self):
+  def test_rails_are_below_boxes(self):
     places = placing.places(build_cluster('dgx_a100(2)'))
     heights = [np.sign(places[f's{k}'][1]) for k in range(4)]
     self.assertEqual(heights, [1, 1, -1, -1])
@@ -158,7 +158,7 @@ class CommandTest(parameterized.TestCase):
     pixels = image.imread(file.with_suffix('.png'))[..., :3]
     self.assertGreater(_count(pixels, _UP), 100)
 
-  def test_the_picture_goes_where_it_is_said(self):
+  def test_the_picture_is_written_to_the_path_of_the_flag(self):
     out = _folder() / 'picture.png'
     done = self._run(str(self._forest()), f'--out={out}', '--trees=1')
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -171,7 +171,7 @@ class CommandTest(parameterized.TestCase):
     ((), r'Expected a file, got \[\]'),
   )
   @pytest.mark.soak
-  def test_so_is_other_bad_input(self, arguments, message):
+  def test_bad_flags_are_named(self, arguments, message):
     self._check_named(arguments, message)
 
   def test_bad_input_is_named(self):

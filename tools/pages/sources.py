@@ -34,7 +34,7 @@ class Table(NamedTuple):
     columns: Names of the columns.
     seen: Names of the columns that are shown at first.
     rows: Rows, each with a text, number, bool or None per column.
-    runs: For each row the index of its run in the page's runs, or None.
+    runs: Index of each row's run in the runs of the page, or None.
   """
 
   title: str
@@ -63,7 +63,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
   stored results, any other that of a run.
 
   Args:
-    folders: At least one.
+    folders: Folders, at least one.
 
   Raises:
     ValueError: If a folder is none of these, is empty, or holds a run that has
