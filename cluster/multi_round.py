@@ -27,13 +27,14 @@ def build(
   """
   if wire.push.allreduce is None:
     return None
-  sizes = {'bucket_bytes': math.inf, 'books': 0}
   uses_numpy = plan.forest is not None
-  pool = learned.pool(**sizes)
+  pool = learned.pool(bucket_bytes=math.inf, books=0)
   with named(f'config.wire.{config.wire.name}'):
     # Checks the gradient before padding, which would hide that it is too short.
     MultiRoundAllreduce(wire, pool.gradient, pool.rows, uses_numpy=uses_numpy)
-    pool = learned.pool(**sizes, multiple=wire.push.padding)
+    pool = learned.pool(
+      bucket_bytes=math.inf, books=0, multiple=wire.push.padding
+    )
     return MultiRoundAllreduce(
       wire, pool.gradient, pool.rows, uses_numpy=uses_numpy
     )

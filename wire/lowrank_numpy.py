@@ -25,9 +25,7 @@ class NumpyFactors(FactorSettings):
     """Yields left factors and numbers between matrices, then right factors."""
     # A worker whose gradient is not finite has reported that already.
     with np.errstate(over='ignore', invalid='ignore'):
-      contribution = self._project(
-        state, vector, np.float32(scale), workspace
-      )
+      contribution = self._project(state, vector, np.float32(scale), workspace)
     reduced = np.asarray((yield contribution))
     rows = [each.rows for each in self.matrices]
     left_sums, rest = self._factors(reduced, rows)

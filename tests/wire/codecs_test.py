@@ -46,7 +46,9 @@ class TopKTest(parameterized.TestCase):
   def test_the_whole_vector_is_sent_without_sparsity(self):
     codec = _jitted(topk.make(sparsity=0.0).push)
     message, state = codec.encode(codec.init(9, 0), jnp.arange(9.0))
-    np.testing.assert_array_equal(codec.decode(message, 9).vector, np.arange(9.0))
+    np.testing.assert_array_equal(
+      codec.decode(message, 9).vector, np.arange(9.0)
+    )
     self.assertEqual((codec.size_bytes(9), message.nbytes), (36, 36))
     self.assertFalse(state.residual.any())
 
@@ -73,7 +75,9 @@ class QuantisedTest(parameterized.TestCase):
     steps, each = vector / np.repeat(scales, 5)[:n], np.asarray(message[1])
     self.assertTrue(((each >= steps - 1) & (each <= steps + 1)).all())
     np.testing.assert_allclose(
-      codec.decode(message, n).vector, each * np.repeat(scales, 5)[:n], rtol=1e-6
+      codec.decode(message, n).vector,
+      each * np.repeat(scales, 5)[:n],
+      rtol=1e-6,
     )
     # The next vector is rounded in another way, and all is repeatable.
     again, _ = codec.encode(codec.init(n, 0), jnp.asarray(vector))
@@ -137,7 +141,9 @@ class LowRankTest(parameterized.TestCase):
       kept = wanted - sent
 
       message, state = codec.encode(state, jnp.asarray(gradient, jnp.float32))
-      np.testing.assert_allclose(codec.decode(message, _N).vector, sent, atol=1e-5)
+      np.testing.assert_allclose(
+        codec.decode(message, _N).vector, sent, atol=1e-5
+      )
       np.testing.assert_allclose(state.residual, kept, atol=1e-5)
     size = 4 * (6 + 5 + 4 + 4 + _N - 30 - 16)
     self.assertEqual((_size_bytes(message), codec.size_bytes(_N)), (size, size))
@@ -147,7 +153,9 @@ class LowRankTest(parameterized.TestCase):
     rng = np.random.default_rng(rank)
     matrix = rng.normal(size=(20, rank)) @ rng.normal(size=(rank, 10))
     vector = jnp.asarray(matrix.reshape(-1), jnp.float32)
-    codec = _jitted(lowrank.make(rank=rank).for_matrices([Rows(0, 20, 10)]).push)
+    codec = _jitted(
+      lowrank.make(rank=rank).for_matrices([Rows(0, 20, 10)]).push
+    )
     state, arrived = codec.init(200, 0), 0.0
     for step in range(3):
       message, state = codec.encode(state, vector)
@@ -188,7 +196,9 @@ class LowRankTest(parameterized.TestCase):
       for number, (got, state) in enumerate(zip(sums, states, strict=True)):
         np.testing.assert_allclose(got.vector, total_, atol=1e-4)
         np.testing.assert_array_equal(got.vector, sums[0].vector)
-        np.testing.assert_array_equal(state.replicated[0], states[0].replicated[0])
+        np.testing.assert_array_equal(
+          state.replicated[0], states[0].replicated[0]
+        )
         own = wanted[number].copy()
         own[place] = (left @ each[number].T).reshape(-1)
         kept[number] = wanted[number] - own
@@ -199,7 +209,10 @@ class LowRankTest(parameterized.TestCase):
     rows = [Rows(3, 300, 200), Rows(60_010, 6, 40_000)]
     wire = lowrank.make(rank=2)
     n = 300_020
-    allreduces = [MultiRoundAllreduce(wire, n, rows, uses_numpy=uses_numpy) for uses_numpy in (False, True)]
+    allreduces = [
+      MultiRoundAllreduce(wire, n, rows, uses_numpy=uses_numpy)
+      for uses_numpy in (False, True)
+    ]
     states = [{k: each.init(k) for k in range(2)} for each in allreduces]
     for step, scale in enumerate((1.0, 4.0, 0.5)):
       vectors = dict(enumerate(scale * _vectors(step, 2, n)))

@@ -36,8 +36,7 @@ def _make(**changed):
 
 @dataclasses.dataclass
 class _Worker:
-  """One worker, by loops over chunks; numbers are whole, so sums are exact.
-  """
+  """One worker, by loops over chunks; numbers are whole, so sums are exact."""
 
   n: int
   chunk: int
@@ -78,7 +77,9 @@ def _whole(rng, *shape):
 
 class ServerTest(parameterized.TestCase):
   @parameterized.parameters(*_CASES)
-  def test_messages_and_residuals_match_loops_over_chunks(self, correction, select_lag):
+  def test_messages_and_residuals_match_loops_over_chunks(
+    self, correction, select_lag
+  ):
     n, sent_chunks = 38, 4  # Of 10, of which the last one is half full.
     codec = _make(correction=correction, select_lag=select_lag).push
     rng, worker = np.random.default_rng(0), _Worker(n, 4, correction)
@@ -97,7 +98,9 @@ class ServerTest(parameterized.TestCase):
       np.testing.assert_array_equal(codec.decode(message, n).vector, sent)
       np.testing.assert_array_equal(state.residual['unsent'], worker.unsent)
       if correction == 'local':
-        np.testing.assert_array_equal(state.residual['velocity'], worker.velocity)
+        np.testing.assert_array_equal(
+          state.residual['velocity'], worker.velocity
+        )
       self.assertEqual(sum(p.nbytes for p in message), codec.size_bytes(n))
       got = codec.decode(message, n).arrived
       if correction == 'masked':
@@ -171,7 +174,9 @@ class ServerTest(parameterized.TestCase):
     (0.99, 37, 4, 4 * (4 + 1)),  # At least one.
     (0.05, 37, 4, 4 * 37),  # All of them, without indices.
   )
-  def test_size_bytes_is_the_size_of_a_message(self, sparsity, n, chunk, size_bytes):
+  def test_size_bytes_is_the_size_of_a_message(
+    self, sparsity, n, chunk, size_bytes
+  ):
     codec = _make(sparsity=sparsity, chunk=chunk).push
     self.assertEqual(codec.size_bytes(n), size_bytes)
     message, _ = codec.encode(codec.init(n, 0), jnp.ones(n))
@@ -181,9 +186,15 @@ class ServerTest(parameterized.TestCase):
 
 class SumTest(parameterized.TestCase):
   @parameterized.parameters(
-    *(case | {'uses_numpy': uses_numpy} for case in _CASES for uses_numpy in (False, True))
+    *(
+      case | {'uses_numpy': uses_numpy}
+      for case in _CASES
+      for uses_numpy in (False, True)
+    )
   )
-  def test_all_workers_of_an_allreduce_send_the_same_chunks(self, correction, select_lag, uses_numpy):
+  def test_all_workers_of_an_allreduce_send_the_same_chunks(
+    self, correction, select_lag, uses_numpy
+  ):
     n, sent_chunks, count = 40, 4, 3
     codec = _make(correction=correction, select_lag=select_lag).push
     rng = np.random.default_rng(1)
@@ -240,7 +251,9 @@ class SumTest(parameterized.TestCase):
     ('float16', 0, False),
     ('float16', 0, True),
   )
-  def test_rounding_errors_of_an_allreduce_stay_in_residuals(self, dtype, select_lag, uses_numpy):
+  def test_rounding_errors_of_an_allreduce_stay_in_residuals(
+    self, dtype, select_lag, uses_numpy
+  ):
     codec = _make(dtype=dtype, select_lag=select_lag).push
     rng = np.random.default_rng(3)
     states = [codec.init(40, k) for k in range(2)]
@@ -265,7 +278,10 @@ class SumTest(parameterized.TestCase):
   ):
     codec = _make(correction=correction, select_lag=select_lag).push
     wire, rng = Wire(codec, codec, codec), np.random.default_rng(2)
-    allreduces = [MultiRoundAllreduce(wire, 40, (), uses_numpy=uses_numpy) for uses_numpy in (False, True)]
+    allreduces = [
+      MultiRoundAllreduce(wire, 40, (), uses_numpy=uses_numpy)
+      for uses_numpy in (False, True)
+    ]
     states = [{k: each.init(k) for k in range(2)} for each in allreduces]
     for scale in (1.0, 4.0, 0.5):
       vectors = {k: scale * _whole(rng, 40) for k in range(2)}
@@ -279,8 +295,13 @@ class SumTest(parameterized.TestCase):
   def test_a_numpy_allreduce_reuses_memory_but_not_the_state_before(self):
     for correction in ('masked', 'local'):
       codec = _make(correction=correction, select_lag=1).push
-      multi_round = MultiRoundAllreduce(Wire(codec, codec, codec), 40, (), uses_numpy=True)
-      workspace, state = Workspace(sum=np.zeros(40, np.float32)), multi_round.init(0)
+      multi_round = MultiRoundAllreduce(
+        Wire(codec, codec, codec), 40, (), uses_numpy=True
+      )
+      workspace, state = (
+        Workspace(sum=np.zeros(40, np.float32)),
+        multi_round.init(0),
+      )
       vectors, sums = np.zeros((2, 40), np.float32), []
       for step in range(4):
         gradient = _whole(np.random.default_rng(step), 40)

@@ -106,7 +106,9 @@ class RecomputedAllreduce:
     end = parts[0].size
     ranges, dtypes = self._last_ranges(end, rest[0].size, scale, count == 1)
     total = sums(
-      {worker: np.concatenate([parts[worker], rest[worker]]) for worker in rest},
+      {
+        worker: np.concatenate([parts[worker], rest[worker]]) for worker in rest
+      },
       ranges,
       dtypes,
     )

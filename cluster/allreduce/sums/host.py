@@ -155,7 +155,7 @@ class HostReducer:
     reduction = self._running.begin(
       version, vector, self._ranges, travel, dtypes
     )
-    ready = reduction.ready
+    ready: Callable[[int], None] = reduction.ready
     if self.simulates_time:
       passed = len(self._ranges) - len(self._pool.ranges)
       self._wait_as_computing(reduction, least_s)
@@ -185,7 +185,7 @@ class HostReducer:
     """Fills the rest of the pool."""
     if self._filling is None:
       raise RuntimeError('Expected a computed gradient, got none.')
-    self._filling.finish(self._stats, numbers)
+    self._filling.finish(self._stats, numbers.tolist())
 
   def total(self) -> tuple[list[float], bool]:
     """Waits until the whole pool is summed."""

@@ -153,9 +153,7 @@ def _selects(filters: str, name: str) -> bool:
   return found != without
 
 
-def _wait_for_next_run(
-  coordinator: str, index: int, start_s: float
-) -> None:
+def _wait_for_next_run(coordinator: str, index: int, start_s: float) -> None:
   """Waits while a coordinator listens, as all its workers have joined already.
 
   Another process of this rank is among them.  The coordination service would
@@ -486,9 +484,7 @@ def _is_finite(payload: Payload) -> jax.Array:
   return jnp.isfinite(jnp.array(peaks)).all()
 
 
-def sum_over_workers(
-  part: jax.Array, dtype: np.dtype, count: int
-) -> jax.Array:
+def sum_over_workers(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
   """Returns the sum over all workers, rounded; traced.
 
   Args:
@@ -498,7 +494,8 @@ def sum_over_workers(
     count: Number of workers.
   """
   if dtype == jnp.float32:
-    return jax.lax.psum(part, AXIS)
+    total: jax.Array = jax.lax.psum(part, AXIS)
+    return total
   shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
   mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
   # XLA's sum along an axis is many times slower on CPUs.
@@ -507,7 +504,8 @@ def sum_over_workers(
     total = total + widen(mine[each], dtype)
   rounded = narrow(total, dtype)
   whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
-  return whole[None, : part.size]
+  first: jax.Array = whole[None, : part.size]
+  return first
 
 
 def narrow(part: jax.Array, dtype: np.dtype) -> jax.Array:

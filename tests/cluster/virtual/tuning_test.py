@@ -76,7 +76,9 @@ def _predicted(overlap, dtype, Gbps, **fields):
     mock.patch.object(tuning.logging, 'info') as log,
   ):
     wire = dense.make(dtype=dtype)
-    chosen = tuning.choose_bucket_bytes(config, choose, plan, learned, wire).bucket_bytes
+    chosen = tuning.choose_bucket_bytes(
+      config, choose, plan, learned, wire
+    ).bucket_bytes
   rows = [call.args[1:3] for call in log.call_args_list if len(call.args) > 3]
   return chosen, dict(rows)
 

@@ -73,7 +73,9 @@ class SingleWorkerTest(parameterized.TestCase):
       np.testing.assert_array_equal(statistics, books)
       # Numbers that were sent have left rounding errors.
       sent = np.asarray(reduced.vector) != 0
-      lost += float(np.abs(np.asarray(states[0].residual['unsent'])[sent]).sum())
+      lost += float(
+        np.abs(np.asarray(states[0].residual['unsent'])[sent]).sum()
+      )
     self.assertGreater(lost, 0)
 
 

@@ -307,7 +307,9 @@ class MultiRoundTest(parameterized.TestCase):
     ('masked', 0.0, 'bfloat16'),
     ('local', 0.5, 'float32'),
   )
-  def test_streaming_a_prefix_changes_no_result(self, correction, momentum, dtype):
+  def test_streaming_a_prefix_changes_no_result(
+    self, correction, momentum, dtype
+  ):
     members = _members(dtype)
     self._open(
       len(members),
@@ -368,7 +370,9 @@ class MultiRoundTest(parameterized.TestCase):
       self._iterate(version, [0, 1])
 
   @parameterized.parameters(0, 1)
-  def test_a_worker_without_the_last_sum_continues_with_the_state_after_it(self, lag):
+  def test_a_worker_without_the_last_sum_continues_with_the_state_after_it(
+    self, lag
+  ):
     self._open(2, select_lag=lag)
     self._form(0, [0, 1])
     self._iterate(0, [0, 1])
@@ -475,7 +479,9 @@ class MultiRoundTest(parameterized.TestCase):
     # Of the two sums of an iteration the first has more chunks.
     self._open(
       1,
-      make=lambda index, **_: _FakeExecutor(chunks=[100, 5], chunk_s=[0.1, 9.0]),
+      make=lambda index, **_: _FakeExecutor(
+        chunks=[100, 5], chunk_s=[0.1, 9.0]
+      ),
     )
     worker = self.workers[0]
     deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)

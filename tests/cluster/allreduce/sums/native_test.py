@@ -328,7 +328,9 @@ class InterfaceTest(parameterized.TestCase):
     ('^eth', True),
     ('^=lo,eth0', True),
   )
-  def test_the_users_interface_wins_and_a_contradiction_is_logged(self, own, told):
+  def test_the_users_interface_wins_and_a_contradiction_is_logged(
+    self, own, told
+  ):
     self.environ['NCCL_SOCKET_IFNAME'] = own
     if told:
       with self.assertLogs('absl', 'WARNING') as logs:
