@@ -25,7 +25,7 @@ from cluster.allreduce.formation import Cut, Formation
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.event_loop import Leading
-from cluster.probing.link_manager import Linking
+from cluster.probing.link_manager import LinkManager
 from cluster.process.exits import Unmendable
 
 
@@ -39,14 +39,16 @@ class Generations(Leading):
     store: ReplicaStore,
     reception: AllreduceReception,
     formation: Formation,
-    linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
+    link_manager: Callable[
+      [Callable[[int, dict[str, Any]], None]], LinkManager
+    ],
     **of_leading: Any,
   ):
     """There is none yet; arguments as of `AllreduceRuntime`."""
     super().__init__(coordinator=coordinator, reception=reception, **of_leading)
     self._store = store
     self._formation = formation
-    self._linking = linking(self._say)
+    self._link_manager = link_manager(self._say)
     self._check = StateCheck(
       formation,
       say=self._say,
@@ -89,7 +91,7 @@ class Generations(Leading):
   @property
   def _turns(self) -> str:
     """Reason to end the generation after this iteration; '' for none."""
-    return self._linking.turns or self._formation.retries
+    return self._link_manager.interruption or self._formation.retries
 
   def _is_connected(self) -> bool:
     """Returns whether the first members are connected.
@@ -121,7 +123,7 @@ class Generations(Leading):
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.evict(index, stream, reason)
-    self._linking.lose(index, reason)
+    self._link_manager.lose(index, reason)
     if index in self._formation.members:
       self._formation.gone(index, reason)
       self._stop(f'worker {index} is lost')
@@ -190,7 +192,7 @@ class Generations(Leading):
     if not self._started and len(members) < len(self._members):
       self._formation.wait()
       return
-    if self._linking.measures(members):
+    if self._link_manager.begin_survey(members):
       return
     try:
       version = self._store.version + (self._owed is not None)
@@ -204,7 +206,7 @@ class Generations(Leading):
 
   def _measured(self, event: dict[str, Any]) -> None:
     """Goes on with what is known of the links now."""
-    self._linking.measured(event, self.time)
+    self._link_manager.take_survey(event, self.time)
     self._bury()
     self._form()
 

@@ -178,7 +178,7 @@ class Replica:
     address = self._summing.open()
     life.stack.callback(self._summing.close)
     if settings.adapt:
-      telling = traffic.Telling(self._summing.traffic, life.say)
+      telling = traffic.TrafficReporter(self._summing.traffic, life.say)
       life.stack.enter_context(telling)
     life.stack.callback(self._measurer.close)
     self._report_ready(life, address or giving.address, giving.address)

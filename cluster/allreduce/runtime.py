@@ -15,7 +15,7 @@ from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.memberships import Generations
 from cluster.allreduce.step_statistics import Booking, Books
 from cluster.coordinator import Coordinator
-from cluster.probing.traffic_log import Carrying
+from cluster.probing.traffic import TrafficLog
 from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
@@ -48,13 +48,15 @@ class AllreduceRuntime(Generations):
       overlap: What sending gradients overlaps with in the coordinator's process.
       iteration_bytes: As of `Booking`.
       **of_generations: `store`, of the learner, the coordinator's; `formation`, which
-        makes groups; `linking`, which makes what knows the links, given what
+        makes groups; `link_manager`, which makes what knows the links, given what
         sends to a worker; and what `Leading` takes.
     """
     super().__init__(
       coordinator=coordinator, reception=reception, **of_generations
     )
-    self._carrying = Carrying(self._formation, Traffic(coordinator.recorder))
+    self._traffic_log = TrafficLog(
+      self._formation, Traffic(coordinator.recorder)
+    )
     self._booking = Booking(
       coordinator, books, reception.members, iteration_bytes
     )
@@ -75,10 +77,10 @@ class AllreduceRuntime(Generations):
       'compared': self._compared,
       'completed': self._completed,
       'collected': self._has_collected,
-      'answered': self._linking.answered,
+      'answered': self._link_manager.take_answer,
       'measured': self._measured,
-      'traffic': self._linking.traffic,
-      'packed': lambda event: self._linking.packed(event, self.time),
+      'traffic': self._link_manager.take_traffic,
+      'packed': lambda event: self._link_manager.take_forest(event, self.time),
     }
     coordinator.attach(release=self._released, wake_at=lambda time: None)
 
@@ -91,7 +93,7 @@ class AllreduceRuntime(Generations):
     self._wait(
       self._reception.listen(),
       done=self._is_connected,
-      missing=lambda: self._reception.missing() or self._linking.waits,
+      missing=lambda: self._reception.missing() or self._link_manager.awaited,
     )
 
   def start(self) -> None:
@@ -189,7 +191,7 @@ class AllreduceRuntime(Generations):
   def _formed(self, event: dict[str, Any]) -> None:
     if not self._is_current(event):
       return
-    self._carrying.forming(event)
+    self._traffic_log.take_connected(event)
     if self._formation.formed(event['worker'], event['digest']):
       self._check.begin(
         event['version'], self._begin_generation, self._formation.digests
@@ -200,11 +202,11 @@ class AllreduceRuntime(Generations):
     version = self._check.agreement.agreed
     self._settle()
     self._running = True
-    self._linking.formed()
+    self._link_manager.begin_epoch()
     self._dealing.begin(self._store.version)
     if self._started:
       self._deal()
-    self._carrying.formed(self.time, version, self._why)
+    self._traffic_log.begin_epoch(self.time, version, self._why)
 
   def _settle(self) -> None:
     """Books what could not be before all members had the newest version."""
@@ -253,7 +255,7 @@ class AllreduceRuntime(Generations):
     """Goes on with an iteration after which all hold the same state."""
     self._book(numbers, self._formation.members)
     for event in self._sent:
-      self._carrying.checked(event, self.time)
+      self._traffic_log.take_compared(event, self.time)
     self._deal()
 
   def _has_collected(self, event: dict[str, Any]) -> None:
@@ -283,7 +285,7 @@ class AllreduceRuntime(Generations):
       stage=stage,
       time=self.time,
     )
-    self._linking.iterated(self.time, self._booking.exposed_s)
+    self._link_manager.end_iteration(self.time, self._booking.exposed_s)
 
   def _deal(self) -> None:
     """Deals what can be dealt of this iteration and of the next."""

@@ -21,10 +21,10 @@ from cluster.allreduce.sums.talking import TalkingSumming
 from cluster.allreduce.sums.talking_native import TalkingNative
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
-from cluster.probing.cache import Kept
+from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
-from cluster.probing.follower import Adaptation
-from cluster.probing.link_manager import Linking
+from cluster.probing.follower import LinkFollower
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
@@ -120,8 +120,8 @@ class AllreduceSite(Process):
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
     )
-    kept = Kept(self.parts.files.workdir)
-    adaptation = Adaptation(
+    cache = LinkCache(self.parts.files.workdir)
+    follower = LinkFollower(
       formation,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
@@ -132,15 +132,15 @@ class AllreduceSite(Process):
       store=self.store,
       reception=reception,
       formation=formation,
-      linking=lambda say: Linking(
+      link_manager=lambda say: LinkManager(
         formation,
         Surveyor(
-          kept=kept,
+          cache=cache,
           send=say,
           tell=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
-        adaptation if self._plan.adapt else None,
+        follower if self._plan.adapt else None,
         workers=self._workers,
       ),
       books=self._books,

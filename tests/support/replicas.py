@@ -19,7 +19,7 @@ from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books, Entry
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.memory import Nothing
-from cluster.probing.link_manager import Linking
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
@@ -100,7 +100,7 @@ class World:
       store=store,
       reception=self.reception,
       formation=self.formation,
-      linking=lambda say: Linking(
+      link_manager=lambda say: LinkManager(
         self.formation, surveyor, None, workers=workers
       ),
       books=self.books,

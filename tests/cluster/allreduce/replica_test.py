@@ -172,7 +172,7 @@ class ReplicaTest(parameterized.TestCase):
     return played
 
   def test_who_follows_links_tells_what_was_sent(self):
-    with mock.patch.object(traffic.Telling.__init__, '__defaults__', (0.01,)):
+    with mock.patch.object(traffic.TrafficReporter.__init__, '__defaults__', (0.01,)):
       both = [self._played(k, workers=2, adapt=True) for k in range(2)]
     both[0].form(both[1])
     for played in both:
