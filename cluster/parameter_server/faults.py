@@ -72,7 +72,9 @@ class FaultyWorker(Worker):
     push = self._faults.strike_push(self.index, self._iteration)
     return faults_.to_nan(push, payload), loss
 
-  def _push(self, streams: Sequence[Stream], *arguments: Any) -> list[Future[None]]:
+  def _push(
+    self, streams: Sequence[Stream], *arguments: Any
+  ) -> list[Future[None]]:
     due = self._faults.due
     self._first = due(self.index, self._iteration, Phase.FIRST)
     self._last = due(self.index, self._iteration, Phase.LAST)
