@@ -97,7 +97,7 @@ class Keeping:
         self._report(told, [chunk])
         time.sleep(_GAP_S)
 
-  def _saved(self, number: int, saved: Future) -> None:
+  def _saved(self, number: int, saved: Future[None]) -> None:
     told = {'event': 'saved', 'id': number}
     if error := saved.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)

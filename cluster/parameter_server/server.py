@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -110,7 +110,7 @@ class Server:
     self._sequence = self._done = 0
     self._order: tuple[str, float] = '', 0.0  # Name and start.
     self._longest: dict[str, float] = {}  # Seconds of orders, by name.
-    self._obeyed = {
+    self._obeyed: dict[str, Callable[..., None]] = {
       'add': self._add,
       'commit': self._commit,
       'release': self._release,
@@ -215,7 +215,8 @@ class Server:
         self._check(message, header['iteration'], header['stage'])
         payload: Payload | Key = (worker, life)
         if self._pieces:
-          sender = self._pipe(stream, message, payload)
+          owner = worker, life
+          sender = self._pipe(self._pieces, stream, message, owner)
         else:
           payload = self._taken(message, header['stage'])
         with self._lock:
@@ -282,21 +283,19 @@ class Server:
     return self._flat.taken(message, self.index, stage)
 
   def _pipe(
-    self, stream: Stream, message: Incoming, key: Key
+    self, pieces: Pieces, stream: Stream, message: Incoming, key: Key
   ) -> threading.Thread:
     """Receives a push in pieces; returns the thread that sends them back."""
-    pieces = self._pieces.served(key)
-    sender = threading.Thread(
-      target=_sent, args=(stream, pieces, self._pull_bytes), daemon=True
-    )
+    answer = stream, pieces.served(key), self._pull_bytes
+    sender = threading.Thread(target=_sent, args=answer, daemon=True)
     sender.start()
     with self._lock:
       self._piped.add(key)
     if not message.header['finite']:
-      self._pieces.void(key)
+      pieces.void(key)
     with placement.on_cpu():
       for number, chunk in enumerate(message.chunks):
-        self._pieces.take(key, number, chunk)
+        pieces.take(key, number, chunk)
     return sender
 
   def _execute(self) -> None:
@@ -321,7 +320,7 @@ class Server:
         # Servers begin with different workers, to share links evenly.
         alike.sort(key=lambda each: (each[0] <= self.index, each[0]))
         if self._pieces:
-          self._expect(alike)
+          self._expect(self._pieces, alike)
       for arguments in alike:
         start = time.monotonic()
         self._order = name, start
@@ -336,7 +335,11 @@ class Server:
   ) -> None:
     with self._lock:
       payload = self._payloads.pop((worker, life))
-    if examples:
+    if not examples:
+      return
+    if isinstance(self.learner, Pieces):
+      self.learner.add(update, (worker, life), examples, scale=scale)
+    elif isinstance(payload, Payload):
       self.learner.add(update, payload, examples, scale=scale)
 
   def _commit(self, update: int) -> None:
@@ -350,13 +353,13 @@ class Server:
     if port is not None:  # Its stream may just have ended.
       port.releases.put((header, None if has_all else self._outgoing()))
 
-  def _expect(self, releases: Sequence[Sequence[Any]]) -> None:
+  def _expect(self, pieces: Pieces, releases: Sequence[Sequence[Any]]) -> None:
     """Starts a superstep of the workers that are released together."""
     expected = {
       (worker, life): (header['examples'], header['scale'])
       for worker, life, header in releases
     }
-    if not self._pieces.expect(expected):
+    if not pieces.expect(expected):
       with self._lock:
         self._piped.clear()  # All of it is sent again.
 
