@@ -182,7 +182,7 @@ class Replica:
     address = self._summing.open()
     session.stack.callback(self._summing.close)
     if settings.adapt:
-      reports = traffic.Telling(self._summing.traffic, session.say)
+      reports = traffic.TrafficReporter(self._summing.traffic, session.say)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, address or source.address, source.address)

@@ -22,10 +22,10 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
-from cluster.probing.cache import Kept
+from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
-from cluster.probing.follower import Adaptation
-from cluster.probing.link_manager import Linking
+from cluster.probing.follower import LinkFollower
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
@@ -124,8 +124,8 @@ class AllreduceSite(Process):
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
     )
-    cache = Kept(self.parts.files.workdir)
-    adaptation = Adaptation(
+    cache = LinkCache(self.parts.files.workdir)
+    follower = LinkFollower(
       rendezvous,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
@@ -136,15 +136,15 @@ class AllreduceSite(Process):
       store=self.store,
       reception=reception,
       rendezvous=rendezvous,
-      links=lambda send: Linking(
+      links=lambda send: LinkManager(
         rendezvous,
         Surveyor(
-          kept=cache,
+          cache=cache,
           send=send,
           tell=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
-        adaptation if self._plan.adapt else None,
+        follower if self._plan.adapt else None,
         workers=self._workers,
       ),
       layout=self._statistics,

@@ -31,7 +31,7 @@ from learning.layout import FLOAT32
 from learning.learning import Learning, Overlap
 from route import links
 from route.links import Links
-from route.route import LATENCY_S, Allreduce, Forests, Plan
+from route.route import LATENCY_S, Allreduce, ForestBuilder, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
@@ -116,7 +116,7 @@ def choose_bucket_bytes(
 
 def _predictable_forest(
   config: ConfigDict, plan: Allreduce, own: MultiRoundAllreduce | None
-) -> Forests:
+) -> ForestBuilder:
   """Returns the plan's forest, if times of its buckets can be predicted.
 
   Raises:
