@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learning.scaling import Scaling, factor
+from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from cluster.allreduce.formation import Formation
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.membership import checked
 from cluster.network.errors import TransportError
 from cluster.probing.repacking import Ends
@@ -171,7 +171,7 @@ class _Report(NamedTuple):
 class TrafficLog:
   """Writes a row of a run's traffic once all members have reported it."""
 
-  def __init__(self, formation: Formation, traffic: Traffic):
+  def __init__(self, formation: Rendezvous, traffic: Traffic):
     """Creates the log, without reports.
 
     Args:
@@ -216,7 +216,7 @@ class TrafficLog:
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
-      generation=formation.generation,
+      generation=formation.membership_epoch,
       members=formation.members,
       planned=planned,
     )

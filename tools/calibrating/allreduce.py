@@ -22,15 +22,15 @@ from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
 from configs.checks import require
 from route import ring
-from route.choosing import Latency
 from route.links import Links, make_equal
 from route.route import LATENCY_S
+from route.selection import Latency
 from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
 from tools.reading.traffic import Link, MembershipEpoch
 from topology import Forest
-from topology.baselines.transfer_forest import transfer_forest
+from topology.baselines.transfer import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
