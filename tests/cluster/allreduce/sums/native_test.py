@@ -37,7 +37,7 @@ from tests.support import accelerators, processes, small
 from tools import recompute
 from wire.codec import Payload
 
-_ROOT = pathlib.Path(__file__).parents[5]
+_ROOT = pathlib.Path(__file__).parents[4]
 _MODULE = 'tests.cluster.allreduce.sums.native_test'
 _DEVICES = 8
 _SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
