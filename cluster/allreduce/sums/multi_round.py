@@ -221,7 +221,7 @@ class MultiRoundReducer(HostReducer):
     return packer
 
   def _advance_when_full(self, packer: ChunkPacker) -> Callable[[int], None]:
-    """Returns a function to be called with each full bucket of the pool."""
+    """Returns a function to be called with each bucket of the pool that is full."""
     filled = FilledPrefix(self._pool.ranges, self._pool.gradient)
     return lambda bucket: packer.advance(filled.mark_full(bucket))
 
