@@ -1,4 +1,4 @@
-"""Allreduces of workers in one process, and codecs that are compiled for tests."""
+"""Allreduces of workers in one process, and compiled codecs, for tests."""
 
 import jax.numpy as jnp
 import numpy as np

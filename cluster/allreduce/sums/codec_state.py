@@ -229,7 +229,7 @@ class WorkerRounds:
     return self._remaining == 1
 
   def next_contribution(self, total: Any) -> Any:
-    """Takes the sum of a round; returns the next contribution, None at the end."""
+    """Takes the sum of a round; returns the next contribution or None."""
     self._remaining -= 1
     with self._codec_state.device():
       try:

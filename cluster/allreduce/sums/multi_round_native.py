@@ -150,7 +150,7 @@ class NativeMultiRoundReducer(NativeReducer):
     return np.asarray(total)
 
   def _as_leaves(self, reduced: PartialVector) -> tuple[Any, Any]:
-    """Returns gradient and mask of arrived numbers, as trees; () for no mask."""
+    """Returns trees: the gradient, and which numbers arrived (() for all)."""
     masked = not isinstance(reduced.arrived, tuple)
     arrived = self._to_leaves(reduced.arrived) if masked else ()
     return self._to_leaves(reduced.vector), arrived

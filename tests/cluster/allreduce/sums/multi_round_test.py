@@ -93,7 +93,7 @@ def _members(dtype):
 
 
 class _Heartbeats:
-  """The heartbeats of a worker as a coordinator sees them, with a fake clock."""
+  """A worker's heartbeats as a coordinator sees them, with a fake clock."""
 
   def __init__(self, worker, deadlines):
     self.now, self.overdue = 0.0, []
