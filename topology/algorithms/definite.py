@@ -95,7 +95,8 @@ class Factor:
 
 def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
   """Returns `matrix @ x`, for floats [m, n] and [n]."""
-  return (matrix * x).sum(1)
+  product: np.ndarray = (matrix * x).sum(1)
+  return product
 
 
 def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:

@@ -91,7 +91,8 @@ class Program:
     return Fraction(int(entries[column]), int(entries[-1]))
 
   def _improving(self) -> int | None:
-    costs, across = self._table[0, : self._n].tolist(), self._across
+    costs: list[int] = self._table[0, : self._n].tolist()
+    across = self._across
     if min(costs) >= 0:
       return None
     if self._stalled < _PATIENCE:
@@ -158,8 +159,8 @@ class Program:
     across[column], down[row] = down[row], across[column]
 
   def _shortened(self, rows: np.ndarray) -> np.ndarray:
-    """A copy of rows, without common factors where size matters."""
-    block = self._table[rows]
+    """Returns a copy of rows, without common factors where size matters."""
+    block: np.ndarray = self._table[rows]
     if not _fits(block):
       block //= np.gcd.reduce(block, axis=1)[:, None]
       if block.dtype != object and not _fits(block):
@@ -172,7 +173,7 @@ def _fits(entries: np.ndarray) -> bool:
   """Returns whether entries and the results of a pivot fit into 64 bits."""
   if entries.dtype == object:
     return False
-  return max(entries.max(), -entries.min()) <= _SAFE
+  return bool(max(entries.max(), -entries.min()) <= _SAFE)
 
 
 def _narrow(entries: np.ndarray) -> np.ndarray:

@@ -145,4 +145,5 @@ def _solves(
 ) -> bool:
   common = math.lcm(*(value.denominator for value in found))
   units = np.array([int(value * common) for value in found], object)
-  return whole.dot(units).tolist() == [common * value for value in right]
+  products: list[int] = whole.dot(units).tolist()
+  return products == [common * value for value in right]

@@ -139,4 +139,6 @@ def _switched(
   rail = parts.make_links(outer, rail_GBps, 'rail_GBps')
   if boxes == 1:
     return parts.make_cluster(names, ['s0'], box)
-  return parts.make_cluster(names, parts.make_names('s', boxes + rails), [*box, *rail])
+  return parts.make_cluster(
+    names, parts.make_names('s', boxes + rails), [*box, *rail]
+  )

@@ -34,7 +34,9 @@ def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
 def line(workers: int, GBps: Capacity) -> Cluster:
   """Returns workers each linked, both ways, to the next, the last to none."""
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
-  return parts.make_cluster(names, (), parts.make_links(itertools.pairwise(names), GBps))
+  return parts.make_cluster(
+    names, (), parts.make_links(itertools.pairwise(names), GBps)
+  )
 
 
 def star(
@@ -89,7 +91,9 @@ def tree(
     count = len(above) * fanout
     leaves = depth == len(counts)
     below = (
-      parts.make_names('w', count) if leaves else parts.make_names('s', count, nodes)
+      parts.make_names('w', count)
+      if leaves
+      else parts.make_names('s', count, nodes)
     )
     nodes += count
     each = level if isinstance(level, list | tuple) else [level] * count
@@ -100,7 +104,9 @@ def tree(
     for i, (node, capacity) in enumerate(zip(below, each, strict=True)):
       links += parts.make_links([(above[i // fanout], node)], capacity)
     above = below
-  return parts.make_cluster(above, parts.make_names('s', nodes - len(above)), links)
+  return parts.make_cluster(
+    above, parts.make_names('s', nodes - len(above)), links
+  )
 
 
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
@@ -122,7 +128,9 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
       if side > 1:
         beside = (*place[:d], (place[d] + 1) % side, *place[d + 1 :])
         pairs.append((name[place], name[beside]))
-  return parts.make_cluster(list(name.values()), (), parts.make_links(pairs, GBps))
+  return parts.make_cluster(
+    list(name.values()), (), parts.make_links(pairs, GBps)
+  )
 
 
 def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
@@ -130,7 +138,9 @@ def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
 
   It has the links of a torus of sides 2, but one instead of two parallel ones.
   """
-  names = parts.make_names('w', 2 ** parts.check_integer(dimensions, 'dimensions', 0))
+  names = parts.make_names(
+    'w', 2 ** parts.check_integer(dimensions, 'dimensions', 0)
+  )
   pairs = [
     (names[i], names[i | 1 << d])
     for i in range(len(names))
@@ -160,7 +170,9 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
       top = tops[pod * half + i]
       pairs += [(edges[pod * half + j], top) for j in range(half)]
       pairs += [(top, cores[i * half + j]) for j in range(half)]
-  return parts.make_cluster(names, cores + edges + tops, parts.make_links(pairs, GBps))
+  return parts.make_cluster(
+    names, cores + edges + tops, parts.make_links(pairs, GBps)
+  )
 
 
 def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
@@ -171,7 +183,10 @@ def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
   switch.
   """
   parts.check_integer(ports, 'ports')
-  names, pairs = parts.make_names('w', ports ** parts.check_integer(levels, 'levels')), []
+  names, pairs = (
+    parts.make_names('w', ports ** parts.check_integer(levels, 'levels')),
+    [],
+  )
   switches = parts.make_names('s', levels * ports ** (levels - 1))
   for level in range(levels):
     base = ports**level

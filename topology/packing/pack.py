@@ -1,6 +1,6 @@
-"""The fastest collectives of a cluster, as forests.
+"""Packs the fastest collectives of a cluster, as forests.
 
-The data are divided among trees with different roots, weighted so that all
+The data is divided among trees with different roots, weighted so that all
 links together carry as much as the slowest cut allows (Zhang et al.,
 "Near-Optimal Topology-adaptive Parameter Synchronization in Distributed DNN
 Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
@@ -80,7 +80,7 @@ def pack(
       more than 200,000 links may take a second or so longer.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
       not, one phase follows the other, packed the exact way.
-    progress: Told in a few words how far it is.
+    progress: Function that is called with a short description of progress.
 
   Returns:
     The forest: no trees and no rate for a single worker.
