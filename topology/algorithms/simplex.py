@@ -14,7 +14,7 @@ _SAFE = 2**31 - 1  # Two products of integers up to this fit 64 bits.
 
 
 class Program:
-  """The z >= 0 of largest `objective . z` with `rows . z <= limits`.
+  """Linear program: largest `objective . z` with `rows . z <= limits`, z >= 0.
 
   The simplex method from z = 0, and its dual after rows have been added; on a
   dictionary of integers, of 64 bits as long as they suffice, in which each row
@@ -101,7 +101,7 @@ class Program:
     return min(negative, key=across.__getitem__)
 
   def _binding(self, column: int) -> int:
-    """The row that first limits a variable, of the least basic variable."""
+    """Returns the first row that limits a variable; ties: least basic one."""
     entries, limits = (
       self._table[:, column].tolist(),
       self._table[:, -2].tolist(),

@@ -113,7 +113,7 @@ class Cluster:
 
   @functools.cached_property
   def graph(self) -> Graph:
-    """The cluster with integer capacities, scaled by the common denominator."""
+    """Graph with integer capacities, scaled by the common denominator."""
     scale = math.lcm(*(GBps.denominator for _, _, GBps in self.links))
     links = tuple(
       (self.position[src], self.position[dst], weighted.multiple(GBps, scale))

@@ -238,7 +238,7 @@ class _Stage(NamedTuple):
 
 
 class AllreduceTiming:
-  """The end of an allreduce as a function of when its chunks are ready.
+  """End of an allreduce, as a function of the times of its chunks.
 
   A call takes O(hops * chunks of a tree), in as many NumPy steps as trees are
   deep.

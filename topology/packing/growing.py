@@ -71,7 +71,7 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 class Grown(NamedTuple):
-  """A tree."""
+  """A grown tree, as hops from the root outwards."""
 
   root: int
   up: tuple[Hop, ...]  # Those nearest to the root first; none in an allgather.

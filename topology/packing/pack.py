@@ -111,7 +111,7 @@ def pack(
 
 
 class _Times(NamedTuple):
-  """The start of packing, and its time limit if there is one."""
+  """Start of packing, and its time limit if there is one."""
 
   start_s: float
   limit_s: float | None
@@ -121,7 +121,7 @@ class _Times(NamedTuple):
     return self._after(_EXACT_SHARE, 0)
 
   def search(self) -> bool:
-    """Returns whether the rest is needed to finish a forest."""
+    """Returns whether the remaining time is needed to finish a forest."""
     return self._after(_SEARCH_SHARE, 0)
 
   def end(self) -> bool:
@@ -145,7 +145,7 @@ class _Times(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Packer:
-  """The settings of a request for an allreduce or an allgather."""
+  """Settings of a request for an allreduce or an allgather."""
 
   collective: str
   gap: float

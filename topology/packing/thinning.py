@@ -146,7 +146,7 @@ def _grown(
 
 
 class _Grower:
-  """The hops of a forest, their prices, and how full links are so far."""
+  """Hops of a forest, their prices, and the loads of links so far."""
 
   def __init__(self, cluster: Cluster, forest: trees.Forest) -> None:
     self._count = len(cluster.workers)

@@ -101,7 +101,7 @@ def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
 
 
 class _State(NamedTuple):
-  """An iterate of the interior-point method: all values above 0."""
+  """Iterate of the interior-point method, with all values above 0."""
 
   x: np.ndarray  # Variables.
   slack: np.ndarray  # Of rows.
@@ -122,7 +122,7 @@ class _State(NamedTuple):
 
 
 class _Program:
-  """The x >= 0 of largest x[-1] with `rows . x <= limits`.
+  """Linear program: largest x[-1] with `rows . x <= limits`, x >= 0.
 
   x are the weights, each as a multiple of its weight when all trees of a root
   carry the same, and the rate per root, as a multiple of the rate then.  What
@@ -259,7 +259,7 @@ class _Program:
   def _step(
     self, state: _State, gain: np.ndarray, stop: stopping.Stop
   ) -> _State:
-    """The next state."""
+    """Returns the next state."""
     x, slack, y, z = state
     total = len(x) + len(y)
     mean = state.products() / total

@@ -153,7 +153,7 @@ class FromJsonTest(parameterized.TestCase):
       cluster.from_json(data)
 
   @parameterized.parameters('1e999999999', '1e-999999999', '1E+500 ')
-  def test_a_number_too_large_to_write_out_is_refused_at_once(self, value):
+  def test_a_number_too_large_to_write_out_is_rejected_at_once(self, value):
     with self.assertRaisesRegex(ValueError, 'a to b: expected a finite GBps'):
       cluster.from_json(_pair(value))
 

@@ -225,7 +225,7 @@ class FitTest(parameterized.TestCase):
     (2, 0.1, {(0, 1): math.inf}, 'rates of 2 hosts'),
     (2, 0.1, {(0, 1): math.nan}, 'rates of 2 hosts'),
   )
-  def test_refuses_what_is_no_measurement(self, hosts, tolerance, test, text):
+  def test_rejects_what_is_no_measurement(self, hosts, tolerance, test, text):
     with self.assertRaisesRegex(ValueError, text):
       measured.fit([test], hosts=hosts, tolerance=tolerance)
 

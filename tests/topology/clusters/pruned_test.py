@@ -74,7 +74,7 @@ class WithoutTest(parameterized.TestCase):
     ({'workers': ['w0', 'w1', 'w2']}, 'expected some to be left'),
     ({'workers': ['w1']}, 'unreachable'),
   )
-  def test_what_cannot_be_is_refused(self, lost, message):
+  def test_what_cannot_be_is_rejected(self, lost, message):
     with self.assertRaisesRegex(ValueError, message):
       remove(shapes.line(3, 1), **lost)
 

@@ -214,11 +214,11 @@ class RefusalTest(parameterized.TestCase):
       export.from_json(data)
 
   @parameterized.parameters(None, 3, 'text', [[]])
-  def test_what_is_no_object_is_refused(self, data):
+  def test_what_is_no_object_is_rejected(self, data):
     with self.assertRaisesRegex(ValueError, '^format: expected'):
       export.from_json(data)
 
-  def test_a_proof_of_another_kind_is_refused(self):
+  def test_a_proof_of_another_kind_is_rejected(self):
     _, _, data = _written('full_mesh(3, 25)', 'allreduce')
     _, _, other = _written('full_mesh(3, 25)', 'allgather')
     for one, two in ((data, other), (other, data)):
@@ -317,7 +317,7 @@ class DotTest(parameterized.TestCase):
     }
     self.assertEqual(dict(told), expected)
 
-  def test_a_tree_that_is_not_there_is_refused(self):
+  def test_a_tree_that_is_not_there_is_rejected(self):
     cluster = shapes.full_mesh(3, 25)
     packed = topology.pack(cluster)
     for number in (-1, len(packed.trees)):

@@ -103,7 +103,7 @@ class OrderTest(parameterized.TestCase):
       lambda given: (given[-1], *given[:-1]),
     ),
   )
-  def test_trees_out_of_the_order_of_roots_are_refused(
+  def test_trees_out_of_the_order_of_roots_are_rejected(
     self, collective, change
   ):
     packed = topology.pack(shapes.ring(5, 8), collective=collective)

@@ -138,7 +138,7 @@ class BestTest(parameterized.TestCase):
     ('infinite_capacity', [[1]], [np.inf], None, 'capacity'),
     ('roots_of_other_trees', [[1, 1]], [1.0], [0], 'roots'),
   )
-  def test_what_makes_no_sense_is_refused(self, loads, capacity, roots, field):
+  def test_what_makes_no_sense_is_rejected(self, loads, capacity, roots, field):
     with self.assertRaisesRegex(ValueError, field):
       weights.best(loads, capacity, roots)
 
