@@ -79,7 +79,7 @@ class FileTest(parameterized.TestCase):
           forests.read(path)
 
   @parameterized.parameters('[' * 100_000, '{"nodes": NaN}', '[1]', 'null')
-  def test_what_is_no_object_is_rejected_by_the_files_name(self, text):
+  def test_a_file_without_an_object_is_rejected_by_name(self, text):
     path = _folder() / 'odd.json'
     path.write_text(text, encoding='utf-8')
 
@@ -87,7 +87,7 @@ class FileTest(parameterized.TestCase):
       forests.read(path)
 
   @parameterized.parameters(b'\xff\xfe', b'\x00\x00', b'')
-  def test_what_is_no_text_is_rejected_by_the_files_name(self, content):
+  def test_a_binary_file_is_rejected_by_name(self, content):
     path = _folder() / 'odd.json'
     path.write_bytes(content)
 
