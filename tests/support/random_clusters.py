@@ -25,7 +25,7 @@ def every(seed: int, most: int = 5, switches: int = 3) -> Iterator[Cluster]:
 def one_way(
   rng: random.Random, workers: int, switches: int, density: float = 0.3
 ) -> Cluster:
-  """Returns random links, few of them in both directions, nodes in any order."""
+  """Returns random links, few in both directions, and nodes in any order."""
   nodes = [f'n{i}' for i in range(workers + switches)]
   rng.shuffle(nodes)
   links = [(nodes[i - 1], nodes[i]) for i in range(len(nodes))]
