@@ -1,4 +1,4 @@
-"""Models of drawn numbers: nothing is compiled to make them."""
+"""Models with random parameters from NumPy, without compilation."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ from flax import nnx
 
 
 def model(make):
-  """Returns what `make` would, with other numbers; draws them with NumPy."""
+  """Returns the model of `make`, with parameters drawn by NumPy."""
   graph, shapes = nnx.split(nnx.eval_shape(make))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(

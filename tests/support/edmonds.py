@@ -1,10 +1,10 @@
-"""Edmonds' condition for trees to fit, checked set by set."""
+"""Oracle: Edmonds' condition for trees to fit, checked for every set."""
 
 import itertools
 
 
 def enterable(nodes, links, starts, workers=None):
-  """Whether each set with a worker can be entered by all trees from outside.
+  """Returns whether all trees from outside can enter each set with a worker.
 
   The first nodes are workers, of which each has its trees.
   """

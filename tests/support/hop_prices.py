@@ -1,4 +1,4 @@
-"""Prices of links drawn at random, and of hops by Dijkstra's algorithm."""
+"""Random prices of links, and prices of hops by Dijkstra's algorithm."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Priced = tuple[int, int, int]
 
 
 def numbered(graph: Cluster, seed: int) -> tuple[list[bool], list[Priced]]:
-  """Which nodes are workers, and links with random prices, some of them 0."""
+  """Returns a mask of workers, and links with random prices, some of them 0."""
   rng = random.Random(seed)
   links = [(a, b, rng.randint(0, 9)) for a, b, _ in graph.graph.links]
   return list(graph.graph.worker), links
@@ -21,7 +21,7 @@ def numbered(graph: Cluster, seed: int) -> tuple[list[bool], list[Priced]]:
 def between(
   worker: Sequence[bool], links: Sequence[Priced]
 ) -> dict[tuple[int, int], int]:
-  """Per pair of workers with a path between them through switches, its price.
+  """Returns the price between workers that a path through switches connects.
 
   Without the links out of all other workers.
   """

@@ -1,4 +1,4 @@
-"""Small random clusters: alike both ways or not, with switches or without."""
+"""Small random clusters, symmetric or not, with switches or without."""
 
 import itertools
 import random
@@ -10,12 +10,12 @@ from topology.clusters.cluster import Cluster, Link
 
 
 def alike(seed: int, most: int = 9, switches: int = 6) -> Iterator[Cluster]:
-  """Two clusters of 2 to `most` workers with links alike in both directions."""
+  """Yields two symmetric clusters of 2 to `most` workers."""
   yield from _both(random.Random(seed), seed, most, switches, symmetric=True)
 
 
 def every(seed: int, most: int = 5, switches: int = 3) -> Iterator[Cluster]:
-  """Five clusters of 2 to `most` workers: alike both ways or not."""
+  """Yields five clusters of 2 to `most` workers, symmetric or not."""
   rng = random.Random(seed)
   yield from _both(rng, seed, most, switches, symmetric=False)
   yield from _both(rng, seed, most, switches, symmetric=True)
@@ -25,7 +25,7 @@ def every(seed: int, most: int = 5, switches: int = 3) -> Iterator[Cluster]:
 def one_way(
   rng: random.Random, workers: int, switches: int, density: float = 0.3
 ) -> Cluster:
-  """Links at random, few of which have one back, and nodes in any order."""
+  """Returns random links, few in both directions, and nodes in any order."""
   nodes = [f'n{i}' for i in range(workers + switches)]
   rng.shuffle(nodes)
   links = [(nodes[i - 1], nodes[i]) for i in range(len(nodes))]

@@ -6,7 +6,7 @@ from tests.support import small
 
 
 class RoomsTest(absltest.TestCase):
-  def test_importing_all_of_it_needs_numpy_only(self):
+  def test_topology_imports_only_numpy(self):
     code = (
       'import sys, pkgutil, importlib\n'
       'import numpy\n'

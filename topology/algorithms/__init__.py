@@ -1,1 +1,1 @@
-"""Algorithms on numbers, which know no cluster: flows, programs, trees."""
+"""Algorithms on integer graphs and matrices: flows, linear programs, trees."""

@@ -24,7 +24,7 @@ _LESSONS = 4  # Minimum cuts at once: one costs about as much as a tree.
 
 
 class Branching(NamedTuple):
-  """A spanning out-tree, in so many copies."""
+  """A spanning out-tree with a number of copies."""
 
   root: int
   units: int
@@ -54,7 +54,7 @@ def pack(
 
 
 class _Packer:
-  """The remaining capacity of links, and the sets of nodes that limit trees.
+  """Remaining capacity of links, and sets of nodes that limit trees.
 
   Masks are integers of which bit i stands for set i.  `trees` are those that
   have been taken out of the links.
@@ -84,11 +84,11 @@ class _Packer:
     self._check()
 
   def next_root(self) -> int | None:
-    """The first node where trees have still to start."""
+    """Returns the first node at which trees still have to start."""
     return next((v for v, count in enumerate(self._starts) if count), None)
 
   def grow(self, root: int, stop: stopping.Stop) -> None:
-    """Takes a tree out of what is left, or learns why there is none."""
+    """Packs a tree into the remaining capacity, or learns why none fits."""
     units = self._starts[root]
     reached = [root]
     hops: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ class _Packer:
     inside = [False] * len(member)
     for node in reached:
       inside[node] = True
-    for src in reached:  # Which grows.
+    for src in reached:  # The list grows in the loop.
       for dst, room in self._room[src].items():
         if room < units or inside[dst]:
           continue
@@ -135,7 +135,7 @@ class _Packer:
   def _fit(
     self, reached: Sequence[int], hops: Sequence[tuple[int, int]]
   ) -> int:
-    """The most units that some further link fits, 0 if none fits any."""
+    """Returns the most units that a further link fits; 0 if none fits."""
     touched, times = self._entered(reached[0], hops)
     inside = set(reached)
     best = 0
@@ -154,7 +154,7 @@ class _Packer:
   def _entered(
     self, root: int, hops: Iterable[tuple[int, int]]
   ) -> tuple[int, dict[int, int]]:
-    """The sets that a tree touches, and how often it enters them again."""
+    """Returns the sets that a tree touches, and counts of repeated entries."""
     member = self._member
     touched = member[root]
     digits: list[int] = []
@@ -169,7 +169,7 @@ class _Packer:
     return touched, times
 
   def _use(self, tree: Branching, sign: int) -> None:
-    """Takes a tree out of what is left, or with sign -1 puts it back."""
+    """Subtracts a tree from the remaining capacity, or with sign -1 adds it."""
     units = sign * tree.units
     self._starts[tree.root] -= units
     for src, dst in tree.hops:
@@ -207,7 +207,7 @@ class _Packer:
   def _overfull(
     self, tree: Branching, reached: Sequence[int], stop: stopping.Stop
   ) -> dict[tuple[int, ...], int]:
-    """Some sets with less than no entries to spare, each with how many.
+    """Returns sets that trees enter too often, each with its spare entries.
 
     A source feeds the roots of trees to come, and through one more node what
     the tree has reached.  A node that cannot be sent all is in such a set.
@@ -248,7 +248,7 @@ class _Packer:
 
 
 def _bits(mask: int) -> Iterator[int]:
-  """The places of the ones in the mask."""
+  """Yields the positions of the ones in the mask."""
   while mask:
     bit = mask & -mask
     mask ^= bit
@@ -256,7 +256,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _digits(values: Sequence[int]) -> list[int]:
-  """Numbers side by side: bit i of the k-th mask is bit k of `values[i]`."""
+  """Returns bit planes: bit i of the k-th mask is bit k of `values[i]`."""
   column = np.array(values, np.int64)
   length = int(column.max(initial=0)).bit_length()
   bits = (
@@ -266,7 +266,7 @@ def _digits(values: Sequence[int]) -> list[int]:
 
 
 def _union(digits: Iterable[int]) -> int:
-  """The mask of the numbers that are not 0."""
+  """Returns the mask of the numbers that are not 0."""
   return functools.reduce(operator.or_, digits, 0)
 
 

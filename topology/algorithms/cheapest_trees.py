@@ -1,4 +1,4 @@
-"""The cheapest trees between workers, by the prices of links, exactly.
+"""Exact costs of the cheapest trees between workers, by prices of links.
 
 Trees consist of hops from worker to worker, through switches only; a hop costs
 what its links cost together.  Prices are integers of any size.
@@ -16,7 +16,7 @@ Priced = tuple[int, int, int]  # Two nodes and the price of a link.
 
 
 def spanning_tree(worker: Sequence[bool], links: Sequence[Priced]) -> int:
-  """Returns what the cheapest tree costs that may use links in any direction.
+  """Returns the cost of the cheapest tree on links of either direction.
 
   Each switch belongs to its nearest worker, and hops are only those that cross
   one link between two workers' switches: among them is a cheapest tree
@@ -37,7 +37,7 @@ def spanning_tree(worker: Sequence[bool], links: Sequence[Priced]) -> int:
 def _nearest(
   worker: Sequence[bool], links: Sequence[Priced]
 ) -> tuple[list[int], list[int]]:
-  """Per node, the distance of the nearest worker, and which one it is.
+  """Returns, per node, the distance of the nearest worker, and the worker.
 
   A switch that is linked to no worker is nearest to none, -1.
   """
@@ -98,7 +98,7 @@ def hops(
 def arborescences(
   price: np.ndarray, stop: stopping.Stop = stopping.never
 ) -> list[int]:
-  """Returns, for each root, what the cheapest out-tree costs.
+  """Returns, for each root, the cost of the cheapest out-tree.
 
   The algorithm of Chu, Liu and Edmonds, as a path that grows backwards along
   cheapest hops and contracts cycles (Gabow, Galil, Spencer and Tarjan, 1986).

@@ -18,7 +18,7 @@ _BLOCK = 32  # Columns that are eliminated one by one.
 
 
 class Gram:
-  """The products `whole.T @ diag(weight) @ whole` of one matrix.
+  """Products `whole.T @ diag(weight) @ whole` of a matrix `whole`.
 
   It is of floats [m, n] that are small integers of at least 0.
   """
@@ -57,7 +57,7 @@ class Gram:
 
 
 class Factor:
-  """The Cholesky factor of a symmetric matrix with a diagonal of about 1.
+  """Cholesky factor of a symmetric matrix with a diagonal of about 1.
 
   ValueError if the matrix is not positive definite, as far as can be seen;
   `Stopped` once `stop` says so.
@@ -95,7 +95,8 @@ class Factor:
 
 def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
   """Returns `matrix @ x`, for floats [m, n] and [n]."""
-  return (matrix * x).sum(1)
+  product: np.ndarray = (matrix * x).sum(1)
+  return product
 
 
 def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:
@@ -138,7 +139,7 @@ def _product(left: np.ndarray, count: int) -> np.ndarray:
 
 
 def _inverses(lower: np.ndarray, count: int) -> np.ndarray:
-  """The inverses of the blocks on the diagonal, [count, block, block]."""
+  """Returns inverses of the diagonal blocks, [count, block, block]."""
   shape = count, _BLOCK, count, _BLOCK
   blocks = lower.reshape(shape)[np.arange(count), :, np.arange(count)]
   inverses = np.tile(np.eye(_BLOCK), (count, 1, 1))

@@ -97,7 +97,7 @@ def _spread(residual: Residual, start: int, back: bool) -> list[int]:
 
 
 def _path(residual: Residual, source: int, sink: int) -> list[int] | None:
-  """The nodes of a shortest path of links with room, or None."""
+  """Returns the nodes of a shortest path with spare capacity, or None."""
   steps, ends = ({source: source}, {sink: sink}), [[source], [sink]]
   while all(ends):
     # A step from the end that has fewer nodes to go on from.
@@ -117,7 +117,7 @@ def _path(residual: Residual, source: int, sink: int) -> list[int] | None:
 
 
 def _through(step: dict[int, int], node: int) -> list[int]:
-  """The nodes from `node` to where its steps end."""
+  """Returns the nodes from `node` to the end of its steps."""
   path = [node]
   while step[node] != node:
     node = step[node]
@@ -128,7 +128,7 @@ def _through(step: dict[int, int], node: int) -> list[int]:
 def _layers(
   residual: Residual, source: int, sink: int
 ) -> list[list[int]] | None:
-  """Per node, its neighbors one step further from the source, or None."""
+  """Returns each node's neighbors one step further from the source, or None."""
   level = [-1] * len(residual)
   level[source] = 0
   arcs: list[list[int]] = [[] for _ in residual]

@@ -14,7 +14,7 @@ _SAFE = 2**31 - 1  # Two products of integers up to this fit 64 bits.
 
 
 class Program:
-  """The z >= 0 of largest `objective . z` with `rows . z <= limits`.
+  """Linear program: largest `objective . z` with `rows . z <= limits`, z >= 0.
 
   The simplex method from z = 0, and its dual after rows have been added; on a
   dictionary of integers, of 64 bits as long as they suffice, in which each row
@@ -91,7 +91,8 @@ class Program:
     return Fraction(int(entries[column]), int(entries[-1]))
 
   def _improving(self) -> int | None:
-    costs, across = self._table[0, : self._n].tolist(), self._across
+    costs: list[int] = self._table[0, : self._n].tolist()
+    across = self._across
     if min(costs) >= 0:
       return None
     if self._stalled < _PATIENCE:
@@ -100,7 +101,7 @@ class Program:
     return min(negative, key=across.__getitem__)
 
   def _binding(self, column: int) -> int:
-    """The row that first limits a variable, of the least basic variable."""
+    """Returns the first row that limits a variable; ties: least basic one."""
     entries, limits = (
       self._table[:, column].tolist(),
       self._table[:, -2].tolist(),
@@ -158,8 +159,8 @@ class Program:
     across[column], down[row] = down[row], across[column]
 
   def _shortened(self, rows: np.ndarray) -> np.ndarray:
-    """A copy of rows, without common factors where size matters."""
-    block = self._table[rows]
+    """Returns a copy of rows, without common factors where size matters."""
+    block: np.ndarray = self._table[rows]
     if not _fits(block):
       block //= np.gcd.reduce(block, axis=1)[:, None]
       if block.dtype != object and not _fits(block):
@@ -172,7 +173,7 @@ def _fits(entries: np.ndarray) -> bool:
   """Returns whether entries and the results of a pivot fit into 64 bits."""
   if entries.dtype == object:
     return False
-  return max(entries.max(), -entries.min()) <= _SAFE
+  return bool(max(entries.max(), -entries.min()) <= _SAFE)
 
 
 def _narrow(entries: np.ndarray) -> np.ndarray:

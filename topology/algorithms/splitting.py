@@ -51,7 +51,7 @@ def bypass(
 
 
 class _Splitter:
-  """The network as far as it is split: the paths of each link."""
+  """State of edge splitting: the paths that each link stands for."""
 
   def __init__(
     self,
@@ -151,7 +151,7 @@ def take(
 
 
 def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-  """Two paths as one, without the way from a switch back to itself."""
+  """Returns two paths as one, without cycles."""
   path: list[int] = []
   for node in (*first, *second[1:]):
     if node in path:
@@ -171,7 +171,7 @@ def _exchange(
 
 
 def _repair(residual: flow.Residual, u: int, w: int, t: int) -> int:
-  """Moves flow off links that hold too much; returns what found no way."""
+  """Moves flow off links above capacity; returns the flow without a way."""
   over = min(-residual[u][w], -residual[w][t])
   if over > 0:
     flow.push(residual, (t, w, u), over)

@@ -1,4 +1,4 @@
-"""Corners of a set `rows . x <= limits, x >= 0`, soon found and then exact.
+"""Corners of a set `rows . x <= limits, x >= 0`, first in floats, then exact.
 
 At a corner no more variables than rows are above 0.  A simplex method in
 floating point finds one where an objective is largest, or nearly; the corner
@@ -27,7 +27,7 @@ Basis = tuple[list[int], list[int]]  # Variables, and as many rows that bind.
 def best(
   rows: np.ndarray, objective: np.ndarray, stop: stopping.Stop
 ) -> Basis | None:
-  """Returns where `rows . x <= 1` makes `objective . x` largest, or nearly.
+  """Returns a corner of `rows . x <= 1` with nearly the largest objective.
 
   Rows are floats [m, K] of about 1, and so is the objective, [K].  A pivot
   costs O(m K), and there are some for each row; `stop` is asked before each.
@@ -102,7 +102,7 @@ def solve(
 
 
 def _inverse(matrix: np.ndarray, stop: stopping.Stop) -> np.ndarray | None:
-  """The inverse modulo the prime; None if there is none."""
+  """Returns the inverse modulo the prime; None if there is none."""
   count = len(matrix)
   both = np.hstack([matrix, np.eye(count, dtype=np.int64)])
   for k in range(count):
@@ -121,7 +121,7 @@ def _inverse(matrix: np.ndarray, stop: stopping.Stop) -> np.ndarray | None:
 
 
 def _fractions(values: Sequence[int], power: int) -> list[Fraction] | None:
-  """Fractions with one small denominator that are these modulo `power`."""
+  """Returns fractions of a small common denominator, equal modulo `power`."""
   common, most = 1, math.isqrt(power // 2)
   for value in values:
     low, high = value * common % power, power
@@ -145,4 +145,5 @@ def _solves(
 ) -> bool:
   common = math.lcm(*(value.denominator for value in found))
   units = np.array([int(value * common) for value in found], object)
-  return whole.dot(units).tolist() == [common * value for value in right]
+  products: list[int] = whole.dot(units).tolist()
+  return products == [common * value for value in right]

@@ -1,4 +1,4 @@
-"""Weights made whole, and weighted lists put side by side."""
+"""Integer scales of fractional weights, and alignment of weighted lists."""
 
 import math
 from collections.abc import Sequence
@@ -7,21 +7,21 @@ from typing import Any
 
 
 def scale(*values: Fraction) -> Fraction:
-  """Returns the least factor that makes integers of all values, if not 0."""
+  """Returns the least factor that makes all values integers, one not 0."""
   factor = math.lcm(*(value.denominator for value in values))
   common = math.gcd(*(multiple(value, factor) for value in values))
   return Fraction(factor, common)
 
 
 def multiple(value: Fraction, factor: int) -> int:
-  """Returns the product of both, which is an integer; faster than theirs."""
+  """Returns value * factor, which must be an integer; faster than `*`."""
   return value.numerator * (factor // value.denominator)
 
 
 def align(
   *columns: Sequence[tuple[Any, Any]],
 ) -> list[tuple[tuple[Any, ...], Any]]:
-  """Returns weighted items side by side, cut so that a row has one weight.
+  """Returns rows of items, one of each column, split to have equal weights.
 
   Args:
     *columns: Lists of pairs of an item and a weight, of the same sum each.

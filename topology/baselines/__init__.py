@@ -1,1 +1,1 @@
-"""The schemes that packed forests are compared with."""
+"""Rings, hierarchies, servers and other schemes, as forests to compare with."""

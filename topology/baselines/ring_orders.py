@@ -51,7 +51,7 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
 
 
 class _Ring:
-  """The loads of rings through workers 0 to `count` - 1, in hops per GB/s.
+  """Loads of rings through workers 0 to `count` - 1, in hops per GB/s.
 
   With how full each hop `alone` makes its links, how full the fullest link is
   at `least`, and the `work` left, in changes of links to look at.
@@ -123,7 +123,7 @@ class _Ring:
   def _moves(
     self, order: _Order, carried: collections.Counter[Ends]
   ) -> Iterator[tuple[_Order, list[_Hop], list[_Hop]]]:
-    """Orders without some hop over the fullest link; hops removed, added."""
+    """Yields orders without a hop over the fullest link, and changed hops."""
     most = self._most(carried)
     full = {e for e, n in carried.items() if self._fullness(e, n) == most}
     for i in range(self.count):

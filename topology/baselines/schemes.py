@@ -1,4 +1,4 @@
-"""The schemes that a packed forest is compared with, as forests themselves.
+"""Schemes that a packed forest is compared with, as forests themselves.
 
 Each takes a cluster and the packed forest of it, `best`, and returns the scheme
 for the same collective, as fast as the links let it be, with the bound and the
@@ -231,7 +231,7 @@ def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
 def _fit_forest(
   cluster: Cluster, best: trees.Forest, columns: Iterable[trees.Column]
 ) -> trees.Forest:
-  """The columns as far as the collective needs them."""
+  """Returns the forest of the columns, with the hops of the collective."""
   if len(cluster.workers) == 1:
     return best
   if best.collective == 'allgather':
@@ -244,7 +244,7 @@ def _fit_forest(
 def _build_rings(
   cluster: Cluster, best: trees.Forest, orders: Iterable[Sequence[str]]
 ) -> trees.Forest:
-  """Trees around each ring, one from each worker, which share their hops."""
+  """Returns trees around each ring, one per worker, with shared hops."""
   if len(cluster.workers) == 1:
     return best
   ways, columns = ways_of(cluster), []
@@ -262,7 +262,7 @@ def _build_rings(
 def _walk_ring(
   ways: Ways, order: Sequence[str]
 ) -> tuple[list[trees.Hop], list[trees.Hop]]:
-  """Hops around a ring, up to its first worker and down from it."""
+  """Returns hops around a ring, up to its first worker and down from it."""
   up, down = (
     [ways.hop(a, b) for a, b in itertools.pairwise(passed)]
     for passed in (_rotate(order, 1), order)
@@ -273,14 +273,14 @@ def _walk_ring(
 def _build_tree(
   ways: Ways, root: str, edges: Sequence[tuple[str, str]]
 ) -> trees.Column:
-  """A tree of edges from parent to child, those nearest to the root first."""
+  """Returns a tree of edges from parent to child, nearest to the root first."""
   up = [ways.hop(child, parent) for parent, child in reversed(edges)]
   down = [ways.hop(parent, child) for parent, child in edges]
   return trees.Column(root, 1, up, down)
 
 
 def _build_binary_tree(ways: Ways, order: Sequence[str]) -> trees.Column:
-  """The workers as numbers 1 to N of a binary search tree, odd ones leaves.
+  """Returns the binary search tree of 1 to N, whose odd numbers are leaves.
 
   A number is as far from the leaves as 2 divides it: above i are i + b or
   i - b, where b is the largest power of 2 in it.

@@ -1,4 +1,7 @@
-"""A forest over other links than those that it was made for."""
+"""Transfer of a forest to a cluster with other links.
+
+Used when links have changed, to time the running forest over the new ones.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,19 +14,19 @@ from topology.forests import trees
 def transfer_forest(
   forest: trees.Forest, cluster: Cluster, name_of: Mapping[str, str]
 ) -> trees.Forest:
-  """Returns the same trees as fast as other links let them be.
+  """Returns the trees of a forest at the rate that other links allow.
 
-  Weights keep their ratios.  It is not bound by what bounds the other one, so
-  that it has neither bound nor proof.
+  Weights keep their ratios.  The result has neither bound nor certificate, as
+  those of `forest` hold for its own links.
 
   Args:
-    forest: Of another cluster.
-    cluster: The links.
-    name_of: By worker of the other cluster, the worker here in its place.
+    forest: Forest of another cluster.
+    cluster: Links of the result.
+    name_of: Worker of `cluster` in the place of each worker of the forest.
   """
   ways = ways_of(cluster)
 
-  def there(hops: list[trees.Hop]) -> list[trees.Hop]:
+  def transfer(hops: list[trees.Hop]) -> list[trees.Hop]:
     return [ways.hop(name_of[hop[0]], name_of[hop[-1]]) for hop in hops]
 
   plain = dataclasses.replace(forest, bound_Bps=None, certificate=None)
@@ -31,7 +34,10 @@ def transfer_forest(
     return plain
   columns = [
     trees.Column(
-      name_of[tree.root], tree.weight_Bps, there(tree.up), there(tree.down)
+      name_of[tree.root],
+      tree.weight_Bps,
+      transfer(tree.up),
+      transfer(tree.down),
     )
     for tree in forest.trees
   ]

@@ -24,7 +24,7 @@ def ways_of(cluster: Cluster) -> 'Ways':
 
 
 class Ways:
-  """One way from each worker to each other.
+  """Ways from each worker to each other, one for each pair.
 
   Of the ways through switches only, those with the fewest links; of these the
   widest, whose thinnest link has the most capacity; of these the one with the
@@ -138,7 +138,7 @@ class Ways:
   def _search(
     self, source: int, relays: bool
   ) -> tuple[_Found, dict[int, list[int]]]:
-    """Per node, the way to it, and what comes before it on all best ways.
+    """Returns the way to each node, and its predecessors on all best ways.
 
     Nodes come by ascending distance.
     """

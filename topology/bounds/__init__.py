@@ -1,1 +1,1 @@
-"""Upper bounds on the rates of collectives, with proofs to check."""
+"""Upper bounds on the rates of collectives, with certificates to verify."""

@@ -26,7 +26,7 @@ _Links = list[tuple[int, int, Fraction]]
 
 
 class Optimum(NamedTuple):
-  """The best allgather.
+  """Optimum of an allgather.
 
   Attributes:
     inv_x: Seconds per GB: an allgather of M GB over N workers takes
@@ -87,14 +87,14 @@ def around_workers(cluster: Cluster) -> Cut:
 
 
 def _cut(cluster: Cluster, side: Sequence[int]) -> Cut:
-  """The proof by one cut."""
+  """Returns the proof by one cut."""
   nodes = tuple(cluster.nodes[v] for v in side)
   links = cuts.leaving(cluster, nodes)
   return Cut(nodes, links, ((Fraction(1), nodes),), ())
 
 
 def _adjustable(graph: Graph) -> list[int]:
-  """The links whose capacity can be less than what they have.
+  """Returns the links whose capacity can be reduced.
 
   Out of switches with less capacity in than out, and out of all switches that
   reduced links lead to.
@@ -114,7 +114,7 @@ def _adjustable(graph: Graph) -> list[int]:
 
 
 def _thinnest(graph: Graph) -> tuple[Fraction, list[int]]:
-  """The rate at which all can enter each single worker, and its cut."""
+  """Returns the least rate into a single worker, and its cut."""
   entering = [0] * graph.nodes
   for _, dst, capacity in graph.links:
     entering[dst] += capacity
@@ -146,7 +146,7 @@ def _fed(
 
 
 class _Program:
-  """The best reduction of links: the rate and what each of them keeps."""
+  """Linear program of the best reduction of links, over cuts."""
 
   def __init__(
     self,
@@ -200,7 +200,7 @@ class _Program:
     return Cut(nodes, cuts.leaving(cluster, nodes), tuple(parts), switches)
 
   def _cut_row(self, side: Sequence[int]) -> tuple[list[int], int]:
-    """The row that holds the cut's data below the capacity of its links."""
+    """Returns the row that keeps a cut's data within its capacity."""
     workers, leaving, _ = self._graph.cut(side)
     row, limit = [workers] + [0] * len(self._place), 0
     for i in leaving:
@@ -211,7 +211,7 @@ class _Program:
     return row, limit
 
   def _switch_row(self, switch: int) -> tuple[list[int], int]:
-    """The row that holds the switch's capacity out below its capacity in."""
+    """Returns the row that keeps a switch's output within its input."""
     row, limit = [0] * (1 + len(self._place)), 0
     for i, (src, dst, capacity) in enumerate(self._graph.links):
       if switch in (src, dst) and i in self._place:

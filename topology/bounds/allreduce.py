@@ -22,7 +22,7 @@ _Side = tuple[bool, list[int]]  # A cut, of the reversed links if True.
 
 
 class Optimum(NamedTuple):
-  """The best allreduce.
+  """Optimum of an allreduce.
 
   Attributes:
     rate_GBps: An allreduce of M GB takes M / rate_GBps seconds.
@@ -62,7 +62,7 @@ def optimum(
 
 
 class _Search:
-  """The linear program and the cuts to start with.
+  """Linear program over cuts, with its initial cuts.
 
   Variables are the rates of the workers, what trees down may use of each link
   and, unless the cluster is symmetric, what trees up may use of it.  In a
@@ -143,7 +143,7 @@ class _Search:
     return rows
 
   def _switch_row(self, turned: bool, switch: int) -> _Row:
-    """The row that holds the use out of a switch below that into it."""
+    """Returns the row that keeps a switch's output within its input."""
     use = self._up if turned else self._down
     return self._row(
       (use[i], 1 if (src == switch) != turned else -1)
@@ -152,7 +152,7 @@ class _Search:
     )
 
   def _cut_row(self, turned: bool, side: Sequence[int]) -> _Row:
-    """The row that holds the rates inside below the use of links out."""
+    """Returns the row that keeps the rates inside within the links out."""
     inside = set(side)
     roots = [i for i, w in enumerate(self._graph.workers) if w in inside]
     _, leaving, entering = self._graph.cut(side)

@@ -1,4 +1,4 @@
-"""Checks by flows whether links can bring all data to all workers."""
+"""Checks by maximum flows that links can bring all data to all workers."""
 
 import math
 from collections.abc import Iterable
@@ -9,19 +9,22 @@ from topology.algorithms import flow, stopping
 
 
 class FeedNetwork(NamedTuple):
-  """A network with a source that feeds the workers, without flow."""
+  """A network with a source that feeds the workers, before any flow.
 
-  residual: (
-    flow.Residual
-  )  # Nodes of the graph and, as the last one, the source.
-  wanted: int  # Capacity of all links out of the source.
+  Attributes:
+    residual: Residual capacities; the source is the last node.
+    wanted: Capacity of all links out of the source.
+  """
+
+  residual: flow.Residual
+  wanted: int
 
   def missing(self, worker: int, stop: stopping.Stop) -> list[int] | None:
-    """Returns nodes whose links out keep `worker` from getting all, or None.
+    """Returns a cut that keeps `worker` from receiving all; None without one.
 
-    They are the largest source side of a minimum cut: sets around few nodes,
-    and so the links that hold most workers back.  One maximum flow, unless
-    `stop` says to give up.
+    The cut is the largest source side of a minimum cut, so that it surrounds
+    few nodes and limits many workers.  Costs one maximum flow; raises `Stopped`
+    if `stop` returns True.
     """
     stopping.check(stop)
     residual = flow.copy(self.residual)
@@ -38,11 +41,17 @@ def build_network(
   amounts: Iterable[tuple[int, Fraction | int]],
   stop: stopping.Stop = stopping.never,
 ) -> FeedNetwork:
-  """Returns the network in which a source feeds what the workers have to send.
+  """Returns the network in which a source feeds the data of the workers.
 
-  All workers get all only if all that is fed can flow to each of them.  Links
-  are (src, dst, capacity); amounts are pairs of a worker and what it has to
-  send, in units of the links.  `stop` is asked now and then.
+  Every worker can receive all data if and only if all that the source feeds can
+  flow to each of them.
+
+  Args:
+    nodes: Number of nodes.
+    links: (src, dst, capacity) of each link.
+    amounts: Pairs of a worker and the data that it has to send, in the units of
+      the links.
+    stop: Function that returns True to raise `Stopped`, called regularly.
   """
   arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
   scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))

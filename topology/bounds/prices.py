@@ -1,9 +1,10 @@
-"""Link prices, which prove that no allreduce is faster, for anyone to check.
+"""Link prices as certificates of an upper bound on the rate of an allreduce.
 
 An allreduce is a set of columns, each a root, a tree up to it and a tree down
-from it, of hops from worker to worker through switches.  Whatever the links
-cost, all columns together are worth no more than all links: with the cheapest
-column, their rate is at most the worth of the links over its cost.
+from it, of hops from worker to worker through switches.  For any prices of
+links, the columns together cost at most the value of all links, capacity times
+price.  So their rate is at most that value over the cost of the cheapest
+column.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from topology.clusters.cluster import Cluster, Ends
 
 
 class Prices(NamedTuple):
-  """Why an allreduce cannot be faster: what `proven` recomputes.
+  """Certificate of a bound on an allreduce, which `prove_rate` computes.
 
   Attributes:
     links: (src, dst, price) of the links that are not free, in the order of
@@ -28,18 +29,22 @@ class Prices(NamedTuple):
 def prove_rate(
   cluster: Cluster, prices: Prices, stop: stopping.Stop = stopping.never
 ) -> Fraction:
-  """Returns a rate, in GB/s, that `prices` show no allreduce to exceed.
+  """Returns a rate, in GB/s, that no allreduce can exceed, by `prices`.
 
   If all links are alike in both directions, the mean price of both directions
   proves as much or more, and the cheapest column is twice a minimum spanning
-  tree: O(m log m) for m links.  Else it is the cheapest tree up and the
+  tree: O(m log m) for m links.  Otherwise it is the cheapest tree up and the
   cheapest tree down with the same root, for the cheapest of all roots: O(n^2)
-  for n workers, after O((n + s)^2) for each of s switches; `stop` is asked
-  then.
+  for n workers, after O((n + s)^2) for each of s switches.
+
+  Args:
+    cluster: Links.
+    prices: Certificate.
+    stop: Function that returns True to raise `Stopped`, called regularly.
 
   Raises:
-    ValueError: If it is no proof: a negative price, one for what is no link or
-      that has one already, or a column that is free.
+    ValueError: If the prices prove no bound: one is negative, of no link, or of
+      a link that has a price already, or a column is free.
   """
   return prove_rate_of_units(cluster, _units(cluster, prices, stop), stop)
 
@@ -47,7 +52,13 @@ def prove_rate(
 def prove_rate_of_units(
   cluster: Cluster, units: Sequence[int], stop: stopping.Stop = stopping.never
 ) -> Fraction:
-  """Returns what `proven` does, of the prices of all links in their order."""
+  """Returns the bound of `prove_rate`, by integer prices of all links.
+
+  Args:
+    cluster: Links.
+    units: Price of each link, in the order of the cluster's links.
+    stop: Function that returns True to raise `Stopped`, called regularly.
+  """
   graph = cluster.graph
   links = stopping.iterate(graph.links, stop)
   priced = [
@@ -76,7 +87,7 @@ def prove_rate_of_units(
 def _units(
   cluster: Cluster, prices: Prices, stop: stopping.Stop
 ) -> Sequence[int]:
-  """The price of each link of the cluster, as integers of the same ratios."""
+  """Returns the price of each link, as integers of the same ratios."""
   price_of: dict[Ends, Fraction] = {}
   links = stopping.iterate(cluster.links, stop)
   ends = {(src, dst) for src, dst, _ in links}

@@ -1,7 +1,7 @@
-"""Clusters by the call of a builder as text, such as 'dgx_a100(2)'.
+"""Clusters from the text of a builder's call, such as 'dgx_a100(2)'.
 
-Builders are the functions of `clusters.shapes`, `clusters.machines` and
-`clusters.randomized`.
+Config fields and commands name clusters by such calls.  Builders are the
+functions of `clusters.shapes`, `clusters.machines` and `clusters.randomized`.
 """
 
 import ast
@@ -22,15 +22,14 @@ BUILDERS: dict[str, Callable[..., Cluster]] = {
 
 
 def build_cluster(spec: str) -> Cluster:
-  """Returns the cluster that a call of a builder makes.
+  """Returns the cluster of a builder's call, `NAME(argument, key=argument)`.
 
-  That is, of `NAME(argument, key=argument)` in Python's syntax.  Arguments are
-  numbers, strings, bools, lists, tuples, or such a call where a builder takes a
-  cluster.  A number with a point stands for the decimal as written, and so does
-  the string '100/3' for that fraction.
+  The call has Python's syntax.  Arguments are numbers, strings, bools, lists,
+  tuples, or such a call where a builder takes a cluster.  A number with a point
+  stands for the decimal as written, and the string '100/3' for that fraction.
 
   Raises:
-    ValueError: If this is no such call, the name is unknown, or the builder
+    ValueError: If the text is no such call, the name is unknown, or the builder
       does not take the arguments.
 
   Example:
@@ -83,7 +82,7 @@ def _build(call: ast.Call, spec: str) -> Cluster:
 
 
 def _value(node: ast.expr, spec: str) -> Any:
-  """The value of an argument; its source text is part of `spec`."""
+  """Returns the value of an argument, whose source text is part of `spec`."""
   source = ast.get_source_segment(spec, node) or ''
   if isinstance(node, ast.List | ast.Tuple):
     return [_value(item, spec) for item in node.elts]
@@ -94,7 +93,7 @@ def _value(node: ast.expr, spec: str) -> Any:
     if isinstance(value, int | Fraction) and not isinstance(value, bool):
       return -value
   if isinstance(node, ast.Constant):
-    if isinstance(node.value, float):  # Which has lost digits past the 17th.
+    if isinstance(node.value, float):  # A float has lost digits past the 17th.
       return Fraction(source)
     if isinstance(node.value, int | str):
       return node.value

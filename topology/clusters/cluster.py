@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from topology.algorithms import weighted
 from topology.clusters.graph import Graph
 
-Ends = tuple[str, str]  # Of a link: src and dst.
+Ends = tuple[str, str]  # Ids of a link's ends: src and dst.
 _KINDS = {str: 'a string', bool: 'a bool', list | tuple: 'a list'}
-# Beyond all floats, and short of what takes long to write out.
+# Exponents beyond those of floats take long to write out.
 _EXPONENT, _LARGEST = re.compile(r'[eE]([+-]?\d+)\s*$'), 400
 
 
@@ -89,18 +89,18 @@ class Cluster:
 
   @functools.cached_property
   def switches(self) -> tuple[str, ...]:
-    """Ids of the nodes that are no workers, in the order of `nodes`."""
+    """Ids of the nodes that are not workers, in the order of `nodes`."""
     workers = set(self.workers)
     return tuple(node for node in self.nodes if node not in workers)
 
   @functools.cached_property
   def position(self) -> dict[str, int]:
-    """The place of each node in `nodes`."""
+    """Index of each node in `nodes`."""
     return {node: v for v, node in enumerate(self.nodes)}
 
   @functools.cached_property
   def rank(self) -> dict[str, int]:
-    """The place of each worker in `workers`."""
+    """Index of each worker in `workers`."""
     return {worker: i for i, worker in enumerate(self.workers)}
 
   @functools.cached_property
@@ -113,7 +113,7 @@ class Cluster:
 
   @functools.cached_property
   def graph(self) -> Graph:
-    """The cluster with integer capacities, scaled by the common denominator."""
+    """Graph with integer capacities, scaled by the common denominator."""
     scale = math.lcm(*(GBps.denominator for _, _, GBps in self.links))
     links = tuple(
       (self.position[src], self.position[dst], weighted.multiple(GBps, scale))
@@ -130,7 +130,7 @@ class Cluster:
     return all((dst, src, c) in links for src, dst, c in links)
 
   def reversed(self) -> 'Cluster':
-    """Returns the cluster with the direction of every link turned round."""
+    """Returns the cluster with the direction of every link reversed."""
     return self._reversed
 
   @functools.cached_property
@@ -155,12 +155,12 @@ class Cluster:
 
 
 def from_json(data: Mapping[str, Any]) -> Cluster:
-  """Returns the cluster that plain data describe.
+  """Returns the cluster described by decoded JSON.
 
-  They have `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a
-  list of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are strings
-  such as '25', '12.5' or '100/3', or numbers, of which floats stand for the
-  decimals that they print as.  Other keys are ignored.
+  The data has `nodes`, a list of `{'id': str, 'worker': bool}`, and `links`, a
+  list of `{'src': id, 'dst': id, 'GBps': capacity}`.  Capacities are numbers,
+  or strings such as '25', '12.5' or '100/3'; a float stands for the decimal
+  that it prints as.  Other keys are ignored.
 
   Raises:
     ValueError: If a key is missing or a value is not of its kind, and for the
@@ -217,7 +217,7 @@ def from_networkx(graph: Any) -> Cluster:
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:
-  """Returns what `from_json` reads, capacities as exact strings."""
+  """Returns the data that `from_json` reads, with capacities as strings."""
   return {
     'nodes': [{'id': n, 'worker': n in cluster.rank} for n in cluster.nodes],
     'links': [
@@ -230,7 +230,7 @@ def to_json(cluster: Cluster) -> dict[str, Any]:
 def _rows(
   data: object, name: str, kinds: Mapping[str, type]
 ) -> list[tuple[Any, ...]]:
-  """The values of these keys in each row of a list, which is in an object."""
+  """Returns the values of the keys `kinds` in each row of the list `name`."""
   rows = _get(data, name, name, list | tuple)
   return [
     tuple(
@@ -241,7 +241,7 @@ def _rows(
 
 
 def _get(row: object, key: str, name: str, kind: Any = object) -> Any:
-  """The value of a key in an object, of its kind."""
+  """Returns the value of a key; raises ValueError if it is not of its kind."""
   if not isinstance(row, Mapping) or key not in row:
     raise ValueError(
       f'{name}: expected an object with {key!r}, got {reprlib.repr(row)}.'
@@ -262,7 +262,7 @@ def _check_ends(src: str, dst: str, position: Mapping[str, int]) -> None:
 
 
 def _capacity(value: object, name: str) -> Fraction:
-  """The capacity as a fraction; a float is the decimal that it prints as."""
+  """Returns a capacity as Fraction; a float means the decimal it prints as."""
   if isinstance(value, Fraction) and value >= 0:
     return value
   got = reprlib.repr(value)

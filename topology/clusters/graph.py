@@ -1,4 +1,4 @@
-"""A cluster in numbers: nodes 0 to n - 1 and capacities that are integers."""
+"""A cluster as a graph of integers: nodes 0 to n - 1, integer capacities."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class Graph(NamedTuple):
   Attributes:
     nodes: Number of nodes; node v is the cluster's `nodes[v]`.
     workers: The nodes that are workers, ascending.
-    worker: Per node, whether it is one.
+    worker: Bool [nodes], True for workers.
     links: (src, dst, capacity) in the order of the cluster's links, without
       common denominator.
     scale: Capacities are this many times those of the cluster in GB/s.
@@ -27,7 +27,9 @@ class Graph(NamedTuple):
     return [v for v in range(self.nodes) if v != node]
 
   def cut(self, side: Iterable[int]) -> tuple[int, list[int], list[int]]:
-    """Returns how many workers a set of nodes has, and its links out and in.
+    """Returns the number of workers in a set of nodes, and its outer links.
+
+    The links come as two lists, out of the set and into it.
 
     Links are given by their indices.
     """

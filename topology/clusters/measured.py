@@ -1,11 +1,11 @@
-"""Clusters from measured rates: what hosts can send and receive, and pairs.
+"""Clusters from measured rates between hosts.
 
-A test is a set of transfers that went on at the same time: bytes per second by
-(sender, receiver), hosts counted from 0.  The model: a host sends at most at
-its `up` rate, receives at most at its `down` rate, groups of hosts, such as
-those of a rack, do so together, and some pairs are slower than all that.
-`find_shortfalls` finds what the model does not explain; topology/clusters/shared.py
-finds the groups.
+A test is a set of simultaneous transfers: bytes per second by (sender,
+receiver), hosts counted from 0.  In the model, a host sends at most at its `up`
+rate and receives at most at its `down` rate; groups of hosts, such as those of
+a rack, have such rates as well; and some pairs of hosts are slower.
+`find_shortfalls` finds transfers that are slower than the model predicts;
+topology/clusters/shared.py finds the groups.
 """
 
 import decimal
@@ -27,12 +27,13 @@ _DIGITS = decimal.Context(prec=3, rounding=decimal.ROUND_DOWN)
 
 
 class Group(NamedTuple):
-  """Hosts behind a link that they share.
+  """Hosts behind a shared link.
 
   Attributes:
-    hosts: Which, ascending.
-    up_GBps: What they can send to all others, together, 1e9 bytes per second.
-    down_GBps: What they can receive from all others, together.
+    hosts: Indices of the hosts, ascending.
+    up_GBps: Rate at which they can send to all others together, 1e9 bytes per
+      second.
+    down_GBps: Rate at which they can receive from all others together.
   """
 
   hosts: tuple[int, ...]
@@ -41,16 +42,15 @@ class Group(NamedTuple):
 
 
 class Rates(NamedTuple):
-  """The rates of the links of hosts.
+  """Rates of hosts, slow pairs of hosts, and groups.
 
   Attributes:
-    up_GBps: What each host can send, 1e9 bytes per second.
-    down_GBps: What each host can receive.
-    pairs_GBps: What a host can send to another, by (sender, receiver), where
-      that is less than the one can send and the other receive, and the links of
-      groups between them carry.
-    groups: Hosts behind shared links; of any two, one is within the other, or
-      they have no host in common.
+    up_GBps: Rate at which each host can send, 1e9 bytes per second.
+    down_GBps: Rate at which each host can receive.
+    pairs_GBps: Rate from a host to another, by (sender, receiver), where it is
+      below the rates of both hosts and of the groups between them.
+    groups: Hosts behind shared links; of any two groups, one is within the
+      other, or they are disjoint.
   """
 
   up_GBps: tuple[Fraction, ...]
@@ -59,19 +59,19 @@ class Rates(NamedTuple):
   groups: tuple[Group, ...] = ()
 
   def between(self, src: int, dst: int) -> Fraction:
-    """Returns what a host can send to another if nobody else sends."""
+    """Returns the rate from a host to another without other transfers."""
     return min(self.limits(src, dst).values())
 
   def crossed(self, src: int, dst: int) -> bool:
-    """Returns whether what goes from a host to another passes shared links."""
+    """Returns whether transfers from a host to another pass shared links."""
     return any(
       (src in each.hosts) != (dst in each.hosts) for each in self.groups
     )
 
   def limits(self, src: int, dst: int) -> dict[Hashable, Fraction]:
-    """Returns all rates that what goes from a host to another has a part of.
+    """Returns the rates that limit transfers from a host to another, by name.
 
-    By what they are of: two transfers share a limit if it has one name.
+    Two transfers share a limit if it has the same name for both.
     """
     found: dict[Hashable, Fraction] = {
       ('up', src): self.up_GBps[src],
@@ -94,34 +94,36 @@ def fit(
   tolerance: float,
   groups: Sequence[tuple[int, ...]] = (),
 ) -> Rates:
-  """Returns the rates that measurements show.
+  """Returns the rates of hosts, pairs and groups that tests show.
 
-  A host can send what it has sent, to all others together, in the best of the
-  tests; likewise received, and carried by a pair.  The best is the median of
-  all that are within the tolerance of the highest, since short measurements can
-  show too much as well: what was lost and sent again arrives in bursts.  A pair
-  has a limit of its own if its best is below 1 - tolerance of what its ends can
-  do.  Groups of hosts are measured like hosts, by what has left and entered
+  The rate at which a host can send is the best total that it has sent in a
+  test; likewise for receiving, and for pairs.  The best is the median of all
+  values within the tolerance of the highest, since short measurements can be
+  too high as well: data that was lost and sent again arrives in bursts.  A pair
+  has a limit of its own if its best is below 1 - tolerance of the rates of its
+  ends.  Groups are measured like hosts, by the traffic out of them and into
   them; a pair that crosses their links has a limit of its own only if it was
-  measured alone, since links may have been shared otherwise.
+  measured alone, since it may have shared the links otherwise.
 
-  Hosts that are alike come out alike: rates, those of hosts and their groups
-  (sent and received together) and then those of pairs, are sorted into classes,
-  from the highest down, each of the rates that are within the tolerance of its
-  highest, and replaced by the median of their class, or by 1.03 times its
-  lowest where that is less: a forest is as fast as the slowest of its links.
-  Rates are decimals of 3 significant digits.  No best so falls by more than the
-  tolerance and the rounding, and none rises by more than 3 %; but a pair
-  without a limit of its own is promised what its ends can do.
+  Similar hosts get equal rates: rates, those of hosts and groups (sent and
+  received together) and then those of pairs, are sorted into classes, from the
+  highest down, each with the rates within the tolerance of its highest.  They
+  are replaced by the median of their class, or by 1.03 times its lowest if that
+  is less, as a forest is as fast as the slowest of its links.  Rates are
+  decimals of 3 significant digits.  So no rate falls by more than the tolerance
+  and the rounding, and none rises by more than 3 %; but a pair without a limit
+  of its own gets the rate of its ends.
 
-  Each ordered pair must have a transfer in some test, of 2 hosts or more; the
-  tolerance is the relative error of the measurements, from 0 to below 1.  Hosts
-  of a group are in ascending order; of any two groups, one is within the other,
-  or they have no host in common.
+  Args:
+    tests: Tests in which each ordered pair has a transfer.
+    hosts: Number of hosts, at least 2.
+    tolerance: Relative error of the measurements, at least 0 and below 1.
+    groups: Hosts behind shared links, ascending; of any two groups, one is
+      within the other, or they are disjoint.
 
   Raises:
-    ValueError: If an argument is out of its range, or something is not finite,
-      or some pair has never carried anything.
+    ValueError: If an argument is out of its range, a rate is not finite, or a
+      pair has no transfer.
   """
   if hosts < 2 or not 0 <= tolerance < 1:
     raise ValueError(
@@ -221,13 +223,20 @@ def build_cluster(rates: Rates) -> Cluster:
 def find_shortfalls(
   test: Test, rates: Rates, *, tolerance: float
 ) -> dict[Ends, Fraction]:
-  """Returns the transfers of a test that were slower than the rates explain.
+  """Returns the transfers of a test that are slower than the rates predict.
 
-  Each such pair with its rate as a share of what was expected.  Pairs that talk
-  at the same time then share a limit of which the rates know nothing, or a host
-  cannot send and receive at once at its full rates; so it is meant for tests in
-  which nobody sends to several, or receives from several.  Pairs that cross the
-  link of a group are left out: how they share it is up to them.
+  A shortfall means that simultaneous transfers share a limit that the rates do
+  not have, or that a host cannot send and receive at its full rates at once.
+  It is meaningful for tests in which each host sends to at most one host and
+  receives from at most one.  Pairs that cross the link of a group are left out.
+
+  Args:
+    test: Test to compare.
+    rates: Rates of the model.
+    tolerance: Relative error of the measurements.
+
+  Returns:
+    Measured over predicted rate of each such pair.
   """
   shares = {
     pair: Fraction(rate) / (rates.between(*pair) * _GB)
@@ -242,9 +251,9 @@ def find_shortfalls(
 def _collect_rates(
   tests: Sequence[Test], hosts: int, parties: Sequence[tuple[int, ...]]
 ) -> tuple[list[list[float]], list[list[float]], dict[Ends, list[float]]]:
-  """Returns, by test, what each party sent and received, and pairs carried.
+  """Returns rates sent and received by each party, and rates of pairs, by test.
 
-  Parties are hosts and groups of hosts; what stays within does not count.
+  Parties are hosts and groups of hosts; transfers within a party do not count.
   """
   sent: list[list[float]] = [[] for _ in parties]
   received: list[list[float]] = [[] for _ in parties]
@@ -278,12 +287,12 @@ def _best(rates: Sequence[float], tolerance: float) -> float:
 
 
 class _Party(NamedTuple):
-  """A sender and receiver at one level: a host, a group, or all around it.
+  """A sender and receiver at one level: a host, a group, or its surroundings.
 
   Attributes:
-    host: Index of the host; -1 if it is none.
-    src: Node that it sends from.
-    dst: Node that it receives at.
+    host: Index of the host; -1 if the party is no host.
+    src: Node from which it sends.
+    dst: Node at which it receives.
     up_GBps: Rate at which it can send.
     down_GBps: Rate at which it can receive.
   """
@@ -296,7 +305,7 @@ class _Party(NamedTuple):
 
 
 def _levels(rates: Rates) -> Iterator[tuple[str, list[_Party]]]:
-  """Yields what the names of switches begin with, and who talks there."""
+  """Yields each level: the prefix of its switches' names, and its parties."""
   whole = Group(tuple(range(len(rates.up_GBps))), Fraction(0), Fraction(0))
   levels = [whole, *rates.groups]
   own: list[list[_Party]] = [[] for _ in levels]
@@ -325,7 +334,7 @@ def _innermost(levels: Sequence[Group], around: Sequence[bool]) -> int:
 def _wires(
   slow: Mapping[Ends, Fraction], prefix: str, parties: Sequence[_Party]
 ) -> Iterator[Link]:
-  """Yields the links of a level, as if all had both of their sides."""
+  """Yields the links of a level, as if all parties had both sides."""
   sets = [
     tuple(
       number
@@ -360,7 +369,7 @@ def _wires(
 
 
 def _snap(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
-  """Returns 1e9 bytes per second, of each what its class can promise."""
+  """Returns the rate of each value's class, 1e9 bytes per second."""
   snapped: dict[float, Fraction] = {}
   left = sorted(rates_Bps, reverse=True)
   while left:

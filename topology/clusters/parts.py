@@ -1,4 +1,4 @@
-"""Helpers of the builders: checks of arguments, node ids, links both ways."""
+"""Helpers of the cluster builders: argument checks, node ids, links."""
 
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ LinkTo = tuple[str, str, Fraction | int]  # src, dst, GBps.
 
 
 def check_integer(value: object, field: str, least: int = 1) -> int:
-  """Returns an integer of at least `least`, or raises ValueError."""
+  """Returns the value as int; raises ValueError unless it is >= `least`."""
   if isinstance(value, numbers.Integral) and not isinstance(value, bool):
     exact = int(value)
     if exact >= least:
@@ -23,7 +23,10 @@ def check_integer(value: object, field: str, least: int = 1) -> int:
 
 
 def check_capacity(value: object, field: str = 'GBps') -> Fraction:
-  """Returns a capacity above 0; a float is the decimal that it prints as."""
+  """Returns a capacity as Fraction; raises ValueError unless it is above 0.
+
+  A float stands for the decimal that it prints as.
+  """
   try:
     exact = Fraction(str(value))
   except (ValueError, ZeroDivisionError):
@@ -36,7 +39,7 @@ def check_capacity(value: object, field: str = 'GBps') -> Fraction:
 def check_list(
   values: object, field: str, check: Callable[[Any, str], Any] | None = None
 ) -> list[Any]:
-  """Returns the values, one or more, each as `check` returns it, as a list."""
+  """Returns a list of one or more values, each as `check` returns it."""
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
   checked = [check(value, field) if check else value for value in values]
@@ -53,7 +56,7 @@ def make_names(prefix: str, count: int, start: int = 0) -> list[str]:
 def make_links(
   pairs: Iterable[tuple[str, str]], GBps: Capacity, field: str = 'GBps'
 ) -> list[LinkTo]:
-  """Returns a link there and one back for each pair of nodes."""
+  """Returns two links, one in each direction, for each pair of nodes."""
   exact = check_capacity(GBps, field)
   return [link for a, b in pairs for link in ((a, b, exact), (b, a, exact))]
 
@@ -61,7 +64,7 @@ def make_links(
 def make_cluster(
   workers: Sequence[str], switches: Sequence[str], links: Iterable[LinkTo]
 ) -> Cluster:
-  """Returns the cluster of these parts, workers before switches."""
+  """Returns the cluster of these nodes and links, workers before switches."""
   return Cluster(
     (*workers, *switches),
     tuple(workers),

@@ -1,4 +1,7 @@
-"""Clusters that have lost workers, or the way from one worker to another."""
+"""Removal of workers, and of ways between workers, from a cluster.
+
+Used to pack again after workers have left or links between two of them failed.
+"""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -13,24 +16,24 @@ def remove(
   workers: Collection[str] = (),
   pairs: Collection[Ends] = (),
 ) -> Cluster:
-  """Returns what is left of a cluster, for packing again.
+  """Returns the cluster without some workers and some ways between workers.
 
-  A worker that is lost takes all its links with it.  A pair (sender, receiver)
-  that is lost cannot talk any more; other workers may still pass on what the
-  one has for the other.  As switches do not know from whom things come, the
-  sender gets, instead of its ways into them, a link to each receiver's way in
-  that is left, as wide as the widest way there was: these share what the sender
-  can send and what the receiver can receive.  Links between switches, which
-  others share with it, are not seen by that sender any more.
+  A removed worker takes all its links with it.  A sender of a removed pair
+  (sender, receiver) cannot send to that receiver directly; other workers may
+  still relay its data.  As switches forward to all, the sender gets, instead of
+  its links into switches, a link to the input of each remaining receiver, as
+  wide as the widest way there: these links share the capacity out of the sender
+  and the capacity into the receiver.  Links between switches no longer limit
+  that sender.
 
   Args:
-    cluster: Of before.
-    workers: Ids of those that are lost.
-    pairs: Ordered pairs of ids of workers.
+    cluster: Cluster before the removal.
+    workers: Ids of removed workers.
+    pairs: Ordered pairs (sender, receiver) of ids of workers.
 
   Raises:
-    ValueError: If an id is not one of a worker, or those that are left cannot
-      reach each other.
+    ValueError: If an id is not that of a worker, or the remaining workers
+      cannot reach each other.
   """
   for name in (*workers, *itertools.chain.from_iterable(pairs)):
     if name not in cluster.rank:
@@ -53,7 +56,7 @@ def remove(
 
 
 def _choose_suffixes(cluster: Cluster) -> tuple[str, str]:
-  """Returns what makes new ids of nodes of those of workers."""
+  """Returns two suffixes that turn ids of workers into unused ids of nodes."""
   ends = '.out', '.in'
   while {w + end for w in cluster.workers for end in ends} & {*cluster.nodes}:
     ends = f'{ends[0]}*', f'{ends[1]}*'
@@ -68,7 +71,7 @@ def _bar_pairs(
   way_out: str,
   way_in: str,
 ) -> list[Link]:
-  """The links, but for those by which a worker reaches some others."""
+  """Returns the links after removing a sender's ways to barred receivers."""
   out = f'{sender}{way_out}'
   width = _find_widest(links, workers, sender)
   reached = [each for each in workers if each in width and each not in barred]

@@ -135,7 +135,7 @@ def _factors(ratio: Fraction, count: int) -> list[Fraction]:
 
 
 def _rng(seed: int, density: float, low: int, high: int) -> random.Random:
-  """A generator, if the arguments that random clusters share are right."""
+  """Returns a random generator, after checks of the shared arguments."""
   parts.check_integer(seed, 'seed', 0)
   real = isinstance(density, numbers.Real)
   if not real or not 0 <= float(density) <= 1:

@@ -259,7 +259,7 @@ def wan(
 
 
 def _between(link: object, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
-  """The link's two workers, in different sites, and its capacity."""
+  """Returns a link's two workers, in different sites, and its capacity."""
   row = parts.check_list(link, 'links')
   if len(row) != 3:
     raise ValueError(f'links: expected (worker, worker, GBps), got {row!r}.')

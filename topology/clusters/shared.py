@@ -1,11 +1,11 @@
-"""Groups of hosts behind links that they share, found in measured rates.
+"""Search for groups of hosts behind shared links, in measured rates.
 
-Hosts of a group reach each other better than others when all send to all, so
-that clusters of hosts in that test are suspects; a test of its own, in which a
-suspect's hosts all send to others, and one in which they all receive, show what
-its link carries.  It is there if that is less than the rest of the model
-explains, transfers sharing every limit equally (max-min fairness, Bertsekas and
-Gallager, Data Networks, section 6.5.2).
+When all hosts send to all, hosts of a group reach each other better than other
+hosts: clusters of hosts in that test are suspected groups.  Two more tests, in
+which all hosts of a suspected group send to others or receive from them, load
+its link.  The group is confirmed if the link carries less than the rest of the
+model predicts, with max-min fair shares (Bertsekas and Gallager, Data Networks,
+section 6.5.2).
 """
 
 import math
@@ -19,14 +19,17 @@ _GB = 10**9
 
 
 def compute_fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
-  """Returns the max-min fair rates of transfers that go on at the same time.
+  """Returns the max-min fair rates of simultaneous transfers.
 
-  The limit that leaves its transfers the least is filled, again and again;
-  with T transfers and L limits this takes time in L^2 + L T.
+  Repeatedly fills the limit with the least share per transfer.  Takes time in
+  O(L^2 + L T) for T transfers and L limits.
 
   Args:
-    rates: Of the hosts.
+    rates: Rates of the hosts.
     pairs: Sender and receiver of each transfer.
+
+  Returns:
+    Bytes per second of each transfer.
   """
   limits = {pair: rates.limits(*pair) for pair in pairs}
   left: dict[Hashable, float] = {}
@@ -50,18 +53,18 @@ def compute_fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
 
 
 def find_suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
-  """Returns sets of hosts that reach each other better than others.
+  """Returns sets of hosts that reach each other better than other hosts.
 
-  Of any two, one is within the other, or they have no host in common; larger
-  ones come first.  What counts is how much a pair got of its fair share, the
-  geometric mean of both ways; clusters are merged by the highest average, and a
-  suspect is one that merged at a value of which 1 - twice the tolerance is
-  above that at which it was merged with others.  Of two that are all hosts
-  together, only the smaller one is named: their links would be one.
+  Of any two sets, one is within the other, or they are disjoint; larger sets
+  come first.  The kinship of two hosts is the geometric mean of their shares of
+  fair rates in both directions.  Clusters are merged by the highest mean
+  kinship, and a cluster is suspected if its own kinship times 1 - 2 * tolerance
+  exceeds that of its merger with others.  If two clusters make up all hosts,
+  only the smaller one is suspected: both would have the same link.
 
   Args:
-    test: In which all hosts send to all others.
-    rates: Of the hosts; those of pairs and groups do not count.
+    test: Test in which all hosts send to all others.
+    rates: Rates of the hosts; those of pairs and groups are ignored.
     tolerance: Relative error of the measurements.
   """
   hosts = len(rates.up_GBps)
@@ -83,14 +86,14 @@ def find_suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
 def choose_loads(
   group: Sequence[int], rates: Rates
 ) -> tuple[tuple[Ends, ...], tuple[Ends, ...]]:
-  """Returns transfers that fill the link of a group: out of it, and into it.
+  """Returns transfers that load the link of a group: out of it, and into it.
 
-  Every host of the group has one, and every other one, the fastest senders with
-  the fastest receivers; the smaller side has several each.
+  Every host has a transfer, the fastest senders with the fastest receivers;
+  hosts of the smaller side have several.
 
   Args:
-    group: The hosts behind the link.
-    rates: Of the hosts.
+    group: Hosts behind the link.
+    rates: Rates of the hosts.
   """
   others = [host for host in range(len(rates.up_GBps)) if host not in group]
   ways = []
@@ -107,14 +110,14 @@ def choose_loads(
 
 
 def choose_control(test: Test, rates: Rates) -> tuple[Ends, ...]:
-  """Returns transfers between hosts that reach each other best, one for each.
+  """Returns transfers between hosts that reach each other best, one per host.
 
-  They load hosts, but hardly the links that groups share: if not even they go
-  on at once at their rates, then something else is short.
+  They load hosts, but hardly the links of groups: if these transfers fall short
+  of their rates, there is a limit other than links of groups.
 
   Args:
-    test: In which all hosts send to all others.
-    rates: Of the hosts.
+    test: Test in which all hosts send to all others.
+    rates: Rates of the hosts.
   """
   kinship = _measure_kinship(test, rates)
   free = {*range(len(rates.up_GBps))}
@@ -133,17 +136,17 @@ def confirm_groups(
   hosts: int,
   tolerance: float,
 ) -> list[Hosts]:
-  """Returns the suspects behind a link that matters.
+  """Returns the suspected groups whose link limits transfers.
 
-  It does if its rate, the best that any test has shown, leaves transfers of
-  `choose_loads` less than 1 - twice the tolerance of what the rates of hosts, pairs
-  that were measured alone, and other groups let expect.  Larger suspects are
-  looked at first, and again in the end, since smaller ones may explain them.
+  The link limits transfers if its best measured rate leaves those of
+  `choose_loads` less than 1 - 2 * tolerance of the rate that hosts, pairs that
+  were measured alone, and other groups allow.  Larger groups are checked first,
+  and again at the end, as smaller groups may explain them.
 
   Args:
-    suspected: The suspects, the larger ones first.
-    tests: All, those of the `choose_loads` of each suspect among them.
-    hosts: How many there are.
+    suspected: Suspected groups, the larger ones first.
+    tests: All tests, with those of `choose_loads` for each suspected group.
+    hosts: Number of hosts.
     tolerance: Relative error of the measurements.
   """
 
@@ -176,16 +179,16 @@ def explains_control(
   hosts: int,
   tolerance: float,
 ) -> bool:
-  """Returns whether a test of `choose_control` has carried what it should.
+  """Returns whether the groups explain the rates of a control test.
 
-  If not, there is no telling what groups are: hosts that share a machine, for
-  example, are all slow when many of them send.
+  If not, no groups can be inferred: for example, hosts that share a machine are
+  all slow when many of them send.
 
   Args:
-    control: The test.
+    control: Test of the transfers of `choose_control`.
     groups: Hosts behind shared links.
     tests: All tests.
-    hosts: How many there are.
+    hosts: Number of hosts.
     tolerance: Relative error of the measurements.
   """
   rates = _rates(tests, groups, hosts=hosts, tolerance=tolerance)
@@ -200,7 +203,7 @@ def _rates(
   hosts: int,
   tolerance: float,
 ) -> Rates:
-  """Returns rates, of pairs only those that were measured alone."""
+  """Returns the rates, with those of pairs only if measured alone."""
   rates = measured.fit(tests, hosts=hosts, tolerance=tolerance, groups=groups)
   alone = {pair for test in tests if len(test) == 1 for pair in test}
   return rates._replace(
@@ -213,7 +216,7 @@ def _total(rates: Rates, pairs: Iterable[Ends]) -> float:
 
 
 def _measure_kinship(test: Test, rates: Rates) -> dict[Ends, float]:
-  """Returns how much of its fair share each two hosts got, of both ways."""
+  """Returns, for each two hosts, their mean share of fair rates."""
   fair = compute_fair_Bps(rates._replace(pairs_GBps={}, groups=()), test)
   share = {pair: rate / fair[pair] for pair, rate in test.items()}
   return {(i, j): math.sqrt(share[i, j] * share[j, i]) for i, j in share}
@@ -222,10 +225,10 @@ def _measure_kinship(test: Test, rates: Rates) -> dict[Ends, float]:
 def _merge_clusters(
   kinship: Mapping[Ends, float], hosts: int
 ) -> Iterator[tuple[list[Hosts], float]]:
-  """Yields clusters that merge, the smaller one first, and at what kinship.
+  """Yields pairs of clusters that merge, the smaller first, and their kinship.
 
-  That is the mean of all between them, and it falls (average linkage); in time
-  of the order of hosts^3.
+  Average linkage: the kinship of two clusters is the mean over their pairs of
+  hosts, and decreases from merger to merger.  O(hosts^3).
   """
   clusters: list[Hosts] = [(host,) for host in range(hosts)]
   sums: dict[tuple[Hosts, Hosts], float] = {}

@@ -184,7 +184,7 @@ def _certificate(value: Any, cluster: Cluster) -> Certificate | None:
 
 
 def _read(value: Any, shape: Any, field: str) -> Any:
-  """A value of this shape: lists as tuples, and fields in the shape's order."""
+  """Returns a value of a shape: tuples for lists, fields in its order."""
   if isinstance(shape, dict):
     _require(isinstance(value, Mapping), field, 'an object', value)
     inside = f'{field}.' if field else ''

@@ -12,14 +12,14 @@ from topology.forests.trees import Forest
 
 
 def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
-  """Returns what a JSON file holds: a forest with its cluster, or a cluster.
+  """Returns the cluster of a JSON file, and its forest if there is one.
 
   Args:
-    path: Of a file as `export.to_json` or `cluster.to_json` describe it.
+    path: Path of a file with the data of `export.to_json` or `cluster.to_json`.
 
   Raises:
-    ValueError: If it holds neither; names the file and the field.
-    OSError: If it cannot be read.
+    ValueError: If the content is neither; names the file and the field.
+    OSError: If the file cannot be read.
   """
   data = _json(pathlib.Path(path))
   try:
@@ -33,13 +33,13 @@ def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
 
 
 def read_cluster(spec: str) -> Cluster:
-  """Returns the cluster of a file, also of a forest's, or of a builder.
+  """Returns the cluster of a file of a cluster or forest, or of a builder.
 
   Args:
-    spec: Path of a file as of `read`, or a call as of `build_cluster`.
+    spec: Path of a file as for `read`, or a call as for `build_cluster`.
 
   Raises:
-    ValueError: If it is neither, or describes no cluster.
+    ValueError: If `spec` is neither, or describes no cluster.
     OSError: If the file cannot be read.
   """
   if '(' in spec and not pathlib.Path(spec).exists():

@@ -150,7 +150,7 @@ def _totals_s(
   hidden_s: float,
 ) -> np.ndarray:
   """Returns `all_ready_s` for each of several chunk sizes, float [sizes]."""
-  fill_s = np.zeros(len(chunk_bytes))
+  fill_s: np.ndarray = np.zeros(len(chunk_bytes))
   for tree in forest.trees:
     size = np.minimum(chunk_bytes, float(tree.share * size_bytes))
     tree_s = _fill_s(cluster, tree, size, latency_of, message_s)
@@ -159,12 +159,14 @@ def _totals_s(
   load = trees.loads(weighted)
   fill_s = np.maximum(fill_s - hidden_s, 0.0)
   if not message_s:
-    return size_bytes * _fullest_s(cluster, load) + fill_s
+    full_s: np.ndarray = size_bytes * _fullest_s(cluster, load) + fill_s
+    return full_s
   messages = _messages(forest, size_bytes, chunk_bytes, [*load])
   shares = (each / cluster.capacity_Bps[ends] for ends, each in load.items())
   bytes_s = size_bytes * np.array([float(share) for share in shares])
   links_s = bytes_s[:, None] + message_s * messages
-  return links_s.max(axis=0, initial=0.0) + fill_s
+  total_s: np.ndarray = links_s.max(axis=0, initial=0.0) + fill_s
+  return total_s
 
 
 def _fill_s(
@@ -195,7 +197,9 @@ def _fill_s(
     is_first = hop[0] == tree.root and not tree.up
     sent_s = below[hop[0]] + (none if is_first else alone_s)
     below[hop[-1]] = sent_s + _hop_latency_s(hop, latency_of)
-  return np.max(first, axis=0) + np.max([*below.values()], axis=0)
+  last_s: np.ndarray = np.max([*below.values()], axis=0)
+  fill_s: np.ndarray = np.max(first, axis=0) + last_s
+  return fill_s
 
 
 def _messages(
@@ -234,7 +238,7 @@ class _Stage(NamedTuple):
 
 
 class AllreduceTiming:
-  """The end of an allreduce as a function of when its chunks are ready.
+  """End of an allreduce, as a function of the times of its chunks.
 
   A call takes O(hops * chunks of a tree), in as many NumPy steps as trees are
   deep.
@@ -365,7 +369,8 @@ class AllreduceTiming:
     place = stage.trees, stage.senders
     alone_s = self._bytes[stage.trees] * stage.per_byte_s
     through_s = np.maximum(known_s[place] + alone_s, early_s[place])
-    return through_s + stage.latency_s
+    arrival_s: np.ndarray = through_s + stage.latency_s
+    return arrival_s
 
 
 def _stages(

@@ -1,4 +1,4 @@
-"""Forests: how a collective travels, as weighted trees of hops."""
+"""Forests: weighted trees of hops that carry out a collective."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ _Node = TypeVar('_Node', bound=Hashable)
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """A part of the data, and the way it takes.
+  """A tree of hops, for a part of the data.
 
   A hop is a tuple of node ids: the worker that sends, the switches it passes
   through, the worker that receives.  Each worker but the root sends on one hop
@@ -31,11 +31,11 @@ class Tree:
   Attributes:
     root: Id of the worker to which the part belongs.
     weight_Bps: Bytes per second that the tree carries, over each of its hops.
-    share: Its part of all bytes, 0 to 1.
-    up: Hops towards the root, a hop after those whose sums it carries; empty
+    share: Share of all bytes that the tree carries, 0 to 1.
+    up: Hops towards the root, each after the hops whose sums it carries; empty
       in an allgather.
-    down: Hops away from the root, a hop after the one that brings what it
-      carries; empty in a reduce-scatter.
+    down: Hops away from the root, each after the hop that brings its data;
+      empty in a reduce-scatter.
   """
 
   root: str
@@ -45,7 +45,7 @@ class Tree:
   down: list[Hop]
 
   def depths(self) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns how many hops up, and down, each worker is below the root."""
+    """Returns the depth of each worker, in hops up and in hops down."""
     found = {self.root: 0}, {self.root: 0}
     for depth, hops in zip(
       found, (reverse_hops(self.up), self.down), strict=True
@@ -56,13 +56,13 @@ class Tree:
 
   @property
   def depth(self) -> int:
-    """The most hops, one after the other, up to the root or down."""
+    """Largest number of successive hops, up to the root or down."""
     return max(max(depth.values()) for depth in self.depths())
 
 
 @dataclasses.dataclass(frozen=True)
 class Forest:
-  """Trees that together carry out a collective, all at the same time.
+  """Trees that carry out a collective together, all at the same time.
 
   Attributes:
     collective: 'allreduce', 'allgather' or 'reduce_scatter'.
@@ -71,9 +71,9 @@ class Forest:
     rate_Bps: Bytes per second of all trees together: M bytes take M / rate_Bps
       seconds without latency.  None for a single worker.
     bound_Bps: A rate that no forest can exceed; None for a single worker.
-    certificate: The proof of the bound: for `cuts.prove_time`, in the reversed
-      cluster if the collective is a reduce-scatter; for `prices.prove_rate` if it
-      is an allreduce.  None for a single worker.
+    certificate: Proof of the bound: for `cuts.prove_time`, in the reversed
+      cluster if the collective is a reduce-scatter; for `prices.prove_rate` if
+      it is an allreduce.  None for a single worker.
   """
 
   collective: str
@@ -84,7 +84,7 @@ class Forest:
 
   @property
   def gap(self) -> Fraction:
-    """1 - rate / bound: 0 if no forest is faster."""
+    """Relative gap 1 - rate / bound; 0 if no forest is faster."""
     if self.rate_Bps is None or self.bound_Bps is None:
       return Fraction(0)
     return 1 - self.rate_Bps / self.bound_Bps
@@ -92,15 +92,16 @@ class Forest:
   def byte_ranges(
     self, size_bytes: int, element_bytes: int = 1
   ) -> list[tuple[int, int]]:
-    """Returns, per tree, the first byte of its part and the one after the last.
+    """Returns the range of bytes of each tree, as (first, last + 1).
 
-    Parts are of whole elements, disjoint and cover all bytes, in the order of
-    the trees, so that what belongs to one root is one piece.  Each is less than
-    an element longer or shorter than its share; of fewer elements than trees,
-    some have none.
+    Ranges consist of whole elements, are disjoint and cover all bytes, in the
+    order of the trees, so that data of one root is contiguous.  Each differs
+    from its share by less than an element; some ranges are empty if there are
+    fewer elements than trees.
 
     Raises:
-      ValueError: If elements have no bytes, or they are not whole.
+      ValueError: If `element_bytes` is not positive, or does not divide
+        `size_bytes`.
     """
     for name, value, least in (
       ('element_bytes', element_bytes, 1),
@@ -128,14 +129,14 @@ class Forest:
 
 
 def reverse_hops(hops: Sequence[Hop]) -> list[Hop]:
-  """Returns the hops of a tree from the root to it instead, or the reverse."""
+  """Returns the hops of a tree in the opposite direction and order."""
   return [hop[::-1] for hop in reversed(hops)]
 
 
 def center_tree(
   ends: Sequence[tuple[_Node, _Node]],
 ) -> tuple[_Node, list[tuple[int, bool]]]:
-  """Returns the middle of a longest path in a tree, and the way from there.
+  """Returns the middle of a longest path in a tree, and the edges from there.
 
   A root in the middle makes a tree least deep.  O(n).
 
@@ -144,7 +145,7 @@ def center_tree(
 
   Returns:
     The node and, the nearest first, each edge by its place in `ends` and
-    whether it is turned round to lead away from the node.
+    whether it is reversed to lead away from the node.
   """
   ways: dict[_Node, list[tuple[_Node, int, bool]]] = {}
   for i, (src, dst) in enumerate(ends):
@@ -152,7 +153,7 @@ def center_tree(
     ways.setdefault(dst, []).append((src, i, True))
 
   def spread(root: _Node) -> dict[_Node, tuple[_Node, int, bool]]:
-    """Per other node, nearest first, the one before it and the edge."""
+    """Returns, per other node, nearest first, its predecessor and the edge."""
     before = {root: (root, -1, False)}
     reached = [root]
     for node in reached:
@@ -176,7 +177,7 @@ def reverse_forest(
 ) -> Forest:
   """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
 
-  With the same certificate: it is always one of an allgather.  `stop` is asked
+  The certificate stays, as it is always that of an allgather.  `stop` is called
   at each tree.
   """
   gather = forest.collective == 'allgather'
@@ -190,7 +191,7 @@ def reverse_forest(
 
 
 class Column(NamedTuple):
-  """A `Tree` with a positive weight, of which only ratios to others count."""
+  """A tree with a relative weight above 0, before it is fitted to links."""
 
   root: str
   weight: Fraction | int
@@ -202,7 +203,7 @@ def loads(
   weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
   stop: stopping.Stop = stopping.never,
 ) -> dict[Ends, Fraction]:
-  """Returns per link the sum of the weights of all hops over it."""
+  """Returns the sum of the weights of all hops over each link."""
   columns = []
   for column in weighted:
     stopping.check(stop)
@@ -230,7 +231,7 @@ def fit_forest(
   overlap: bool = True,
   stop: stopping.Stop = stopping.never,
 ) -> Forest:
-  """Returns the columns as a forest, as fast as the links let it be.
+  """Returns the columns as a forest, at the rate that the links allow.
 
   Weights keep their ratios; the fullest link is full.
 
@@ -238,10 +239,10 @@ def fit_forest(
     cluster: The links.
     columns: One or more, over links that exist, with weights per root as
       `bound.collective` asks for.
-    bound: A forest of the same cluster, for its collective and its proof.
+    bound: Forest of the same cluster, whose collective and proof are used.
     overlap: Whether hops up and down share the links.  If not, one phase
       follows the other, and each has all links.
-    stop: Asked at each column; raises `Stopped` once it says so.
+    stop: Function that returns True to raise `Stopped`, called at each column.
   """
   ordered = sorted(columns, key=lambda column: cluster.rank[column.root])
 

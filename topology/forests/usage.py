@@ -1,4 +1,4 @@
-"""Computes the utilisation of links, and the links that limit a forest."""
+"""Utilisation of links, and the links that limit a forest."""
 
 from fractions import Fraction
 
@@ -9,7 +9,7 @@ from topology.forests.trees import Forest
 
 
 def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
-  """Returns, per link of the cluster in its order, load / capacity."""
+  """Returns load / capacity of each link, in the cluster's order."""
   load_Bps = forest.loads_Bps
   return {
     ends: load_Bps.get(ends, Fraction(0)) / capacity_Bps
@@ -18,9 +18,9 @@ def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
 
 
 def rates_between(forest: Forest) -> dict[Ends, Fraction]:
-  """Returns the rate of each pair of workers, bytes per second.
+  """Returns the bytes per second that each worker sends to each other worker.
 
-  By their ids, whatever links are between them; those alone that do send.
+  Keys are pairs of ids (sender, receiver); pairs without traffic are left out.
   """
   return trees.loads(
     (tree.weight_Bps, [(hop[0], hop[-1]) for hop in (*tree.up, *tree.down)])
@@ -31,7 +31,7 @@ def rates_between(forest: Forest) -> dict[Ends, Fraction]:
 def bottleneck(cluster: Cluster, forest: Forest) -> tuple[Ends, ...]:
   """Returns the links that limit the forest, in the cluster's order.
 
-  Those of the cut if a cut proves its bound, else the links that are full.
+  They are the links of the cut if a cut proves the bound, else the full links.
   """
   used = fractions_used(cluster, forest)
   if isinstance(forest.certificate, Cut):

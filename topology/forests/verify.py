@@ -1,7 +1,7 @@
-"""Verifies that a forest carries out its collective, from scratch.
+"""Verifies that a forest carries out its collective, independently of packing.
 
-Nothing is taken from how the forest was made: hops are followed link by link,
-contributions are counted as they are sent, and loads are added up as fractions.
+Hops are followed link by link, contributions are counted as they are sent, and
+loads are added up as fractions.
 """
 
 import collections
@@ -28,7 +28,7 @@ def check(
   relays: bool = False,
   stop: stopping.Stop = stopping.never,
 ) -> None:
-  """Returns if the forest is sound, in O(trees x workers x path length).
+  """Raises ValueError unless the forest is sound.
 
   Every tree spans all workers over links that exist, through switches only, in
   hops from worker to worker.  Sent step by step, the contribution of each
@@ -36,14 +36,19 @@ def check(
   carries more than its capacity.  Trees come by root, in the order of the
   workers.  Weights add up to the rate, those of each root to an equal part of
   it but in an allreduce; shares are proportional to them and cover all bytes.
-  The rate is not above the bound, which is proved.
+  The rate is not above the bound, which the certificate proves.  The check
+  takes O(trees x workers x path length).
 
-  With `relays`, hops may pass through workers, which then forward what they do
-  not add up, as some baselines need it.  `stop` is asked at each tree.
+  Args:
+    cluster: Links.
+    forest: Forest to check.
+    relays: Whether hops may pass through workers, which forward data without
+      adding to it, as some baselines do.
+    stop: Function that returns True to raise `Stopped`, called at each tree.
 
   Raises:
-    Stopped: If `stop` says that there is no time for it.
-    ValueError: If anything of this does not hold; the message says what.
+    Stopped: If `stop` returns True.
+    ValueError: If a condition does not hold; the message names it.
   """
   if forest.collective not in _STAGES:
     raise ValueError(f'Unknown collective {forest.collective!r}.')

@@ -129,7 +129,7 @@ def heaviest(
 
 
 def _rooted_first(roots: Sequence[object]) -> list[int]:
-  """The places of these roots, the first of each root before all others."""
+  """Returns places of the roots, the first of each root before all others."""
   first: dict[object, int] = {}
   for k, root in enumerate(roots):
     first.setdefault(root, k)
@@ -159,7 +159,7 @@ def _until(
 
 
 class _Search:
-  """The trees so far, and their best weights.
+  """Trees so far, and their best weights.
 
   With the rate of all of them in GB/s, and the dual prices, floats [c].
   """
@@ -265,7 +265,7 @@ class _Search:
   def _heaviest(
     self, pairs: list[tuple[growing.Grown, float]], count: int
   ) -> list[growing.Grown]:
-    """So many trees, but one for each root first if all roots need some."""
+    """Returns the heaviest trees, first one per root if all roots need one."""
     order = sorted(range(len(pairs)), key=lambda k: -pairs[k][1])
     if self._one_way:
       roots = [pairs[k][0].root for k in order]
@@ -302,7 +302,7 @@ def loads(
 
 
 def _whole(weight: np.ndarray, roots: np.ndarray | None) -> list[int]:
-  """The weights as integers, of the same sum for each root."""
+  """Returns the weights as integers, of the same sum for each root."""
   owners = np.zeros(len(weight), int) if roots is None else roots
   units = np.zeros(len(weight), int)
   for root in np.unique(owners):

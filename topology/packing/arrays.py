@@ -1,10 +1,10 @@
-"""A cluster in arrays, and cheap hops between its workers.
+"""A cluster as arrays, and cheap hops between its workers.
 
-For packing in floating point: the prices of links change with every tree, so
-the hops worth having are found anew each time, in a few sweeps over all links
-(nodes around their nearest worker: Mehlhorn, "A faster approximation algorithm
-for the Steiner problem in graphs", 1988).  All operations are elementwise and
-rounded by IEEE 754, so that every machine finds the same.
+Packing in floating point changes the prices of links with every tree, so that
+cheap hops are searched again each time, in a few sweeps over all links (nodes
+around their nearest worker: Mehlhorn, "A faster approximation algorithm for the
+Steiner problem in graphs", 1988).  All operations are elementwise and rounded
+by IEEE 754, so that every machine finds the same hops.
 """
 
 import heapq
@@ -225,7 +225,7 @@ class Arrays:
     raise ValueError('Expected a way to some other worker, found none.')
 
   def _best(self, cells: Cells, prices: np.ndarray) -> list[int]:
-    """The links over which the cheapest hops lead, from and to each worker."""
+    """Returns links of the cheapest hops from and to each worker."""
     source, sink = cells.source[self.src], cells.sink[self.dst]
     costs = cells.away[self.src] + prices[self.use] + cells.home[self.dst]
     links = np.flatnonzero((source >= 0) & (sink >= 0) & (source != sink))
@@ -239,12 +239,13 @@ class Arrays:
     inner = order[self._inner[order]]
     pairs = source[inner] * self.nodes + sink[inner]
     kept.append(inner[np.unique(pairs, return_index=True)[1]])
-    return np.unique(np.concatenate(kept)).tolist()
+    links_kept: list[int] = np.unique(np.concatenate(kept)).tolist()
+    return links_kept
 
   def _arms(
     self, cells: Cells, links: Iterable[int]
   ) -> tuple[dict[int, list[_Way]], dict[int, list[_Way]]]:
-    """Per switch, ways from a worker to it and from it to one, over links."""
+    """Returns, per switch, ways from a worker to it and from it to a worker."""
     ins: dict[int, list[_Way]] = {}
     outs: dict[int, list[_Way]] = {}
     for link in links:
@@ -272,7 +273,7 @@ class Arrays:
     tail: np.ndarray,
     head: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Distances from workers over switches, and the last link on each way."""
+    """Returns distances from workers over switches, and last links of ways."""
     distance = np.where(self._is_worker, 0.0, np.inf)
     via = np.full(self.nodes, -1)
     links = np.flatnonzero(chosen)
@@ -289,7 +290,7 @@ class Arrays:
       distance = nearer
 
   def _ways(self, via: np.ndarray, tail: np.ndarray) -> list[_Way | None]:
-    """Per node the links on its way, beginning at the worker."""
+    """Returns the links on the way of each node, from the worker on."""
     ways: list[_Way | None] = [() if own else None for own in self._is_worker]
     last, tails = via.tolist(), tail.tolist()
     for start in range(self.nodes):

@@ -1,9 +1,9 @@
 """Forests that reach their bound exactly, for small and medium clusters.
 
-What each link gives to the trees of each direction, from the proof of the
-bound; switches replaced by the paths through them; spanning out-trees packed
-into what is left.  Trees towards their roots are such trees in the cluster with
-all links turned round.
+The optimum of the bound gives the capacity of each link for the trees of each
+direction.  Switches are replaced by the paths through them, and spanning
+out-trees are packed into the result.  Trees towards their roots are out-trees
+of the reversed cluster.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ def allreduce(
 ) -> Forest:
   """Returns the best allreduce of two or more workers.
 
-  As `allgather`.  If sums do not go up while results go down, one phase follows
-  the other (`overlap`); the bound is still that of both at the same time.
+  The costs are those of `allgather`.  Without `overlap`, all sums go up before
+  results go down; the bound is still that of both at the same time.
   """
   bound = best = allreduce_optimum(cluster, stop=stop)
   if not overlap:
@@ -83,10 +83,10 @@ def _trees(
 
 
 def _both_ways(packed: _Packed) -> _Pairs:
-  """Trees with their reversal, which may have their root at any worker.
+  """Returns trees with their reversal, and the root in the middle.
 
-  It is put into the middle, where they are least deep: whichever worker is the
-  root, each hop is used once in each direction.
+  Whichever worker is the root, each hop is used once in each direction; in the
+  middle of a longest path the trees are least deep.
   """
   weight_of: dict[tuple[str, _Hops], Fraction] = {}
   for trees in packed.values():
@@ -106,7 +106,7 @@ def _pack_trees(
   rates: Sequence[Fraction],
   stop: stopping.Stop,
 ) -> _Packed:
-  """Per root, out-trees as hops with their GB/s, which add up to its rate."""
+  """Returns, per root, out-trees as hops with their GB/s, of sum `rates`."""
   position, workers = cluster.position, cluster.graph.workers
   scale = weighted.scale(*(c for _, _, c in links), *rates)
   units = [int(rate * scale) for rate in rates]

@@ -1,9 +1,9 @@
-"""Trees grown hop by hop, while the links that they use become dearer.
+"""Trees that grow hop by hop, while prices of the links they use rise.
 
-A tree that is cheapest at fixed prices crowds onto the links that are cheap at
-the moment.  Here each hop raises the prices of its links at once, by what it
-adds to their load, so that already one tree spreads over all of them, and a few
-trees are worth as much as thousands at fixed prices.
+A cheapest tree at fixed prices crowds onto the cheapest links.  Here each hop
+raises the prices of its links at once, by its load, so that a single tree
+already spreads over all links, and a few trees reach the rate of thousands at
+fixed prices.
 """
 
 import collections
@@ -71,7 +71,7 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 class Grown(NamedTuple):
-  """A tree."""
+  """A grown tree, as hops from the root outwards."""
 
   root: int
   up: tuple[Hop, ...]  # Those nearest to the root first; none in an allgather.
@@ -159,7 +159,7 @@ class Grower:
     return list(dict.fromkeys(itertools.chain(*lists)))
 
   def _cheapest(self, hops: Sequence[Hop]) -> list[Hop]:
-    """The cheapest hops from each worker and to each."""
+    """Returns the cheapest hops from each worker and to each worker."""
     count: collections.Counter[tuple[str, int]] = collections.Counter()
     few = []
     for hop in sorted(hops, key=lambda hop: self._costs.of(hop.uses)):
@@ -181,7 +181,7 @@ class Grower:
     )
 
   def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
-    """A tree of hops for both directions: Kruskal's, with prices that rise."""
+    """Returns a tree for both directions, by Kruskal's algorithm."""
     queue = [(self._costs.of(hop.uses), i) for i, hop in enumerate(hops)]
     heapq.heapify(queue)
     components = Components(self._arrays.nodes)
@@ -202,10 +202,10 @@ class Grower:
   def _branching(
     self, root: int, hops: Sequence[Hop], *, up: bool
   ) -> list[Hop]:
-    """A tree of hops away from a root or up to it, those nearest to it first.
+    """Returns a tree of hops away from a root or up to it, nearest hops first.
 
-    Prim's algorithm with prices that rise: a heuristic, as on links that differ
-    in direction the cheapest next hop need not be part of a cheapest tree.
+    Prim's algorithm with rising prices.  On links that differ by direction it
+    is a heuristic: the cheapest next hop need not be part of a cheapest tree.
     """
     beside: dict[int, list[int]] = {}
     for i, hop in enumerate(hops):
@@ -245,7 +245,7 @@ class Grower:
 
 
 def _centered(arrays: Arrays, hops: list[Hop]) -> Grown:
-  """A tree of paired links with its root in the middle of a longest path."""
+  """Returns a tree of paired links, with the root in its middle."""
   root, ways = trees.center_tree([(hop.src, hop.dst) for hop in hops])
   back = [arrays.backwards(hop) for hop in hops]
   down = [back[i] if turn else hops[i] for i, turn in ways]

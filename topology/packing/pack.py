@@ -1,6 +1,6 @@
-"""The fastest collectives of a cluster, as forests.
+"""Packs the fastest collectives of a cluster, as forests.
 
-The data are divided among trees with different roots, weighted so that all
+The data is divided among trees with different roots, weighted so that all
 links together carry as much as the slowest cut allows (Zhang et al.,
 "Near-Optimal Topology-adaptive Parameter Synchronization in Distributed DNN
 Training", INFOCOM 2021; ForestColl, Zhao et al., arXiv 2402.06787, 2024).
@@ -80,7 +80,7 @@ def pack(
       more than 200,000 links may take a second or so longer.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
       not, one phase follows the other, packed the exact way.
-    progress: Told in a few words how far it is.
+    progress: Function that is called with a short description of progress.
 
   Returns:
     The forest: no trees and no rate for a single worker.
@@ -111,7 +111,7 @@ def pack(
 
 
 class _Times(NamedTuple):
-  """The start of packing, and its time limit if there is one."""
+  """Start of packing, and its time limit if there is one."""
 
   start_s: float
   limit_s: float | None
@@ -121,7 +121,7 @@ class _Times(NamedTuple):
     return self._after(_EXACT_SHARE, 0)
 
   def search(self) -> bool:
-    """Returns whether the rest is needed to finish a forest."""
+    """Returns whether the remaining time is needed to finish a forest."""
     return self._after(_SEARCH_SHARE, 0)
 
   def end(self) -> bool:
@@ -145,7 +145,7 @@ class _Times(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Packer:
-  """The settings of a request for an allreduce or an allgather."""
+  """Settings of a request for an allreduce or an allgather."""
 
   collective: str
   gap: float

@@ -1,9 +1,9 @@
-"""Prices of links that bound an allreduce, found by trying many.
+"""Search for link prices that bound an allreduce, among many candidates.
 
-Among them prices that follow how full the links are when trees avoid what is
-full (multiplicative weights: Garg and Koenemann, "Faster and simpler algorithms
-for multicommodity flow and other fractional packing problems", 1998).  Rounded
-to two values, prices often close what is left open.
+Some candidates follow the load of links while trees avoid full links
+(multiplicative weights: Garg and Koenemann, "Faster and simpler algorithms for
+multicommodity flow and other fractional packing problems", 1998).  Prices
+rounded to two values often close the remaining gap.
 """
 
 import math
@@ -17,15 +17,18 @@ from topology.clusters.cluster import Cluster
 from topology.packing import growing
 from topology.packing.arrays import Arrays
 
-_CLASSES = 20  # Different capacities of which the links are tried alone.
-_FINE = 2**30  # The highest price of a certificate.
+_CLASSES = 20  # Different capacities whose links are tried separately.
+_FINE = 2**30  # Highest price of a certificate.
 
 
 class Bound:
-  """The best prices of links so far, and the rate in GB/s that they prove.
+  """The best link prices so far, and the bound that they prove.
 
-  Once `stop` says so, no others are tried; raises `Stopped` if `end` says so
-  before there are any.
+  No more prices are tried after `stop` returns True.  Raises `Stopped` if `end`
+  returns True before there are any.
+
+  Attributes:
+    rate: Rate that no allreduce can exceed, GB/s.
   """
 
   def __init__(
@@ -47,7 +50,7 @@ class Bound:
       self._try((arrays.capacity == value).astype(float))
 
   def follow(self, rounds: int, stop: stopping.Stop) -> None:
-    """Tries the prices of spanning trees that avoid what is full."""
+    """Tries the prices of spanning trees that avoid full links."""
     arrays = self._arrays
     load, total = np.zeros((2, len(arrays.capacity)))
     for i in range(rounds):
@@ -67,7 +70,7 @@ class Bound:
         self.improve(total)
 
   def improve(self, prices: np.ndarray) -> None:
-    """Tries the prices, and those above a threshold made 1, the others 0."""
+    """Tries the prices, and their rounding to 0 or 1 at several thresholds."""
     self._try(prices)
     parts = 25 if self._arrays.paired else 3
     for level in np.quantile(prices, np.linspace(0, 0.98, parts)):
@@ -90,7 +93,7 @@ class Bound:
     try:
       units = self._units(prices)[self._arrays.use].tolist()
       proven = certificates.prove_rate_of_units(self._cluster, units, stop)
-    except ValueError:  # Some tree is free, so that they prove nothing.
+    except ValueError:  # A tree is free: the prices prove no bound.
       return
     except stopping.Stopped:
       stopping.check(self._end)
@@ -105,7 +108,8 @@ class Bound:
     return float((prices * self._arrays.capacity).sum())
 
   def _units(self, prices: np.ndarray) -> np.ndarray:
-    return np.rint(prices / prices.max() * _FINE).astype(int)
+    units: np.ndarray = np.rint(prices / prices.max() * _FINE).astype(int)
+    return units
 
   def _exact(self, prices: np.ndarray) -> certificates.Prices:
     fine = self._units(prices)

@@ -32,12 +32,17 @@ _WORK = 2**27  # Rows times columns squared, at most: seconds.
 def thin(
   cluster: Cluster, forest: trees.Forest, stop: stopping.Stop
 ) -> trees.Forest:
-  """Returns a forest with no more trees and no deeper ones, as fast.
+  """Returns a forest of the same rate with fewer or shallower trees.
 
-  Of an optimal allreduce or allgather (`gap` is 0).  Of what was found, the
-  least product of trees and depth; the forest itself if that is not less.  The
-  rate is the same fraction.  Deterministic; a small part of the time that an
-  exact forest takes.  Raises `Stopped` once `stop` says so.
+  Among candidates with no more and no deeper trees, it is the one with the
+  least product of trees and depth, which may be the forest itself.  The rate is
+  the same fraction.  Deterministic; takes a small part of the time of exact
+  packing.
+
+  Args:
+    cluster: Links.
+    forest: Optimal allreduce or allgather, whose `gap` is 0.
+    stop: Function that returns True to raise `Stopped`, called regularly.
   """
   found, pools = [forest], [[*forest.trees]]
   if len(cluster.workers) <= _SMALL and len(forest.trees) <= _FEW:
@@ -57,7 +62,7 @@ def _size(forest: trees.Forest) -> tuple[int, int]:
 
 
 class _Pool:
-  """Trees to choose from, and what they use of every link for a unit."""
+  """Trees to choose from, and their load on every link."""
 
   def __init__(
     self,
@@ -130,7 +135,7 @@ def _passed(hops: Iterable[trees.Hop]) -> Iterable[Ends]:
 def _grown(
   cluster: Cluster, forest: trees.Forest, stop: stopping.Stop
 ) -> list[trees.Tree]:
-  """Shallow trees over the hops of a forest, as cheap as its own."""
+  """Returns shallow trees over the hops of a forest, as cheap as its own."""
   grower, workers, grown = _Grower(cluster, forest), cluster.workers, []
   for k in range(_GROWN):
     stopping.check(stop)
@@ -141,7 +146,7 @@ def _grown(
 
 
 class _Grower:
-  """The hops of a forest, their prices, and how full links are so far."""
+  """Hops of a forest, their prices, and the loads of links so far."""
 
   def __init__(self, cluster: Cluster, forest: trees.Forest) -> None:
     self._count = len(cluster.workers)

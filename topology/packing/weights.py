@@ -1,12 +1,11 @@
-"""The best weights of given trees, in floating point.
+"""Optimal weights of given trees, in floating point.
 
-Trees that share links can be used at most as fast as the links allow:
-`loads . w <= capacity`.  A linear program says how much of each to use.  An
-interior-point method solves it (Mehrotra's predictor and corrector), for of
-thousands of equal links and trees, which make a simplex method stall, it needs
-no more than some tens of steps.  A step costs O(m K^2) in one matrix product
-and O(K^3) to solve a system; both are the same on every machine, to the last
-bit (`algorithms.definite`), as is all else.
+The weights w of trees that share links satisfy `loads . w <= capacity`, and a
+linear program maximises their sum.  An interior-point method solves it
+(Mehrotra's predictor and corrector): with thousands of equal links and trees,
+on which a simplex method stalls, it takes some tens of steps.  A step costs
+O(m K^2) for a matrix product and O(K^3) to solve a system.  All operations give
+the same bits on every machine (`algorithms.definite`).
 """
 
 from collections.abc import Iterator
@@ -16,12 +15,12 @@ import numpy as np
 
 from topology.algorithms import definite, stopping
 
-_GAP = 1e-7  # Between weights and prices, relative, at which they will do.
+_GAP = 1e-7  # Relative gap between weights and prices at which steps end.
 _STEPS = 100
-_REGULARIZATION = 1e-12  # Of a matrix with ones on its diagonal.
-_REFINEMENTS = 8  # Of a solution, at most, ...
-_EXACT = 1e-13  # ... and the rest, relative, at which none is needed.
-_REACH = 0.99  # Of the way to where a variable vanishes.
+_REGULARIZATION = 1e-12  # Added to a diagonal of ones.
+_REFINEMENTS = 8  # Refinements of a solution, at most.
+_EXACT = 1e-13  # Relative residual at which refinement ends.
+_REACH = 0.99  # Share of the step that makes a variable vanish.
 
 
 def best(
@@ -30,23 +29,24 @@ def best(
   roots: np.ndarray | None = None,
   stop: stopping.Stop = stopping.never,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the weights that make the most of the trees, and the proof.
+  """Returns optimal weights of the trees, and prices that prove a bound.
 
   The weights have the largest sum, or with `roots` the largest sum per root,
-  which is then the same for every root.  Whatever the steps come to, the
-  weights are at least 0 and feasible, and the prices prove a bound, both up to
-  rounding: `capacity . prices` is at least the optimum.  The two differ by at
-  most 2e-7 of it, unless rounding (of capacities that differ by many orders of
-  magnitude), the bound on the steps or `stop` ends it before; so a caller who
-  needs to know compares them.  A tree that equals an earlier one gets 0, and so
-  do those not worth their price, if that costs no more than 1e-7 of the rate;
-  of the rest, the optimum is in the middle of all optima, not of few trees.
+  which is then the same for every root.  In every case the weights are at least
+  0 and feasible, and the prices prove a bound, both up to rounding: `capacity .
+  prices` is at least the optimum.  The two differ by at most 2e-7 of it, unless
+  rounding (with capacities of very different magnitude), the limit of steps or
+  `stop` ends the method earlier; compare them where this matters.  A tree that
+  equals an earlier one has weight 0, as have trees that are not worth their
+  price, if that costs no more than 1e-7 of the rate.  Otherwise the optimum is
+  in the middle of all optima, and uses many trees.
 
   Args:
-    loads: How often each tree uses each link, whole numbers, [m, K]; all some.
-    capacity: Of each link, above 0, [m].
-    roots: Of each tree, integers [K]; or None if roots do not matter.
-    stop: Ends the method early, with what it has come to.
+    loads: Number of times that each tree uses each link, integers [m, K]; each
+      tree uses a link.
+    capacity: Capacity of each link, above 0, [m].
+    roots: Root of each tree, integers [K]; None if roots do not matter.
+    stop: Function that returns True to end the method with its best weights.
 
   Returns:
     The weights [K], in the unit of the capacities, and the prices [m] >= 0 of
@@ -101,7 +101,7 @@ def _check(loads: np.ndarray, capacity: np.ndarray, roots: np.ndarray) -> None:
 
 
 class _State(NamedTuple):
-  """An iterate of the interior-point method: all values above 0."""
+  """Iterate of the interior-point method, with all values above 0."""
 
   x: np.ndarray  # Variables.
   slack: np.ndarray  # Of rows.
@@ -122,7 +122,7 @@ class _State(NamedTuple):
 
 
 class _Program:
-  """The x >= 0 of largest x[-1] with `rows . x <= limits`.
+  """Linear program: largest x[-1] with `rows . x <= limits`, x >= 0.
 
   x are the weights, each as a multiple of its weight when all trees of a root
   carry the same, and the rate per root, as a multiple of the rate then.  What
@@ -207,14 +207,15 @@ class _Program:
     with np.errstate(invalid='ignore'):
       sums = np.add.reduceat(weights, self._starts)
       weights *= (sums.min() / sums)[self._groups]
-      return weights / self._used(weights).max()
+      feasible: np.ndarray = weights / self._used(weights).max()
+      return feasible
 
   def rate(self, weights: np.ndarray) -> float:
-    """Returns what each root carries."""
+    """Returns the rate that each root carries."""
     return float(np.add.reduceat(weights, self._starts).min())
 
   def prices(self, y: np.ndarray) -> np.ndarray:
-    """Returns the prices of all that each link carries, made to prove."""
+    """Returns link prices [m], scaled so that the cheapest trees cost 1."""
     prices = np.zeros(len(self._capacity))
     prices[self._kept] = y[: len(self._kept)]
     each = prices / self._capacity
@@ -222,14 +223,17 @@ class _Program:
       self._tree, self._times * each[self._link], len(self._groups)
     )
     cheapest = np.minimum.reduceat(cost, self._starts).sum()
-    return prices / (cheapest + (self._common * each).sum())
+    scaled: np.ndarray = prices / (cheapest + (self._common * each).sum())
+    return scaled
 
   def _used(self, weights: np.ndarray) -> np.ndarray:
-    """The share of each link that is used, by the same sum for each root."""
+    """Returns the share of each link that weights of equal sum per root use."""
     own = np.bincount(
       self._link, self._times * weights[self._tree], len(self._capacity)
     )
-    return (own + self._common * self.rate(weights)) / self._capacity
+    load: np.ndarray = own + self._common * self.rate(weights)
+    used: np.ndarray = load / self._capacity
+    return used
 
   def _rows(self, x: np.ndarray) -> np.ndarray:
     return np.bincount(
@@ -255,7 +259,7 @@ class _Program:
   def _step(
     self, state: _State, gain: np.ndarray, stop: stopping.Stop
   ) -> _State:
-    """The next state."""
+    """Returns the next state."""
     x, slack, y, z = state
     total = len(x) + len(y)
     mean = state.products() / total

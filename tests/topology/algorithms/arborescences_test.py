@@ -15,7 +15,7 @@ class ArborescencesTest(parameterized.TestCase):
   """Trees of small graphs against Edmonds' condition on all sets."""
 
   @parameterized.parameters(*range(20))
-  def test_trees_are_packed_whenever_all_sets_can_be_entered(self, seed):
+  def test_trees_are_packed_if_all_sets_can_be_entered(self, seed):
     nodes, links, starts = _random_packing(seed)
 
     if edmonds.enterable(nodes, links, starts):
@@ -42,7 +42,7 @@ class ArborescencesTest(parameterized.TestCase):
 
     self._check(nodes, scarce, starts, trees)
 
-  def test_hypercube_is_packed_though_many_sets_are_in_the_way(self):
+  def test_hypercube_with_many_tight_sets_is_packed(self):
     nodes = 32
     links = [(v, v ^ 1 << k, 31) for v in range(nodes) for k in range(5)]
 

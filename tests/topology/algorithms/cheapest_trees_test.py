@@ -36,7 +36,7 @@ class CheapestTest(parameterized.TestCase):
       got, nx.minimum_spanning_tree(closure).size(weight='weight')
     )
 
-  def test_switch_without_links_is_passed_over(self):
+  def test_switch_without_links_is_ignored(self):
     worker = [True, False, True, False]
 
     self.assertEqual(

@@ -51,7 +51,7 @@ class FactorTest(parameterized.TestCase):
     np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(definite.times(matrix, want), matrix @ want)
 
-  def test_nearly_singular_system_is_solved_as_well_as_can_be(self):
+  def test_nearly_singular_system_is_solved_within_rounding(self):
     rng = np.random.default_rng(0)
     half = rng.normal(size=(80, 40))
     matrix = half @ half.T

@@ -33,7 +33,7 @@ class FlowTest(parameterized.TestCase):
     self.assertEqual(added, min(value for value, _ in cuts))
     self.assertIn((added, set(flow.reach(residual, 0))), cuts)
 
-  def test_flow_stops_at_its_limit_and_can_go_on(self):
+  def test_flow_stops_at_its_limit_and_can_be_continued(self):
     residual = flow.network(3, [(0, 1, 5), (1, 2, 4), (0, 2, 1)])
 
     self.assertEqual(flow.augment(residual, 0, 2, 2), 2)

@@ -34,12 +34,12 @@ class BestTest(parameterized.TestCase):
     got = sum(int(objective[j]) * v for j, v in zip(chosen, x, strict=True))
     self.assertEqual(got, want)
 
-  def test_what_has_no_bound_has_no_corner(self):
+  def test_unbounded_objective_has_no_corner(self):
     rows, gain = np.array([[1.0, 0.0]]), np.ones(2)
 
     self.assertIsNone(vertex.best(rows, gain, stopping.never))
 
-  def test_it_stops_when_it_is_told_to(self):
+  def test_search_stops_on_request(self):
     for work in (
       lambda stop: vertex.best(np.eye(5), np.ones(5), stop),
       lambda stop: vertex.solve(np.eye(5, dtype=int), [1] * 5, stop),
@@ -53,7 +53,7 @@ class SolvedTest(parameterized.TestCase):
   """Solutions are exact, of whatever size their fractions are."""
 
   @parameterized.parameters(1, 2, 3, 8, 30)
-  def test_solution_is_the_one_that_was_put_in(self, count):
+  def test_known_solution_is_recovered(self, count):
     rng = random.Random(count)
     matrix = np.array(
       [
@@ -77,7 +77,7 @@ class SolvedTest(parameterized.TestCase):
     self.assertEqual(right, [1, 8])
     self.assertEqual(vertex.solve(matrix, right, stopping.never), wanted)
 
-  def test_no_solution_is_none(self):
+  def test_singular_system_gives_none(self):
     matrix = np.array([[1, 2], [2, 4]])
 
     self.assertIsNone(vertex.solve(matrix, [1, 1], stopping.never))

@@ -85,7 +85,7 @@ class GroundTruthTest(parameterized.TestCase):
 
 
 class SoundnessTest(parameterized.TestCase):
-  """What holds for every scheme."""
+  """Tests of the properties that all schemes share."""
 
   @parameterized.product(name=[*GRAPHS], collective=COLLECTIVES)
   def test_all_are_sound_and_not_above_the_bound(self, name, collective):

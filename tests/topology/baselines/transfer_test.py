@@ -9,14 +9,13 @@ from topology.clusters import shapes
 
 
 class MovedTest(absltest.TestCase):
-  def test_a_ring_over_other_links_is_a_ring_of_those(self):
+  def test_a_ring_is_transferred_to_a_ring_of_other_links(self):
     star, mesh = shapes.star([1] * 4), shapes.full_mesh(4, 3)
     ring = schemes.naive_ring(star, topology.pack(star))
     expected = schemes.naive_ring(mesh, topology.pack(mesh))
 
-    found = transfer_forest(
-      ring, mesh, {worker: worker for worker in star.workers}
-    )
+    names = {worker: worker for worker in star.workers}
+    found = transfer_forest(ring, mesh, names)
 
     self.assertEqual(found.trees, expected.trees)
     self.assertEqual(found.rate_Bps, expected.rate_Bps)
@@ -40,11 +39,10 @@ class MovedTest(absltest.TestCase):
     self.assertGreaterEqual(found.rate_Bps, packed.rate_Bps)
     self.assertAlmostEqual(float(sum(t.share for t in found.trees)), 1)
 
-  def test_a_single_worker_stays_alone(self):
+  def test_a_single_worker_needs_no_trees(self):
     alone = topology.Cluster(('a',), ('a',), ())
-    self.assertEqual(
-      transfer_forest(topology.pack(alone), alone, {'a': 'a'}).trees, ()
-    )
+    found = transfer_forest(topology.pack(alone), alone, {'a': 'a'})
+    self.assertEqual(found.trees, ())
 
 
 if __name__ == '__main__':

@@ -94,7 +94,7 @@ class WaysTest(parameterized.TestCase):
       widest = max(_width(graph, way) for way in known)
       self.assertEqual(_width(graph, hop), widest)
 
-  def test_first_of_equal_ways_is_taken(self):
+  def test_ties_between_ways_go_to_the_first(self):
     graph = shapes.torus([2, 2], 1)
 
     self.assertEqual(ways.Ways(graph).hop('w0', 'w3'), ('w0', 'w1', 'w3'))

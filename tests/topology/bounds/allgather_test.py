@@ -78,7 +78,7 @@ class AllgatherTest(parameterized.TestCase):
     self.assertEqual(inv_x, want)
     self.assertLen(cut.parts, 1)
 
-  def test_bottleneck_is_named(self):
+  def test_bottleneck_links_are_returned(self):
     halves = [[f'{half}{i}' for i in range(3)] for half in 'ab']
     inner = [
       Link(a, b, Fraction(25))
@@ -155,7 +155,7 @@ class AllgatherTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       cuts.prove_time(shapes.star([1, 1, 1]), cut)
 
-  def test_floats_prove_nothing(self):
+  def test_float_certificates_are_rejected(self):
     graph = shapes.star([1, 1, 1])
     _, cut = allgather.bound(graph)
 

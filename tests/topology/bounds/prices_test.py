@@ -150,7 +150,7 @@ def _cheapest_column(graph, priced):
 
 
 def _ends_at(root, parent):
-  """Whether all parents lead to the root."""
+  """Returns whether all parents lead to the root."""
   for start in parent:
     node = start
     for _ in parent:

@@ -16,7 +16,7 @@ from topology.clusters.cluster import Cluster, Link
 
 
 class FromJsonTest(parameterized.TestCase):
-  """What is read, added up, dropped and refused."""
+  """Tests of reading: parallel links, capacities, and rejected data."""
 
   @parameterized.parameters(
     ('25', Fraction(25)),
@@ -78,7 +78,7 @@ class FromJsonTest(parameterized.TestCase):
 
     self.assertEqual(cluster.from_json(data), cluster.from_json(turned))
 
-  def test_what_is_written_is_read_back(self):
+  def test_written_clusters_are_read_back(self):
     graph = shapes.star(['1/3', 2.5, 7], [1, 2, 3])
 
     text = json.dumps(cluster.to_json(graph))
@@ -148,12 +148,12 @@ class FromJsonTest(parameterized.TestCase):
     ({'nodes': [], 'links': [{'src': []}]}, r'links\[0\].src: .*string.*\[\]'),
     ({'nodes': [], 'links': None}, 'links: expected a list, got None'),
   )
-  def test_what_is_not_of_its_kind_is_named(self, data, message):
+  def test_values_of_wrong_types_are_rejected_by_name(self, data, message):
     with self.assertRaisesRegex(ValueError, f'^{message}'):
       cluster.from_json(data)
 
   @parameterized.parameters('1e999999999', '1e-999999999', '1E+500 ')
-  def test_a_number_too_large_to_write_out_is_refused_at_once(self, value):
+  def test_a_number_too_large_to_write_out_is_rejected_at_once(self, value):
     with self.assertRaisesRegex(ValueError, 'a to b: expected a finite GBps'):
       cluster.from_json(_pair(value))
 

@@ -110,7 +110,7 @@ class FitTest(parameterized.TestCase):
         float(fitted.between(i, j)), float(rates.between(i, j)), **rounding
       )
 
-  def test_hosts_that_are_alike_come_out_alike_in_spite_of_noise(self):
+  def test_similar_hosts_get_equal_rates_despite_noise(self):
     rng = random.Random(0)
     rates = measured.Rates(
       tuple(Fraction(n, 1000) for n in (25, 25, 10, 25, 10)),
@@ -148,7 +148,7 @@ class FitTest(parameterized.TestCase):
   @parameterized.product(
     seed=[*range(12)], hosts=[2, 3, 7], tolerance=[0.0, 0.03, 0.1, 0.3]
   )
-  def test_nothing_is_promised_that_is_3_percent_above_its_measurement(
+  def test_no_rate_exceeds_its_measurement_by_3_percent(
     self, seed, hosts, tolerance
   ):
     rng = random.Random(seed)
@@ -186,7 +186,7 @@ class FitTest(parameterized.TestCase):
       most = Fraction(max(alone[pair], ends[pair]))
       self.assertLessEqual(float(GBps * 10**9 / most), 1.03 * (1 + 1e-12))
 
-  def test_a_group_promises_what_its_slowest_member_can_do(self):
+  def test_a_class_has_the_rate_of_its_slowest_member(self):
     # Measurements of six links of one group, whose median is 10.6 % too much.
     sent = [200.0, 199.0, 199.0, 198.0, 199.0, 180.0]
     tests = [{(i, j): 1e6 * sent[i] for i in range(6) for j in [(i + 1) % 6]}]
@@ -198,7 +198,7 @@ class FitTest(parameterized.TestCase):
 
     self.assertEqual(set(fitted.up_GBps), {Fraction('0.185')})
 
-  def test_a_test_that_shows_too_much_does_not_win(self):
+  def test_a_test_with_too_high_a_rate_is_ignored(self):
     rates = _random_rates(4, 0, slow=0)
     tests = _tests(rates)
     tests.append({pair: 1.09 * rate for pair, rate in tests[0].items()})
@@ -225,17 +225,18 @@ class FitTest(parameterized.TestCase):
     (2, 0.1, {(0, 1): math.inf}, 'rates of 2 hosts'),
     (2, 0.1, {(0, 1): math.nan}, 'rates of 2 hosts'),
   )
-  def test_refuses_what_is_no_measurement(self, hosts, tolerance, test, text):
+  def test_invalid_measurements_are_rejected(
+    self, hosts, tolerance, test, text
+  ):
     with self.assertRaisesRegex(ValueError, text):
       measured.fit([test], hosts=hosts, tolerance=tolerance)
 
 
 class GraphTest(parameterized.TestCase):
-  def test_without_slow_pairs_it_is_a_star(self):
+  def test_cluster_without_slow_pairs_is_a_star(self):
     up = [Fraction(n, 100) for n in (3, 1, 2)]
-    graph = measured.build_cluster(
-      measured.Rates(tuple(up), tuple(up[::-1]), {})
-    )
+    rates = measured.Rates(tuple(up), tuple(up[::-1]), {})
+    graph = measured.build_cluster(rates)
     star = shapes.star(up, up[::-1])
 
     names = {'w0': 'host0', 'w1': 'host1', 'w2': 'host2', 's0': 'net0'}
@@ -266,7 +267,9 @@ class GraphTest(parameterized.TestCase):
       self.assertAlmostEqual(_largest_scale(graph, named) / want, 1, places=6)
 
   @parameterized.product(hosts=[2, 5, 12], slow=[0.0, 0.1, 0.5, 1.0])
-  def test_it_is_as_small_as_promised(self, hosts, slow):
+  def test_numbers_of_nodes_and_links_stay_within_the_documented_bound(
+    self, hosts, slow
+  ):
     rates = _random_rates(hosts, 0, slow)
     graph = measured.build_cluster(rates)
 
@@ -280,7 +283,7 @@ class GraphTest(parameterized.TestCase):
     self.assertEqual(cluster.from_json(cluster.to_json(graph)), graph)
 
   @parameterized.parameters(range(3))
-  def test_it_can_be_packed(self, seed):
+  def test_cluster_of_measurements_can_be_packed(self, seed):
     packed = topology.pack(measured.build_cluster(_random_rates(5, seed)))
 
     self.assertEqual(packed.gap, 0)
@@ -345,7 +348,7 @@ class GroupsTest(parameterized.TestCase):
       },
     )
 
-  def test_groups_are_measured_by_what_leaves_and_enters_them(self):
+  def test_groups_have_the_rates_of_traffic_across_their_links(self):
     group = (0, 1)
     alone = dict.fromkeys(_pairs(4), 20000000.0)
     for pair in itertools.product((0, 1), (2, 3)):
@@ -362,7 +365,7 @@ class GroupsTest(parameterized.TestCase):
     found = measured.Group(group, Fraction(1, 100), Fraction(5, 1000))
     self.assertEqual(rates.groups, (found,))
 
-  def test_pairs_across_a_link_are_slow_only_if_they_were_alone(self):
+  def test_pairs_across_a_shared_link_are_slow_only_if_measured_alone(self):
     across = {(0, 2): 6e6, (0, 3): 3e6, (1, 2): 3e6, (1, 3): 1e6}
     across |= {pair[::-1]: rate for pair, rate in across.items()}
     inside = {pair: 2e7 for pair in _pairs(4) if pair not in across}
@@ -374,7 +377,7 @@ class GroupsTest(parameterized.TestCase):
     self.assertEqual(together.pairs_GBps, {})
     self.assertEqual(alone.pairs_GBps, {(1, 3): Fraction(4, 1000)})
 
-  def test_how_pairs_share_the_link_of_a_group_is_no_shortfall(self):
+  def test_pairs_across_a_shared_link_are_no_shortfall(self):
     ends = (Fraction(1, 10),) * 4
     rack = measured.Group((0, 1), Fraction(1, 20), Fraction(1, 20))
     rates = measured.Rates(ends, ends, {}, (rack,))
@@ -386,7 +389,7 @@ class GroupsTest(parameterized.TestCase):
 
 
 class ShortfallsTest(absltest.TestCase):
-  def test_names_pairs_that_the_rates_do_not_explain(self):
+  def test_shortfalls_are_pairs_below_their_rates(self):
     rates = measured.Rates(
       (Fraction(1, 10),) * 4, (Fraction(1, 10),) * 4, {(2, 3): Fraction(1, 50)}
     )

@@ -11,7 +11,7 @@ from topology.clusters.pruned import remove
 
 
 class WithoutTest(parameterized.TestCase):
-  def test_a_lost_worker_takes_its_links_with_it(self):
+  def test_a_removed_worker_takes_its_links_with_it(self):
     star = shapes.star([4, 5, 6], [3, 2, 1])
 
     left = remove(star, workers=['w1'])
@@ -20,7 +20,7 @@ class WithoutTest(parameterized.TestCase):
     ends = [('w0', 's0', 4), ('w2', 's0', 6), ('s0', 'w0', 3), ('s0', 'w2', 1)]
     self.assertCountEqual(left.links, ends)
 
-  def test_a_lost_pair_of_a_mesh_is_a_link_less(self):
+  def test_a_removed_pair_of_a_mesh_is_a_removed_link(self):
     mesh = shapes.full_mesh(3, 2)
 
     left = remove(mesh, pairs=[('w0', 'w2')])
@@ -32,7 +32,7 @@ class WithoutTest(parameterized.TestCase):
     ([('w0', 'w1'), ('w1', 'w0')],),
     ([('w0', 'w1'), ('w2', 'w1'), ('w0', 'w3')],),
   )
-  def test_lost_pairs_of_a_star_leave_what_measuring_would_show(self, pairs):
+  def test_removed_pairs_of_a_star_equal_a_measured_cluster(self, pairs):
     up, down = [4, 3, 2, 1], [1, 2, 3, 5]
     left = remove(shapes.star(up, down), pairs=pairs)
 
@@ -46,7 +46,7 @@ class WithoutTest(parameterized.TestCase):
     expected = topology.pack(measured.build_cluster(rates)).rate_Bps
     self.assertAlmostEqual(float(rate / expected), 1, places=6)
 
-  def test_no_hop_of_a_forest_uses_a_lost_pair(self):
+  def test_no_hop_of_a_forest_uses_a_removed_pair(self):
     lost = [('w0', 'w3'), ('w3', 'w0'), ('w1', 'w2')]
     tree = shapes.tree([2, 2], [1, 1])
 
@@ -58,9 +58,8 @@ class WithoutTest(parameterized.TestCase):
   @parameterized.parameters('a.out', 'b.in', "a.out'")
   def test_switches_may_have_any_names(self, switch):
     links = [(w, switch, 1) for w in 'abc'] + [(switch, w, 1) for w in 'abc']
-    left = remove(
-      parts.make_cluster('abc', [switch], links), pairs=[('a', 'b')]
-    )
+    cluster = parts.make_cluster('abc', [switch], links)
+    left = remove(cluster, pairs=[('a', 'b')])
 
     # Only c is reached by a, whatever passes through no other worker.
     reached, ends = set(), {'a'}
@@ -76,7 +75,7 @@ class WithoutTest(parameterized.TestCase):
     ({'workers': ['w0', 'w1', 'w2']}, 'expected some to be left'),
     ({'workers': ['w1']}, 'unreachable'),
   )
-  def test_what_cannot_be_is_refused(self, lost, message):
+  def test_impossible_removals_are_rejected(self, lost, message):
     with self.assertRaisesRegex(ValueError, message):
       remove(shapes.line(3, 1), **lost)
 

@@ -103,7 +103,7 @@ class GroundTruthTest(parameterized.TestCase):
 
 
 class ShapesTest(parameterized.TestCase):
-  """What holds of every builder."""
+  """Tests of the properties that all builders share."""
 
   def test_every_builder_is_among_the_shapes(self):
     used = {spec.partition('(')[0] for spec in SHAPES}
@@ -299,7 +299,7 @@ class BoxesTest(parameterized.TestCase):
     ('a100_4box', machines.dgx_a100(4), Fraction(32 * 100, 26667)),
     ('mi250_2box', machines.mi250(2), Fraction(32 * 100, 35413)),
   )
-  def test_allgather_is_as_fast_as_it_should_be(self, graph, want):
+  def test_allgather_has_the_published_rate(self, graph, want):
     inv_x, _ = allgather.bound(graph)
 
     self.assertAlmostEqual(inv_x, want, delta=want / 50000)

@@ -16,7 +16,7 @@ class DealtTest(parameterized.TestCase):
     ([5, 1, 1], 'aabacaa'),  # As nginx deals requests.
     ([1, 1], 'abab'),
   )
-  def test_shares_are_dealt_as_by_nginx(self, shares, dealt):
+  def test_chunks_are_dealt_as_by_nginx(self, shares, dealt):
     found = dealing.deal(shares, [1] * len(dealt))
     self.assertEqual(''.join('abc'[tree] for tree in found), dealt)
 
@@ -51,20 +51,20 @@ class ChunkBytesTest(parameterized.TestCase):
     (120_000, [*range(1, 33)], 16384),
     (0, [1, 3], 16384),
   )
-  def test_small_messages_have_one_for_each_tree(self, size, shares, want):
+  def test_small_messages_have_a_chunk_per_tree(self, size, shares, want):
     self.assertEqual(dealing.chunk_bytes(size, shares, most=49152), want)
 
   @parameterized.parameters([()], [(1,)], [(1,) * 8], [(1, 2, 1.5)])
-  def test_but_not_if_the_trees_have_much_the_same_shares(self, shares):
+  def test_trees_of_similar_shares_use_large_chunks(self, shares):
     self.assertEqual(dealing.chunk_bytes(120_000, shares, most=49152), 49152)
 
-  def test_there_are_no_larger_ones_than_it_is_told(self):
+  def test_chunks_are_at_most_the_given_size(self):
     self.assertEqual(dealing.chunk_bytes(10**9, [1, 3], most=256), 256)
     self.assertEqual(dealing.chunk_bytes(100, [1, 3], most=256), 256)
 
 
 class WindowTest(parameterized.TestCase):
-  def test_it_is_the_rate_times_the_time_and_some_for_each_tree(self):
+  def test_window_is_rate_times_time_with_a_minimum_per_tree(self):
     forest = topology.pack(shapes.star([1, 1, 1]))
     self.assertEqual({tree.depth for tree in forest.trees}, {1})
     self.assertAlmostEqual(dealing.ahead_s(forest), 0.025)

@@ -63,7 +63,7 @@ def _loads_GBps(packed):
 
 class JsonTest(parameterized.TestCase):
   @parameterized.product(spec=SPECS, collective=COLLECTIVES)
-  def test_what_is_read_is_what_was_written(self, spec, collective):
+  def test_written_forests_are_read_back(self, spec, collective):
     cluster, packed, data = _written(spec, collective)
 
     read = export.from_json(data)
@@ -182,7 +182,7 @@ class RefusalTest(parameterized.TestCase):
     (('trees', 0, 'down', 0), ['w0', 'w1'], r'forest: Tree 0: .*needs a link'),
     (('trees', 0, 'down'), [], r'forest: Tree 0: Worker w1 receives 0 times'),
   )
-  def test_what_is_wrong_is_named(self, path, value, message):
+  def test_invalid_fields_are_rejected_by_name(self, path, value, message):
     _, _, data = _written('star([10, 20, 30], [5, 6, 7])', 'allgather')
     *inner, last = path
     place = data
@@ -214,11 +214,11 @@ class RefusalTest(parameterized.TestCase):
       export.from_json(data)
 
   @parameterized.parameters(None, 3, 'text', [[]])
-  def test_what_is_no_object_is_refused(self, data):
+  def test_data_other_than_an_object_is_rejected(self, data):
     with self.assertRaisesRegex(ValueError, '^format: expected'):
       export.from_json(data)
 
-  def test_a_proof_of_another_kind_is_refused(self):
+  def test_a_proof_of_another_kind_is_rejected(self):
     _, _, data = _written('full_mesh(3, 25)', 'allreduce')
     _, _, other = _written('full_mesh(3, 25)', 'allgather')
     for one, two in ((data, other), (other, data)):
@@ -293,7 +293,7 @@ class DotTest(parameterized.TestCase):
     self.assertLessEqual(marked, {('w2', 'w3'), ('w3', 'w2')})
 
   @parameterized.parameters(0, 1)
-  def test_one_tree_is_told_hop_by_hop(self, number):
+  def test_one_tree_is_labelled_hop_by_hop(self, number):
     cluster = build_cluster('dgx_a100(1)')
     packed = topology.pack(cluster)
     tree = packed.trees[number]
@@ -317,7 +317,7 @@ class DotTest(parameterized.TestCase):
     }
     self.assertEqual(dict(told), expected)
 
-  def test_a_tree_that_is_not_there_is_refused(self):
+  def test_an_unknown_tree_is_rejected(self):
     cluster = shapes.full_mesh(3, 25)
     packed = topology.pack(cluster)
     for number in (-1, len(packed.trees)):

@@ -37,13 +37,13 @@ class FuzzTest(parameterized.TestCase):
   """A thousand kinds of damage: read as what it is, or refused by name."""
 
   @parameterized.parameters(*range(6))
-  def test_a_damaged_cluster_is_refused_by_the_name_of_a_field(self, seed):
+  def test_a_damaged_cluster_is_rejected_by_the_name_of_a_field(self, seed):
     self._damage(seed, _CLUSTER, topology.from_json)
 
   @parameterized.product(
     seed=(0, 1), collective=('allreduce', 'allgather', 'reduce_scatter')
   )
-  def test_a_damaged_forest_is_refused_by_the_name_of_a_field(
+  def test_a_damaged_forest_is_rejected_by_the_name_of_a_field(
     self, seed, collective
   ):
     packed = topology.pack(_STAR, collective=collective)
@@ -68,7 +68,7 @@ class FuzzTest(parameterized.TestCase):
 class FileTest(parameterized.TestCase):
   """The same in files."""
 
-  def test_a_file_cut_short_anywhere_is_refused_by_its_name(self):
+  def test_a_file_cut_short_anywhere_is_rejected_by_its_name(self):
     packed = topology.pack(_STAR)
     path = _folder() / 'short.json'
     for data in (_CLUSTER, export.to_json(_STAR, packed)):
@@ -79,7 +79,7 @@ class FileTest(parameterized.TestCase):
           forests.read(path)
 
   @parameterized.parameters('[' * 100_000, '{"nodes": NaN}', '[1]', 'null')
-  def test_what_is_no_object_is_refused_by_the_files_name(self, text):
+  def test_a_file_without_an_object_is_rejected_by_name(self, text):
     path = _folder() / 'odd.json'
     path.write_text(text, encoding='utf-8')
 
@@ -87,7 +87,7 @@ class FileTest(parameterized.TestCase):
       forests.read(path)
 
   @parameterized.parameters(b'\xff\xfe', b'\x00\x00', b'')
-  def test_what_is_no_text_is_refused_by_the_files_name(self, content):
+  def test_a_binary_file_is_rejected_by_name(self, content):
     path = _folder() / 'odd.json'
     path.write_bytes(content)
 

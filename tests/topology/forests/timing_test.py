@@ -112,7 +112,7 @@ class AllreduceTimingTest(parameterized.TestCase):
     self.assertEqual(sum(timed.carried.values()), hops * sum(chunks))
 
   @parameterized.product(name=[*_CLUSTERS], scheme=['packed', 'ring'])
-  def test_with_all_ready_it_ends_at_all_ready_s(self, name, scheme):
+  def test_time_with_all_data_ready_is_all_ready_s(self, name, scheme):
     cluster = _CLUSTERS[name]
     forest, latency_s = topology.pack(cluster), _latency(cluster)
     if scheme == 'ring':
@@ -190,7 +190,7 @@ class AllreduceTimingTest(parameterized.TestCase):
     expected = 6 * 1000 / B + 6 * 0.002
     self.assertAlmostEqual(timed(ready_s), expected, places=9)
 
-  def test_with_other_chunks_it_equals_a_fresh_one(self):
+  def test_with_chunks_equals_a_new_timing(self):
     star = shapes.star(['0.001', '0.002', '0.001', '0.004'])
     forest = topology.pack(star)
     given = {'latency_s': dict.fromkeys(star.capacity_Bps, 0.001)}

@@ -1,4 +1,4 @@
-"""Which bytes each tree of a forest carries, and in which order trees come."""
+"""Tests for topology.forests.trees: byte ranges and the order of trees."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ SIZES = (0, 1, 2, 3, 7, 29, 1000, 1048573)
 
 @functools.cache
 def _forests():
-  """Of each collective, and of all kinds: packed, grown and by a scheme."""
+  """Yields forests of each collective: packed, grown, and of a scheme."""
   found = []
   for collective in trees.COLLECTIVES:
     best = topology.pack(MESH, collective=collective)
@@ -103,7 +103,7 @@ class OrderTest(parameterized.TestCase):
       lambda given: (given[-1], *given[:-1]),
     ),
   )
-  def test_trees_out_of_the_order_of_roots_are_refused(
+  def test_trees_out_of_the_order_of_roots_are_rejected(
     self, collective, change
   ):
     packed = topology.pack(shapes.ring(5, 8), collective=collective)

@@ -120,7 +120,7 @@ class SmallTest(parameterized.TestCase):
     self.assertGreater(attempts, 4)  # More than one for some cluster.
 
   @parameterized.parameters(*_TWO)
-  def test_told_to_stop_at_once_it_has_a_forest(self, collective):
+  def test_stopping_at_once_gives_a_forest(self, collective):
     for graph in (*_meshes(True), *_meshes(False)):
       found = _approximate(graph, collective, gap=0.0, stop=lambda: True)
 
@@ -146,7 +146,7 @@ class LargeTest(parameterized.TestCase):
     self._assert_within(spec, 'allreduce')
 
   @pytest.mark.soak  # More than a second.
-  def test_so_it_is_where_links_are_dense(self):
+  def test_allreduce_on_dense_links_is_within_one_percent(self):
     self._assert_within('random_mesh(32, 1, symmetric=True)', 'allreduce')
 
   @parameterized.product(
@@ -218,12 +218,12 @@ class LimitsTest(parameterized.TestCase):
 
     self.assertGreaterEqual(few.rate_Bps, part * best.rate_Bps * (1 - BELOW))
 
-  def test_missed_gap_is_met_the_exact_way(self):
+  def test_exact_packing_meets_a_missed_gap(self):
     packed = topology.pack(machines.mi250(2), collective='allgather', gap=0.01)
 
     self.assertEqual(packed.gap, 0)
 
-  def test_as_many_trees_as_the_exact_way_has_are_enough_for_it(self):
+  def test_exact_packing_is_used_if_its_trees_are_few_enough(self):
     graph = randomized.random_mesh(6, 1)
     best = topology.pack(graph)
 
@@ -231,7 +231,7 @@ class LimitsTest(parameterized.TestCase):
 
     self.assertEqual(packed, best)
 
-  def test_progress_is_told_in_words(self):
+  def test_progress_is_reported_in_words(self):
     told = []
 
     topology.pack(shapes.torus([8, 9], 1), gap=0.5, progress=told.append)
@@ -240,7 +240,7 @@ class LimitsTest(parameterized.TestCase):
 
 
 class SameTest(parameterized.TestCase):
-  """What must not change, or little, when a cluster or a process does."""
+  """Tests of invariance under changes of a cluster or process."""
 
   @parameterized.product(collective=COLLECTIVES)
   def test_other_names_and_scales_keep_the_gap(self, collective):

@@ -242,7 +242,7 @@ class NearestTest(parameterized.TestCase):
 
 
 class NetworkTest(absltest.TestCase):
-  """What is made of a cluster."""
+  """Tests of the arrays of a cluster."""
 
   def test_both_directions_of_a_pair_share_a_capacity(self):
     graph = randomized.random_switched(6, 3, 1, symmetric=True)

@@ -90,7 +90,7 @@ class OneWayTest(parameterized.TestCase):
     self.assertGreater(lacking, 0)
 
   @parameterized.parameters(*SEEDS)
-  def test_rest_in_haste_spans_too(self, seed):
+  def test_hasty_trees_span(self, seed):
     for graph in random_clusters.every(seed, 9, 6):
       network = arrays.Arrays(graph, paired=False)
       full = np.zeros(len(network.capacity))
@@ -134,7 +134,7 @@ class TwoWayTest(parameterized.TestCase):
 
 
 class PricesTest(parameterized.TestCase):
-  """What links cost."""
+  """Tests of link prices."""
 
   def test_exponential_rises_and_is_near_the_true_one(self):
     x = np.linspace(-20, 40, 601)

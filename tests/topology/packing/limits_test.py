@@ -47,14 +47,14 @@ class TimeLimitTest(parameterized.TestCase):
     self.addCleanup(gc.unfreeze)
 
   @parameterized.parameters(*_FEW)
-  def test_it_is_kept_and_the_forest_is_sound(self, spec, collective):
+  def test_time_limit_holds_and_the_forest_is_sound(self, spec, collective):
     self._assert_kept(spec, collective)
 
   @parameterized.parameters(
     *sorted({*itertools.product(_SPECS, COLLECTIVES)} - {*_FEW})
   )
   @pytest.mark.soak
-  def test_it_is_kept_by_all_collectives(self, spec, collective):
+  def test_time_limit_holds_for_all_collectives(self, spec, collective):
     self._assert_kept(spec, collective)
 
   def _assert_kept(self, spec, collective):
@@ -81,7 +81,7 @@ class TimeLimitTest(parameterized.TestCase):
     self._check_ends('allgather', 100)
 
   @pytest.mark.soak
-  def test_a_larger_one_does_too(self):
+  def test_a_larger_directed_mesh_ends(self):
     self._check_ends('allreduce', 160)
 
   def _check_ends(self, collective, workers):
@@ -117,7 +117,9 @@ class TimeLimitTest(parameterized.TestCase):
     limit_s=(1, 5, 20),
   )
   @pytest.mark.soak
-  def test_of_1024_workers_too(self, spec, collective, limit_s):
+  def test_too_little_time_for_1024_workers_is_an_error(
+    self, spec, collective, limit_s
+  ):
     graph = build_cluster(spec)
     try:
       packed = self._timed(graph, limit_s, collective=collective)

@@ -195,7 +195,7 @@ class BadClusterTest(parameterized.TestCase):
     self.assertEqual(packed, topology.pack(graph, collective=collective))
 
   @parameterized.parameters(-1, '-0.5', float('nan'), 'nan', '-inf')
-  def test_capacity_that_is_none_is_an_error(self, GBps):
+  def test_invalid_capacity_is_an_error(self, GBps):
     links = [*shapes.line(3, 1).links, ('w0', 'w2', GBps)]
 
     with self.assertRaisesRegex(ValueError, 'w0 to w2: .*at least 0'):
@@ -208,7 +208,7 @@ class BadClusterTest(parameterized.TestCase):
     ('one_way_line', ['01', '12', '23'], 'w0 is unreachable from w1'),
     ('alone', ['01', '10', '12', '21'], 'w3 is unreachable from w0'),
   )
-  def test_worker_out_of_reach_is_named(self, pairs, message):
+  def test_unreachable_worker_is_rejected_by_name(self, pairs, message):
     links = [(f'w{a}', f'w{b}', 1) for a, b in pairs]
 
     with self.assertRaisesRegex(ValueError, message):

@@ -25,7 +25,7 @@ class BoundTest(parameterized.TestCase):
       self._assert_proved(graph, close=3)
 
   @parameterized.parameters(*range(2))
-  def test_thin_links_are_no_reason_to_prove_too_little(self, seed):
+  def test_bound_holds_with_thin_links(self, seed):
     for graph in _clusters(seed, symmetric=True):
       self._assert_proved(randomized.spread(graph, 10**8, seed), close=1.1)
 
@@ -48,7 +48,7 @@ class BoundTest(parameterized.TestCase):
     proved = prices.prove_rate(graph, bound.certificate())
     self.assertEqual(proved, allreduce.optimum(graph).rate_GBps)
 
-  def test_search_for_prices_ends_when_told_to(self):
+  def test_search_for_prices_stops_on_request(self):
     graph = randomized.random_mesh(12, 1, symmetric=True)
     asked = []
 

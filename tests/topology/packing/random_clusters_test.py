@@ -45,7 +45,9 @@ class OracleTest(parameterized.TestCase):
     self.assertAlmostEqual(float(packed.rate_Bps) / want, 1.0, places=9)
 
   @parameterized.product(seed=[1, 2], collective=COLLECTIVES)
-  def test_five_workers_without_switches_too(self, seed, collective):
+  def test_five_workers_without_switches_are_packed_optimally(
+    self, seed, collective
+  ):
     graph = randomized.random_mesh(5, seed, density=0.6, high_GBps=9)
 
     packed = topology.pack(graph, collective=collective)
@@ -77,7 +79,7 @@ class OracleTest(parameterized.TestCase):
 
 
 class MetamorphicTest(parameterized.TestCase):
-  """What must not change, or only one way, when a cluster does."""
+  """Tests of invariance and monotonicity under changes of a cluster."""
 
   @parameterized.parameters(*range(3))
   def test_scaled_capacities_scale_all_weights(self, seed):

@@ -48,7 +48,7 @@ class StopTest(parameterized.TestCase):
       ).solve(),
     ),
   )
-  def test_stops_whenever_it_is_told_to(self, work):
+  def test_packing_stops_on_request(self, work):
     asked = itertools.count()
     result = work(lambda: next(asked) < 0)  # Which only counts.
     times = next(asked)

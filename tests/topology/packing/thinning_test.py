@@ -33,7 +33,9 @@ class ThinnedTest(parameterized.TestCase):
     ),
     collective=('allreduce', 'allgather'),
   )
-  def test_never_more_nor_deeper_and_exactly_as_fast(self, spec, collective):
+  def test_thinned_forest_is_as_fast_with_no_more_and_no_deeper_trees(
+    self, spec, collective
+  ):
     graph = build_cluster(spec)
     whole = getattr(exact, collective)(graph)
 
@@ -83,7 +85,7 @@ class ThinnedTest(parameterized.TestCase):
 
     self.assertIs(thinning.thin(graph, whole, stopping.never), whole)
 
-  def test_it_stops_when_it_is_told_to(self):
+  def test_search_stops_on_request(self):
     graph = randomized.random_mesh(6, 1)
     whole = exact.allreduce(graph)
     asked = itertools.count()
@@ -93,7 +95,7 @@ class ThinnedTest(parameterized.TestCase):
       with self.assertRaises(stopping.Stopped):
         thinning.thin(graph, whole, lambda n=asked, k=last: next(n) == k)
 
-  def test_what_is_exact_in_time_stays_though_thinning_is_not(self):
+  def test_exact_forest_stays_if_thinning_is_stopped(self):
     graph = machines.dgx_a100(2)
 
     told = []

@@ -11,7 +11,7 @@ from topology.packing import weights
 
 class BestTest(parameterized.TestCase):
   @parameterized.parameters(*range(12))
-  def test_random_trees_carry_what_the_oracle_says(self, seed):
+  def test_weights_of_random_trees_equal_the_oracle(self, seed):
     loads, capacity, _ = _random(seed)
 
     found, prices = weights.best(loads, capacity)
@@ -138,7 +138,7 @@ class BestTest(parameterized.TestCase):
     ('infinite_capacity', [[1]], [np.inf], None, 'capacity'),
     ('roots_of_other_trees', [[1, 1]], [1.0], [0], 'roots'),
   )
-  def test_what_makes_no_sense_is_refused(self, loads, capacity, roots, field):
+  def test_invalid_arguments_are_rejected(self, loads, capacity, roots, field):
     with self.assertRaisesRegex(ValueError, field):
       weights.best(loads, capacity, roots)
 
