@@ -286,7 +286,7 @@ class RunTest(parameterized.TestCase):
   @parameterized.parameters(
     ('--seconds=0', '--seconds: expected more than 0'),
     ('--tolerance=1', '--tolerance: expected at least 0 and less than 1'),
-    ('--out=/no/folder/file', '--out: expected a file in a folder'),
+    ('--out=/no/folder/file', '--out: expected a file in an existing folder'),
     ('--config.cluster.workers=1', 'config.cluster.workers: expected at least'),
     ('--config.cluster.token_file=/no/file', 'token_file: .*No such file'),
   )
