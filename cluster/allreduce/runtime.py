@@ -210,7 +210,7 @@ class AllreduceRuntime(Leading):
   def summary(self) -> dict[str, Any]:
     """Returns the entries of summary.json that only this runtime has."""
     own = {
-      'generations': self._rendezvous.membership_epoch + 1,
+      'membership_epochs': self._rendezvous.membership_epoch + 1,
       'overlap': self._overlap,
       'drift': self._check.agreement.totals,
     }

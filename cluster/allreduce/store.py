@@ -93,9 +93,9 @@ class ReplicaStore:
   def state(self) -> dict[str, Any]:
     """Returns the learner, the sum of residuals, and the counts."""
     return {
-      'codec': self._replica.codec_state.saved(),
+      'residuals': self._replica.memory.saved(),
       'learner': self._replica.learner.state(),
-      'counted': (self.version, self.examples, self._pending),
+      'counts': (self.version, self.examples, self._pending),
       'held': self._held,
     }
 
@@ -104,8 +104,8 @@ class ReplicaStore:
     learner = self._replica.learner
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []
-    self.version, self.examples, self._pending = state['counted']
-    self._replica.codec_state.restore(self.version, state['codec'])
+    self.version, self.examples, self._pending = state['counts']
+    self._replica.memory.restore(self.version, state['residuals'])
     self._held = state['held']
 
   @property

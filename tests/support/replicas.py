@@ -181,23 +181,23 @@ class SimulatedRun:
 
   def moves(self):
     """Returns all possible next steps: actor, name and function."""
-    found = []
+    steps = []
     for life in self.lives.values():
       name = life.address
       if life.says:
-        found.append((name, 'say', functools.partial(self.deliver, life)))
+        steps.append((name, 'say', functools.partial(self.deliver, life)))
       if life.living:
         if life.wire:
-          found.append((name, 'arrive', life.arrive))
-        found += [(name, each.__name__, each) for each in life.actions()]
+          steps.append((name, 'arrive', life.arrive))
+        steps += [(name, each.__name__, each) for each in life.actions()]
     living = {(x.index, x.process) for x in self.lives.values() if x.living}
     for index, process in self.rivals:
       if (index, process) not in living:
         join = functools.partial(self.join, index, process=process)
-        found.append((f'{index}: {process}', 'join', join))
+        steps.append((f'{index}: {process}', 'join', join))
     if not self.reception.events.empty():
-      found.append(('coordinator', 'take', self.take))
-    return found
+      steps.append(('coordinator', 'take', self.take))
+    return steps
 
   def deliver(self, life):
     """Delivers the next message of a member to the coordinator."""

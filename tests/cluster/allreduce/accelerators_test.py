@@ -1,4 +1,4 @@
-"""Tests for reduced runs whose workers have accelerators, which are fake."""
+"""Tests for allreduce runs with fake accelerators."""
 
 import pytest
 from absl.testing import absltest, parameterized
@@ -10,14 +10,14 @@ _SENTENCE = 'bucket by bucket after the backward pass, while later'
 
 
 class OverlapTest(processes.TestCase, parameterized.TestCase):
-  def test_rounded_sums_are_those_of_cpus_to_the_last_bit(self):
+  def test_rounded_sums_equal_those_of_cpus_bit_for_bit(self):
     self._check('bfloat16')
 
   @parameterized.product(
     dtype=['float32', 'bfloat16', 'float16'], devices=[1, 2]
   )
   @pytest.mark.soak
-  def test_so_are_all(self, dtype, devices):
+  def test_sums_in_all_dtypes_equal_those_of_cpus(self, dtype, devices):
     self._check(dtype, devices)
 
   def _check(self, dtype, devices=1):
@@ -37,7 +37,7 @@ class OverlapTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['overlap'], 'copies')
     self.assertEqual(summary['late_compilations'], 0)
     self.assertLen(launch.times(_SENTENCE), 2)  # Once in each process.
-    if devices == 1:  # By the CPU of this process.
+    if devices == 1:  # Recomputed by the CPU of this process.
       self.assertEqual(recompute.difference(launch.folder), 0)
 
 

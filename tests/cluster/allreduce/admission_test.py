@@ -1,4 +1,4 @@
-"""Tests of what workers of reduced runs say: what is believed of it."""
+"""Tests of the messages that the coordinator accepts from allreduce workers."""
 
 from absl.testing import absltest, parameterized
 
@@ -11,7 +11,7 @@ _READY = {
   'executor': '127.0.0.1:1',
   'handover': '127.0.0.1:65535',
 }
-_SAID = (
+_REPORTS = (
   {'event': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
   {
     'event': 'checked',
@@ -50,14 +50,14 @@ class ReceptionTest(parameterized.TestCase):
   def _event(self):
     return self.reception.events.get(timeout=5.0)
 
-  def test_who_says_it_and_when_is_not_believed(self):
+  def test_the_stream_not_the_message_identifies_the_sender(self):
     wrong = {'worker': 0, 'life': 7, 'at': 1e9}
-    for said in (_READY, *_SAID):
-      self.stream.send(said | wrong)
+    for message in (_READY, *_REPORTS):
+      self.stream.send(message | wrong)
       event = self._event()
       event.pop('stream', None)
-      told = {'event': 'ready'} if said is _READY else {}
-      self.assertEqual(event, said | told | {'worker': 1, 'life': 0})
+      kind = {'event': 'ready'} if message is _READY else {}
+      self.assertEqual(event, message | kind | {'worker': 1, 'life': 0})
 
   @parameterized.parameters(
     *(
@@ -65,12 +65,12 @@ class ReceptionTest(parameterized.TestCase):
       for port in (0, 65536, '9' * 9999)
     ),
     _READY | {'handover': '127.0.0.1'},
-    *(said | {'generation': -1} for said in _SAID),
+    *(message | {'generation': -1} for message in _REPORTS),
     {'event': 'stopped', 'generation': 1, 'version': 2, 'books': ['x']},
     {'event': 'completed', 'version': 0, 'books': []},
   )
-  def test_what_is_none_of_it_ends_the_stream(self, **said):
-    self.stream.send(said)
+  def test_invalid_messages_end_the_stream(self, **message):
+    self.stream.send(message)
     event = self._event()
     self.assertEqual((event['event'], event['worker']), ('failed', 1))
     with self.assertRaises(Closed):

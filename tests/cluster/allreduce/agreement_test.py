@@ -12,7 +12,7 @@ from cluster.allreduce.agreement import Agreement
 from learning import drift
 
 
-def _begun(digests, version=4):
+def _begin_check(digests, version=4):
   agreement = Agreement()
   agreement.begin(version, digests)
   for k, index in enumerate(digests):
@@ -25,15 +25,17 @@ def _begun(digests, version=4):
 class AgreementTest(parameterized.TestCase):
   @settings(max_examples=200, deadline=None)
   @given(st.dictionaries(st.integers(0, 9), st.sampled_from('abc'), min_size=1))
-  def test_the_largest_group_with_the_lowest_rank_is_the_reference(self, said):
-    agreement = _begun(said)
-    counts = collections.Counter(said.values())
+  def test_the_largest_group_with_the_lowest_rank_is_the_reference(
+    self, digests
+  ):
+    agreement = _begin_check(digests)
+    counts = collections.Counter(digests.values())
     best = max(counts.values())
-    tied = [k for k in said if counts[said[k]] == best]
-    expected = {k for k in said if said[k] == said[min(tied)]}
+    tied = [k for k in digests if counts[digests[k]] == best]
+    expected = {k for k in digests if digests[k] == digests[min(tied)]}
     self.assertEqual({*agreement.reference}, expected)
-    self.assertEqual({*agreement.differing}, {*said} - expected)
-    self.assertEqual(agreement.reference_digest, said[min(tied)])
+    self.assertEqual({*agreement.differing}, {*digests} - expected)
+    self.assertEqual(agreement.reference_digest, digests[min(tied)])
 
   @settings(max_examples=200, deadline=None)
   @given(
@@ -44,24 +46,30 @@ class AgreementTest(parameterized.TestCase):
   def test_differences_beyond_the_bound_are_corrupt(self, equal, apart, rng):
     digests = dict.fromkeys(range(equal), 'same')
     digests |= {equal + k: f'own {k}' for k in range(len(apart))}
-    agreement = _begun(digests)
+    agreement = _begin_check(digests)
     differing = [k for k in digests if k not in agreement.reference]
     agreement.compare(differing)
-    found = dict(zip(differing, apart, strict=False))
+    differences = dict(zip(differing, apart, strict=False))
     rng.shuffle(differing)
     for k, index in enumerate(differing):
       self.assertEqual(agreement.awaited, sorted(differing[k:]))
       last = agreement.add_difference(
-        index, 4, found[index], agreement.reference_digest
+        index, 4, differences[index], agreement.reference_digest
       )
       self.assertEqual(last, k == len(differing) - 1)
-    corrupt = {k for k in found if found[k] is None or found[k] > drift.BOUND}
+    corrupt = {
+      k
+      for k in differences
+      if differences[k] is None or differences[k] > drift.BOUND
+    }
     self.assertEqual({*agreement.corrupt}, corrupt)
     rest = len(digests) - len(corrupt)
     self.assertEqual(agreement.has_majority, rest > len(corrupt))
     agreement.count()
     self.assertEqual(agreement.totals['corrupt'], len(corrupt))
-    self.assertEqual(agreement.totals['repairs'], len(found) - len(corrupt))
+    self.assertEqual(
+      agreement.totals['repairs'], len(differences) - len(corrupt)
+    )
 
   def test_members_without_a_vote_do_not_choose(self):
     agreement = Agreement()
@@ -82,14 +90,14 @@ class AgreementTest(parameterized.TestCase):
     self.assertFalse(agreement.has_majority)
 
   def test_a_member_that_does_not_hold_what_it_fetched_is_corrupt(self):
-    agreement = _begun({0: 'a', 1: 'a', 2: 'b'})
+    agreement = _begin_check({0: 'a', 1: 'a', 2: 'b'})
     agreement.compare([2])
     self.assertTrue(agreement.add_difference(2, 4, 1e-8, 'b'))
     self.assertEqual(agreement.corrupt, [2])
     self.assertEqual(agreement.differences, {2: math.inf})
 
   def test_answers_of_other_checks_are_ignored(self):
-    agreement = _begun({0: 'a', 1: 'b'})
+    agreement = _begin_check({0: 'a', 1: 'b'})
     agreement.compare([1])
     self.assertFalse(agreement.add_difference(1, 3, 5.0, 'a'))
     self.assertFalse(agreement.add_difference(0, 4, 5.0, 'a'))
@@ -106,7 +114,7 @@ class AgreementTest(parameterized.TestCase):
     self.assertFalse(agreement.add_digest(0, 9, 'a'))
 
   def test_one_member_agrees_with_itself(self):
-    agreement = _begun({3: 'a'})
+    agreement = _begin_check({3: 'a'})
     self.assertEmpty(agreement.differing)
     self.assertTrue(agreement.has_majority)
 
@@ -115,7 +123,7 @@ class AgreementTest(parameterized.TestCase):
     for _ in range(20):
       items = [(0, 'b'), (1, 'a'), (2, 'a'), (3, 'b')]
       rng.shuffle(items)
-      self.assertEqual(_begun(dict(items)).reference, (0, 3))
+      self.assertEqual(_begin_check(dict(items)).reference, (0, 3))
 
 
 if __name__ == '__main__':

@@ -115,8 +115,8 @@ class RendezvousTest(parameterized.TestCase):
   def test_members_use_different_reachable_sources(self):
     rendezvous = self._make_rendezvous(6)
     rendezvous.form(range(6), 0)
-    found = [rendezvous.find_source(k, (0, 1, 2))[0] for k in (3, 4, 5)]
-    self.assertEqual(found, [0, 1, 2])
+    result = [rendezvous.find_source(k, (0, 1, 2))[0] for k in (3, 4, 5)]
+    self.assertEqual(result, [0, 1, 2])
     for _ in range(2):
       rendezvous.form(range(6), 0)
       rendezvous.suspect(4, 1)
@@ -255,17 +255,17 @@ class HandoverTest(parameterized.TestCase):
     source = handover.Handover('127.0.0.1', Security(), self._state)
     self.addCleanup(source.close)
     steps = []
-    found, digest = handover.fetch(
+    result, digest = handover.fetch(
       source.address, 3, Security(), 5.0, step=lambda: steps.append(1)
     )
     self.assertEqual(digest, 'digest')
-    self.assertEqual(found['version'], 3)
+    self.assertEqual(result['version'], 3)
     for name in ('a', 'b', 'c'):
-      one, other = found['params'][name], self._TREE['params'][name]
+      one, other = result['params'][name], self._TREE['params'][name]
       self.assertEqual(one.shape, other.shape)
       self.assertEqual(one.dtype, other.dtype)
       np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(found['big'], self._TREE['big'])
+    np.testing.assert_array_equal(result['big'], self._TREE['big'])
     self.assertGreater(len(steps), 1)
 
   def test_a_slow_transfer_with_progress_completes(self):
@@ -326,18 +326,18 @@ class TravelTest(parameterized.TestCase):
     travel = self._travel(
       *((1, 0, 'die', p) for p in ('pull', 'first', 'last'))
     )
-    seen = []
+    injected = []
     for left in (3, 2, 1):
-      travel.damage(b'1234', left)
-      seen.append((*self.happened,))
-      travel.note_sent()
-      seen.append((*self.happened,))
-      travel.note_received()
-    self.assertEqual(seen[0], ())
-    self.assertEqual(seen[1], ('first',))
-    self.assertEqual(seen[2], ('first', 'pull'))
-    self.assertEqual(seen[3], ('first', 'pull'))
-    self.assertEqual(seen[4], ('first', 'pull', 'last'))
+      travel.goes(b'1234', left)
+      injected.append((*self.happened,))
+      travel.gone()
+      injected.append((*self.happened,))
+      travel.came()
+    self.assertEqual(injected[0], ())
+    self.assertEqual(injected[1], ('first',))
+    self.assertEqual(injected[2], ('first', 'pull'))
+    self.assertEqual(injected[3], ('first', 'pull'))
+    self.assertEqual(injected[4], ('first', 'pull', 'last'))
     self.assertEqual(self.happened, ['first', 'pull', 'last'])
 
   @parameterized.parameters(

@@ -123,22 +123,22 @@ class _ReplicaThread:
 
   close = cancel
 
-  def send_message(self, **said):
-    self.heart.told(said)
+  def send_message(self, **message):
+    self.heart.told(message)
 
   def receive(self, name, value=None):
     """Returns the next message that has a field, with a value if given."""
     while True:
-      said = self.messages.get(timeout=_WAIT_S)
-      if name in said and value in (None, said[name]):
-        return said
+      message = self.messages.get(timeout=_WAIT_S)
+      if name in message and value in (None, message[name]):
+        return message
 
   def form(self, *others, generation=0, version=0, source=None):
     """Has it form a membership with others; does not wait."""
-    own = (self, *others)
+    members = (self, *others)
     cluster = links.read_cluster('', self.workers)
-    addresses = {p.replica.index: p.ready['executor'] for p in own}
-    told = membership.describe(
+    addresses = {p.replica.index: p.ready['executor'] for p in members}
+    group = membership.describe(
       membership.Membership(
         generation,
         dict(sorted(addresses.items())),
@@ -147,9 +147,9 @@ class _ReplicaThread:
       ),
       cluster,
     )
-    told |= {'version': version, 'source': source}
-    for node in own:
-      node.send_message(group=told)
+    group |= {'version': version, 'source': source}
+    for node in members:
+      node.send_message(group=group)
 
   def assign(self, version, ranges, *, generation=0):
     self.send_message(
@@ -195,9 +195,9 @@ class ReplicaTest(parameterized.TestCase):
     with descriptors.exhausted():
       nodes[0].form(nodes[1])
       for index, node in enumerate(nodes):
-        said = node.receive('event', 'broken')
-        self.assertEqual((said['peer'], said['generation']), (index, 0))
-        self.assertRegex(said['reason'], 'Too many open files')
+        message = node.receive('event', 'broken')
+        self.assertEqual((message['peer'], message['generation']), (index, 0))
+        self.assertRegex(message['reason'], 'Too many open files')
     nodes[0].form(nodes[1], generation=1)
     for node in nodes:
       node.receive('event', 'formed')
@@ -207,15 +207,14 @@ class ReplicaTest(parameterized.TestCase):
     nodes[1].replica.learner.version = 7
     nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
     formed = [node.receive('event', 'formed') for node in nodes]
-    self.assertEqual([said['version'] for said in formed], [0, 0])
+    self.assertEqual([message['version'] for message in formed], [0, 0])
     self.assertEqual(formed[0]['digest'], formed[1]['digest'])
 
   def test_all_replicas_adopt_the_initial_state_of_one(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     learners = [node.replica.learner for node in nodes]
-    for value, learner in enumerate(
-      learners
-    ):  # As unlike processors initialise it.
+    # Unlike processors initialise different last bits.
+    for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
     nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
     formed = [node.receive('event', 'formed') for node in nodes]
@@ -273,9 +272,9 @@ class ReplicaTest(parameterized.TestCase):
       params = node.replica.learner.params['w']
       self.assertEqual(params.tolist(), expected)
       node.send_message(check=0)
-      told = node.receive('event', 'checked')['digest']
-      state = {'learner': node.replica.learner.state(), 'replicated': ()}
-      self.assertEqual(told, digest.digest(state))
+      reported = node.receive('event', 'checked')['digest']
+      state = {'learner': node.replica.learner.state(), 'common': ()}
+      self.assertEqual(reported, digest.digest(state))
 
   def test_one_thread_at_a_time_prepares_examples(self):
     gradient = _SlowGradient()

@@ -1,4 +1,4 @@
-"""Tests for reduced runs of real processes."""
+"""Tests for allreduce runs of real processes."""
 
 import contextlib
 import importlib
@@ -38,8 +38,8 @@ _SLOW = {
 }
 
 
-def _saved(launch):
-  """Returns the learner and the coordinator of the newest checkpoint."""
+def _restore_newest(launch):
+  """Returns states of learner and coordinator, of the newest checkpoint."""
   for name in _CLASSES:
     importlib.import_module(name)
   saved = checkpoints.Checkpoints(
@@ -58,11 +58,11 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     return processes.launched(servers=0, **fields)
 
   def _check_run(self, launch, *, ended='finished'):
-    """Checks accounts, the record, and that nothing is left."""
+    """Checks the accounting, the replay, and that no resource is left."""
     self._check_nothing_left(launch)
-    summary, told = launch.summary, launch.rows('events.jsonl')
+    summary, events = launch.summary, launch.rows('events.jsonl')
     self.assertEqual(summary['ended'], ended, launch.text)
-    pushed = [event['examples'] for event in told if event['event'] == 'push']
+    pushed = [event['examples'] for event in events if event['event'] == 'push']
     self.assertLen(pushed, summary['iterations'])
     self.assertEqual(sum(pushed), summary['examples'])
     held = sum(stop - start for start, stop in summary['outstanding'])
@@ -72,14 +72,14 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertNotIn('Replicas differ', launch.text)
 
   def _check_learner(self, launch):
-    learner, coordinator = _saved(launch)
+    learner, coordinator = _restore_newest(launch)
     for leaf in jax.tree.leaves(learner['params']):
       self.assertTrue(np.isfinite(leaf).all())
     self.assertEqual(learner['version'], launch.summary['updates'])
     stream = coordinator['_stream']
     self.assertEqual(learner['examples'], stream.used)
 
-  def test_one_dies_and_comes_back(self):
+  def test_a_worker_dies_and_rejoins(self):
     with self._launched(
       workers=3,
       model=False,
@@ -96,10 +96,10 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self._check_run(launch, ended='interrupted')
     self.assertEqual(launch.summary['lives'], [1, 2, 1])
     self.assertLen(launch.summary['lost'], 1)
-    told = launch.rows('events.jsonl')
-    joined = [k for k, event in enumerate(told) if event['event'] == 'join']
+    events = launch.rows('events.jsonl')
+    joined = [k for k, event in enumerate(events) if event['event'] == 'join']
     self.assertLen(joined, 1)
-    after = {e['worker'] for e in told[joined[0] :] if e['event'] == 'push'}
+    after = {e['worker'] for e in events[joined[0] :] if e['event'] == 'push'}
     self.assertEqual(after, {0, 1, 2})
 
   @parameterized.parameters(
@@ -133,7 +133,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       self.assertEqual(launch.wait(), 0, launch.text)
     marks = (path.name for path in (launch.folder / 'faults').iterdir())
     happened = {tuple(map(int, name.split('-')[:2])) for name in marks}
-    # What another one's death has ended before its fault was due.
+    # Iterations that another death has ended before their fault was due.
     lost = {(e['worker'], e['iteration']) for e in launch.summary['lost']}
     due = {(worker, iteration) for worker, iteration, *_ in faults}
     self.assertLessEqual(due, happened | lost)
@@ -157,12 +157,14 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self._check_run(launch)
     self._check_learner(launch)
     self.assertGreaterEqual(launch.summary['updates'], 200)
-    told = launch.rows('events.jsonl')
-    sizes = {(e['worker'], e['examples']) for e in told if e['event'] == 'push'}
+    events = launch.rows('events.jsonl')
+    sizes = {
+      (e['worker'], e['examples']) for e in events if e['event'] == 'push'
+    }
     self.assertGreater(len(sizes), 6)
 
   @pytest.mark.soak
-  def test_it_goes_on_after_all_were_killed_with_as_many_as_there_are(self):
+  def test_a_run_resumes_with_other_numbers_of_workers_after_kills(self):
     rng, folder = random.Random(7), None
     for workers in (3, 3, 2, 4, 3):
       with self._launched(

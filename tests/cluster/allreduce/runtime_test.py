@@ -361,15 +361,15 @@ class RivalsTest(parameterized.TestCase):
     world.runtime.epochs.lose(1, 'it was silent')
     self.assertTrue(world.join(1, process='two'))
     old.wire.clear()
-    generation = world.rendezvous.membership_epoch
-    for said in (
+    epoch = world.rendezvous.membership_epoch
+    for message in (
       {'event': 'stopped', 'version': 9**9, 'books': []},
       {'event': 'broken', 'peer': 2, 'reason': 'x'},
       {'event': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
       {'ready': True, 'executor': 'x', 'handover': 'x'},
     ):
-      said |= {'generation': generation} if 'event' in said else {}
-      world.reception.hear(old.visit, said)
+      message |= {'generation': epoch} if 'event' in message else {}
+      world.reception.hear(old.visit, message)
     left = {'end': 'left', 'reason': 'it was silent'}
     self.assertEqual(old.wire, 4 * [left])
     world.gather()
@@ -760,8 +760,8 @@ class AllNeededTest(parameterized.TestCase):
 
 def _stops(world, index):
   life = world.members[index]
-  told = [*life.wire, *life.inbox]
-  return [{'ends': each['ends']} for each in told if 'stop' in each]
+  messages = [*life.wire, *life.inbox]
+  return [{'ends': each['ends']} for each in messages if 'stop' in each]
 
 
 if __name__ == '__main__':

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 import data.stream
 from batching import fixed
-from cluster import coordinator
 from cluster.allreduce.assignment import IterationAssigner
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
   StatisticsLayout,
   StepStatistics,
 )
+from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
 from outputs.recorder import Recorder
 from sync import bsp
 
 _float32 = st.floats(-1e6, 1e6, width=32)
-_entries = st.builds(
+_statistics = st.builds(
   StepStatistics,
   began=_float32,
   computed=_float32,
@@ -37,7 +37,7 @@ _entries = st.builds(
 
 class StatisticsLayoutTest(parameterized.TestCase):
   @settings(deadline=None, max_examples=40)
-  @given(st.lists(_entries, min_size=1, max_size=5), st.randoms())
+  @given(st.lists(_statistics, min_size=1, max_size=5), st.randoms())
   def test_the_sum_has_the_statistics_of_all_workers(self, reports, random):
     workers, factors = len(reports) + 1, 2
     layout = StatisticsLayout(workers, factors)
@@ -68,11 +68,11 @@ class StatisticsLayoutTest(parameterized.TestCase):
     self.assertEqual(result[1][0].loss, 2.0)
 
 
-def _coordinator(workers, *, ahead=True, batch=8):
+def _make_coordinator(workers, *, ahead=True, batch=8):
   store = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
   recorder = mock.create_autospec(Recorder, instance=True, finished=False)
-  controller = coordinator.Coordinator(
+  coordinator = Coordinator(
     scheme=bsp.make(num_workers=workers),
     batching=fixed.make(num_workers=workers, worker_batch=batch),
     store=store,
@@ -81,34 +81,34 @@ def _coordinator(workers, *, ahead=True, batch=8):
     num_workers=workers,
     ahead=ahead,
   )
-  controller.attach(release=lambda index: None, wake_at=lambda at: None)
+  coordinator.attach(release=lambda index: None, wake_at=lambda at: None)
 
   def commit(update):
     del update
     store.version += 1
 
   store.commit.side_effect = commit
-  return controller, stream, recorder
+  return coordinator, stream, recorder
 
 
-def _push(controller, index, time):
-  controller.push(index, time, compute_s=1.0, factors=(), loss=1.0, computed=8)
+def _push(coordinator, index, time):
+  coordinator.push(index, time, compute_s=1.0, factors=(), loss=1.0, computed=8)
 
 
 class IterationRecorderTest(parameterized.TestCase):
   def _record(self, reports, *, time, joining=(), assigned_at=10.0):
-    controller, _, recorder = _coordinator(3)
-    controller.start(10.0)
+    coordinator, _, recorder = _make_coordinator(3)
+    coordinator.start(10.0)
     for index in joining:
-      controller.leave(index, 10.0, '')
+      coordinator.leave(index, 10.0, '')
     layout = StatisticsLayout(3, 0)
     numbers = np.zeros(layout.size, np.float32)
     for worker, statistics in reports.items():
-      own = np.empty_like(numbers)
-      layout.write(own, worker, statistics, ())
-      numbers += own
+      part = np.empty_like(numbers)
+      layout.write(part, worker, statistics, ())
+      numbers += part
     reporter = IterationRecorder(
-      controller,
+      coordinator,
       layout,
       [Member(life=0) for _ in range(3)],
       lambda n, stage: 100 * n,
@@ -121,7 +121,7 @@ class IterationRecorderTest(parameterized.TestCase):
       stage=0,
       time=time,
     )
-    return controller, recorder
+    return coordinator, recorder
 
   @parameterized.parameters(9.0, 10.25)
   def test_phases_follow_from_the_statistics(self, assigned_at):
@@ -131,7 +131,7 @@ class IterationRecorderTest(parameterized.TestCase):
       1: StepStatistics(0.5 + late, 4.0 + late, 3.5, 8, 0, 1.0, 1),
       2: StepStatistics(1.0 + late, 3.0 + late, 2.0, 8, 0, 1.0, 1),
     }
-    controller, recorder = self._record(
+    coordinator, recorder = self._record(
       reports, time=16.0, assigned_at=assigned_at
     )
     spans = {0: [], 1: [], 2: []}
@@ -143,13 +143,13 @@ class IterationRecorderTest(parameterized.TestCase):
     first = [('push', max(10.0, assigned_at), 10.5)]
     if assigned_at > 10:
       first.insert(0, ('wait', 10.0, assigned_at))
-    own = [('compute', 10.5, 12.0), ('wait', 12.0, 14.0), ('push', 14.0, 16.0)]
-    self.assertEqual(spans[0], first + own)
+    rest = [('compute', 10.5, 12.0), ('wait', 12.0, 14.0), ('push', 14.0, 16.0)]
+    self.assertEqual(spans[0], first + rest)
     # The others have waited for worker 1.
-    own = [('compute', 10.5, 14.0), ('push', 14.0, 16.0)]
-    self.assertEqual(spans[1], first + own)
+    rest = [('compute', 10.5, 14.0), ('push', 14.0, 16.0)]
+    self.assertEqual(spans[1], first + rest)
     self.assertIn(('compute', 11.0, 13.0), spans[2])
-    controller.carried.assert_called_once_with(300)
+    coordinator.carried.assert_called_once_with(300)
 
   def test_unsynchronised_clocks_cause_no_negative_phase(self):
     reports = {0: StepStatistics(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
@@ -162,9 +162,9 @@ class IterationRecorderTest(parameterized.TestCase):
 
   def test_a_worker_that_joins_is_released_with_the_others(self):
     reports = {k: StepStatistics(0.0, 1.0, 1.0, 8, 0, 1.0, 1) for k in (0, 1)}
-    controller, _ = self._record(reports, time=12.0, joining=(2,))
-    self.assertEqual([w.phase for w in controller.workers], ['pull'] * 3)
-    self.assertEqual(controller.workers[2].version, 1)
+    coordinator, _ = self._record(reports, time=12.0, joining=(2,))
+    self.assertEqual([w.phase for w in coordinator.workers], ['pull'] * 3)
+    self.assertEqual(coordinator.workers[2].version, 1)
 
   def test_a_non_finite_gradient_ends_the_run(self):
     reports = {
@@ -185,29 +185,31 @@ class AheadTest(parameterized.TestCase):
   ):
     result = {}
     for ahead in (False, True):
-      controller, stream, _ = _coordinator(3, ahead=ahead)
+      coordinator, stream, _ = _make_coordinator(3, ahead=ahead)
       given_ = iter(plan)
-      controller.batching = mock.Mock(barrier=True)
-      controller.batching.assign.side_effect = lambda released, given_=given_: (
-        dict(zip(range(3), next(given_, (4, 4, 4)), strict=True))
+      coordinator.batching = mock.Mock(barrier=True)
+      coordinator.batching.assign.side_effect = lambda _, given_=given_: dict(
+        zip(range(3), next(given_, (4, 4, 4)), strict=True)
       )
-      controller.start(0.0)
+      coordinator.start(0.0)
       sizes, used, alive = [], [], {0, 1, 2}
       for step in range(8):
         if step < len(gone) and gone[step]:
           index = int(gone[step])
           if index in alive:
-            controller.leave(index, step, '')
+            coordinator.leave(index, step, '')
             alive.remove(index)
-        sizes.append({k: controller.workers[k].examples for k in sorted(alive)})
+        sizes.append(
+          {k: coordinator.workers[k].examples for k in sorted(alive)}
+        )
         for k in sorted(alive):
-          used += [p for r in controller.workers[k].ranges for p in range(*r)]
-        ahead_ranges = {k: controller.workers[k].ahead for k in alive}
+          used += [p for r in coordinator.workers[k].ranges for p in range(*r)]
+        ahead_ranges = {k: coordinator.workers[k].ahead for k in alive}
         for k in sorted(alive):
-          _push(controller, k, step)
+          _push(coordinator, k, step)
         if ahead:
           for k in alive:
-            self.assertEqual(controller.workers[k].ranges, ahead_ranges[k])
+            self.assertEqual(coordinator.workers[k].ranges, ahead_ranges[k])
       self.assertLen({*used}, len(used))
       self.assertEqual(stream.used, len(used))
       held = sum(b - a for a, b in stream.outstanding())
@@ -221,23 +223,23 @@ class AheadTest(parameterized.TestCase):
 
 class IterationAssignerTest(parameterized.TestCase):
   def test_this_iteration_and_the_next_are_assigned(self):
-    controller, _, _ = _coordinator(2)
-    controller.start(0.0)
+    coordinator, _, _ = _make_coordinator(2)
+    coordinator.start(0.0)
     messages = []
     assigner = IterationAssigner(
-      controller, lambda k, header: messages.append((k, header['deal']))
+      coordinator, lambda k, header: messages.append((k, header['deal']))
     )
     assigner.begin(0)
     self.assertEqual(assigner.newest, -1)
     assigner.assign(3, 0, (0, 1))
     assigner.assign(3, 1, (0, 1))
     for k in range(2):
-      _push(controller, k, 1.0)
+      _push(coordinator, k, 1.0)
     self.assertEqual(assigner.newest, 1)
     self.assertEqual([deal['iteration'] for _, deal in messages], [0, 0, 1, 1])
     self.assertEqual({deal['total'] for _, deal in messages}, {16})
     ranges = [deal['ranges'] for _, deal in messages]
-    self.assertEqual(ranges[2:], [w.ranges for w in controller.workers])
+    self.assertEqual(ranges[2:], [w.ranges for w in coordinator.workers])
     positions = [p for each in ranges for r in each for p in range(*r)]
     self.assertCountEqual(positions, range(32))
     self.assertLessEqual(assigner.pop_assigned(0)[0], time.monotonic())

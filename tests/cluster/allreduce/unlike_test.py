@@ -1,7 +1,7 @@
 """Tests for replicas on unlike processors: real processes, two ISA levels.
 
 XLA fuses multiplications and additions from AVX2 on.  A process that is limited
-to AVX therefore rounds otherwise, as another generation of processors would.
+to AVX therefore rounds differently, as other processors do.
 """
 
 import pathlib
@@ -57,10 +57,10 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     )
 
   @parameterized.parameters(*_QUICK)
-  def test_they_train_and_are_repaired(self, route, fields):
+  def test_replicas_train_and_are_repaired(self, route, fields):
     self._check(route, fields, _ITERATIONS)
 
-  def test_with_statistics_of_batches(self):
+  def test_replicas_with_batch_norm_are_repaired(self):
     self._check('ring', 'batch_norm', 20)
 
   @parameterized.parameters(*_ALL)
@@ -110,7 +110,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'like processors.*worker 1'):
         recompute.difference(launch.folder)
 
-  def test_like_ones_stay_equal(self):
+  def test_replicas_on_like_processors_stay_equal(self):
     with self._launched(route__name='ring', **_FIELDS['sgd']) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     drifted = {'repairs': 0, 'corrupt': 0, 'largest': 0.0}
@@ -118,7 +118,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     self.assertEmpty(launch.times('begins with the state of'))
 
   @parameterized.parameters(0, 2)
-  def test_a_bit_that_flips_in_one_of_three_heals(self, corrupt):
+  def test_a_replica_with_a_flipped_bit_is_replaced(self, corrupt):
     with self._launched(
       60,
       workers=3,
@@ -131,14 +131,16 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       [(r['worker'], r['corrupt']) for r in rows], [(corrupt, True)]
     )
     lives = [1, 1, 1]
-    lives[corrupt] += corrupt > 0  # The coordinator's is replaced in place.
+    lives[corrupt] += (
+      corrupt > 0
+    )  # The coordinator's state is replaced in place.
     summary = launch.summary
     self.assertEqual(summary['lives'], lives)
     self.assertEqual(summary['drift']['corrupt'], 1)
     self.assertEqual(summary['ended'], 'finished')
     self.assertIn(f'Worker {corrupt} is corrupt', launch.text)
 
-  def test_where_xla_sums_a_flipped_bit_restarts_all(self):
+  def test_a_flipped_bit_restarts_all_where_xla_sums(self):
     accelerators.skip_if_fake(accelerators.NATIVE)
     with self._launched(
       40,

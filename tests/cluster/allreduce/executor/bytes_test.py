@@ -155,21 +155,21 @@ class UpwardTest(_Case):
     membership = self._membership(count=2, size=4)
     membership.form()
     peer, node = membership.peers[1], membership.executor
-    (own,), (other,) = membership.chunks(root=0), membership.chunks(root=1)
+    (up,), (down,) = membership.chunks(root=0), membership.chunks(root=1)
     first, second = self._numbers(membership), self._numbers(membership, 1)
     buffer, reduction = self._begin(membership, 0, first)
-    peer.await_part(0, other)
+    peer.await_part(0, down)
     # The last frame of this sum and the first of the next, split anywhere.
-    data = membership.fields(0, own, UP, first[1]).packed()
-    data += membership.fields(0, other, DOWN, first.sum(0)).packed()
-    data += membership.fields(1, own, UP, second[1]).packed()
+    data = membership.fields(0, up, UP, first[1]).packed()
+    data += membership.fields(0, down, DOWN, first.sum(0)).packed()
+    data += membership.fields(1, up, UP, second[1]).packed()
     for start in range(0, len(data), 11):
       peer.send(data[start : start + 11])
       peer.settle(node)
     reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(buffer, first.sum(0))
     buffer, reduction = self._begin(membership, 1, second)
-    self._finish(membership, 1, second, sent={(1, own)})
+    self._finish(membership, 1, second, sent={(1, up)})
     reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(buffer, second.sum(0))
 
@@ -187,15 +187,15 @@ class UpwardTest(_Case):
   def test_an_empty_sum_does_not_disturb_the_next(self):
     membership = self._membership(count=2, size=4)
     membership.form()
-    (own,) = membership.chunks(root=0)
+    (up,) = membership.chunks(root=0)
     numbers = self._numbers(membership)
     peer = membership.peers[1]
-    peer.send(membership.fields(5, own, UP, numbers[1]).packed())
+    peer.send(membership.fields(5, up, UP, numbers[1]).packed())
     peer.settle(membership.executor)
     empty = membership.executor.begin(4, np.zeros(0, np.float32), [])
     empty.wait(executors.WAIT_S)
     buffer, reduction = self._begin(membership, 5, numbers)
-    self._finish(membership, 5, numbers, sent={(1, own)})
+    self._finish(membership, 5, numbers, sent={(1, up)})
     reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(buffer, numbers.sum(0))
 

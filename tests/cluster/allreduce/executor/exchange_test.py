@@ -227,12 +227,12 @@ class ExchangeTest(parameterized.TestCase):
       hypothesis.assume(first < end)
     for index, state in workers.exchanges.items():
       self.assertFalse(state.done)
-      seen = [index]
-      while seen[-1] != late[0]:
-        before = seen[-1]
+      chain = [index]
+      while chain[-1] != late[0]:
+        before = chain[-1]
         waits = workers.exchanges[before].waits_for(before)
         self.assertNotEmpty(waits)
-        seen.append(next((w for w in waits if w not in seen), late[0]))
+        chain.append(next((w for w in waits if w not in chain), late[0]))
       limit = window * len(state.program.roles.children)
       self.assertLessEqual(workers.buffers[index].peak, limit)
     workers.unready.append(late)

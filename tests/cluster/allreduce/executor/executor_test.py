@@ -193,9 +193,9 @@ class ExecutorTest(executors.TestCase):
     errors = executors.parallel(
       [lambda: run(0, [(0, 100)]), lambda: run(1, [(0, 50), (50, 100)])]
     )
-    found = [each for each in errors if isinstance(each, Damaged)]
-    self.assertNotEmpty(found)
-    self.assertRegex(str(found[0]), 'are not ours')
+    damaged = [each for each in errors if isinstance(each, Damaged)]
+    self.assertNotEmpty(damaged)
+    self.assertRegex(str(damaged[0]), 'are not ours')
 
   def test_many_memberships_leak_no_descriptors_or_threads(self):
     star = shapes.star([1] * 3)

@@ -74,8 +74,8 @@ class FramesTest(parameterized.TestCase):
     self.assertFalse(reader.is_within_frame)
     self.assertEqual([body for _, body in delivered], bodies)
     for number, (frame, body) in enumerate(delivered):
-      want = (7, 3, 5, number, len(body), frames.UP, number % 3)
-      self.assertEqual(frame[:-1], want)
+      expected = (7, 3, 5, number, len(body), frames.UP, number % 3)
+      self.assertEqual(frame[:-1], expected)
     self.assertEqual(writer.sent_bytes, sum(48 + len(b) for b in bodies))
     self.assertEqual(reader.received_bytes, writer.sent_bytes)
 

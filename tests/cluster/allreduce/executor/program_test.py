@@ -50,7 +50,7 @@ class ProgramTest(parameterized.TestCase):
     members = groups.make_membership(pack(star), star.workers)
     buckets = [(0, 40), (40, 40), (40, 41), (41, 57), (57, 90)]
     programs = _programs(members, 90, buckets)[0]
-    found = [
+    bounds = [
       list(zip(programs.starts[a:b], programs.stops[a:b], strict=True))
       for a, b in programs.bucket_chunks
     ]
@@ -61,7 +61,7 @@ class ProgramTest(parameterized.TestCase):
       [(41, 57)],
       [(57, 73), (73, 89), (89, 90)],
     ]
-    self.assertEqual(found, expected)
+    self.assertEqual(bounds, expected)
 
   def test_one_member_sends_nothing(self):
     alone = membership.Membership(
