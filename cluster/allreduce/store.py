@@ -93,7 +93,7 @@ class ReplicaStore:
   def state(self) -> dict[str, Any]:
     """Returns the learner, the sum of residuals, and the counts."""
     return {
-      'residuals': self._replica.memory.saved(),
+      'codec': self._replica.codec_state.saved(),
       'learner': self._replica.learner.state(),
       'counts': (self.version, self.examples, self._pending),
       'held': self._held,
@@ -105,7 +105,7 @@ class ReplicaStore:
     learner.restore(state['learner'])
     self.scalings = [learner.scaling] if learner.scaling else []
     self.version, self.examples, self._pending = state['counts']
-    self._replica.memory.restore(self.version, state['residuals'])
+    self._replica.codec_state.restore(self.version, state['codec'])
     self._held = state['held']
 
   @property

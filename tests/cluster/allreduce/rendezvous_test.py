@@ -328,11 +328,11 @@ class TravelTest(parameterized.TestCase):
     )
     injected = []
     for left in (3, 2, 1):
-      travel.goes(b'1234', left)
+      travel.damage(b'1234', left)
       injected.append((*self.happened,))
-      travel.gone()
+      travel.note_sent()
       injected.append((*self.happened,))
-      travel.came()
+      travel.note_received()
     self.assertEqual(injected[0], ())
     self.assertEqual(injected[1], ('first',))
     self.assertEqual(injected[2], ('first', 'pull'))
