@@ -27,15 +27,16 @@ def build(
   """
   if wire.push.allreduce is None:
     return None
-  sizes = {'bucket_bytes': math.inf, 'step_statistics': 0}
   uses_numpy = plan.forest is not None
-  layout = learned.layout(**sizes)
+  layout = learned.layout(bucket_bytes=math.inf, step_statistics=0)
+  padded = learned.layout(
+    bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
+  )
   with named(f'config.wire.{config.wire.name}'):
     # Checks the gradient before padding, which would hide that it is too short.
     MultiRoundAllreduce(
       wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
     )
-    layout = learned.layout(**sizes, multiple=wire.push.padding)
     return MultiRoundAllreduce(
-      wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
+      wire, padded.gradient_size, padded.matrices(), uses_numpy=uses_numpy
     )

@@ -155,7 +155,7 @@ class NoLoopTest(parameterized.TestCase):
         evaluation = TaskEvaluation(task, examples)
         evaluation(task.params, task.stats)
         evaluation.is_finite(task.params)
-        self._assert_none(programs, 'part', 'right', 'is_finite')
+        self._assert_none(programs, 'part', 'count_correct', 'is_finite')
 
   @parameterized.parameters(*_names('optimizer'))
   def test_in_updates_of(self, name):
@@ -198,7 +198,7 @@ class NoLoopTest(parameterized.TestCase):
             for server in range(2)
           ]
         )
-        self._assert_none(programs, 'encode', 'decode', 'outgoing', 'pulled')
+        self._assert_none(programs, 'encode', 'decode', 'encode_pull')
       with self.subTest(**own):
         self._assert_no_loops_in_allreduces(wire)
 
