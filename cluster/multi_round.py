@@ -4,7 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.sections import named
+from configs.sections import error_prefix
 from learning.learning import Learning
 from route.route import Allreduce
 from wire.codec import Wire
@@ -29,14 +29,14 @@ def build(
     return None
   uses_numpy = plan.forest is not None
   layout = learned.layout(bucket_bytes=math.inf, step_statistics=0)
-  padded = learned.layout(
-    bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
-  )
-  with named(f'config.wire.{config.wire.name}'):
+  with error_prefix(f'config.wire.{config.wire.name}'):
     # Checks the gradient before padding, which would hide that it is too short.
     MultiRoundAllreduce(
       wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
     )
+    layout = learned.layout(
+      bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
+    )
     return MultiRoundAllreduce(
-      wire, padded.gradient_size, padded.matrices(), uses_numpy=uses_numpy
+      wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy
     )
